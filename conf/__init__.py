@@ -1,0 +1,1 @@
+"""The Hydra configuration: one folder a group, named after the module that it builds."""

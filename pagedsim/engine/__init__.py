@@ -1,0 +1,1 @@
+"""The engine: runs the scheduler's plans on a GPU with torch and the Triton kernels."""

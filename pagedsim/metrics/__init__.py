@@ -1,0 +1,1 @@
+"""Metrics: what a run records, and the summaries made of it."""

@@ -1,0 +1,1 @@
+"""Reports: console tables, plots, HTML pages and timelines of recorded runs."""

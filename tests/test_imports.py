@@ -1,0 +1,246 @@
+"""Imports point down only: who may import what, held by reading the source of every module.
+
+`RULES` is the whole law. A room is a top-level package, or what stands directly under `pagedsim`;
+it may always import itself and the standard library. An import counts wherever it stands in a
+file, inside functions too; only `if TYPE_CHECKING:` is exempt, since it never runs.
+"""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("pagedsim", "policies", "kernels", "experiments", "conf")
+
+TORCH = ("torch", "triton", "transformers")
+"""What only an installation with the `engine` extra has."""
+STUDY = ("simpy", "hydra", "omegaconf", "wandb")
+"""What a serving process does without."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The third-party packages a room may import: only some, or all but some."""
+
+    names: tuple[str, ...]
+    listed_allowed: bool
+
+    def allows(self, package: str) -> bool:
+        return (package in self.names) is self.listed_allowed
+
+    def __str__(self) -> str:
+        if self.listed_allowed:
+            return ", ".join(self.names)
+        return "any third-party package" + (f" but {', '.join(self.names)}" if self.names else "")
+
+
+def only(*names: str) -> Outside:
+    return Outside(names, listed_allowed=True)
+
+
+def all_but(*names: str) -> Outside:
+    return Outside(names, listed_allowed=False)
+
+
+EVERYTHING_OURS = (
+    "pagedsim",
+    "pagedsim.core",
+    "pagedsim.build",
+    "pagedsim.sim",
+    "pagedsim.engine",
+    "pagedsim.workload",
+    "pagedsim.metrics",
+    "pagedsim.report",
+    "pagedsim.tracking",
+    "policies",
+    "kernels",
+    "conf",
+)
+
+# room: (rooms of ours it may import, third-party packages it may import)
+RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
+    "pagedsim": ((), only()),  # its __init__.py alone: importing any room runs it
+    "pagedsim.core": ((), only()),
+    "policies": (("pagedsim.core",), only()),
+    "pagedsim.build": (("pagedsim.core", "policies"), only()),
+    "kernels": ((), only("torch", "triton")),
+    "pagedsim.sim": (("pagedsim.core", "pagedsim.build"), all_but(*TORCH)),
+    "pagedsim.engine": (("pagedsim.core", "pagedsim.build", "kernels"), all_but(*STUDY)),
+    "pagedsim.workload": (("pagedsim.core",), all_but(*TORCH)),
+    "pagedsim.metrics": (("pagedsim", "pagedsim.core"), all_but(*TORCH)),
+    "pagedsim.report": (("pagedsim", "pagedsim.core", "pagedsim.metrics"), all_but(*TORCH)),
+    "pagedsim.tracking": (("pagedsim", "pagedsim.metrics", "pagedsim.report"), all_but(*TORCH)),
+    "conf": ((), only()),
+    "experiments": (EVERYTHING_OURS, all_but()),
+    "pagedsim.__main__": ((*EVERYTHING_OURS, "experiments"), all_but()),
+}
+
+
+def test_every_import_points_down() -> None:
+    assert violations(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("rooms", "absent"),
+    [
+        (("pagedsim.core", "pagedsim.build", "policies", "pagedsim.sim"), TORCH),
+        (("pagedsim.workload", "pagedsim.metrics", "pagedsim.report"), TORCH),
+        (("kernels", "pagedsim.engine"), STUDY),
+    ],
+    ids=["simulation", "study", "engine"],
+)
+def test_importing_every_module_leaves_out(rooms: tuple[str, ...], absent: tuple[str, ...]) -> None:
+    """What the source does not show, a third-party package pulling in another, shows here."""
+    if absent is STUDY and importlib.util.find_spec("torch") is None:
+        pytest.skip("the engine extra is not installed")
+    modules = [module for module, _ in source_modules(ROOT) if room_of(module) in rooms]
+    code = (
+        "import importlib, sys\n"
+        f"for module in {modules!r}: importlib.import_module(module)\n"
+        f"print(*(name for name in {absent!r} if name in sys.modules))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split() == [], f"importing {modules} brought {child.stdout}"
+
+
+# The checker, tried on small trees with known faults.
+
+
+def plant(root: Path, files: dict[str, str]) -> list[str]:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return violations(root)
+
+
+def test_a_clean_tree_passes(tmp_path: Path) -> None:
+    files = {
+        "pagedsim/core/a.py": "import heapq\nfrom . import b\nfrom .b import x\n",
+        "pagedsim/core/b.py": (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nx = 1\n"
+        ),
+        "policies/mine.py": "from pagedsim.core.b import x\nfrom policies.other import y\n",
+        "kernels/copy.py": "import torch\nimport triton.language as tl\n",
+        "pagedsim/__main__.py": "import hydra\nimport experiments\n",
+    }
+    assert plant(tmp_path, files) == []
+
+
+def test_a_violation_names_place_import_and_what_is_allowed(tmp_path: Path) -> None:
+    files = {"policies/mine.py": "import heapq\n\n\ndef rank():\n    import numpy.random as r\n"}
+    assert plant(tmp_path, files) == [
+        "policies/mine.py:5: policies imports numpy.random; "
+        "allowed: itself, the standard library, pagedsim.core"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "target"),
+    [
+        ("pagedsim/core/a.py", "import simpy", "simpy"),
+        ("pagedsim/core/a.py", "from pagedsim import sim", "pagedsim.sim"),
+        ("pagedsim/core/a.py", "from ..sim.run import go", "pagedsim.sim.run"),
+        ("pagedsim/core/a.py", "import pagedsim.sim.run as r", "pagedsim.sim.run"),
+        ("pagedsim/core/__init__.py", "from ..sim import run", "pagedsim.sim.run"),
+        ("pagedsim/core/a.py", "try:\n    import numpy\nexcept ImportError: pass", "numpy"),
+        ("pagedsim/core/a.py", "if TYPE_CHECKING: pass\nelse: import numpy", "numpy"),
+        ("pagedsim/core/a.py", "import_module('numpy.linalg')", "numpy.linalg"),
+        ("pagedsim/core/a.py", "__import__('torch')", "torch"),
+        ("pagedsim/sim/run.py", "import torch.nn", "torch.nn"),
+        ("pagedsim/engine/a.py", "from omegaconf import OmegaConf", "omegaconf"),
+        ("pagedsim/engine/a.py", "import pagedsim.sim.run", "pagedsim.sim.run"),
+        ("kernels/a.py", "import numpy", "numpy"),
+        ("kernels/a.py", "import pagedsim.core", "pagedsim.core"),
+        ("experiments/a.py", "import pagedsim.__main__", "pagedsim.__main__"),
+    ],
+)
+def test_the_checker_finds(path: str, source: str, target: str, tmp_path: Path) -> None:
+    (found,) = plant(tmp_path, {"pagedsim/sim/run.py": "", path: source})
+    assert f" imports {target}; allowed: " in found
+
+
+def test_a_room_without_a_rule_is_refused(tmp_path: Path) -> None:
+    (found,) = plant(tmp_path, {"pagedsim/attic/a.py": "import os"})
+    assert found == "pagedsim/attic/a.py:1: no rule for pagedsim.attic; add one to RULES"
+
+
+# How it works: every module's imports, as absolute names, held against its room's rule.
+
+
+def violations(root: Path) -> list[str]:
+    """Every import under `root` that RULES forbids, as "file:line: what is wrong"."""
+    modules = dict(source_modules(root))
+    found = []
+    for module, path in modules.items():
+        room, place = room_of(module), path.relative_to(root).as_posix()
+        if room not in RULES:
+            found.append(f"{place}:1: no rule for {room}; add one to RULES")
+            continue
+        ours, outside = RULES[room]
+        for line, target in imports(ast.parse(path.read_text()), module, path, set(modules)):
+            top = target.partition(".")[0]
+            if top in PACKAGES:
+                fine = room_of(target) in (room, *ours)
+            else:
+                fine = top in sys.stdlib_module_names or outside.allows(top)
+            if not fine:
+                allowed = ["itself", "the standard library", *ours, str(outside)]
+                found.append(
+                    f"{place}:{line}: {room} imports {target}; "
+                    f"allowed: {', '.join(filter(None, allowed))}"
+                )
+    return found
+
+
+def source_modules(root: Path) -> Iterator[tuple[str, Path]]:
+    """Name and file of every module of ours under `root`."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def room_of(module: str) -> str:
+    """The room a module of ours stands in: `pagedsim.sim.driver` in `pagedsim.sim`."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "pagedsim" else parts[0]
+
+
+def imports(node: ast.AST, module: str, path: Path, modules: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything imported in `node`, which stands in `module`."""
+    match node:
+        case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            children: list[ast.AST] = [*node.orelse]
+        case ast.Import():
+            yield from ((node.lineno, alias.name) for alias in node.names)
+            return
+        case ast.ImportFrom():
+            source = node.module or ""
+            if node.level:  # relative: one dot is the package, each further dot one above it
+                package = module.split(".")[: None if path.name == "__init__.py" else -1]
+                base = package[: len(package) - node.level + 1]
+                source = ".".join([*base, source] if source else base)
+            for alias in node.names:
+                # `from pagedsim import x` imports the package's attribute x or its module x.
+                inner = f"{source}.{alias.name}"
+                is_module = any(m == inner or m.startswith(f"{inner}.") for m in modules)
+                yield node.lineno, inner if is_module else source
+            return
+        case ast.Call(
+            func=ast.Name("__import__" | "import_module") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            yield node.lineno, name
+            return
+        case _:
+            children = [*ast.iter_child_nodes(node)]
+    for child in children:
+        yield from imports(child, module, path, modules)
