@@ -1,0 +1,148 @@
+"""Names become objects: the one place where the core and the policies meet.
+
+A configuration file, the engine's arguments and a test all say `policy="priority"`; here is what
+that means, and what there is to choose from. A policy of your own goes by its path
+(`"my.module.MyPolicy"`) or as an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from inspect import signature
+from typing import Any, TypeVar
+
+from pagedsim.core import (
+    Batching,
+    ConfigError,
+    Memory,
+    PagedMemory,
+    Policy,
+    Preemption,
+    PrefillFirst,
+    PrefixMemory,
+    ReservedMax,
+    ReservedOracle,
+    ReservedPow2,
+    Scheduler,
+    Static,
+    Unified,
+)
+from pagedsim.core.errors import unknown
+from policies.fcfs import FCFS
+from policies.preemption import Cheapest, Recompute, Swap
+from policies.priority import Priority
+
+T = TypeVar("T")
+
+POLICIES: Mapping[str, type[Policy]] = {"fcfs": FCFS, "priority": Priority}
+PREEMPTIONS: Mapping[str, type[Preemption]] = {
+    "recompute": Recompute,
+    "swap": Swap,
+    "cheapest": Cheapest,
+}
+BATCHINGS: Mapping[str, type[Batching]] = {
+    "prefill_first": PrefillFirst,
+    "unified": Unified,
+    "static": Static,
+}
+MEMORIES: Mapping[str, type[Memory]] = {
+    "paged": PagedMemory,
+    "prefix": PrefixMemory,
+    "reserved_max": ReservedMax,
+    "reserved_pow2": ReservedPow2,
+    "reserved_oracle": ReservedOracle,
+}
+
+
+def make_policy(name: str | Policy = "fcfs", **settings: Any) -> Policy:
+    """A policy by name or by the path of its class; an object is passed through."""
+    return _make("policy", name, POLICIES, Policy, settings)
+
+
+def make_preemption(name: str | Preemption = "recompute", **settings: Any) -> Preemption:
+    """A preemption by name or path; `cheapest` needs `prices=`, a cost model's estimates."""
+    return _make("preemption", name, PREEMPTIONS, Preemption, settings)
+
+
+def make_batching(name: str | Batching = "prefill_first", **settings: Any) -> Batching:
+    """A batching by name or path."""
+    return _make("batching", name, BATCHINGS, Batching, settings)
+
+
+def make_memory(name: str | Memory = "paged", **settings: Any) -> Memory:
+    """A memory by name or path."""
+    return _make("memory", name, MEMORIES, Memory, settings)
+
+
+def make_scheduler(
+    *,
+    memory: Memory,
+    policy: str | Policy = "fcfs",
+    preemption: str | Preemption = "recompute",
+    batching: str | Batching = "prefill_first",
+    max_seqs: int = 256,
+    max_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
+) -> Scheduler:
+    """A scheduler from names.
+
+    >>> make_scheduler(memory=make_memory(blocks=64), policy="prioritty")
+    Traceback (most recent call last):
+    pagedsim.core.errors.ConfigError: unknown policy 'prioritty': choose from fcfs, priority; \
+did you mean 'priority'?
+    """
+    return Scheduler(
+        memory=memory,
+        policy=make_policy(policy),
+        preemption=make_preemption(preemption),
+        batching=make_batching(batching),
+        max_seqs=max_seqs,
+        max_batched_tokens=max_batched_tokens,
+        max_model_len=max_model_len,
+    )
+
+
+def _make(
+    kind: str,
+    name: str | T,
+    known: Mapping[str, type[T]],
+    base: type[T],
+    settings: Mapping[str, Any],
+) -> T:
+    if isinstance(name, base):
+        return name
+    if not isinstance(name, str):
+        raise ConfigError(f"{kind}={name!r}: must be a name or a {base.__name__}")
+    if name in known:
+        make: Callable[..., T] = known[name]
+    elif "." in name:
+        make = _by_path(kind, name, base)
+    else:
+        raise unknown(kind, name, known)
+    _refuse_settings(kind, name, make, settings)
+    return make(**settings)
+
+
+def _by_path(kind: str, path: str, base: type[T]) -> type[T]:
+    module, _, attribute = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{kind}={path}: cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{kind}={path}: must be a subclass of {base.__name__}")
+    return found
+
+
+def _refuse_settings(
+    kind: str, name: str, make: Callable[..., Any], settings: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError for a setting that does not exist or is missing."""
+    allowed = signature(make).parameters
+    for key in settings:
+        if key not in allowed:
+            raise unknown(f"setting of {kind}={name}", key, allowed)
+    for key, parameter in allowed.items():
+        if parameter.default is parameter.empty and key not in settings:
+            raise ConfigError(f"{kind}={name}: needs {key}=")

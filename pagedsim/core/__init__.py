@@ -1,0 +1,63 @@
+"""The scheduler: plain Python, no clock, no torch, no I/O. Start reading at `scheduler.py`."""
+
+from pagedsim.core.batching import Batching, PrefillFirst, Static, Unified
+from pagedsim.core.errors import (
+    ConfigError,
+    IntegrityError,
+    PagedsimError,
+    PlanError,
+    RequestError,
+)
+from pagedsim.core.memory import (
+    Fit,
+    Memory,
+    PagedMemory,
+    PrefixMemory,
+    ReservedMax,
+    ReservedOracle,
+    ReservedPow2,
+    Usage,
+)
+from pagedsim.core.plan import Chunk, Rejection, StepPlan
+from pagedsim.core.policy import Arrived, Event, Keep, Left, Policy, Preemption, Served
+from pagedsim.core.request import Request, RequestId, State
+from pagedsim.core.sampling import SamplingParams
+from pagedsim.core.scheduler import Continuation, Scheduler
+from pagedsim.core.state import ServerState
+
+__all__ = [
+    "Arrived",
+    "Batching",
+    "Chunk",
+    "ConfigError",
+    "Continuation",
+    "Event",
+    "Fit",
+    "IntegrityError",
+    "Keep",
+    "Left",
+    "Memory",
+    "PagedMemory",
+    "PagedsimError",
+    "PlanError",
+    "Policy",
+    "Preemption",
+    "PrefillFirst",
+    "PrefixMemory",
+    "Rejection",
+    "Request",
+    "RequestError",
+    "RequestId",
+    "ReservedMax",
+    "ReservedOracle",
+    "ReservedPow2",
+    "SamplingParams",
+    "Scheduler",
+    "Served",
+    "ServerState",
+    "State",
+    "Static",
+    "StepPlan",
+    "Unified",
+    "Usage",
+]

@@ -1,0 +1,69 @@
+"""How a step is composed from the queues."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from pagedsim.core.memory import Fit
+from pagedsim.core.policy import Policy
+
+if TYPE_CHECKING:
+    from pagedsim.core.plan import StepPlan
+    from pagedsim.core.request import Request
+    from pagedsim.core.scheduler import Scheduler
+
+
+class Batching(ABC):
+    """Composes each step out of the scheduler's moves. One object serves one scheduler."""
+
+    displaces_by_default = False
+    """What `Policy.displacing = None` means here."""
+
+    @abstractmethod
+    def compose(self, scheduler: Scheduler, plan: StepPlan) -> None:
+        """Fill `plan`, and move requests between the queues accordingly."""
+
+    def refuse_misfits(self, scheduler: Scheduler) -> None:
+        """Raise ConfigError if the scheduler's limits do not allow this batching."""
+
+    def infeasible(self, scheduler: Scheduler, request: Request) -> str | None:
+        """Why this batching could never admit a new request, or None."""
+        return None
+
+    def sorts_late(self, policy: Policy) -> bool:
+        """Whether arrivals take their place in the order only in steps that admit nobody."""
+        return False
+
+    def displacing(self, policy: Policy) -> bool:
+        """Whether waiting requests may push out running ones."""
+        return self.displaces_by_default if policy.displacing is None else policy.displacing
+
+
+def displace(scheduler: Scheduler, plan: StepPlan, spare: int) -> None:
+    """Let the first waiting request push out running ones that rank behind it, if it must.
+
+    It is admitted in the next step. At most one request a step gains a place in this way.
+    """
+    waiting, policy, now = scheduler.waiting, scheduler.policy, scheduler.now
+    if waiting or policy.rank_changes == "never":
+        scheduler.sort_running()
+    if not waiting:
+        return
+    head = waiting.pop()
+    while scheduler.running and not has_room(scheduler, head, spare):
+        last = next(reversed(scheduler.running))
+        if not policy.displaces(head, last, now):
+            break
+        scheduler.preempt(plan, last, displaced=True)
+    waiting.put_back(head, now)
+    waiting.arrange(now)
+
+
+def has_room(scheduler: Scheduler, request: Request, spare: int) -> bool:
+    """Whether a waiting request has the seats, and the memory for all of its work, right now."""
+    memory = scheduler.memory
+    if scheduler.seats + request.width > scheduler.max_seqs:
+        return False
+    hit = memory.lookup(request)
+    return memory.fit(request, scheduler.span(request), spare, hit) is Fit.NOW

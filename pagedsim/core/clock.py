@@ -1,0 +1,166 @@
+"""The decode clock: how a step over hundreds of requests touches only those that change.
+
+A decode step gives every request in the batch one token. So rather than add 1 to each of them,
+the clock ticks once, and a request that decodes ("rides the clock") is as long as it was at
+tick 0 of its ride plus the ticks. What must happen to it later (its last block is full, its last
+token is out) stands in a calendar under the tick at which it falls due, and the sums that cost
+models want are one product and one addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pagedsim.core.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from pagedsim.core.request import Request
+
+Calendar = dict[int, list["Request"]]
+
+
+class Clock:
+    """Counts decode steps and remembers which riders need attention at which tick.
+
+    `memory_need(request)` tells the length at which a rider next needs its memory looked after
+    (None: never); `end(request)` the length at which it ends.
+    """
+
+    __slots__ = (
+        "_base",
+        "_end",
+        "_memory_need",
+        "_riders",
+        "ends",
+        "memory",
+        "tick",
+        "version",
+        "width",
+    )
+
+    def __init__(
+        self,
+        memory_need: Callable[[Request], int | None],
+        end: Callable[[Request], int],
+    ) -> None:
+        self.tick = 0
+        self.width = 0  # sequences riding
+        self.version = 0  # changes with every boarding and alighting
+        self.memory: Calendar = {}
+        self.ends: Calendar = {}
+        self._base = 0  # sum over sequences of their length at tick 0
+        self._riders = 0
+        self._memory_need = memory_need
+        self._end = end
+
+    def __len__(self) -> int:
+        return self._riders
+
+    @property
+    def context(self) -> int:
+        """Sum of the lengths of all riding sequences."""
+        return self._base + self.width * self.tick
+
+    def board(self, request: Request) -> None:
+        """From now on `request` gains a token with each tick."""
+        request._generated -= self.tick
+        request._clock = self
+        self._riders += 1
+        self.version += 1
+        self.width += request.width
+        self._base += request.width * (request.prompt_len + request._generated)
+        self._note(self.memory, request, self._memory_need(request))
+        self._note(self.ends, request, self._end(request))
+
+    def alight(self, request: Request) -> None:
+        """`request` stops here, with the length that it has."""
+        self._strike(self.memory, request, self._memory_need(request))
+        self._strike(self.ends, request, self._end(request))
+        self._base -= request.width * (request.prompt_len + request._generated)
+        self.width -= request.width
+        self._riders -= 1
+        self.version += 1
+        request._prefilled = request.computed
+        request._generated += self.tick
+        request._clock = STILL
+
+    def due(self) -> list[Request]:
+        """The riders whose memory needs attention before the next tick."""
+        return self.memory.get(self.tick, _NOBODY)
+
+    def attended(self, delay: int | None) -> None:
+        """All of `due()` are served; those served alike are due again `delay` ticks later.
+
+        Without `delay` each is asked anew.
+        """
+        riders = self.memory.pop(self.tick, None)
+        if riders is None:
+            return
+        if delay is None:
+            for request in riders:
+                self._note(self.memory, request, self._memory_need(request))
+        elif later := self.memory.get(self.tick + delay):
+            later += riders
+        else:
+            self.memory[self.tick + delay] = riders
+
+    def moved(self, request: Request, before: int | None) -> None:
+        """The memory need of one rider was `before` and has changed."""
+        self._strike(self.memory, request, before)
+        self._note(self.memory, request, self._memory_need(request))
+
+    def hold(self, request: Request) -> None:
+        """The last tick was not for this rider: it got no token in that step."""
+        self.alight(request)
+        request._generated -= 1
+        self.board(request)
+
+    def ending(self) -> list[Request]:
+        """The riders that have reached their end; the caller makes each alight."""
+        return list(self.ends.get(self.tick, _NOBODY))
+
+    def _note(self, calendar: Calendar, request: Request, length: int | None) -> None:
+        if length is not None:
+            tick = length - request.prompt_len - request._generated
+            calendar.setdefault(tick, []).append(request)
+
+    def _strike(self, calendar: Calendar, request: Request, length: int | None) -> None:
+        if length is not None:
+            tick = length - request.prompt_len - request._generated
+            riders = calendar[tick]
+            riders.remove(request)
+            if not riders:
+                del calendar[tick]
+
+    def check(self, riders: list[Request]) -> None:
+        """Raise IntegrityError unless exactly `riders` ride, with true sums and calendars."""
+        if len(riders) != self._riders:
+            raise IntegrityError(f"the clock counts {self._riders} riders, the queue {len(riders)}")
+        context = sum(r.width * r.num_tokens for r in riders)
+        if context != self.context:
+            raise IntegrityError(f"the clock sums {self.context} tokens, its riders {context}")
+        self._check_calendar("memory", self.memory, riders, self._memory_need)
+        self._check_calendar("end", self.ends, riders, self._end)
+
+    def _check_calendar(
+        self,
+        name: str,
+        calendar: Calendar,
+        riders: list[Request],
+        length: Callable[[Request], int | None],
+    ) -> None:
+        want: dict[int, set[Request]] = {}
+        for request in riders:
+            if (at := length(request)) is not None:
+                tick = at - request.prompt_len - request._generated
+                want.setdefault(tick, set()).add(request)
+        have = {tick: set(entry) for tick, entry in calendar.items()}
+        if have != want or any(tick < self.tick for tick in have):
+            raise IntegrityError(f"the {name} calendar says {have}, its riders need {want}")
+
+
+_NOBODY: list[Request] = []
+
+STILL = Clock(lambda request: None, lambda request: 0)
+"""The clock that never ticks: where a request's length stands while it does not decode."""

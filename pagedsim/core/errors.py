@@ -1,0 +1,41 @@
+"""What can go wrong in the core, as types that a caller may want to tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PagedsimError(Exception):
+    """Base of every error that pagedsim raises on purpose; its text is one clear line."""
+
+
+class ConfigError(PagedsimError, ValueError):
+    """A setting that cannot work, found when the object is built."""
+
+
+class RequestError(PagedsimError, ValueError):
+    """A request that is malformed, added twice, or not known."""
+
+
+class PlanError(PagedsimError, RuntimeError):
+    """A plan committed out of turn, or a commit that does not answer its plan."""
+
+
+class IntegrityError(PagedsimError, AssertionError):
+    """`check()` found an invariant broken: a bug of ours or of a policy, never of the input."""
+
+
+def require(name: str, value: float, low: float, high: float | None = None) -> None:
+    """Raise ConfigError unless `low <= value` (and `<= high`, where given)."""
+    if value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{name}={value}: must be {allowed}")
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that does not exist; lists what does, nearest first guess included."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return ConfigError(f"unknown {kind} {name!r}: choose from {', '.join(names)}{hint}")

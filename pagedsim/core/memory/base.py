@@ -1,0 +1,169 @@
+"""What the scheduler asks of a memory, whatever way it hands out blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from pagedsim.core.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    from pagedsim.core.request import Request
+
+Copies = dict[int, int]
+"""Block copies that a step must make before it computes: {target: source}."""
+
+Pairs = list[tuple[int, int]]
+"""Block moves between the pools, in the order of the block table: (from, to)."""
+
+
+class Fit(Enum):
+    """Whether a request's memory can be had."""
+
+    NOW = "now"
+    LATER = "later"
+    NEVER = "never"
+
+
+class Usage(NamedTuple):
+    """Where the memory's token slots are; the four add up to all of them."""
+
+    stored: int  # hold a token's keys and values
+    reserved: int  # empty, but will be filled by the request that owns them
+    internal: int  # owned, and will never be filled
+    external: int  # owned by nobody: free, or lost between reservations
+
+
+class Memory(ABC):
+    """Blocks of `block_size` token slots on the GPU and, for swapping, on the CPU.
+
+    Block ids are real: an engine uses them as they are. Lengths are in tokens of one sequence.
+    """
+
+    can_swap = False
+    grows = True
+    """Whether a running request may come to need more blocks."""
+
+    def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
+        require("block_size", block_size, 1)
+        require("blocks", blocks, 1)
+        require("cpu_blocks", cpu_blocks, 0)
+        if cpu_blocks and not self.can_swap:
+            raise ConfigError(
+                f"cpu_blocks={cpu_blocks}: {type(self).__name__} never swaps; must be 0"
+            )
+        self.block_size = block_size
+        self.total = blocks
+        self.cpu_total = cpu_blocks
+        self.end_of: Callable[[Request], int] = lambda request: 0
+        """Tells the length at which a request ends; the scheduler that owns the memory sets it."""
+
+    @property
+    def longest(self) -> int:
+        """The greatest length that one sequence, alone, can reach."""
+        return self.total * self.block_size
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens of one sequence."""
+        return -(-tokens // self.block_size)
+
+    @property
+    @abstractmethod
+    def free(self) -> int:
+        """GPU blocks that can be handed out now (cached but unused ones included)."""
+
+    @property
+    def cached(self) -> int:
+        """Of the free blocks, those whose content the prefix cache could still use."""
+        return 0
+
+    @property
+    def cpu_free(self) -> int:
+        """CPU blocks that can be handed out now."""
+        return 0
+
+    @property
+    def used(self) -> int:
+        """GPU blocks that some request holds."""
+        return self.total - self.free
+
+    @abstractmethod
+    def blocks_at_length(self, request: Request, tokens: int) -> int:
+        """Blocks that the request would hold, alone, with `tokens` tokens in each sequence."""
+
+    def common(self, request: Request) -> int:
+        """Leading tokens whose blocks the sequences of `request` share when it is rebuilt."""
+        return 0
+
+    def lookup(self, request: Request) -> Sequence[int]:
+        """Blocks that already hold the beginning of its tokens."""
+        return ()
+
+    @abstractmethod
+    def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
+        """Whether `tokens` tokens of a request without blocks fit, `spare` blocks left free."""
+
+    @abstractmethod
+    def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        """Give a request its first blocks: `hit`, and new ones up to `tokens` tokens."""
+
+    @abstractmethod
+    def need(self, request: Request) -> int | None:
+        """The length at which a running request must be extended next; None: never."""
+
+    @abstractmethod
+    def lacking(self, request: Request, tokens: int) -> int:
+        """Blocks that `extend(request, tokens)` would take."""
+
+    @abstractmethod
+    def extend(self, request: Request, tokens: int, copies: Copies) -> None:
+        """Make room for `tokens` tokens in each sequence; a block that is shared is split."""
+
+    @abstractmethod
+    def stride(self, forked: bool) -> int | None:
+        """Tokens between two needs of every rider; None where riders differ."""
+
+    def grow(self, due: Sequence[Request], spare: int, copies: Copies) -> bool:
+        """Extend all of `due` to their lengths if that leaves `spare` blocks free; else nothing."""
+        if sum(self.lacking(r, r.num_tokens) for r in due) + spare > self.free:
+            return False
+        for request in due:
+            self.extend(request, request.num_tokens, copies)
+        return True
+
+    @abstractmethod
+    def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
+        """New sequence i goes on from old sequence `parents[i]`; old ones not named end."""
+
+    @abstractmethod
+    def release(self, request: Request) -> None:
+        """Take back everything that the request holds, on both pools."""
+
+    def retract(self, request: Request, tokens: int) -> None:
+        """What lies beyond `tokens` tokens was planned, but will not be computed."""
+
+    def cpu_room(self, request: Request) -> bool:
+        """Whether `swap_out(request)` would find room."""
+        return False
+
+    def swap_out(self, request: Request, copies: Copies) -> Pairs:
+        """Move a request to the CPU pool. Its pending `copies` are dropped from the step."""
+        raise NotImplementedError
+
+    def swap_in(self, request: Request) -> Pairs:
+        """Move it back."""
+        raise NotImplementedError
+
+    def swap_need(self, request: Request, tokens: int) -> int:
+        """GPU blocks that a swapped request takes to come back and hold `tokens` tokens."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def usage(self, requests: Iterable[Request]) -> Usage:
+        """Where the slots are, given the requests that hold blocks. Costs a walk over them."""
+
+    @abstractmethod
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raise IntegrityError unless these requests hold all that is not free, exactly."""

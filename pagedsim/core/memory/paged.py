@@ -1,0 +1,241 @@
+"""Paged memory: any free block for any request, shared by reference count, split on write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pagedsim.core.errors import IntegrityError
+from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
+
+if TYPE_CHECKING:
+    from pagedsim.core.request import Request
+
+
+class PagedMemory(Memory):
+    """PagedAttention's memory (SOSP'23): block tables over a GPU pool and a CPU pool."""
+
+    can_swap = True
+
+    def __init__(self, blocks: int, block_size: int = 16, cpu_blocks: int = 0) -> None:
+        super().__init__(blocks, block_size, cpu_blocks)
+        self._free: list[int] = list(range(blocks - 1, -1, -1))
+        self._cpu_free: list[int] = list(range(cpu_blocks - 1, -1, -1))
+        self._shared: dict[int, int] = {}  # owners beyond the first, where there are any
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cpu_free(self) -> int:
+        return len(self._cpu_free)
+
+    def references(self, block: int) -> int:
+        """Block tables that name a block in use."""
+        return 1 + self._shared.get(block, 0)
+
+    # -- the pool: all that a prefix cache does differently ------------------------------------
+
+    def _free_blocks(self) -> list[int]:
+        return self._free
+
+    def _take(self, count: int) -> list[int]:
+        """`count` free blocks; the caller has made sure that there are as many."""
+        if count <= 0:
+            return []
+        blocks = self._free[: -count - 1 : -1]
+        del self._free[-count:]
+        return blocks
+
+    def _drop(self, blocks: list[int]) -> None:
+        """Give up one reference to each of `blocks`."""
+        if self._shared:
+            blocks = [block for block in blocks if self._unreferenced(block)]
+        blocks.reverse()
+        self._free += blocks
+
+    def _unreferenced(self, block: int) -> bool:
+        """Give up one reference; True if it was the last."""
+        extra = self._shared.get(block)
+        if extra is None:
+            return True
+        if extra == 1:
+            del self._shared[block]
+        else:
+            self._shared[block] = extra - 1
+        return False
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def common(self, request: Request) -> int:
+        return request.prompt_len - request.prompt_len % self.block_size
+
+    def blocks_at_length(self, request: Request, tokens: int) -> int:
+        blocks = self.blocks_for(tokens)
+        if request.width == 1 or tokens <= request.prompt_len:
+            return blocks
+        shared = request.prompt_len // self.block_size
+        return shared + request.width * (blocks - shared)
+
+    def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
+        need = self.blocks_at_length(request, tokens)
+        if self.total - need < spare:
+            return Fit.NEVER
+        return Fit.NOW if self.free - need >= spare else Fit.LATER
+
+    def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        blocks = self.blocks_for(tokens)
+        first = [*hit, *self._take(blocks - len(hit))]
+        request.tables = [first]
+        if request.width > 1 and request.generated:
+            shared = first[: request.prompt_len // self.block_size]
+            for _ in range(request.width - 1):
+                self._share(shared)
+                request.tables.append(shared + self._take(blocks - len(shared)))
+
+    def _share(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._shared[block] = self._shared.get(block, 0) + 1
+
+    # -- growth --------------------------------------------------------------------------------
+
+    def need(self, request: Request) -> int | None:
+        if request._split_at:
+            return request._split_at
+        return len(request.tables[0]) * self.block_size + 1
+
+    def stride(self, forked: bool) -> int | None:
+        return None if forked else self.block_size
+
+    def lacking(self, request: Request, tokens: int) -> int:
+        return self._lacking(request, request.tables, tokens)
+
+    def _lacking(self, request: Request, tables: list[list[int]], tokens: int) -> int:
+        more = self.blocks_for(tokens) - len(tables[0])
+        if more > 0:
+            return more * len(tables)
+        if not request._split_at:
+            return 0
+        return len(tables) - len({table[-1] for table in tables})
+
+    def extend(self, request: Request, tokens: int, copies: Copies) -> None:
+        blocks = self.blocks_for(tokens)
+        for table in request.tables:
+            if len(table) < blocks:
+                table += self._take(blocks - len(table))
+            elif request._split_at and (tail := table[-1]) in self._shared:
+                self._unreferenced(tail)
+                (table[-1],) = self._take(1)
+                copies[table[-1]] = tail
+        request._split_at = 0
+
+    def grow(self, due: Sequence[Request], spare: int, copies: Copies) -> bool:
+        if any(request._split_at or request.width > 1 for request in due):
+            return super().grow(due, spare, copies)
+        count = len(due)
+        if count + spare > len(self._free):
+            return False
+        for request, block in zip(due, self._take(count), strict=True):
+            request.tables[0].append(block)
+        return True
+
+    def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
+        old = request.tables
+        request.tables = [list(old[parent]) for parent in parents]
+        for table in request.tables:
+            self._share(table)
+        for table in old:
+            self._drop(list(table))
+        # A full last block is never written again, so it may stay shared.
+        partial = (request.num_tokens - 1) % self.block_size != 0
+        shared = partial and len(set(parents)) < len(parents)
+        request._split_at = request.num_tokens if shared else 0
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def release(self, request: Request) -> None:
+        for table in request.tables:
+            self._drop(table)
+        request.tables = []
+        if request.cpu_tables:
+            self._cpu_free += dict.fromkeys(chain.from_iterable(request.cpu_tables))
+            request.cpu_tables = []
+        request._split_at = 0
+
+    def _filled(self, request: Request) -> list[list[int]]:
+        """Its tables, without blocks that hold nothing yet."""
+        blocks = self.blocks_for(request.computed)
+        return [table[:blocks] for table in request.tables]
+
+    def cpu_room(self, request: Request) -> bool:
+        return len(set(chain.from_iterable(self._filled(request)))) <= len(self._cpu_free)
+
+    def swap_out(self, request: Request, copies: Copies) -> Pairs:
+        filled = self._filled(request)
+        there = {block: self._cpu_free.pop() for block in dict.fromkeys(chain(*filled))}
+        split_at = request._split_at
+        self.release(request)
+        request.cpu_tables = [[there[block] for block in table] for table in filled]
+        request._split_at = split_at
+        # A block that this step was to fill by a copy is still to be read where the copy would.
+        return [(copies.pop(block, block), cpu) for block, cpu in there.items()]
+
+    def swap_in(self, request: Request) -> Pairs:
+        owners = Counter(chain.from_iterable(request.cpu_tables))
+        here = dict(zip(owners, self._take(len(owners)), strict=True))
+        request.tables = [[here[block] for block in table] for table in request.cpu_tables]
+        request.cpu_tables = []
+        self._cpu_free += owners
+        self._shared |= {here[block]: count - 1 for block, count in owners.items() if count > 1}
+        return list(here.items())
+
+    def swap_need(self, request: Request, tokens: int) -> int:
+        tables = request.cpu_tables
+        return len(set(chain.from_iterable(tables))) + self._lacking(request, tables, tokens)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def usage(self, requests: Iterable[Request]) -> Usage:
+        stored = 0
+        counted: set[int] = set()
+        for request in requests:
+            for table in request.tables:
+                for index, block in enumerate(table):
+                    if block not in counted:
+                        counted.add(block)
+                        rest = request.computed - index * self.block_size
+                        stored += max(0, min(self.block_size, rest))
+        owned = self.used * self.block_size
+        return Usage(stored, 0, owned - stored, self.free * self.block_size)
+
+    def check(self, requests: Iterable[Request]) -> None:
+        requests = list(requests)
+        owners = Counter(chain.from_iterable(chain.from_iterable(r.tables for r in requests)))
+        self._check_pool("GPU", self.total, self._free_blocks(), owners)
+        cpu: Counter[int] = Counter()
+        for request in requests:
+            cpu.update(set(chain.from_iterable(request.cpu_tables)))
+        self._check_pool("CPU", self.cpu_total, self._cpu_free, cpu)
+        if twice := [block for block, count in cpu.items() if count > 1]:
+            raise IntegrityError(f"CPU blocks {twice} belong to two requests")
+        for block, count in owners.items():
+            if self.references(block) != count:
+                raise IntegrityError(
+                    f"block {block} counts {self.references(block)} references, {count} exist"
+                )
+        if stray := self._shared.keys() - owners.keys():
+            raise IntegrityError(f"references are counted for unused blocks {sorted(stray)}")
+
+    @staticmethod
+    def _check_pool(name: str, total: int, free: list[int], owners: Counter[int]) -> None:
+        if len(set(free)) != len(free):
+            raise IntegrityError(f"{name} pool: a block is in the free list twice")
+        if both := owners.keys() & set(free):
+            raise IntegrityError(f"{name} pool: blocks {sorted(both)} are free and in use")
+        if lost := set(range(total)) - owners.keys() - set(free):
+            raise IntegrityError(f"{name} pool: blocks {sorted(lost)} leaked: not free, not in use")
+        if len(owners) + len(free) != total:
+            raise IntegrityError(f"{name} pool: {len(owners)} used + {len(free)} free != {total}")

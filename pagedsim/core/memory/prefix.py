@@ -1,0 +1,189 @@
+"""Paged memory that remembers what freed blocks hold, so that equal beginnings are not recomputed.
+
+A full block is known by a chained key: its tokens and the key of the block before it. Blocks keep
+their key after they are freed, until they are handed out again; the order of the free list is the
+order of eviction (vLLM 0.33's rules).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from pagedsim.core.errors import IntegrityError
+from pagedsim.core.memory.base import Copies, Fit, Pairs
+from pagedsim.core.memory.paged import PagedMemory
+
+if TYPE_CHECKING:
+    from pagedsim.core.request import Request
+
+
+class PrefixMemory(PagedMemory):
+    """Paged memory with a prefix cache."""
+
+    def __init__(self, blocks: int, block_size: int = 16, cpu_blocks: int = 0) -> None:
+        super().__init__(blocks, block_size, cpu_blocks)
+        # First in the list is the first to be handed out, and so the first to be forgotten.
+        self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+        self._free.clear()
+        self._key_of: dict[int, bytes] = {}
+        self._blocks_of: dict[bytes, list[int]] = {}  # equal blocks, first registered first
+        self._idle_keys = 0
+
+    @property
+    def free(self) -> int:
+        return len(self._unused)
+
+    @property
+    def cached(self) -> int:
+        return self._idle_keys
+
+    # -- the pool ------------------------------------------------------------------------------
+
+    def _free_blocks(self) -> list[int]:
+        return list(self._unused)
+
+    def _take(self, count: int) -> list[int]:
+        blocks = [self._unused.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            if block in self._key_of:
+                self._idle_keys -= 1
+                self._forget(block)
+        return blocks
+
+    def _drop(self, blocks: list[int]) -> None:
+        # The tail goes first: the beginning of a prompt is what others may share.
+        for block in reversed(blocks):
+            if self._unreferenced(block):
+                self._unused[block] = None
+                if block in self._key_of:
+                    self._idle_keys += 1
+                else:
+                    self._unused.move_to_end(block, last=False)
+
+    def _forget(self, block: int) -> None:
+        key = self._key_of.pop(block)
+        equals = self._blocks_of[key]
+        equals.remove(block)
+        if not equals:
+            del self._blocks_of[key]
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def _keys(self, request: Request, blocks: int) -> list[bytes]:
+        """The chained keys of its first `blocks` blocks, each made once in its life."""
+        keys = request._hashes
+        size = self.block_size
+        for index in range(len(keys), blocks):
+            tokens = request.tokens(index * size, (index + 1) * size)
+            parent = keys[-1] if keys else b""
+            keys.append(blake2b(parent + repr(tokens).encode(), digest_size=16).digest())
+        return keys
+
+    def lookup(self, request: Request) -> Sequence[int]:
+        # At least one token must be computed, or there would be nothing to sample from.
+        most = (request.num_tokens - 1) // self.block_size
+        if request.prompt is None or (request.width > 1 and request.generated):
+            return ()
+        hit: list[int] = []
+        for key in self._keys(request, most)[:most]:
+            equals = self._blocks_of.get(key)
+            if equals is None:
+                break
+            hit.append(equals[0])
+        return hit
+
+    def _register(self, request: Request, tokens: int) -> None:
+        """Blocks that `tokens` tokens fill can be found from now on."""
+        if request.prompt is None:
+            return
+        if request.width > 1:
+            tokens = min(tokens, request.prompt_len)
+        full = tokens // self.block_size
+        known = request._registered
+        if full <= known:
+            return
+        keys, table = self._keys(request, full), request.tables[0]
+        for index in range(known, full):
+            block = table[index]
+            if block not in self._key_of:
+                self._key_of[block] = keys[index]
+                self._blocks_of.setdefault(keys[index], []).append(block)
+        request._registered = full
+
+    # -- admission and growth ------------------------------------------------------------------
+
+    def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
+        need = self.blocks_at_length(request, tokens)
+        if self.total - need < spare:
+            return Fit.NEVER
+        # A hit that nobody holds stands in the free list, so it takes a free block as well.
+        taken = need - len(hit) + sum(block in self._unused for block in hit)
+        return Fit.NOW if self.free - taken >= spare else Fit.LATER
+
+    def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        for block in hit:
+            if block in self._unused:
+                del self._unused[block]
+                self._idle_keys -= 1
+            else:
+                self._share((block,))
+        super().admit(request, tokens, hit)
+        request._registered = len(hit)
+        self._register(request, tokens)
+
+    def need(self, request: Request) -> int | None:
+        full = len(request.tables[0]) * self.block_size
+        if request._split_at:
+            return request._split_at
+        if request.prompt is None or request.width > 1:
+            return full + 1
+        # A block is registered in the step that fills it, one before the next block is needed.
+        return full + (request._registered >= len(request.tables[0]))
+
+    def stride(self, forked: bool) -> int | None:
+        return None
+
+    def extend(self, request: Request, tokens: int, copies: Copies) -> None:
+        super().extend(request, tokens, copies)
+        self._register(request, tokens)
+
+    def grow(self, due: Sequence[Request], spare: int, copies: Copies) -> bool:
+        # Which of equal blocks is found depends on who registers first: the order of the batch.
+        due = sorted(due, key=lambda request: request._seat)
+        if sum(self.lacking(r, r.num_tokens) for r in due) + spare > self.free:
+            return False
+        for request in due:
+            self.extend(request, request.num_tokens, copies)
+        return True
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def retract(self, request: Request, tokens: int) -> None:
+        """Nobody may find what this step was to fill and now will not."""
+        full = tokens // self.block_size
+        for index in range(full, request._registered):
+            block = request.tables[0][index]
+            if self.references(block) == 1 and block in self._key_of:
+                self._forget(block)
+        request._registered = min(request._registered, full)
+
+    def release(self, request: Request) -> None:
+        super().release(request)
+        request._registered = 0
+
+    def swap_in(self, request: Request) -> Pairs:
+        pairs = super().swap_in(request)
+        self._register(request, request.computed)
+        return pairs
+
+    def check(self, requests: Iterable[Request]) -> None:
+        super().check(requests)
+        idle = sum(block in self._unused for block in self._key_of)
+        if idle != self._idle_keys:
+            raise IntegrityError(f"{idle} free blocks are cached, {self._idle_keys} counted")
+        listed = {block: key for key, blocks in self._blocks_of.items() for block in blocks}
+        if listed != self._key_of:
+            raise IntegrityError("the prefix cache's two indexes disagree")

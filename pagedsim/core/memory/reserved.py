@@ -1,0 +1,154 @@
+"""Reserved memory: one contiguous run a sequence for all that it may ever need (Orca).
+
+The baselines of the PagedAttention paper. A run is taken at admission and kept to the end, so
+nothing is ever preempted for want of memory; the price is what lies empty in it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pagedsim.core.errors import IntegrityError, require
+from pagedsim.core.memory.base import Copies, Fit, Memory, Usage
+from pagedsim.core.memory.buddy import BuddyAllocator, power_of_two
+
+if TYPE_CHECKING:
+    from pagedsim.core.request import Request
+
+
+class ReservedMemory(Memory):
+    """Contiguous reservations from a buddy allocator; subclasses say how long."""
+
+    grows = False
+
+    def __init__(self, blocks: int, block_size: int = 1, *, max_model_len: int) -> None:
+        super().__init__(blocks, block_size)
+        require("max_model_len", max_model_len, 1)
+        self.max_model_len = max_model_len
+        self._buddy = BuddyAllocator(blocks)
+        self._sizes: dict[int, int] = {}  # start of each run: its blocks
+
+    @abstractmethod
+    def reservation(self, request: Request) -> int:
+        """Tokens to reserve for one sequence of `request`."""
+
+    @property
+    def longest(self) -> int:
+        return self._buddy.largest * self.block_size
+
+    def _blocks(self, request: Request) -> int:
+        return self.blocks_for(min(self.reservation(request), self.max_model_len))
+
+    @property
+    def free(self) -> int:
+        return self._buddy.free
+
+    def blocks_at_length(self, request: Request, tokens: int) -> int:
+        return request.width * power_of_two(self._blocks(request))
+
+    def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
+        runs = self._reserve(request)
+        if runs is not None:
+            self._give(runs)
+            return Fit.NOW
+        alone = BuddyAllocator(self.total)
+        size = self._blocks(request)
+        fits = all(alone.take(size) is not None for _ in range(request.width))
+        return Fit.LATER if fits else Fit.NEVER
+
+    def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        runs = self._reserve(request)
+        assert runs is not None  # `fit` said so
+        size = self._blocks(request)
+        request.tables = [list(range(start, start + size)) for start in runs]
+
+    def _reserve(self, request: Request) -> list[int] | None:
+        """Starts of a run for each sequence, or None (and nothing taken) if they do not fit."""
+        size = self._blocks(request)
+        runs: list[int] = []
+        for _ in range(request.width):
+            start = self._buddy.take(size)
+            if start is None:
+                self._give(runs)
+                return None
+            self._sizes[start] = size
+            runs.append(start)
+        return runs
+
+    def _give(self, runs: Iterable[int]) -> None:
+        for start in runs:
+            self._buddy.give(start, self._sizes.pop(start))
+
+    def need(self, request: Request) -> int | None:
+        return None
+
+    def lacking(self, request: Request, tokens: int) -> int:
+        return 0
+
+    def extend(self, request: Request, tokens: int, copies: Copies) -> None:
+        """A reservation never grows."""
+
+    def stride(self, forked: bool) -> int | None:
+        return None
+
+    def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
+        """Without sharing, a fork is a copy of all that its parent has computed."""
+        old = request.tables
+        heirs: dict[int, int] = {}  # parent: the child that goes on in its run
+        for child, parent in enumerate(parents):
+            heirs.setdefault(parent, child)
+        spare = [table for parent, table in enumerate(old) if parent not in heirs]
+        filled = self.blocks_for(request.num_tokens - 1)
+        tables: list[list[int]] = []
+        for child, parent in enumerate(parents):
+            if heirs[parent] == child:
+                tables.append(old[parent])
+            else:
+                tables.append(spare.pop(0))
+                copies |= zip(tables[-1][:filled], old[parent][:filled], strict=True)
+        self._give(table[0] for table in spare)
+        request.tables = tables
+
+    def release(self, request: Request) -> None:
+        self._give(table[0] for table in request.tables)
+        request.tables = []
+
+    def usage(self, requests: Iterable[Request]) -> Usage:
+        stored = reserved = internal = 0
+        for request in requests:
+            size = len(request.tables[0]) * self.block_size
+            useful = min(self.end_of(request), size)
+            stored += request.computed * len(request.tables)
+            reserved += (useful - request.computed) * len(request.tables)
+            internal += (size - useful) * len(request.tables)
+        slots = self.total * self.block_size
+        return Usage(stored, reserved, internal, slots - stored - reserved - internal)
+
+    def check(self, requests: Iterable[Request]) -> None:
+        held = {table[0]: len(table) for request in requests for table in request.tables}
+        if held != self._sizes:
+            raise IntegrityError(f"reservations {self._sizes} are counted, requests hold {held}")
+        self._buddy.check(self._sizes)
+
+
+class ReservedMax(ReservedMemory):
+    """Orca (Max): the model's greatest length, whatever the request needs."""
+
+    def reservation(self, request: Request) -> int:
+        return self.max_model_len
+
+
+class ReservedPow2(ReservedMemory):
+    """Orca (Pow2): the output length rounded up to a power of two."""
+
+    def reservation(self, request: Request) -> int:
+        return request.prompt_len + power_of_two(self.end_of(request) - request.prompt_len)
+
+
+class ReservedOracle(ReservedMemory):
+    """Orca (Oracle): exactly the length at which the request ends."""
+
+    def reservation(self, request: Request) -> int:
+        return self.end_of(request)

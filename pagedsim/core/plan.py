@@ -1,0 +1,109 @@
+"""One step's work: what the scheduler decided, and all that an executor needs to carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from pagedsim.core.memory.base import Copies, Pairs
+
+if TYPE_CHECKING:
+    from pagedsim.core.request import Request
+
+
+class Chunk(NamedTuple):
+    """`length` tokens of one sequence, from position `start` on, to be computed in one go."""
+
+    request: Request
+    start: int
+    length: int
+    samples: bool
+    """Whether it reaches the end of the sequence, so that a token is sampled after it."""
+    sequence: int = 0
+
+    @property
+    def context(self) -> int:
+        """Tokens that its last token attends to."""
+        return self.start + self.length
+
+
+class Rejection(NamedTuple):
+    """A request that can never be served, and why."""
+
+    request: Request
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """The work of one step. Executors carry it out in the order of the fields.
+
+    `decodes` each compute one token a sequence, at position `num_tokens - 1`. The totals are
+    those that cost models need; `decode_*` count sequences, not requests.
+    """
+
+    number: int
+    now: float
+
+    swap_out: Pairs = field(default_factory=list)
+    """(GPU block, CPU block): read before anything of this step is written."""
+    copies: Copies = field(default_factory=dict)
+    """{target: source} on the GPU, before the forward pass."""
+    swap_in: Pairs = field(default_factory=list)
+    """(CPU block, GPU block): complete before the forward pass."""
+    chunks: list[Chunk] = field(default_factory=list)
+    decodes: Sequence[Request] = ()
+
+    preempted: list[Request] = field(default_factory=list)
+    """Lost their memory to others that needed it, in order."""
+    displaced: list[Request] = field(default_factory=list)
+    """Lost their place to a waiting request that ranks before them."""
+    resumed: list[Request] = field(default_factory=list)
+    """Came back from the CPU pool."""
+    rejected: list[Rejection] = field(default_factory=list)
+    held: list[Request] = field(default_factory=list)
+    """Decoding, but left out of this step."""
+    hits: list[tuple[Request, int]] = field(default_factory=list)
+    """Scheduled for the first time, with the tokens that the prefix cache held."""
+
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    """Sum over chunks of the tokens that the chunk's last token attends to."""
+    prefill_attention: int = 0
+    """Sum over chunks of tokens × context."""
+    decode_count: int = 0
+    decode_context: int = 0
+    """Sum over decoding sequences of the tokens that they attend to."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute and nothing to move."""
+        return not (self.chunks or self.decodes or self.swap_out or self.swap_in or self.copies)
+
+    @property
+    def swapped_blocks(self) -> int:
+        """Blocks that cross the bus, in both directions."""
+        return len(self.swap_out) + len(self.swap_in)
+
+    @property
+    def took_memory(self) -> bool:
+        """Whether anybody lost its place in this step; such a step admits nobody."""
+        return bool(self.preempted or self.displaced)
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Append a chunk and count it in the totals."""
+        self.chunks.append(chunk)
+        self.prefill_tokens += chunk.length
+        self.prefill_context += chunk.context
+        self.prefill_attention += chunk.length * chunk.context
+
+    def drop_chunks(self, request: Request) -> int:
+        """Take back what was planned for `request`; returns how many tokens that were."""
+        mine = [chunk for chunk in self.chunks if chunk.request is request]
+        for chunk in mine:
+            self.chunks.remove(chunk)
+            self.prefill_tokens -= chunk.length
+            self.prefill_context -= chunk.context
+            self.prefill_attention -= chunk.length * chunk.context
+        return sum(chunk.length for chunk in mine)

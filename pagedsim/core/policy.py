@@ -1,0 +1,124 @@
+"""The policy interface: who goes first, who yields its memory, and how.
+
+A policy sees what a real server knows about a request, and never the length that its output will
+have. Override the hooks that your idea needs; each has a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pagedsim.core.plan import StepPlan
+    from pagedsim.core.request import Request
+    from pagedsim.core.state import ServerState
+
+RankChanges = Literal["never", "while running", "always"]
+
+
+class Keep(Enum):
+    """What becomes of the tokens that a preempted request had in memory."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+
+class Arrived(NamedTuple):
+    """A request joined the waiting queue."""
+
+    request: Request
+    now: float
+
+
+class Served(NamedTuple):
+    """A step was carried out: each of its chunks and decodes got what the plan says."""
+
+    plan: StepPlan
+    now: float
+
+
+class Left(NamedTuple):
+    """A request finished, was aborted, or was rejected: `request.state` says which."""
+
+    request: Request
+    now: float
+
+
+Event = Arrived | Served | Left
+
+
+class Preemption:
+    """Decides between recompute and swap where the policy does not (`policies/preemption.py`)."""
+
+    swaps = False
+    """Whether it may ever answer SWAP, so that the memory must be able to."""
+
+    def keep(self, victim: Request, state: ServerState) -> Keep:
+        """Recompute or swap?"""
+        raise NotImplementedError
+
+
+class Policy:
+    """First come, first served; the base of every other policy.
+
+    Requests of equal rank go in the order of their arrival.
+    """
+
+    rank_changes: RankChanges = "always"
+    """When `rank` may change for a given request. The scheduler asks for a rank again only where
+    this says that it may be out of date, so an honest answer is what makes a policy fast:
+    "never" (a priority), "while running" (tokens left), "always" (it depends on `now`)."""
+
+    displacing: bool | None = False
+    """Whether `displaces` is to be asked at all. None leaves it to the batching: vLLM 0.6.6 let
+    waiting requests push out running ones, vLLM 0.33 does not."""
+
+    sorts_late = False
+    """Whether new arrivals stay behind all others until a step admits nobody. vLLM 0.6.6 does so
+    with priorities; under `batching=prefill_first` it costs urgent requests a step or two."""
+
+    def rank(self, request: Request, now: float) -> float:
+        """Who goes first: smaller is sooner. Not overridden: first come, first served."""
+        return 0.0
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        """May it start, given that it fits? A no holds back all that rank behind it."""
+        return True
+
+    def displaces(self, waiting: Request, running: Request, now: float) -> bool:
+        """May `waiting`, which does not fit, push out `running`, the last in rank?"""
+        return rank_key(self, waiting, now) < rank_key(self, running, now)
+
+    def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+        """Whose memory is taken so that `needy` can go on? Default: the last in rank.
+
+        `running` are the candidates in the order of the batch (`needy` may be among them).
+        """
+        if not ranks(self):
+            return running[-1]
+        return max(running, key=lambda request: rank_key(self, request, now))
+
+    def keep(self, victim: Request, state: ServerState) -> Keep | None:
+        """Recompute or swap? None: as `preemption=` says."""
+        return None
+
+    def observe(self, event: Event) -> None:
+        """Told of arrivals, of tokens served and of departures, if overridden."""
+
+
+def ranks(policy: Policy) -> bool:
+    """Whether a policy has an order of its own."""
+    return type(policy).rank is not Policy.rank
+
+
+def observes(policy: Policy) -> bool:
+    """Whether a policy wants events."""
+    return type(policy).observe is not Policy.observe
+
+
+def rank_key(policy: Policy, request: Request, now: float) -> tuple[float, float, int]:
+    """What requests are sorted by: rank, then arrival, then the order in which they were added."""
+    assert request.arrival is not None  # set by Scheduler.add
+    return (policy.rank(request, now), request.arrival, request._order)

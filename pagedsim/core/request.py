@@ -1,0 +1,198 @@
+"""A request: what the client sent, and how far the server has come with it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import Enum
+from operator import index
+from typing import TYPE_CHECKING, SupportsIndex
+
+from pagedsim.core.clock import STILL
+from pagedsim.core.errors import RequestError
+from pagedsim.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pagedsim.core.clock import Clock
+
+RequestId = int | str
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class State(Enum):
+    """Where a request is. The first four are alive; a request never leaves the last three."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    REJECTED = "rejected"
+
+
+class Request:
+    """One request, seen the same by policies, by both executors and by the metrics.
+
+    Everything public is what a real server knows; the scheduler alone changes it. A request that
+    will sample `n` (or `best_of`, or beam) sequences is *one* request of `width` n: its sequences
+    have equal length, are scheduled together, and share blocks wherever their tokens agree.
+
+    While a request decodes, nothing in it is touched from step to step: its length is a
+    difference to the scheduler's decode clock (see `clock.py`).
+    """
+
+    __slots__ = (
+        "_clock",
+        "_generated",
+        "_hashes",
+        "_key",
+        "_order",
+        "_prefilled",
+        "_rebuilt",
+        "_registered",
+        "_seat",
+        "_split_at",
+        "arrival",
+        "cached_tokens",
+        "client",
+        "cpu_tables",
+        "deadline",
+        "finish_reason",
+        "finished_at",
+        "first_token_at",
+        "id",
+        "outputs",
+        "params",
+        "predicted_len",
+        "preemptions",
+        "priority",
+        "prompt",
+        "prompt_len",
+        "recomputed_tokens",
+        "scheduled_at",
+        "state",
+        "swapped_blocks",
+        "tables",
+        "width",
+    )
+
+    def __init__(
+        self,
+        id: RequestId,
+        prompt: int | Sequence[int],
+        params: SamplingParams = GREEDY,
+        *,
+        arrival: float | None = None,
+        priority: float = 0,
+        client: str = "",
+        deadline: float | None = None,
+        predicted_len: float | None = None,
+    ) -> None:
+        """`prompt` is its token ids, or just their number where nobody needs to know them.
+
+        A smaller `priority` is more urgent; `arrival` defaults to the time of `Scheduler.add`;
+        `predicted_len` is a predictor's guess of the output length, `deadline` a point in time.
+        """
+        self.id = id
+        self.prompt: Sequence[int] | None = None
+        if isinstance(prompt, SupportsIndex):
+            self.prompt_len = index(prompt)
+        else:
+            self.prompt, self.prompt_len = prompt, len(prompt)
+        if self.prompt_len < 1:
+            raise RequestError(f"request {id!r}: prompt of {self.prompt_len} tokens: at least 1")
+        self.params = params
+        self.width = params.width  # sequences alive; each takes a seat in the batch
+        self.arrival = arrival
+        self.priority = priority
+        self.client = client
+        self.deadline = deadline
+        self.predicted_len = predicted_len
+
+        self.state = State.NEW
+        self.finish_reason: str | None = None
+        self.scheduled_at: float | None = None  # first time in a plan
+        self.first_token_at: float | None = None  # set once; survives preemption
+        self.finished_at: float | None = None
+        self.preemptions = 0
+        self.recomputed_tokens = 0  # KV entries that were thrown away
+        self.swapped_blocks = 0  # block copies, out and in
+        self.cached_tokens = 0  # found in the prefix cache at the first admission
+
+        self.tables: list[list[int]] = []  # GPU block ids, one list a sequence
+        self.cpu_tables: list[list[int]] = []  # where they are while swapped out
+        self.outputs: list[list[int]] = []  # sampled ids a sequence, where an executor tells them
+
+        self._clock: Clock = STILL
+        self._generated = 0
+        self._prefilled = 0  # tokens in memory while it does not decode
+        self._rebuilt = 0  # of a group's work to compute its lost memory again, what is done
+        self._order = 0
+        self._key: tuple[float, float, int] = (0, 0, 0)
+        self._seat = 0  # place in the running batch
+        self._hashes: list[bytes] = []  # chain keys of its full blocks, for the prefix cache
+        self._registered = 0  # of its blocks, those that the prefix cache knows
+        self._split_at = (
+            0  # length at which a fork's shared last block must be split; 0: nothing shared
+        )
+
+    @property
+    def generated(self) -> int:
+        """Tokens that each of its sequences has produced."""
+        return self._generated + self._clock.tick
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens of one sequence."""
+        return self.prompt_len + self._generated + self._clock.tick
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose keys and values are in memory, in one sequence."""
+        return self._prefilled if self._clock is STILL else self.num_tokens - 1
+
+    @property
+    def decoding(self) -> bool:
+        """Whether it has its whole context in memory and gains a token with each step."""
+        return self._clock is not STILL
+
+    @property
+    def ready(self) -> bool:
+        """Whether all but its last sampled token is in memory, so that it can decode."""
+        return self.generated > 0 and self.computed == self.num_tokens - 1
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The client's bound on generated tokens, if it gave one."""
+        return self.params.max_tokens
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is still to be served."""
+        return self.state in _ALIVE
+
+    def tokens(self, start: int, end: int) -> Hashable:
+        """A key for the tokens in [start, end) of its first sequence; equal keys, equal tokens.
+
+        Generated tokens that no executor told are taken as this request's own.
+        """
+        prompt = self.prompt
+        if prompt is None:
+            return (self.id, start, end)
+        if end <= self.prompt_len:
+            return tuple(prompt[start:end])
+        head = tuple(prompt[start:])
+        first, last = max(start - self.prompt_len, 0), end - self.prompt_len
+        told = self.outputs[0] if self.outputs else []
+        if last <= len(told):
+            return head + tuple(told[first:last])
+        return (head, self.id, first, last)
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.id!r}, {self.state.value}, {self.prompt_len}+{self.generated} tokens)"
+        )
+
+
+_ALIVE = frozenset((State.NEW, State.WAITING, State.RUNNING, State.SWAPPED))

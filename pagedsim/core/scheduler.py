@@ -1,0 +1,601 @@
+"""The scheduler: queues → plan → commit.
+
+It decides who runs, who waits, and who yields its memory and how. It reads no clock (`now` is an
+argument) and does no work itself: an executor carries each plan out and commits it. How a step is
+composed from the queues is the batching's affair (`batching/`); who goes first is the policy's;
+this file owns the queues and the few moves that requests make between them:
+
+        add ──▶ waiting ──start──▶ running ──▶ finished
+                   ▲                │    ▲
+                   └──── preempt ───┤    │ resume
+                       (recompute)  └─▶ swapped
+                                (swap)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pagedsim.core.clock import Clock
+from pagedsim.core.errors import ConfigError, IntegrityError, PlanError, RequestError, require
+from pagedsim.core.memory import Copies, Memory
+from pagedsim.core.plan import Chunk, Rejection, StepPlan
+from pagedsim.core.policy import (
+    Arrived,
+    Keep,
+    Left,
+    Policy,
+    Preemption,
+    Served,
+    observes,
+    rank_key,
+    ranks,
+)
+from pagedsim.core.queue import waiting_queue
+from pagedsim.core.request import Request, RequestId, State
+from pagedsim.core.state import ServerState
+
+if TYPE_CHECKING:
+    from pagedsim.core.batching.base import Batching
+
+
+class Continuation(NamedTuple):
+    """The tokens that a step gave to a request of several sequences.
+
+    New sequence i continues old sequence `parents[i]` with `tokens[i]`; an old sequence that no
+    new one continues has ended. Without `parents` each goes on by itself.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+class Scheduler:
+    """One server's queues and memory, under one policy.
+
+    >>> from pagedsim.core import PagedMemory, Policy, Preemption, PrefillFirst
+    >>> scheduler = Scheduler(memory=PagedMemory(blocks=8, block_size=4), batching=PrefillFirst())
+    >>> scheduler.add(Request("a", prompt=6), now=0.0, output_len=2)
+    >>> plan = scheduler.plan(now=0.0)
+    >>> plan.chunks[0].length, plan.decodes
+    (6, ())
+    >>> scheduler.commit(plan, now=1.0)  # its first token is out
+    []
+    >>> scheduler.commit(scheduler.plan(now=1.0), now=2.0)
+    [Request('a', finished, 6+2 tokens)]
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: Memory,
+        batching: Batching,
+        policy: Policy | None = None,
+        preemption: Preemption | None = None,
+        max_seqs: int = 256,
+        max_batched_tokens: int | None = None,
+        max_model_len: int | None = None,
+    ) -> None:
+        """`max_model_len` bounds prompt plus output; without it, by what the memory holds.
+
+        `max_batched_tokens` bounds the tokens that one step computes; without it, by the greater
+        of `max_model_len` and 2048.
+        """
+        require("max_seqs", max_seqs, 1)
+        self.memory = memory
+        self.batching = batching
+        self.policy = policy or Policy()
+        self.preemption = preemption or Preemption()
+        self.max_seqs = max_seqs
+        self.max_model_len = memory.longest if max_model_len is None else max_model_len
+        if max_batched_tokens is None:
+            max_batched_tokens = max(self.max_model_len, 2048)
+        self.max_batched_tokens = max_batched_tokens
+        self._refuse_misfits()
+
+        self.now = 0.0
+        self.requests: dict[RequestId, Request] = {}  # all that are alive
+        self.waiting = waiting_queue(self.policy, late=batching.sorts_late(self.policy))
+        self.running: dict[Request, None] = {}  # an ordered set: the batch
+        self.prefilling: dict[Request, None] = {}  # of those, the ones that do not decode yet
+        self.swapped: deque[Request] = deque()
+        self.seats = 0  # sequences in the batch
+        self.clock = Clock(memory.need, self._end_of)
+        self.state = ServerState(self)
+
+        self.ranked = ranks(self.policy)
+        self._observing = observes(self.policy)
+        self._ends: dict[RequestId, int] = {}  # lengths at which requests end; not for policies
+        self._orders = 0
+        self._seated = 0
+        self._steps = 0
+        self._pending: StepPlan | None = None
+        self._copies: Copies = {}  # forks that the next step must copy
+        self._snapshot: tuple[int, tuple[Request, ...]] = (-1, ())
+        self._feasible: Request | None = None  # the last head of waiting found to be
+        self._running_sorted = -1  # the clock's version when the batch was last sorted
+        memory.end_of = self._end_of
+
+    def _refuse_misfits(self) -> None:
+        """What this combination cannot do, said at the start."""
+        memory = self.memory
+        require("max_model_len", self.max_model_len, 1)
+        require("max_batched_tokens", self.max_batched_tokens, 1)
+        if self.max_model_len > memory.longest:
+            raise ConfigError(
+                f"max_model_len={self.max_model_len}: memory of {memory.total} blocks × "
+                f"{memory.block_size} tokens holds no request longer than {memory.longest}; "
+                "lower max_model_len or give more blocks"
+            )
+        if self.preemption.swaps and not memory.can_swap:
+            raise ConfigError(
+                f"preemption that swaps needs paged memory: {type(memory).__name__} "
+                "keeps what it reserved until the end; choose preemption=recompute"
+            )
+        if self.preemption.swaps and not memory.cpu_total:
+            raise ConfigError("preemption that swaps needs cpu_blocks: at least 1, not 0")
+        self.batching.refuse_misfits(self)
+
+    # -- the three calls of an executor, and add and abort ---------------------------------------
+
+    def add(self, request: Request, now: float, output_len: int | None = None) -> None:
+        """Queue a request.
+
+        In a simulation `output_len` is the length at which its output ends, which no policy sees;
+        an engine leaves it out and tells `commit` who finished. Either way it ends at its
+        `max_tokens` and at `max_model_len`.
+        """
+        if request.id in self.requests:
+            raise RequestError(f"request {request.id!r} is already here; ids must be unique")
+        if request.state is not State.NEW:
+            raise RequestError(f"request {request.id!r} was {request.state.value} already")
+        if output_len is not None and output_len < 1:
+            raise RequestError(f"request {request.id!r}: output_len={output_len}: at least 1")
+        longest = max(self.max_model_len - request.prompt_len, 1)
+        output = min(longest, output_len or longest, request.max_tokens or longest)
+        self._ends[request.id] = request.prompt_len + output
+        if request.arrival is None:
+            request.arrival = now
+        request._order = self._orders
+        self._orders += 1
+        request.state = State.WAITING
+        self.requests[request.id] = request
+        self.waiting.append(request, now)
+        if self._observing:
+            self.policy.observe(Arrived(request, now))
+
+    def abort(self, request_id: RequestId, now: float) -> Request:
+        """End a request wherever it is, and free all that it holds."""
+        request = self.requests.get(request_id)
+        if request is None:
+            raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
+        if request.state is State.WAITING:
+            self.waiting.remove(request)
+        elif request.state is State.SWAPPED:
+            self.swapped.remove(request)
+        else:
+            self._unseat(request)
+        self._leave(request, State.ABORTED, "abort", now)
+        return request
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are not served to the end yet."""
+        return len(self.requests)
+
+    def plan(self, now: float) -> StepPlan:
+        """Decide the next step. It must be committed before another is planned."""
+        if self._pending is not None:
+            raise PlanError(f"plan {self._pending.number} is not committed yet")
+        self.now = now
+        plan = StepPlan(self._steps, now)
+        if self._copies:
+            plan.copies, self._copies = self._copies, {}
+        self.batching.compose(self, plan)
+        self._steps += 1
+        self._pending = plan
+        return plan
+
+    def commit(
+        self,
+        plan: StepPlan,
+        now: float,
+        tokens: Mapping[RequestId, int | Continuation] | None = None,
+        finished: Mapping[RequestId, str] | None = None,
+    ) -> list[Request]:
+        """The step was carried out and ended at `now`. Returns the requests that it finished.
+
+        An engine tells the sampled `tokens` of every request that sampled, and which are
+        `finished` and why; a simulation tells neither.
+        """
+        if plan is not self._pending:
+            expected = "none is planned" if self._pending is None else str(self._pending.number)
+            raise PlanError(f"plan {plan.number} is stale: the plan to commit is {expected}")
+        if tokens is not None or finished:
+            self._refuse_answers(plan, tokens or {}, finished or {}, told=tokens is not None)
+        self._pending = None
+        self.now = now
+        clock = self.clock
+        if plan.decodes:
+            clock.tick += 1
+        for request in plan.held:
+            if request.decoding:
+                clock.hold(request)
+        for chunk in plan.chunks:
+            if chunk.request.state is State.RUNNING:
+                self._computed(chunk, now)
+        if tokens is not None:
+            self._append(plan, tokens)
+        if self._observing:
+            self.policy.observe(Served(plan, now))
+        ended = [(request, "length") for request in clock.ending()]
+        if finished:
+            lengthy = {request.id for request, _ in ended}
+            ended += [(self.requests[i], why) for i, why in finished.items() if i not in lengthy]
+        for request, reason in ended:
+            self._unseat(request)
+            self._leave(request, State.FINISHED, reason, now)
+        return [request for request, _ in ended]
+
+    # -- moves: what a batching composes a step from ---------------------------------------------
+
+    def work(self, request: Request) -> int:
+        """Tokens that a request which does not decode must compute before it can.
+
+        A group of sequences that lost its memory is rebuilt without sampling, all but the last
+        token of each, and goes on with an ordinary decode; anyone else samples at its end.
+        """
+        if not _rebuilds(request):
+            return request.num_tokens
+        alone = request.num_tokens - 1
+        return alone + (request.width - 1) * (alone - self.memory.common(request))
+
+    def span(self, request: Request) -> int:
+        """Tokens that each of its sequences has in memory when that work is done."""
+        return request.num_tokens - 1 if _rebuilds(request) else request.num_tokens
+
+    def left(self, request: Request) -> int:
+        """Of `work`, what is still to be done."""
+        return self.work(request) - (request._rebuilt if _rebuilds(request) else request._prefilled)
+
+    def infeasible(self, request: Request) -> str | None:
+        """Why a waiting request can never be served, or None."""
+        if request is self._feasible or request.generated:
+            return None
+        if request.prompt_len > self.max_model_len:
+            return f"prompt of {request.prompt_len} tokens: max_model_len is {self.max_model_len}"
+        length = request.prompt_len + (request.max_tokens or 0)
+        if length > self.max_model_len:
+            return (
+                f"prompt of {request.prompt_len} + max_tokens {request.max_tokens} = {length} "
+                f"tokens: max_model_len is {self.max_model_len}"
+            )
+        if request.width > self.max_seqs:
+            return f"{request.width} sequences: max_seqs is {self.max_seqs}"
+        blocks = self.memory.blocks_at_length(request, max(length, request.prompt_len + 1))
+        if blocks > self.memory.total:
+            return (
+                f"{request.width} × {length} tokens need {blocks} blocks of "
+                f"{self.memory.block_size}: memory has {self.memory.total}"
+            )
+        reason = self.batching.infeasible(self, request)
+        if reason is None:
+            self._feasible = request
+        return reason
+
+    def reject(self, plan: StepPlan, reason: str) -> None:
+        """The head of waiting can never be served."""
+        request = self.waiting.pop()
+        plan.rejected.append(Rejection(request, reason))
+        self._leave(request, State.REJECTED, reason, self.now)
+
+    def start(self, plan: StepPlan, count: int, hit: Sequence[int]) -> None:
+        """The head of waiting joins the batch and computes `count` tokens after its `hit`."""
+        request = self.waiting.pop()
+        cached = len(hit) * self.memory.block_size
+        tokens = self.span(request) if _rebuilds(request) else cached + count
+        self.memory.admit(request, tokens, hit)
+        request._prefilled = cached
+        if request.scheduled_at is None:
+            request.scheduled_at = self.now
+            request.cached_tokens = cached
+            plan.hits.append((request, cached))
+        self._seat(request)
+        self.prefilling[request] = None
+        self.advance(plan, request, count)
+
+    def advance(self, plan: StepPlan, request: Request, count: int) -> None:
+        """Plan the next `count` tokens of a request in the batch that does not decode yet."""
+        if not _rebuilds(request):
+            start = request._prefilled
+            samples = start + count == request.num_tokens
+            plan.add_chunk(Chunk(request, start, count, samples))
+            return
+        for chunk in self._rebuild(request, count):
+            plan.add_chunk(chunk)
+
+    def _rebuild(self, request: Request, count: int) -> Iterator[Chunk]:
+        """The next `count` tokens of a group's work, sequence after sequence."""
+        last, common = request.num_tokens - 1, self.memory.common(request)
+        begin = 0  # of this sequence's share in the work
+        for sequence in range(request.width):
+            first = common if sequence else 0
+            low = max(request._rebuilt - begin, 0)
+            high = min(request._rebuilt + count - begin, last - first)
+            if low < high:
+                yield Chunk(request, first + low, high - low, False, sequence)
+            begin += last - first
+
+    def extend(self, plan: StepPlan, request: Request) -> None:
+        """Give a decoding request the memory for its next token, if it lacks any."""
+        need = self.memory.need(request)
+        if need is not None and need <= request.num_tokens:
+            self.memory.extend(request, request.num_tokens, plan.copies)
+            self.clock.moved(request, need)
+
+    def decode(self, plan: StepPlan) -> None:
+        """Plan one token for every decoding sequence, those held back left out."""
+        clock = self.clock
+        plan.decodes = self.decoding()
+        plan.decode_count = clock.width
+        plan.decode_context = clock.context
+        if plan.held:
+            held = set(plan.held)
+            plan.decodes = tuple(r for r in plan.decodes if r not in held)
+            plan.decode_count -= sum(r.width for r in held)
+            plan.decode_context -= sum(r.width * r.num_tokens for r in held)
+
+    def choose_victim(self, candidates: Sequence[Request], needy: Request) -> Request:
+        """The policy's victim, who must be one of the candidates."""
+        victim = self.policy.victim(candidates, needy, self.now)
+        if victim not in candidates:
+            raise IntegrityError(
+                f"{type(self.policy).__name__}.victim chose {victim!r}, who is not a candidate"
+            )
+        return victim
+
+    def preempt(self, plan: StepPlan, victim: Request, displaced: bool = False) -> int:
+        """Take a running request's memory. Returns tokens that this step had planned for it."""
+        given_back = plan.drop_chunks(victim)
+        self.memory.retract(victim, victim.computed)
+        (plan.displaced if displaced else plan.preempted).append(victim)
+        victim.preemptions += 1
+        keep = self._keep(victim)
+        self._unseat(victim)
+        if keep is Keep.SWAP:
+            plan.swap_out += self.memory.swap_out(victim, plan.copies)
+            victim.swapped_blocks += sum(len(set(t)) for t in victim.cpu_tables)
+            victim.state = State.SWAPPED
+            self.swapped.append(victim)
+        else:
+            self._forget_copies(plan.copies, victim)
+            victim.recomputed_tokens += max(victim.computed, victim._rebuilt)
+            victim._prefilled = victim._rebuilt = 0
+            self.memory.release(victim)
+            victim.state = State.WAITING
+            self.waiting.put_back(victim, self.now)
+        return given_back
+
+    def _keep(self, victim: Request) -> Keep:
+        if victim.computed == 0 or not self.memory.cpu_room(victim):
+            return Keep.RECOMPUTE
+        return self.policy.keep(victim, self.state) or self.preemption.keep(victim, self.state)
+
+    def next_swapped(self) -> Request:
+        """Who comes back first."""
+        if not self.ranked:
+            return self.swapped[0]
+        return min(self.swapped, key=lambda r: rank_key(self.policy, r, self.now))
+
+    def swapped_first(self) -> bool:
+        """Whether those on the CPU come before those who wait."""
+        if not self.swapped:
+            return False
+        if not self.ranked or not self.waiting:
+            return True
+        first = rank_key(self.policy, self.next_swapped(), self.now)
+        return first < rank_key(self.policy, self.waiting.head, self.now)
+
+    def resume(self, plan: StepPlan, request: Request, count: int) -> None:
+        """Bring a request back from the CPU; `count` tokens of it are computed in this step."""
+        self.swapped.remove(request)
+        pairs = self.memory.swap_in(request)
+        plan.swap_in += pairs
+        plan.resumed.append(request)
+        request.swapped_blocks += len(pairs)
+        self.memory.extend(request, request.computed + count, plan.copies)
+        self._seat(request)
+        if request.ready:
+            self.clock.board(request)
+        else:
+            self.prefilling[request] = None
+            self.advance(plan, request, count)
+
+    def sort_running(self) -> None:
+        """Put the batch in order of rank, where anything can have changed."""
+        steady = self.policy.rank_changes == "never"
+        if steady and self._running_sorted == self._seated:
+            return
+        order = sorted(self.running, key=lambda r: rank_key(self.policy, r, self.now))
+        self.running = dict.fromkeys(order)
+        for request in order:
+            request._seat = self._seated
+            self._seated += 1
+        self._running_sorted = self._seated
+        self._snapshot = (-1, ())
+
+    def decoding(self) -> tuple[Request, ...]:
+        """Those of the batch that decode, in its order; the same object while nothing changes."""
+        version, riders = self._snapshot
+        if version != self.clock.version:
+            if self.prefilling:
+                riders = tuple(r for r in self.running if r.decoding)
+            else:
+                riders = tuple(self.running)
+            self._snapshot = (self.clock.version, riders)
+        return riders
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _end_of(self, request: Request) -> int:
+        return self._ends[request.id]
+
+    def _seat(self, request: Request) -> None:
+        request.state = State.RUNNING
+        request._seat = self._seated
+        self._seated += 1
+        self.running[request] = None
+        self.seats += request.width
+
+    def _unseat(self, request: Request) -> None:
+        if request.decoding:
+            self.clock.alight(request)
+        else:
+            self.prefilling.pop(request)
+        del self.running[request]
+        self.seats -= request.width
+
+    def _computed(self, chunk: Chunk, now: float) -> None:
+        """A chunk is in memory; at the end of its work the request begins to decode."""
+        request = chunk.request
+        if _rebuilds(request):
+            request._rebuilt += chunk.length
+            if request._rebuilt < self.work(request):
+                return
+            request._rebuilt = 0
+        else:
+            request._prefilled += chunk.length
+            if not chunk.samples:
+                return
+            request._generated += 1
+            if request.first_token_at is None:
+                request.first_token_at = now
+            if request.width > 1:
+                self.memory.fork(request, (0,) * request.width, self._copies)
+        del self.prefilling[request]
+        self.clock.board(request)
+
+    def _refuse_answers(
+        self,
+        plan: StepPlan,
+        tokens: Mapping[RequestId, int | Continuation],
+        finished: Mapping[RequestId, str],
+        told: bool,
+    ) -> None:
+        """Raise PlanError, and change nothing, if these do not answer the plan."""
+        planned = {request.id for request in _samplers(plan)}
+        sampled = {request.id: request for request in _sampling(plan)}
+        if told and (missing := sampled.keys() - tokens.keys()):
+            raise PlanError(
+                f"plan {plan.number}: no tokens for requests {sorted(missing, key=str)}"
+            )
+        if stray := (tokens.keys() - planned) | (finished.keys() - sampled.keys()):
+            raise PlanError(
+                f"plan {plan.number}: requests {sorted(stray, key=str)} sampled nothing in it"
+            )
+        for request in sampled.values() if told else ():
+            answer = tokens[request.id]
+            count = 1 if isinstance(answer, int) else len(answer.tokens)
+            parents = None if isinstance(answer, int) else answer.parents
+            if parents is None and count != request.width:
+                problem = f"{count} tokens for {request.width} sequences"
+            elif parents is not None and not (0 < len(parents) == count <= request.width):
+                problem = f"{count} tokens for the children of {tuple(parents)}"
+            elif parents is not None and not set(parents) <= set(range(request.width)):
+                problem = f"parents {tuple(parents)} of {request.width} sequences"
+            else:
+                continue
+            raise PlanError(f"plan {plan.number}: request {request.id!r} got {problem}")
+
+    def _append(self, plan: StepPlan, tokens: Mapping[RequestId, int | Continuation]) -> None:
+        for request in _sampling(plan):
+            answer = tokens[request.id]
+            if isinstance(answer, int):
+                if request.outputs:
+                    request.outputs[0].append(answer)
+                else:
+                    request.outputs = [[answer]]
+                continue
+            outputs = request.outputs or [[] for _ in range(request.width)]
+            if answer.parents is not None and list(answer.parents) != list(range(request.width)):
+                outputs = [list(outputs[parent]) for parent in answer.parents]
+                self._branch(request, answer.parents)
+            for output, token in zip(outputs, answer.tokens, strict=True):
+                output.append(token)
+            request.outputs = outputs
+
+    def _branch(self, request: Request, parents: Sequence[int]) -> None:
+        """The sequences of a decoding request become the children of `parents`."""
+        self.clock.alight(request)
+        self.seats += len(parents) - request.width
+        request.width = len(parents)
+        self.memory.fork(request, parents, self._copies)
+        self.clock.board(request)
+
+    @staticmethod
+    def _forget_copies(copies: Copies, request: Request) -> None:
+        """Its blocks are given up: nothing must be copied into them."""
+        if copies:
+            for table in request.tables:
+                for block in table:
+                    copies.pop(block, None)
+
+    def _leave(self, request: Request, state: State, reason: str, now: float) -> None:
+        self._forget_copies(self._copies, request)
+        self.memory.release(request)
+        request.state = state
+        request.finish_reason = reason
+        request.finished_at = now
+        del self.requests[request.id], self._ends[request.id]
+        if self._observing:
+            self.policy.observe(Left(request, now))
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise IntegrityError if an invariant is broken. Costs a walk over everything."""
+        places: dict[State, Collection[Request]] = {
+            State.WAITING: tuple(self.waiting),
+            State.RUNNING: self.running.keys(),
+            State.SWAPPED: self.swapped,
+        }
+        seen: dict[RequestId, State] = {}
+        for state, requests in places.items():
+            for request in requests:
+                if request.id in seen:
+                    raise IntegrityError(f"{request!r} is {seen[request.id].value}, {state.value}")
+                if request.state is not state:
+                    raise IntegrityError(f"{request!r} is among the {state.value}")
+                seen[request.id] = state
+        if lost := self.requests.keys() ^ seen.keys():
+            raise IntegrityError(f"requests {sorted(lost, key=str)} are not where they should be")
+        if lost := self.requests.keys() ^ self._ends.keys():
+            raise IntegrityError(f"the ends of requests {sorted(lost, key=str)} are wrong")
+        riders = [request for request in self.running if request.decoding]
+        if self.prefilling.keys() != self.running.keys() - set(riders):
+            raise IntegrityError(f"prefilling are {list(self.prefilling)}, of {list(self.running)}")
+        seats = sum(request.width for request in self.running)
+        if seats != self.seats or seats > self.max_seqs:
+            raise IntegrityError(f"{seats} seats of {self.max_seqs} taken, {self.seats} counted")
+        for request in self.waiting:
+            if request.tables or request.cpu_tables or request.computed:
+                raise IntegrityError(f"{request!r} waits, and holds blocks")
+        self.clock.check(riders)
+        self.memory.check([*self.running, *self.swapped])
+
+
+def _rebuilds(request: Request) -> bool:
+    """Whether a group has to compute again what its sequences had generated."""
+    return request.width > 1 and request.generated > 0
+
+
+def _samplers(plan: StepPlan) -> list[Request]:
+    """The requests that a plan samples for."""
+    return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
+
+
+def _sampling(plan: StepPlan) -> list[Request]:
+    """Of those, the ones that were not aborted since."""
+    return [request for request in _samplers(plan) if request.state is State.RUNNING]

@@ -1,0 +1,48 @@
+"""What becomes of a victim's memory: thrown away and computed again, or moved to the CPU."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pagedsim.core import Keep, Preemption, Request, ServerState
+
+
+class Recompute(Preemption):
+    """Free the blocks; compute prompt and output so far again, in one go, on the way back."""
+
+    def keep(self, victim: Request, state: ServerState) -> Keep:
+        return Keep.RECOMPUTE
+
+
+class Swap(Preemption):
+    """Copy the blocks to the CPU and back; recompute where the CPU pool is full."""
+
+    swaps = True
+
+    def keep(self, victim: Request, state: ServerState) -> Keep:
+        return Keep.SWAP
+
+
+class Prices(Protocol):
+    """What a cost model must tell so that the two can be compared; both in seconds."""
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Time to prefill `tokens` tokens."""
+
+    def swap_seconds(self, blocks: int) -> float:
+        """Time to move `blocks` blocks out and in again."""
+
+
+class Cheapest(Preemption):
+    """Whichever costs this victim less (InferCept's hybrid)."""
+
+    swaps = True
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+
+    def keep(self, victim: Request, state: ServerState) -> Keep:
+        blocks = len({block for table in victim.tables for block in table})
+        tokens = victim.computed * victim.width
+        swap = self.prices.swap_seconds(blocks)
+        return Keep.SWAP if swap < self.prices.recompute_seconds(tokens) else Keep.RECOMPUTE
