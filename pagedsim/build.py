@@ -107,7 +107,7 @@ def _make(
     kind: str,
     name: str | T,
     known: Mapping[str, type[T]],
-    base: type[T],
+    base: type[Any],
     settings: Mapping[str, Any],
 ) -> T:
     if isinstance(name, base):
@@ -124,7 +124,7 @@ def _make(
     return make(**settings)
 
 
-def _by_path(kind: str, path: str, base: type[T]) -> type[T]:
+def _by_path(kind: str, path: str, base: type[Any]) -> type[Any]:
     module, _, attribute = path.rpartition(".")
     try:
         found = getattr(import_module(module), attribute)

@@ -17,7 +17,7 @@ class BuddyAllocator:
 
     >>> buddy = BuddyAllocator(15728)
     >>> [buddy.take(2048) for _ in range(8)]
-    [0, 2048, 4096, 6144, 8192, 10240, 12288, None]
+    [12288, 8192, 10240, 0, 2048, 4096, 6144, None]
     >>> buddy.free
     1392
     """
