@@ -114,8 +114,9 @@ def _make(
         return name
     if not isinstance(name, str):
         raise ConfigError(f"{kind}={name!r}: must be a name or a {base.__name__}")
+    make: type[T]
     if name in known:
-        make: Callable[..., T] = known[name]
+        make = known[name]
     elif "." in name:
         make = _by_path(kind, name, base)
     else:
@@ -124,7 +125,7 @@ def _make(
     return make(**settings)
 
 
-def _by_path(kind: str, path: str, base: type[Any]) -> type[Any]:
+def _by_path(kind: str, path: str, base: type[Any]) -> Any:
     module, _, attribute = path.rpartition(".")
     try:
         found = getattr(import_module(module), attribute)

@@ -1,5 +1,6 @@
 """The scheduler: plain Python, no clock, no torch, no I/O. Start reading at `scheduler.py`."""
 
+from pagedsim.core.answer import Continuation
 from pagedsim.core.batching import Batching, PrefillFirst, Static, Unified
 from pagedsim.core.errors import (
     ConfigError,
@@ -22,7 +23,7 @@ from pagedsim.core.plan import Chunk, Rejection, StepPlan
 from pagedsim.core.policy import Arrived, Event, Keep, Left, Policy, Preemption, Served
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.sampling import SamplingParams
-from pagedsim.core.scheduler import Continuation, Scheduler
+from pagedsim.core.scheduler import Scheduler
 from pagedsim.core.state import ServerState
 
 __all__ = [

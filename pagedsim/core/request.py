@@ -131,7 +131,7 @@ class Request:
         self._order = 0
         self._key: tuple[float, float, int] = (0, 0, 0)
         self._seat = 0  # place in the running batch
-        self._hashes: list[bytes] = []  # chain keys of its full blocks, for the prefix cache
+        self._hashes: list[Hashable] = []  # chain keys of its full blocks, for the prefix cache
         self._registered = 0  # of its blocks, those that the prefix cache knows
         self._split_at = (
             0  # length at which a fork's shared last block must be split; 0: nothing shared
@@ -172,22 +172,14 @@ class Request:
         """Whether it is still to be served."""
         return self.state in _ALIVE
 
-    def tokens(self, start: int, end: int) -> Hashable:
-        """A key for the tokens in [start, end) of its first sequence; equal keys, equal tokens.
-
-        Generated tokens that no executor told are taken as this request's own.
-        """
-        prompt = self.prompt
-        if prompt is None:
-            return (self.id, start, end)
+    def tokens(self, start: int, end: int) -> tuple[Hashable, ...]:
+        """The tokens in [start, end) of its first sequence, as far as they are known."""
+        assert self.prompt is not None
         if end <= self.prompt_len:
-            return tuple(prompt[start:end])
-        head = tuple(prompt[start:])
-        first, last = max(start - self.prompt_len, 0), end - self.prompt_len
-        told = self.outputs[0] if self.outputs else []
-        if last <= len(told):
-            return head + tuple(told[first:last])
-        return (head, self.id, first, last)
+            return tuple(self.prompt[start:end])
+        offset = self.prompt_len
+        generated = self.outputs[0][max(start - offset, 0) : end - offset]
+        return (*self.prompt[start:], *generated)
 
     def __repr__(self) -> str:
         return (

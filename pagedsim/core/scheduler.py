@@ -15,11 +15,13 @@ this file owns the queues and the few moves that requests make between them:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from pagedsim.core.answer import Continuation, Tokens, refuse_answer, sampled_in
 from pagedsim.core.clock import Clock
 from pagedsim.core.errors import ConfigError, IntegrityError, PlanError, RequestError, require
+from pagedsim.core.integrity import check_scheduler
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.plan import Chunk, Rejection, StepPlan
 from pagedsim.core.policy import (
@@ -36,20 +38,10 @@ from pagedsim.core.policy import (
 from pagedsim.core.queue import waiting_queue
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.state import ServerState
+from pagedsim.core.work import chunks, rebuilds, span, work
 
 if TYPE_CHECKING:
     from pagedsim.core.batching.base import Batching
-
-
-class Continuation(NamedTuple):
-    """The tokens that a step gave to a request of several sequences.
-
-    New sequence i continues old sequence `parents[i]` with `tokens[i]`; an old sequence that no
-    new one continues has ended. Without `parents` each goes on by itself.
-    """
-
-    tokens: Sequence[int]
-    parents: Sequence[int] | None = None
 
 
 class Scheduler:
@@ -176,6 +168,7 @@ class Scheduler:
         elif request.state is State.SWAPPED:
             self.swapped.remove(request)
         else:
+            self.memory.retract(request, request.computed)
             self._unseat(request)
         self._leave(request, State.ABORTED, "abort", now)
         return request
@@ -202,7 +195,7 @@ class Scheduler:
         self,
         plan: StepPlan,
         now: float,
-        tokens: Mapping[RequestId, int | Continuation] | None = None,
+        tokens: Tokens | None = None,
         finished: Mapping[RequestId, str] | None = None,
     ) -> list[Request]:
         """The step was carried out and ended at `now`. Returns the requests that it finished.
@@ -213,10 +206,12 @@ class Scheduler:
         if plan is not self._pending:
             expected = "none is planned" if self._pending is None else str(self._pending.number)
             raise PlanError(f"plan {plan.number} is stale: the plan to commit is {expected}")
-        if tokens is not None or finished:
-            self._refuse_answers(plan, tokens or {}, finished or {}, told=tokens is not None)
+        if tokens is not None or finished or self.memory.told:
+            refuse_answer(plan, tokens, finished or {}, self.memory.told)
         self._pending = None
         self.now = now
+        if tokens is not None:
+            self.memory.told = True
         clock = self.clock
         if plan.decodes:
             clock.tick += 1
@@ -227,7 +222,8 @@ class Scheduler:
             if chunk.request.state is State.RUNNING:
                 self._computed(chunk, now)
         if tokens is not None:
-            self._append(plan, tokens)
+            for request in sampled_in(plan):
+                self._append(request, tokens[request.id])
         if self._observing:
             self.policy.observe(Served(plan, now))
         ended = [(request, "length") for request in clock.ending()]
@@ -240,25 +236,6 @@ class Scheduler:
         return [request for request, _ in ended]
 
     # -- moves: what a batching composes a step from ---------------------------------------------
-
-    def work(self, request: Request) -> int:
-        """Tokens that a request which does not decode must compute before it can.
-
-        A group of sequences that lost its memory is rebuilt without sampling, all but the last
-        token of each, and goes on with an ordinary decode; anyone else samples at its end.
-        """
-        if not _rebuilds(request):
-            return request.num_tokens
-        alone = request.num_tokens - 1
-        return alone + (request.width - 1) * (alone - self.memory.common(request))
-
-    def span(self, request: Request) -> int:
-        """Tokens that each of its sequences has in memory when that work is done."""
-        return request.num_tokens - 1 if _rebuilds(request) else request.num_tokens
-
-    def left(self, request: Request) -> int:
-        """Of `work`, what is still to be done."""
-        return self.work(request) - (request._rebuilt if _rebuilds(request) else request._prefilled)
 
     def infeasible(self, request: Request) -> str | None:
         """Why a waiting request can never be served, or None."""
@@ -295,7 +272,8 @@ class Scheduler:
         """The head of waiting joins the batch and computes `count` tokens after its `hit`."""
         request = self.waiting.pop()
         cached = len(hit) * self.memory.block_size
-        tokens = self.span(request) if _rebuilds(request) else cached + count
+        # A group's tables are laid out at once; anybody else's grow with its chunks.
+        tokens = span(request) if rebuilds(request) else cached + count
         self.memory.admit(request, tokens, hit)
         request._prefilled = cached
         if request.scheduled_at is None:
@@ -308,25 +286,23 @@ class Scheduler:
 
     def advance(self, plan: StepPlan, request: Request, count: int) -> None:
         """Plan the next `count` tokens of a request in the batch that does not decode yet."""
-        if not _rebuilds(request):
-            start = request._prefilled
-            samples = start + count == request.num_tokens
-            plan.add_chunk(Chunk(request, start, count, samples))
-            return
-        for chunk in self._rebuild(request, count):
+        for chunk in chunks(request, count, self.memory):
             plan.add_chunk(chunk)
 
-    def _rebuild(self, request: Request, count: int) -> Iterator[Chunk]:
-        """The next `count` tokens of a group's work, sequence after sequence."""
-        last, common = request.num_tokens - 1, self.memory.common(request)
-        begin = 0  # of this sequence's share in the work
-        for sequence in range(request.width):
-            first = common if sequence else 0
-            low = max(request._rebuilt - begin, 0)
-            high = min(request._rebuilt + count - begin, last - first)
-            if low < high:
-                yield Chunk(request, first + low, high - low, False, sequence)
-            begin += last - first
+    @property
+    def forked(self) -> bool:
+        """Whether any request of several sequences decodes."""
+        return self.clock.width > len(self.clock)
+
+    def grow(self, plan: StepPlan, spare: int) -> bool:
+        """Give all that decode the memory for their next token, if that leaves `spare` blocks.
+
+        If not, nothing is done, and the batching has to find out who yields.
+        """
+        if not self.memory.grow(self.clock.due(), spare, plan.copies, self.forked):
+            return False
+        self.clock.attended(self.memory.stride(self.forked))
+        return True
 
     def extend(self, plan: StepPlan, request: Request) -> None:
         """Give a decoding request the memory for its next token, if it lacks any."""
@@ -460,9 +436,9 @@ class Scheduler:
     def _computed(self, chunk: Chunk, now: float) -> None:
         """A chunk is in memory; at the end of its work the request begins to decode."""
         request = chunk.request
-        if _rebuilds(request):
+        if rebuilds(request):
             request._rebuilt += chunk.length
-            if request._rebuilt < self.work(request):
+            if request._rebuilt < work(request, self.memory):
                 return
             request._rebuilt = 0
         else:
@@ -472,67 +448,28 @@ class Scheduler:
             request._generated += 1
             if request.first_token_at is None:
                 request.first_token_at = now
+            if self.memory.told and not request.outputs:
+                request.outputs = [[] for _ in range(request.width)]
             if request.width > 1:
                 self.memory.fork(request, (0,) * request.width, self._copies)
         del self.prefilling[request]
         self.clock.board(request)
 
-    def _refuse_answers(
-        self,
-        plan: StepPlan,
-        tokens: Mapping[RequestId, int | Continuation],
-        finished: Mapping[RequestId, str],
-        told: bool,
-    ) -> None:
-        """Raise PlanError, and change nothing, if these do not answer the plan."""
-        planned = {request.id for request in _samplers(plan)}
-        sampled = {request.id: request for request in _sampling(plan)}
-        if told and (missing := sampled.keys() - tokens.keys()):
-            raise PlanError(
-                f"plan {plan.number}: no tokens for requests {sorted(missing, key=str)}"
-            )
-        if stray := (tokens.keys() - planned) | (finished.keys() - sampled.keys()):
-            raise PlanError(
-                f"plan {plan.number}: requests {sorted(stray, key=str)} sampled nothing in it"
-            )
-        for request in sampled.values() if told else ():
-            answer = tokens[request.id]
-            count = 1 if isinstance(answer, int) else len(answer.tokens)
-            parents = None if isinstance(answer, int) else answer.parents
-            if parents is None and count != request.width:
-                problem = f"{count} tokens for {request.width} sequences"
-            elif parents is not None and not (0 < len(parents) == count <= request.width):
-                problem = f"{count} tokens for the children of {tuple(parents)}"
-            elif parents is not None and not set(parents) <= set(range(request.width)):
-                problem = f"parents {tuple(parents)} of {request.width} sequences"
-            else:
-                continue
-            raise PlanError(f"plan {plan.number}: request {request.id!r} got {problem}")
-
-    def _append(self, plan: StepPlan, tokens: Mapping[RequestId, int | Continuation]) -> None:
-        for request in _sampling(plan):
-            answer = tokens[request.id]
-            if isinstance(answer, int):
-                if request.outputs:
-                    request.outputs[0].append(answer)
-                else:
-                    request.outputs = [[answer]]
-                continue
-            outputs = request.outputs or [[] for _ in range(request.width)]
-            if answer.parents is not None and list(answer.parents) != list(range(request.width)):
-                outputs = [list(outputs[parent]) for parent in answer.parents]
-                self._branch(request, answer.parents)
-            for output, token in zip(outputs, answer.tokens, strict=True):
-                output.append(token)
-            request.outputs = outputs
-
-    def _branch(self, request: Request, parents: Sequence[int]) -> None:
-        """The sequences of a decoding request become the children of `parents`."""
-        self.clock.alight(request)
-        self.seats += len(parents) - request.width
-        request.width = len(parents)
-        self.memory.fork(request, parents, self._copies)
-        self.clock.board(request)
+    def _append(self, request: Request, answer: int | Continuation) -> None:
+        """Sampled tokens become part of a decoding request."""
+        if isinstance(answer, int):
+            request.outputs[0].append(answer)
+            return
+        tokens, parents = answer
+        if parents is not None and list(parents) != list(range(request.width)):
+            request.outputs = [list(request.outputs[parent]) for parent in parents]
+            self.clock.alight(request)
+            self.seats += len(parents) - request.width
+            request.width = len(parents)
+            self.memory.fork(request, parents, self._copies)
+            self.clock.board(request)
+        for output, token in zip(request.outputs, tokens, strict=True):
+            output.append(token)
 
     @staticmethod
     def _forget_copies(copies: Copies, request: Request) -> None:
@@ -552,50 +489,6 @@ class Scheduler:
         if self._observing:
             self.policy.observe(Left(request, now))
 
-    # -- looking -----------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Raise IntegrityError if an invariant is broken. Costs a walk over everything."""
-        places: dict[State, Collection[Request]] = {
-            State.WAITING: tuple(self.waiting),
-            State.RUNNING: self.running.keys(),
-            State.SWAPPED: self.swapped,
-        }
-        seen: dict[RequestId, State] = {}
-        for state, requests in places.items():
-            for request in requests:
-                if request.id in seen:
-                    raise IntegrityError(f"{request!r} is {seen[request.id].value}, {state.value}")
-                if request.state is not state:
-                    raise IntegrityError(f"{request!r} is among the {state.value}")
-                seen[request.id] = state
-        if lost := self.requests.keys() ^ seen.keys():
-            raise IntegrityError(f"requests {sorted(lost, key=str)} are not where they should be")
-        if lost := self.requests.keys() ^ self._ends.keys():
-            raise IntegrityError(f"the ends of requests {sorted(lost, key=str)} are wrong")
-        riders = [request for request in self.running if request.decoding]
-        if self.prefilling.keys() != self.running.keys() - set(riders):
-            raise IntegrityError(f"prefilling are {list(self.prefilling)}, of {list(self.running)}")
-        seats = sum(request.width for request in self.running)
-        if seats != self.seats or seats > self.max_seqs:
-            raise IntegrityError(f"{seats} seats of {self.max_seqs} taken, {self.seats} counted")
-        for request in self.waiting:
-            if request.tables or request.cpu_tables or request.computed:
-                raise IntegrityError(f"{request!r} waits, and holds blocks")
-        self.clock.check(riders)
-        self.memory.check([*self.running, *self.swapped])
-
-
-def _rebuilds(request: Request) -> bool:
-    """Whether a group has to compute again what its sequences had generated."""
-    return request.width > 1 and request.generated > 0
-
-
-def _samplers(plan: StepPlan) -> list[Request]:
-    """The requests that a plan samples for."""
-    return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
-
-
-def _sampling(plan: StepPlan) -> list[Request]:
-    """Of those, the ones that were not aborted since."""
-    return [request for request in _samplers(plan) if request.state is State.RUNNING]
+        check_scheduler(self)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagedsim.core.memory import Fit
 from pagedsim.core.policy import Policy
+from pagedsim.core.work import span
 
 if TYPE_CHECKING:
     from pagedsim.core.plan import StepPlan
@@ -66,4 +67,4 @@ def has_room(scheduler: Scheduler, request: Request, spare: int) -> bool:
     if scheduler.seats + request.width > scheduler.max_seqs:
         return False
     hit = memory.lookup(request)
-    return memory.fit(request, scheduler.span(request), spare, hit) is Fit.NOW
+    return memory.fit(request, span(request), spare, hit) is Fit.NOW

@@ -9,6 +9,7 @@ from pagedsim.core.batching.base import Batching, displace
 from pagedsim.core.errors import ConfigError
 from pagedsim.core.memory import Fit
 from pagedsim.core.policy import Policy
+from pagedsim.core.work import span, work
 
 if TYPE_CHECKING:
     from pagedsim.core.plan import StepPlan
@@ -89,9 +90,9 @@ class PrefillFirst(Batching):
                 break
             hit = memory.lookup(request)
             margin = self._margin(scheduler)
-            if memory.fit(request, scheduler.span(request), margin, hit) is not Fit.NOW:
+            if memory.fit(request, span(request), margin, hit) is not Fit.NOW:
                 break
-            count = scheduler.work(request) - len(hit) * memory.block_size
+            count = work(request, memory) - len(hit) * memory.block_size
             # Only the rebuilding of a group can be more than a step holds; it then goes alone.
             if plan.chunks and plan.prefill_tokens + count > scheduler.max_batched_tokens:
                 break
@@ -101,15 +102,11 @@ class PrefillFirst(Batching):
 
     def _decode(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """Memory for the next token of everybody who runs, or for as many as it lasts."""
-        memory, clock = scheduler.memory, scheduler.clock
-        if not memory.grows or not scheduler.running:
+        if not scheduler.memory.grows or not scheduler.running:
             return
-        forked = clock.width > len(clock)
         # vLLM's test is conservative: it counts a block for each sequence, needed or not.
-        spare = max(request.width for request in scheduler.running) if forked else 1
-        if memory.grow(clock.due(), spare, plan.copies):
-            clock.attended(memory.stride(forked))
-        else:
+        widest = max(r.width for r in scheduler.running) if scheduler.forked else 1
+        if not scheduler.grow(plan, spare=widest):
             self._decode_tight(scheduler, plan)
 
     def _decode_tight(self, scheduler: Scheduler, plan: StepPlan) -> None:

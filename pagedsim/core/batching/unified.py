@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pagedsim.core.batching.base import Batching, displace
 from pagedsim.core.memory import Fit
+from pagedsim.core.work import left, span, work
 
 if TYPE_CHECKING:
     from pagedsim.core.plan import StepPlan
@@ -33,16 +34,15 @@ class Unified(Batching):
 
     def _go_on(self, scheduler: Scheduler, plan: StepPlan) -> int:
         """Serve the batch in its order; returns what is left of the budget."""
-        budget, clock, memory = scheduler.max_batched_tokens, scheduler.clock, scheduler.memory
-        all_decode_first = clock.width <= budget and _last(scheduler.prefilling, scheduler.running)
-        if all_decode_first and memory.grow(clock.due(), 0, plan.copies):
-            clock.attended(memory.stride(clock.width > len(clock)))
-            budget -= clock.width
-            if not scheduler.prefilling:
-                return budget
-            served = set(scheduler.decoding())
-            return self._one_by_one(scheduler, plan, budget, scheduler.prefilling, served)
-        return self._one_by_one(scheduler, plan, budget, scheduler.running, set())
+        budget, decodes = scheduler.max_batched_tokens, scheduler.clock.width
+        prefilling, running = scheduler.prefilling, scheduler.running
+        decodes_first = not prefilling or _last(prefilling, running)
+        if decodes > budget or not decodes_first or not scheduler.grow(plan, spare=0):
+            return self._one_by_one(scheduler, plan, budget, running, set())
+        if not prefilling:
+            return budget - decodes
+        served = set(scheduler.decoding())
+        return self._one_by_one(scheduler, plan, budget - decodes, prefilling, served)
 
     def _one_by_one(
         self,
@@ -84,7 +84,7 @@ class Unified(Batching):
         """Tokens that a request gets, in each sequence and in all, out of `budget`."""
         if request.ready:
             return 1, request.width
-        count = min(scheduler.left(request), budget)
+        count = min(left(request, scheduler.memory), budget)
         return count, count
 
     def _resume(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> int:
@@ -115,11 +115,11 @@ class Unified(Batching):
                 break
             hit = memory.lookup(request)
             # All of the prompt must fit, although only a chunk of it may run.
-            if memory.fit(request, scheduler.span(request), 0, hit) is not Fit.NOW:
+            if memory.fit(request, span(request), 0, hit) is not Fit.NOW:
                 break
             if not policy.admit(request, scheduler.state):
                 break
-            left = scheduler.work(request) - len(hit) * memory.block_size
+            left = work(request, memory) - len(hit) * memory.block_size
             count = min(left, budget)
             scheduler.start(plan, count, hit)
             budget -= count

@@ -59,6 +59,8 @@ class Memory(ABC):
         self.cpu_total = cpu_blocks
         self.end_of: Callable[[Request], int] = lambda request: 0
         """Tells the length at which a request ends; the scheduler that owns the memory sets it."""
+        self.told = False
+        """Whether the executor tells sampled tokens; the scheduler finds out and sets it."""
 
     @property
     def longest(self) -> int:
@@ -125,8 +127,11 @@ class Memory(ABC):
     def stride(self, forked: bool) -> int | None:
         """Tokens between two needs of every rider; None where riders differ."""
 
-    def grow(self, due: Sequence[Request], spare: int, copies: Copies) -> bool:
-        """Extend all of `due` to their lengths if that leaves `spare` blocks free; else nothing."""
+    def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
+        """Extend all of `due` to their lengths if that leaves `spare` blocks free; else nothing.
+
+        `forked`: whether any of them may have more than one sequence.
+        """
         if sum(self.lacking(r, r.num_tokens) for r in due) + spare > self.free:
             return False
         for request in due:

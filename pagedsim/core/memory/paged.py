@@ -132,11 +132,11 @@ class PagedMemory(Memory):
                 copies[table[-1]] = tail
         request._split_at = 0
 
-    def grow(self, due: Sequence[Request], spare: int, copies: Copies) -> bool:
-        if any(request._split_at or request.width > 1 for request in due):
-            return super().grow(due, spare, copies)
+    def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
+        if forked:
+            return super().grow(due, spare, copies, forked)
         count = len(due)
-        if count + spare > len(self._free):
+        if count + spare > self.free:
             return False
         for request, block in zip(due, self._take(count), strict=True):
             request.tables[0].append(block)

@@ -3,12 +3,15 @@
 A full block is known by a chained key: its tokens and the key of the block before it. Blocks keep
 their key after they are freed, until they are handed out again; the order of the free list is the
 order of eviction (vLLM 0.33's rules).
+
+Where no executor tells the sampled tokens, what a request generates is its own: nobody else can
+find it, so its blocks are registered when it leaves, and no step pays for it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -28,8 +31,8 @@ class PrefixMemory(PagedMemory):
         # First in the list is the first to be handed out, and so the first to be forgotten.
         self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
         self._free.clear()
-        self._key_of: dict[int, bytes] = {}
-        self._blocks_of: dict[bytes, list[int]] = {}  # equal blocks, first registered first
+        self._key_of: dict[int, Hashable] = {}
+        self._blocks_of: dict[Hashable, list[int]] = {}  # equal blocks, first registered first
         self._idle_keys = 0
 
     @property
@@ -72,14 +75,18 @@ class PrefixMemory(PagedMemory):
 
     # -- keys ----------------------------------------------------------------------------------
 
-    def _keys(self, request: Request, blocks: int) -> list[bytes]:
-        """The chained keys of its first `blocks` blocks, each made once in its life."""
+    def _keys(self, request: Request, blocks: int) -> list[Hashable]:
+        """The keys of its first `blocks` blocks, each made once in its life."""
         keys = request._hashes
         size = self.block_size
+        known = request.prompt_len + (len(request.outputs[0]) if request.outputs else 0)
         for index in range(len(keys), blocks):
-            tokens = request.tokens(index * size, (index + 1) * size)
-            parent = keys[-1] if keys else b""
-            keys.append(blake2b(parent + repr(tokens).encode(), digest_size=16).digest())
+            if (index + 1) * size <= known:
+                tokens = request.tokens(index * size, (index + 1) * size)
+                digest = blake2b(repr((keys[-1:], tokens)).encode(), digest_size=16)
+                keys.append(digest.digest())
+            else:
+                keys.append((request._order, index))
         return keys
 
     def lookup(self, request: Request) -> Sequence[int]:
@@ -138,19 +145,21 @@ class PrefixMemory(PagedMemory):
         full = len(request.tables[0]) * self.block_size
         if request._split_at:
             return request._split_at
-        if request.prompt is None or request.width > 1:
+        if request.prompt is None or request.width > 1 or not self.told:
             return full + 1
         # A block is registered in the step that fills it, one before the next block is needed.
         return full + (request._registered >= len(request.tables[0]))
 
     def stride(self, forked: bool) -> int | None:
-        return None
+        return None if forked or self.told else self.block_size
 
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
         super().extend(request, tokens, copies)
         self._register(request, tokens)
 
-    def grow(self, due: Sequence[Request], spare: int, copies: Copies) -> bool:
+    def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
+        if not self.told:
+            return super().grow(due, spare, copies, forked)
         # Which of equal blocks is found depends on who registers first: the order of the batch.
         due = sorted(due, key=lambda request: request._seat)
         if sum(self.lacking(r, r.num_tokens) for r in due) + spare > self.free:
@@ -171,6 +180,8 @@ class PrefixMemory(PagedMemory):
         request._registered = min(request._registered, full)
 
     def release(self, request: Request) -> None:
+        if request.tables:
+            self._register(request, request.computed)
         super().release(request)
         request._registered = 0
 

@@ -1,0 +1,1 @@
+"""Where the time goes, as ratios within one run, because machines differ."""

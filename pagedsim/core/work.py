@@ -1,0 +1,59 @@
+"""What a request that does not decode has still to compute before it can.
+
+A new request computes its prompt and samples at its end. So does one that lost its memory, with
+what it had generated as part of its prompt. Only a *group* of several sequences differs: it is
+rebuilt without sampling, sequence after sequence, all but the last token of each (what they share
+once), and then goes on with an ordinary decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pagedsim.core.plan import Chunk
+
+if TYPE_CHECKING:
+    from pagedsim.core.memory import Memory
+    from pagedsim.core.request import Request
+
+
+def rebuilds(request: Request) -> bool:
+    """Whether it is a group that computes again what its sequences had generated."""
+    return request.width > 1 and request.generated > 0
+
+
+def work(request: Request, memory: Memory) -> int:
+    """Tokens to compute in all, if nothing is cached."""
+    if not rebuilds(request):
+        return request.num_tokens
+    alone = request.num_tokens - 1
+    return alone + (request.width - 1) * (alone - memory.common(request))
+
+
+def left(request: Request, memory: Memory) -> int:
+    """Of these, the tokens still to be computed."""
+    done = request._rebuilt if rebuilds(request) else request._prefilled
+    return work(request, memory) - done
+
+
+def span(request: Request) -> int:
+    """Tokens that each of its sequences has in memory when the work is done."""
+    return request.num_tokens - 1 if rebuilds(request) else request.num_tokens
+
+
+def chunks(request: Request, count: int, memory: Memory) -> Iterator[Chunk]:
+    """The next `count` tokens of the work."""
+    if not rebuilds(request):
+        start = request._prefilled
+        yield Chunk(request, start, count, samples=start + count == request.num_tokens)
+        return
+    last, common = request.num_tokens - 1, memory.common(request)
+    begin = 0  # of this sequence's share in the work
+    for sequence in range(request.width):
+        first = common if sequence else 0
+        low = max(request._rebuilt - begin, 0)
+        high = min(request._rebuilt + count - begin, last - first)
+        if low < high:
+            yield Chunk(request, first + low, high - low, samples=False, sequence=sequence)
+        begin += last - first
