@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pagedsim.core import (
     Batching,
@@ -111,7 +111,7 @@ def _make(
     settings: Mapping[str, Any],
 ) -> T:
     if isinstance(name, base):
-        return name
+        return cast(T, name)
     if not isinstance(name, str):
         raise ConfigError(f"{kind}={name!r}: must be a name or a {base.__name__}")
     make: type[T]

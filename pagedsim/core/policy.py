@@ -118,6 +118,22 @@ def observes(policy: Policy) -> bool:
     return type(policy).observe is not Policy.observe
 
 
+def patient(policy: Policy, displacing: bool) -> bool:
+    """Whether a policy that could admit nobody will not change its mind while the batch decodes.
+
+    Memory and seats only become scarcer then, so only an order or an answer that changes by
+    itself could let somebody in.
+    """
+    kind = type(policy)
+    if kind.admit is not Policy.admit:
+        return False
+    if displacing and kind.displaces is not Policy.displaces:
+        return False
+    if not ranks(policy) or policy.rank_changes == "never":
+        return True
+    return policy.rank_changes == "while running" and not displacing
+
+
 def rank_key(policy: Policy, request: Request, now: float) -> tuple[float, float, int]:
     """What requests are sorted by: rank, then arrival, then the order in which they were added."""
     assert request.arrival is not None  # set by Scheduler.add

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 
 from pagedsim.core.policy import Policy, rank_key, ranks
@@ -16,8 +16,11 @@ _by_key = attrgetter("_key")
 class Queue:
     """First come, first served; who was preempted goes back to the front."""
 
-    def __init__(self, requests: Iterable[Request] = ()) -> None:
-        self._requests = deque(requests)
+    settled = True
+    """Whether the last `arrange` found it in order."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -70,7 +73,8 @@ class RankedQueue(Queue):
         self._in_order = False
 
     def arrange(self, now: float) -> None:
-        if self._in_order and self._steady:
+        self.settled = self._in_order and self._steady
+        if self.settled:
             return
         if not self._steady:
             for request in self._requests:

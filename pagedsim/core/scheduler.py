@@ -32,6 +32,7 @@ from pagedsim.core.policy import (
     Preemption,
     Served,
     observes,
+    patient,
     rank_key,
     ranks,
 )
@@ -99,6 +100,7 @@ class Scheduler:
 
         self.ranked = ranks(self.policy)
         self._observing = observes(self.policy)
+        self._patient = patient(self.policy, batching.displacing(self.policy))
         self._ends: dict[RequestId, int] = {}  # lengths at which requests end; not for policies
         self._orders = 0
         self._seated = 0
@@ -234,6 +236,42 @@ class Scheduler:
             self._unseat(request)
             self._leave(request, State.FINISHED, reason, now)
         return [request for request, _ in ended]
+
+    # -- many steps at once ------------------------------------------------------------------------
+
+    def quiet(self, plan: StepPlan, limit: int = 64) -> int:
+        """How many steps after `plan` would be the same, if nobody arrives and nobody aborts.
+
+        In these everybody decodes, nobody ends, and no policy could decide anything: `glide` may
+        be called that many times instead of `commit` and `plan`.
+        """
+        if plan is not self._pending or not plan.decodes or self.memory.told or self._observing:
+            return 0
+        if plan.chunks or plan.held or plan.copies or plan.swap_in or plan.took_memory:
+            return 0
+        if (self.waiting or self.swapped) and not (self._patient and self.waiting.settled):
+            return 0
+        tick, ends = self.clock.tick + 1, self.clock.ends
+        for steps in range(limit):
+            if tick + steps in ends:
+                return steps
+        return limit
+
+    def glide(self, plan: StepPlan, now: float) -> bool:
+        """Commit `plan` and, where memory allows it, plan the same step again in its place.
+
+        If not, the plan is merely committed, and another is to be planned as usual.
+        """
+        self.now = now
+        self.clock.tick += 1
+        if not self.grow(plan, self.batching.slack(self)):
+            self._pending = None
+            return False
+        plan.number = self._steps
+        plan.now = now
+        plan.decode_context += plan.decode_count
+        self._steps += 1
+        return True
 
     # -- moves: what a batching composes a step from ---------------------------------------------
 

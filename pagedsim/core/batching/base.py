@@ -32,6 +32,10 @@ class Batching(ABC):
         """Why this batching could never admit a new request, or None."""
         return None
 
+    def slack(self, scheduler: Scheduler) -> int:
+        """Blocks that must stay free when the batch has grown for a step of decodes."""
+        return 0
+
     def sorts_late(self, policy: Policy) -> bool:
         """Whether arrivals take their place in the order only in steps that admit nobody."""
         return False
@@ -51,13 +55,17 @@ def displace(scheduler: Scheduler, plan: StepPlan, spare: int) -> None:
         scheduler.sort_running()
     if not waiting:
         return
-    head = waiting.pop()
-    while scheduler.running and not has_room(scheduler, head, spare):
-        last = next(reversed(scheduler.running))
-        if not policy.displaces(head, last, now):
+    head = waiting.head
+    victims = reversed(tuple(scheduler.running))
+    while not has_room(scheduler, head, spare):
+        last = next(victims, None)
+        if last is None or not policy.displaces(head, last, now):
             break
+        if not plan.displaced:
+            waiting.pop()  # it goes back in front of those that it pushes out
         scheduler.preempt(plan, last, displaced=True)
-    waiting.put_back(head, now)
+    if plan.displaced:
+        waiting.put_back(head, now)
     waiting.arrange(now)
 
 

@@ -102,12 +102,12 @@ class PrefillFirst(Batching):
 
     def _decode(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """Memory for the next token of everybody who runs, or for as many as it lasts."""
-        if not scheduler.memory.grows or not scheduler.running:
-            return
-        # vLLM's test is conservative: it counts a block for each sequence, needed or not.
-        widest = max(r.width for r in scheduler.running) if scheduler.forked else 1
-        if not scheduler.grow(plan, spare=widest):
+        if scheduler.running and not scheduler.grow(plan, self.slack(scheduler)):
             self._decode_tight(scheduler, plan)
+
+    def slack(self, scheduler: Scheduler) -> int:
+        # vLLM's test is conservative: it counts a block for each sequence, needed or not.
+        return max(r.width for r in scheduler.running) if scheduler.forked else 1
 
     def _decode_tight(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """The same, where somebody may have to yield: one by one, in order."""

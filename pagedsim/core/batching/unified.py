@@ -37,7 +37,7 @@ class Unified(Batching):
         budget, decodes = scheduler.max_batched_tokens, scheduler.clock.width
         prefilling, running = scheduler.prefilling, scheduler.running
         decodes_first = not prefilling or _last(prefilling, running)
-        if decodes > budget or not decodes_first or not scheduler.grow(plan, spare=0):
+        if decodes > budget or not decodes_first or not scheduler.grow(plan, self.slack(scheduler)):
             return self._one_by_one(scheduler, plan, budget, running, set())
         if not prefilling:
             return budget - decodes

@@ -43,8 +43,6 @@ class Memory(ABC):
     """
 
     can_swap = False
-    grows = True
-    """Whether a running request may come to need more blocks."""
 
     def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
         require("block_size", block_size, 1)

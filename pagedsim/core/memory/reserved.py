@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class ReservedMemory(Memory):
     """Contiguous reservations from a buddy allocator; subclasses say how long."""
 
-    grows = False
-
     def __init__(self, blocks: int, block_size: int = 1, *, max_model_len: int) -> None:
         super().__init__(blocks, block_size)
         require("max_model_len", max_model_len, 1)
@@ -89,6 +87,9 @@ class ReservedMemory(Memory):
 
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
         """A reservation never grows."""
+
+    def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
+        return True
 
     def stride(self, forked: bool) -> int | None:
         return None
