@@ -237,6 +237,10 @@ class Scheduler:
             self._leave(request, State.FINISHED, reason, now)
         return [request for request, _ in ended]
 
+    def in_flight(self, plan: StepPlan) -> bool:
+        """Whether `plan` is still to be committed."""
+        return plan is self._pending
+
     # -- many steps at once ------------------------------------------------------------------------
 
     def quiet(self, plan: StepPlan, limit: int = 64) -> int:

@@ -1,0 +1,26 @@
+"""SimPy's clock, with events at exact times."""
+
+from __future__ import annotations
+
+from heapq import heappush
+
+import simpy
+from simpy.events import NORMAL, URGENT, EventPriority
+
+__all__ = ["NORMAL", "URGENT", "Environment"]
+
+
+class Environment(simpy.Environment):
+    """An environment whose events can be set for a point in time.
+
+    SimPy's own timeouts add a delay to the clock, which rounds: the end of a step would depend on
+    when it was asked for. Here it is the number that was given, whichever way it is reached.
+    """
+
+    def at(self, time: float, priority: EventPriority = URGENT) -> simpy.Event:
+        """An event that happens at `time` (not before now)."""
+        event = simpy.Event(self)
+        event._ok = True
+        event._value = None
+        heappush(self._queue, (max(time, self._now), priority, next(self._eid), event))
+        return event

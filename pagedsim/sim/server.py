@@ -1,0 +1,162 @@
+"""One replica: a SimPy process that plans, waits as long as the cost model says, and commits."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Protocol
+
+import simpy
+
+from pagedsim.core import PagedsimError, Request, Scheduler, StepPlan
+from pagedsim.sim.environment import NORMAL, Environment
+
+
+class Costs(Protocol):
+    """What a server asks of a cost model; all in seconds."""
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Forward pass and host work of a step, swaps excluded."""
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        """The same for a step of nothing but decodes."""
+
+    def swap_seconds(self, blocks: int) -> float:
+        """Moving blocks over the bus, one way."""
+
+
+class Recorder(Protocol):
+    """Who is told of every step and of every request that leaves."""
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        """A step was carried out; called before it is committed."""
+
+    def left(self, request: Request) -> None:
+        """A request finished or was rejected."""
+
+
+class Server:
+    """Drives one scheduler through simulated time."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        scheduler: Scheduler,
+        cost: Costs,
+        recorder: Recorder,
+        *,
+        overlap: bool = False,
+        fast_forward: bool = True,
+    ) -> None:
+        """`overlap`: swaps out go on beside the computation, over one bus.
+
+        Without `fast_forward` every step is planned and committed by itself; what comes out is
+        the same.
+        """
+        self.environment = environment
+        self.scheduler = scheduler
+        self.cost = cost
+        self.recorder = recorder
+        self.bus = simpy.Resource(environment, capacity=1) if overlap else None
+        self.fast_forward = fast_forward
+        self.expecting = True  # whether requests may still arrive
+        self.done: dict[object, simpy.Event] = {}  # who waits for a request to leave
+        self._wake = environment.event()
+        self.process = environment.process(self._serve())
+
+    def submit(self, request: Request, output_len: int) -> None:
+        """A request arrives, now."""
+        self.scheduler.add(request, self.environment.now, output_len)
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    def close(self) -> None:
+        """Nobody arrives any more."""
+        self.expecting = False
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    def _serve(self) -> Generator[simpy.Event, None, None]:
+        environment, scheduler = self.environment, self.scheduler
+        now = environment.now
+        stuck = False
+        while True:
+            if not scheduler.unfinished or stuck:
+                if not self.expecting:
+                    break
+                self._wake = environment.event()
+                yield self._wake
+                now, stuck = environment.now, False
+                continue
+            plan = scheduler.plan(now)
+            if plan.empty:
+                self.recorder.step(plan, now, now, scheduler)
+                stuck = not (plan.took_memory or plan.rejected)
+            else:
+                now = yield from self._carry_out(plan, now)
+            if plan.rejected:
+                yield from self._catch_up(now)
+                for rejection in plan.rejected:
+                    self._leave(rejection.request)
+            if scheduler.in_flight(plan):
+                for request in scheduler.commit(plan, now):
+                    self._leave(request)
+        if scheduler.unfinished:
+            raise PagedsimError(
+                f"nothing can run at {now:.6g} s: {len(scheduler.waiting)} requests wait, "
+                f"{len(scheduler.swapped)} are swapped out; the policy admits nobody"
+            )
+
+    def _carry_out(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
+        """Let a step's time pass, and that of the quiet steps after it; returns the last one's end.
+
+        If the last was committed on the way, because another like it could not follow, it is no
+        longer in flight.
+        """
+        environment, scheduler, record = self.environment, self.scheduler, self.recorder.step
+        if plan.swap_out or plan.swap_in:
+            begin = yield from self._swap(plan, now)
+        else:
+            begin = now
+        if plan.chunks or plan.copies:
+            end = begin + self.cost.step_seconds(plan)
+        else:
+            end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
+        record(plan, now, end, scheduler)
+        quiet = scheduler.quiet(plan) if self.fast_forward else 0
+        while quiet and end < environment.peek():
+            if not scheduler.glide(plan, end):
+                return end
+            now, quiet = end, quiet - 1
+            end = now + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
+            record(plan, now, end, scheduler)
+        if end > environment.now:
+            yield environment.at(end, NORMAL)
+        return end
+
+    def _swap(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
+        """Move blocks over the bus; returns when the forward pass may begin."""
+        out = self.cost.swap_seconds(len(plan.swap_out)) if plan.swap_out else 0.0
+        back = self.cost.swap_seconds(len(plan.swap_in)) if plan.swap_in else 0.0
+        if self.bus is None:
+            return now + out + back
+        yield from self._catch_up(now)
+        if out:
+            self.environment.process(self._transfer(out))
+        if back:
+            yield from self._transfer(back)
+        return self.environment.now
+
+    def _catch_up(self, now: float) -> Generator[simpy.Event, None, None]:
+        if now > self.environment.now:
+            yield self.environment.at(now, NORMAL)
+
+    def _transfer(self, seconds: float) -> Generator[simpy.Event, None, None]:
+        assert self.bus is not None
+        with self.bus.request() as turn:
+            yield turn
+            yield self.environment.timeout(seconds)
+
+    def _leave(self, request: Request) -> None:
+        self.recorder.left(request)
+        if event := self.done.pop(request.id, None):
+            event.succeed()
