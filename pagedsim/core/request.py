@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Sized
 from enum import Enum
-from operator import index
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING
 
 from pagedsim.core.clock import STILL
 from pagedsim.core.errors import RequestError
@@ -96,10 +95,10 @@ class Request:
         """
         self.id = id
         self.prompt: Sequence[int] | None = None
-        if isinstance(prompt, SupportsIndex):
-            self.prompt_len = index(prompt)
-        else:
+        if isinstance(prompt, Sized):
             self.prompt, self.prompt_len = prompt, len(prompt)
+        else:
+            self.prompt_len = prompt
         if self.prompt_len < 1:
             raise RequestError(f"request {id!r}: prompt of {self.prompt_len} tokens: at least 1")
         self.params = params
