@@ -1,0 +1,63 @@
+"""The schema of a configuration: what every experiment has, with types and defaults.
+
+The groups (policy, memory, model, …) are open: what they hold is checked by the object that they
+build. Everything else is refused here if it is misspelt or of the wrong type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+
+@dataclass
+class Server:
+    """Limits of the scheduler; null leaves a limit to the model, the memory and the batching."""
+
+    max_seqs: int = 256
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+
+
+@dataclass
+class Slo:
+    """What a request must meet to count as goodput, in seconds; null: no bound."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+
+@dataclass
+class Config:
+    """The root."""
+
+    policy: Any = None
+    preemption: Any = None
+    batching: Any = None
+    memory: Any = None
+    model: Any = None
+    hardware: Any = None
+    cost: Any = None
+    workload: Any = None
+    backend: Any = None
+    tracking: Any = None
+    study: Any = None
+    server: Server = field(default_factory=Server)
+    slo: Slo = field(default_factory=Slo)
+    tensor_parallel: int = 1
+    seed: int = 0
+    """The first seed; the others follow it."""
+    seeds: int = 3
+    """How often each arm is run, each time with other requests."""
+    jobs: int | None = None
+    """Processes; null: as many as there are cores."""
+    report: bool = True
+    """Whether to draw plots and write report.html."""
+
+
+def register() -> None:
+    """Make the schema known to Hydra."""
+    ConfigStore.instance().store(name="schema", node=Config)
