@@ -10,9 +10,6 @@ from pagedsim.core import Keep, Preemption, Request, ServerState
 class Recompute(Preemption):
     """Free the blocks; compute prompt and output so far again, in one go, on the way back."""
 
-    def keep(self, victim: Request, state: ServerState) -> Keep:
-        return Keep.RECOMPUTE
-
 
 class Swap(Preemption):
     """Copy the blocks to the CPU and back; recompute where the CPU pool is full."""
@@ -30,7 +27,7 @@ class Prices(Protocol):
         """Time to prefill `tokens` tokens."""
 
     def swap_seconds(self, blocks: int) -> float:
-        """Time to move `blocks` blocks out and in again."""
+        """Time to move `blocks` blocks over the bus, one way."""
 
 
 class Cheapest(Preemption):
@@ -44,5 +41,5 @@ class Cheapest(Preemption):
     def keep(self, victim: Request, state: ServerState) -> Keep:
         blocks = len({block for table in victim.tables for block in table})
         tokens = victim.computed * victim.width
-        swap = self.prices.swap_seconds(blocks)
+        swap = 2 * self.prices.swap_seconds(blocks)  # out, and in again
         return Keep.SWAP if swap < self.prices.recompute_seconds(tokens) else Keep.RECOMPUTE

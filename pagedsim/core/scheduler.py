@@ -73,8 +73,8 @@ class Scheduler:
     ) -> None:
         """`max_model_len` bounds prompt plus output; without it, by what the memory holds.
 
-        `max_batched_tokens` bounds the tokens that one step computes; without it, by the greater
-        of `max_model_len` and 2048.
+        `max_batched_tokens` bounds the tokens that one step computes; without it, the batching
+        chooses.
         """
         require("max_seqs", max_seqs, 1)
         self.memory = memory
@@ -84,7 +84,7 @@ class Scheduler:
         self.max_seqs = max_seqs
         self.max_model_len = memory.longest if max_model_len is None else max_model_len
         if max_batched_tokens is None:
-            max_batched_tokens = max(self.max_model_len, 2048)
+            max_batched_tokens = batching.default_tokens(self.max_model_len, max_seqs)
         self.max_batched_tokens = max_batched_tokens
         self._refuse_misfits()
 
@@ -109,7 +109,7 @@ class Scheduler:
         self._copies: Copies = {}  # forks that the next step must copy
         self._snapshot: tuple[int, tuple[Request, ...]] = (-1, ())
         self._feasible: Request | None = None  # the last head of waiting found to be
-        self._running_sorted = -1  # the clock's version when the batch was last sorted
+        self._running_sorted = -1  # how many had been seated when the batch was last sorted
         memory.end_of = self._end_of
 
     def _refuse_misfits(self) -> None:
@@ -251,7 +251,9 @@ class Scheduler:
         """
         if plan is not self._pending or not plan.decodes or self.memory.told or self._observing:
             return 0
-        if plan.chunks or plan.held or plan.copies or plan.swap_in or plan.took_memory:
+        if plan.chunks or plan.held or plan.copies or plan.swap_in:
+            return 0
+        if plan.took_memory or plan.rejected:
             return 0
         if (self.waiting or self.swapped) and not (self._patient and self.waiting.settled):
             return 0

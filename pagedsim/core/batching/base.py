@@ -25,6 +25,10 @@ class Batching(ABC):
     def compose(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """Fill `plan`, and move requests between the queues accordingly."""
 
+    def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
+        """`max_batched_tokens` where nobody gave it."""
+        return 2048
+
     def refuse_misfits(self, scheduler: Scheduler) -> None:
         """Raise ConfigError if the scheduler's limits do not allow this batching."""
 

@@ -29,6 +29,9 @@ class PrefillFirst(Batching):
         self.watermark = watermark
         self._spare = 0
 
+    def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
+        return max(max_model_len, max_seqs, 2048)
+
     def refuse_misfits(self, scheduler: Scheduler) -> None:
         for name in ("max_model_len", "max_seqs"):
             limit = getattr(scheduler, name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagedsim.core.errors import ConfigError, require
+from pagedsim.core.errors import ConfigError, IntegrityError, require
 
 if TYPE_CHECKING:
     from pagedsim.core.request import Request
@@ -153,15 +153,15 @@ class Memory(ABC):
 
     def swap_out(self, request: Request, copies: Copies) -> Pairs:
         """Move a request to the CPU pool. Its pending `copies` are dropped from the step."""
-        raise NotImplementedError
+        raise IntegrityError(f"{type(self).__name__} cannot swap")
 
     def swap_in(self, request: Request) -> Pairs:
         """Move it back."""
-        raise NotImplementedError
+        raise IntegrityError(f"{type(self).__name__} cannot swap")
 
     def swap_need(self, request: Request, tokens: int) -> int:
         """GPU blocks that a swapped request takes to come back and hold `tokens` tokens."""
-        raise NotImplementedError
+        raise IntegrityError(f"{type(self).__name__} cannot swap")
 
     @abstractmethod
     def usage(self, requests: Iterable[Request]) -> Usage:

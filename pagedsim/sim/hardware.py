@@ -1,0 +1,66 @@
+"""A GPU and its links, by the data sheet. What of it software reaches is the cost model's matter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedsim.core import ConfigError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Peak rates of one GPU, in the units of data sheets; the properties give bytes and seconds.
+
+    FLOP/s are dense (data sheets like to print the twice as large rate for sparse matrices) and
+    with 32-bit accumulation. Link bandwidths are for one direction (data sheets like to print
+    both added up). One GB is 1e9 bytes, one GiB 2**30.
+    """
+
+    name: str
+    memory_gib: float
+    """What the driver offers to programs: less than the data sheet's where ECC takes a part."""
+    bandwidth_gb_s: float
+    fp16_tflops: float
+    pcie_gb_s: float
+    pcie_copy_us: float = 5.0
+    """Fixed time of one copy over PCIe, however small."""
+    interconnect_gb_s: float = 0.0
+    """Between the GPUs of a node: NVLink, Infinity Fabric or PCIe. 0: as PCIe."""
+    interconnect_us: float = 10.0
+    """Fixed time of one all-reduce, however small."""
+    gpus_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s", "gpus_per_node"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"hardware.{key}={getattr(self, key)}: must be above 0")
+        for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us"):
+            if not getattr(self, key) >= 0:
+                raise ConfigError(f"hardware.{key}={getattr(self, key)}: must be at least 0")
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of memory."""
+        return self.memory_gib * GIB
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second from memory."""
+        return self.bandwidth_gb_s * 1e9
+
+    @property
+    def flop_rate(self) -> float:
+        """Dense fp16 or bf16 FLOP a second."""
+        return self.fp16_tflops * 1e12
+
+    @property
+    def pcie(self) -> float:
+        """Bytes a second to the host, one way."""
+        return self.pcie_gb_s * 1e9
+
+    @property
+    def interconnect(self) -> float:
+        """Bytes a second to the other GPUs of the node, one way."""
+        return (self.interconnect_gb_s or self.pcie_gb_s) * 1e9

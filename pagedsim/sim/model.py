@@ -1,0 +1,222 @@
+"""A transformer by its shape: parameters, bytes and FLOP follow from a dozen numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from pagedsim.core import ConfigError
+
+
+@dataclass(frozen=True)
+class MoE:
+    """Mixture of experts in place of the MLP of all layers but the first `dense_layers`."""
+
+    experts: int
+    experts_per_token: int
+    intermediate: int
+    """Width of one expert."""
+    shared_experts: int = 0
+    """Experts of the same width that every token passes."""
+    dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.experts_per_token <= self.experts:
+            raise ConfigError(
+                f"model.moe.experts_per_token={self.experts_per_token}: "
+                f"must be between 1 and experts={self.experts}"
+            )
+
+    def expected_experts(self, tokens: float) -> float:
+        """Distinct experts of a layer that `tokens` tokens choose, were all equally likely.
+
+        >>> MoE(experts=8, experts_per_token=2, intermediate=1).expected_experts(1)
+        2.0
+        """
+        return self.experts * (1.0 - (1.0 - self.experts_per_token / self.experts) ** tokens)
+
+
+@dataclass(frozen=True)
+class MLA:
+    """Multi-head latent attention: one compressed vector a token and layer stands for K and V."""
+
+    kv_lora_rank: int
+    rope_dim: int
+    nope_dim: int
+    v_dim: int
+    q_lora_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What arithmetic needs to know of a model. Counts are of the whole model, not of one GPU.
+
+    Sliding windows are not known here: a layer that has one is counted as if it saw everything.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_model_len: int
+    gated_mlp: bool = True
+    """Three matrices in the MLP (gate, up, down) rather than two."""
+    tied_embeddings: bool = False
+    learned_positions: int = 0
+    dtype_bytes: float = 2.0
+    """Bytes of one weight."""
+    kv_dtype_bytes: float = 2.0
+    moe: MoE | None = None
+    mla: MLA | None = None
+    params: float | None = None
+    """Takes the weights as exactly so many, all of them read and computed with at each token."""
+
+    def __post_init__(self) -> None:
+        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_model_len")
+        for key in (*sizes, "intermediate", "dtype_bytes", "kv_dtype_bytes"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"model.{key}={getattr(self, key)}: must be above 0")
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}"
+            )
+        if self.params is not None and (self.params <= 0 or self.moe):
+            raise ConfigError(
+                f"model.params={self.params}: must be above 0, and of a model without experts"
+            )
+
+    @classmethod
+    def from_hf(
+        cls, config: str | PathLike[str] | Mapping[str, Any], name: str | None = None
+    ) -> ModelShape:
+        """From a Hugging Face config.json: its path, its folder, or what it holds."""
+        from pagedsim.sim.huggingface import read_shape
+
+        return read_shape(config, name)
+
+    # Parameters
+
+    @property
+    def weight_params(self) -> float:
+        """All that must be kept in memory."""
+        if self.params is not None:
+            return self.params
+        embeddings = (self.vocab + self.learned_positions) * self.hidden
+        head = 0 if self.tied_embeddings else self.head_params
+        norms = (2 * self.layers + 1) * self.hidden
+        return self._body(self.moe.experts if self.moe else 0) + embeddings + head + norms
+
+    @property
+    def active_params(self) -> float:
+        """Those that one token passes: the experts not chosen left out, embeddings included."""
+        if not self.moe:
+            return self.weight_params
+        idle = self.moe.experts - self.moe.experts_per_token
+        return self.weight_params - self.moe_layers * idle * self.expert_params
+
+    @property
+    def body_params(self) -> float:
+        """Of the matrices that every token is multiplied with; the LM head is apart."""
+        if self.params is not None:
+            return self.params
+        return self._body(self.moe.experts_per_token if self.moe else 0)
+
+    @property
+    def head_params(self) -> float:
+        """Of the LM head, which only those tokens meet after which one is sampled."""
+        return 0 if self.params is not None else self.vocab * self.hidden
+
+    @property
+    def expert_params(self) -> float:
+        """Of one expert in one layer."""
+        return self._mlp(self.moe.intermediate) if self.moe else 0
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers that have experts."""
+        return self.layers - self.moe.dense_layers if self.moe else 0
+
+    def _body(self, experts: int) -> float:
+        """All layers' matrices with so many experts each; norms and biases do not count."""
+        total: float = self.layers * self._attention()
+        total += (self.layers - self.moe_layers) * self._mlp(self.intermediate)
+        if self.moe:
+            router = self.hidden * self.moe.experts
+            chosen = (experts + self.moe.shared_experts) * self.expert_params
+            total += self.moe_layers * (router + chosen)
+        return total
+
+    def _attention(self) -> float:
+        if (mla := self.mla) is None:
+            return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        query = self.heads * (mla.nope_dim + mla.rope_dim)
+        if mla.q_lora_rank is None:
+            q = self.hidden * query
+        else:
+            q = mla.q_lora_rank * (self.hidden + query)
+        down = self.hidden * (mla.kv_lora_rank + mla.rope_dim)
+        up = mla.kv_lora_rank * self.heads * (mla.nope_dim + mla.v_dim)
+        return q + down + up + self.heads * mla.v_dim * self.hidden
+
+    def _mlp(self, intermediate: int) -> float:
+        return (3 if self.gated_mlp else 2) * self.hidden * intermediate
+
+    # Bytes
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of all weights."""
+        return self.weight_params * self.dtype_bytes
+
+    def read_bytes(self, tokens: float) -> float:
+        """Of the weights that a step over `tokens` tokens reads.
+
+        Of experts only those that some token is expected to choose; of the input embedding
+        nothing, since a lookup touches a row.
+        """
+        if self.moe is None:
+            return (self.body_params + self.head_params) * self.dtype_bytes
+        touched = self.moe.expected_experts(tokens) - self.moe.experts_per_token
+        experts = self.moe_layers * touched * self.expert_params
+        return (self.body_params + experts + self.head_params) * self.dtype_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Of keys and values that one token leaves behind."""
+        if self.mla:
+            return self.layers * (self.mla.kv_lora_rank + self.mla.rope_dim) * self.kv_dtype_bytes
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype_bytes
+
+    # FLOP
+
+    @property
+    def flop_per_token(self) -> float:
+        """Of all matrix products but the LM head's and attention's."""
+        return 2 * self.body_params
+
+    @property
+    def flop_per_sample(self) -> float:
+        """Of the LM head, once for each token sampled."""
+        return 2 * self.head_params
+
+    @property
+    def prefill_pair_flop(self) -> float:
+        """Of attention, for one token and one other that it attends to, while prefilling."""
+        if self.mla:
+            key = self.mla.nope_dim + self.mla.rope_dim
+            return 2 * self.layers * self.heads * (key + self.mla.v_dim)
+        return 4 * self.layers * self.heads * self.head_dim
+
+    @property
+    def decode_pair_flop(self) -> float:
+        """The same while decoding: more for MLA, which then attends to compressed vectors."""
+        if self.mla:
+            key = self.mla.kv_lora_rank + self.mla.rope_dim
+            return 2 * self.layers * self.heads * (key + self.mla.kv_lora_rank)
+        return self.prefill_pair_flop

@@ -1,0 +1,84 @@
+"""A model on the GPUs that serve it: what each of them holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import require
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+
+Layout = Literal["block", "layer"]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One copy of a model, split over `tensor_parallel` GPUs. All properties are for one GPU."""
+
+    model: ModelShape
+    hardware: Hardware
+    tensor_parallel: int = 1
+    block_size: int = 16
+    kv_layout: Layout = "block"
+    """What is contiguous in the cache, and so moves in one copy: "block", a block with all its
+    layers (pagedsim's engine); "layer", only the keys or the values of one layer (vLLM)."""
+
+    def __post_init__(self) -> None:
+        require("block_size", self.block_size, 1)
+        require("tensor_parallel", self.tensor_parallel, 1)
+        if self.kv_layout not in ("block", "layer"):
+            raise ConfigError(f"kv_layout={self.kv_layout}: choose from block, layer")
+        if self.tensor_parallel > self.hardware.gpus_per_node:
+            raise ConfigError(
+                f"tensor_parallel={self.tensor_parallel}: must be at most "
+                f"gpus_per_node={self.hardware.gpus_per_node} of hardware={self.hardware.name}"
+            )
+        if not can_split(self.model, self.tensor_parallel):
+            raise ConfigError(
+                f"tensor_parallel={self.tensor_parallel}: model={self.model.name} with "
+                f"{self.model.heads} heads and {self.model.kv_heads} key-value heads "
+                "cannot be split so"
+            )
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weights that it keeps."""
+        return self.model.weight_bytes / self.tensor_parallel
+
+    @property
+    def kv_share(self) -> float:
+        """Part of each token's keys and values that it keeps.
+
+        Heads are split until each GPU has one; from there on they are kept twice and more.
+        The compressed vector of MLA belongs to all heads, so every GPU keeps all of it.
+        """
+        if self.model.mla:
+            return 1.0
+        return 1.0 / min(self.tensor_parallel, self.model.kv_heads)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Keys and values of one token."""
+        return self.model.kv_bytes_per_token * self.kv_share
+
+    @property
+    def block_bytes(self) -> float:
+        """One block of the cache."""
+        return self.kv_bytes_per_token * self.block_size
+
+    @property
+    def copies_per_block(self) -> int:
+        """Copies that it takes to move one block over the bus."""
+        if self.kv_layout == "block":
+            return 1
+        return self.model.layers * (1 if self.model.mla else 2)
+
+
+def can_split(model: ModelShape, tensor_parallel: int) -> bool:
+    """Whether every GPU gets the same number of heads."""
+    if model.heads % tensor_parallel:
+        return False
+    kv = model.kv_heads
+    return bool(model.mla) or kv % tensor_parallel == 0 or tensor_parallel % kv == 0

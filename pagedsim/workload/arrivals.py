@@ -1,0 +1,153 @@
+"""When requests come: independent gaps, all at once, or whenever a user has its answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import unknown
+from pagedsim.workload.settings import number, whole
+
+Mode = Literal["open", "closed", "burst"]
+"""Timed arrivals; a number of users who wait for their answers; all at once."""
+
+
+class Arrivals(ABC):
+    """An arrival process."""
+
+    mode: Mode = "open"
+
+    @abstractmethod
+    def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """The first `count` arrivals in seconds; fewer are always the beginning of more."""
+
+
+@dataclass(frozen=True)
+class Poisson(Arrivals):
+    """Independent users: exponential gaps, `rate` requests a second."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        number("rate", self.rate, above=0)
+
+    def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        gaps = rng.standard_exponential(count)
+        np.cumsum(gaps, out=gaps)
+        gaps /= self.rate
+        return gaps
+
+
+@dataclass(frozen=True)
+class Gamma(Arrivals):
+    """Gamma gaps of coefficient of variation `cv`: 1 is Poisson, more is burstier."""
+
+    rate: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        number("rate", self.rate, above=0)
+        number("cv", self.cv, above=0)
+
+    def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        square = self.cv**2
+        gaps = rng.standard_gamma(1 / square, count)
+        np.cumsum(gaps, out=gaps)
+        gaps *= square / self.rate
+        return gaps
+
+
+@dataclass(frozen=True)
+class FixedInterval(Arrivals):
+    """One request each 1 / `rate` seconds, the first at 0."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        number("rate", self.rate, above=0)
+
+    def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        return np.arange(count) / self.rate
+
+
+@dataclass(frozen=True)
+class Burst(Arrivals):
+    """All at time 0."""
+
+    mode: Mode = "burst"
+
+    def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        return np.zeros(count)
+
+
+@dataclass(frozen=True)
+class ClosedLoop(Arrivals):
+    """`users` who each wait for an answer, think `think_time` seconds, and ask again.
+
+    Only a running server knows when its answers come, so the times are all 0 here: whoever drives
+    the workload sends the next request in line when a user asks again.
+    """
+
+    users: int
+    think_time: float = 0.0
+    mode: Mode = "closed"
+
+    def __post_init__(self) -> None:
+        whole("users", self.users, 1)
+        number("think_time", self.think_time, low=0)
+
+    def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        return np.zeros(count)
+
+
+# What each process takes of (rate, cv, users, think_time). A rate is left unread by the last
+# two, not refused: it is the one setting that every workload has and that sweeps set.
+_TAKES: Mapping[str, tuple[str, ...]] = {
+    "poisson": ("rate",),
+    "gamma": ("rate", "cv"),
+    "fixed": ("rate",),
+    "burst": (),
+    "closed": ("users", "think_time"),
+}
+
+
+def make_arrivals(
+    kind: str,
+    *,
+    rate: float | None = None,
+    cv: float | None = None,
+    users: int | None = None,
+    think_time: float | None = None,
+) -> Arrivals:
+    """An arrival process by name: poisson, gamma, fixed, burst or closed.
+
+    >>> make_arrivals("gamma", rate=2.0, cv=3.0)
+    Gamma(rate=2.0, cv=3.0)
+    """
+    if kind not in _TAKES:
+        raise unknown("arrivals", str(kind), _TAKES)
+    takes = _TAKES[kind]
+    for key, value in (("cv", cv), ("users", users), ("think_time", think_time)):
+        if value is not None and key not in takes:
+            owner = next(name for name, keys in _TAKES.items() if key in keys)
+            raise ConfigError(f"{key}={value}: only arrivals={owner} takes it, not {kind}")
+    given = {"rate": rate, "cv": cv, "users": users}
+    for key in takes:
+        if key in given and given[key] is None:
+            raise ConfigError(f"arrivals={kind}: needs {key}=")
+    if kind == "poisson":
+        return Poisson(number("rate", rate, above=0))
+    if kind == "gamma":
+        return Gamma(number("rate", rate, above=0), number("cv", cv, above=0))
+    if kind == "fixed":
+        return FixedInterval(number("rate", rate, above=0))
+    if kind == "burst":
+        return Burst()
+    pause = 0.0 if think_time is None else number("think_time", think_time, low=0)
+    return ClosedLoop(whole("users", users, 1), pause)

@@ -1,0 +1,182 @@
+"""How long prompts and answers are: distributions, and the two that papers measure with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+from pagedsim.workload.lognormal import caps_left, sigma_of, solve_mu
+from pagedsim.workload.settings import make, number, whole
+from pagedsim.workload.traces import read_lengths
+
+Tokens = NDArray[np.int32]
+LONGEST = 2**31 - 1
+
+
+class Lengths(ABC):
+    """A distribution of prompt and answer lengths in tokens."""
+
+    @abstractmethod
+    def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+        """Prompt and output lengths of `count` requests; fewer are the beginning of more."""
+
+
+class Fixed(Lengths):
+    """All alike."""
+
+    def __init__(self, prompt: int, output: int) -> None:
+        self.prompt = whole("lengths.prompt", prompt, 1, LONGEST)
+        self.output = whole("lengths.output", output, 1, LONGEST)
+
+    def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+        return np.full(count, self.prompt, np.int32), np.full(count, self.output, np.int32)
+
+
+class Uniform(Lengths):
+    """Every length from min to max, both included, equally often."""
+
+    def __init__(self, prompt_min: int, prompt_max: int, output_min: int, output_max: int) -> None:
+        self.low = np.array(
+            [
+                whole("lengths.prompt_min", prompt_min, 1),
+                whole("lengths.output_min", output_min, 1),
+            ]
+        )
+        self.high = np.array(
+            [
+                whole("lengths.prompt_max", prompt_max, prompt_min, LONGEST),
+                whole("lengths.output_max", output_max, output_min, LONGEST),
+            ]
+        )
+
+    def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+        drawn = self.low + rng.random((count, 2)) * (self.high + 1 - self.low)
+        tokens = np.minimum(drawn, self.high).astype(np.int32)
+        return tokens[:, 0].copy(), tokens[:, 1].copy()
+
+
+class LogNormal(Lengths):
+    """Log-normal lengths, prompt and answer independent.
+
+    `cv` is the coefficient of variation before any cut. With `max_len`, a prompt takes at most
+    half of it, and the answer what is left; the means are those of what is drawn after the cut.
+    """
+
+    def __init__(
+        self,
+        prompt_mean: float,
+        prompt_cv: float,
+        output_mean: float,
+        output_cv: float,
+        max_len: int | None = None,
+    ) -> None:
+        number("lengths.prompt_mean", prompt_mean, above=1)
+        number("lengths.output_mean", output_mean, above=1)
+        self.sigma = (
+            sigma_of(number("lengths.prompt_cv", prompt_cv, above=0)),
+            sigma_of(number("lengths.output_cv", output_cv, above=0)),
+        )
+        self.max_len = None if max_len is None else whole("max_len", max_len, 2)
+        # Half, as in vLLM's ShareGPT benchmark (1,024 of 2,048): every answer keeps some room.
+        self.prompt_cap = inf if self.max_len is None else self.max_len // 2
+        prompt_mu = solve_mu(prompt_mean, self.sigma[0], [(1.0, self.prompt_cap)])
+        if prompt_mu is None:
+            raise self._out_of_reach("prompt_mean", prompt_mean)
+        caps = (
+            [(1.0, inf)]
+            if self.max_len is None
+            else caps_left(prompt_mu, self.sigma[0], self.prompt_cap, self.max_len)
+        )
+        output_mu = solve_mu(output_mean, self.sigma[1], caps)
+        if output_mu is None:
+            raise self._out_of_reach("output_mean", output_mean)
+        self.mu = (prompt_mu, output_mu)
+
+    def _out_of_reach(self, key: str, mean: float) -> ConfigError:
+        cut = f"max_len={self.max_len} cuts prompts at {self.prompt_cap} and answers at the rest"
+        return ConfigError(f"lengths.{key}={mean:g}: {cut}: no distribution has that mean")
+
+    def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+        drawn = rng.standard_normal((count, 2))
+        drawn *= self.sigma
+        drawn += self.mu
+        np.exp(drawn, out=drawn)
+        np.rint(drawn, out=drawn)
+        prompt = np.clip(drawn[:, 0], 1, min(self.prompt_cap, LONGEST)).astype(np.int32)
+        room = LONGEST if self.max_len is None else self.max_len - prompt
+        return prompt, np.clip(drawn[:, 1], 1, room).astype(np.int32)
+
+
+class Empirical(Lengths):
+    """Pairs drawn with replacement from two columns of a file.
+
+    `path` is any trace that has lengths; with both column names given, any CSV file.
+    """
+
+    def __init__(
+        self, path: str, prompt_column: str | None = None, output_column: str | None = None
+    ) -> None:
+        self.prompt, self.output = read_lengths(path, prompt_column, output_column)
+
+    def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+        rows = (rng.random(count) * len(self.prompt)).astype(np.int64)
+        return self.prompt[rows], self.output[rows]
+
+
+def sharegpt(max_len: int | None = None) -> LogNormal:
+    """ShareGPT as in the PagedAttention paper: 161.31 tokens in, 337.99 out on average.
+
+    The means are published; the paper's memory figure gives the spread of the answers. A request
+    that has its prompt p and exactly its answer o reserved, for o steps, holds o²/2 token-steps
+    that are still empty of o(p + o) in all. Figure 2 has Orca (Oracle) at 25.2 % reserved of
+    63.4 % in use, so E[o²] = 3.88 E[op]: a coefficient of variation of 0.92. It then gives 12.7
+    and 32.0 requests at once for Orca (Oracle) and paged memory, where Figure 13 has 13.6 and
+    30.4. No number bounds the prompts' spread: 1.7 is their shape in Figure 11, most below a
+    hundred tokens and some near the limit.
+    """
+    return LogNormal(161.31, 1.7, 337.99, 0.92, max_len)
+
+
+def alpaca(max_len: int | None = None) -> LogNormal:
+    """Alpaca as in the PagedAttention paper: 19.31 tokens in, 58.45 out on average.
+
+    The answers' spread is between 1.0 and 1.3 by the 72.75 requests that Orca (Oracle) holds at
+    once in Figure 13, for 63 to 80 % of its memory in use. The prompts' is the narrow hump of
+    Figure 11: instructions of one sentence.
+    """
+    return LogNormal(19.31, 0.7, 58.45, 1.1, max_len)
+
+
+SHAPES: Mapping[str, Callable[..., Lengths]] = {
+    "fixed": Fixed,
+    "uniform": Uniform,
+    "lognormal": LogNormal,
+    "empirical": Empirical,
+    "sharegpt": sharegpt,
+    "alpaca": alpaca,
+}
+
+
+def make_lengths(lengths: str | Mapping[str, Any] | Lengths, max_len: int | None) -> Lengths:
+    """Lengths by name, or from `{"shape": name, ...}`; an object is passed through."""
+    if isinstance(lengths, Lengths):
+        return lengths
+    if isinstance(lengths, str):
+        lengths = {"shape": lengths}
+    if not isinstance(lengths, Mapping):
+        raise ConfigError(f"lengths={lengths!r}: must be a shape, or shape: and its settings")
+    given = {str(key): value for key, value in lengths.items()}
+    if "shape" not in given:
+        raise ConfigError(f"lengths: needs shape=, one of {', '.join(SHAPES)}")
+    shape = str(given.pop("shape"))
+    if "max_len" in given:
+        raise ConfigError("lengths.max_len: is a setting of the workload: max_len")
+    if shape in ("lognormal", "sharegpt", "alpaca"):
+        given["max_len"] = max_len
+    return make("lengths.shape", shape, SHAPES, given)

@@ -1,0 +1,79 @@
+"""Checks on what a configuration says, each failing with one line that names the key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from math import isfinite
+from typing import Any, TypeVar
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import unknown
+
+T = TypeVar("T")
+
+
+def number(
+    key: str, value: Any, *, low: float | None = None, above: float | None = None
+) -> float:
+    """`value` as a finite float, at least `low` or more than `above`."""
+    allowed = "a number"
+    if low is not None:
+        allowed = f"a number, {low:g} or more"
+    elif above is not None:
+        allowed = f"a number above {above:g}"
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if fine and low is not None:
+        fine = value >= low
+    if fine and above is not None:
+        fine = value > above
+    if not fine:
+        raise ConfigError(f"{key}={value!r}: must be {allowed}")
+    return float(value)
+
+
+def whole(key: str, value: Any, low: int, high: int | None = None) -> int:
+    """`value` as an int of at least `low` (and at most `high`)."""
+    fine = isinstance(value, int) and not isinstance(value, bool)
+    if not fine or value < low or (high is not None and value > high):
+        allowed = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{key}={value!r}: must be a whole number, {allowed}")
+    return int(value)
+
+
+def fraction(key: str, value: Any) -> float:
+    """`value` as a float from 0 to 1."""
+    share = number(key, value, low=0)
+    if share > 1:
+        raise ConfigError(f"{key}={value!r}: must be between 0 and 1")
+    return share
+
+
+def make(kind: str, name: str, known: Mapping[str, Callable[..., T]], given: dict[str, Any]) -> T:
+    """Call what `name` stands for with the settings `given`; every key must be one it takes."""
+    if name not in known:
+        raise unknown(kind, name, known)
+    refuse_unknown(f"{kind}={name}", given, known[name])
+    return known[name](**given)
+
+
+def refuse_unknown(
+    what: str,
+    given: Mapping[str, Any],
+    maker: Callable[..., Any],
+    hidden: tuple[str, ...] = ("max_len",),
+) -> None:
+    """Raise ConfigError for a setting that does not exist, or one that is missing.
+
+    `hidden` names parameters that are set elsewhere, so that no message offers them.
+    """
+    allowed = signature(maker).parameters
+    offered = [key for key in allowed if key not in hidden]
+    for key in given:
+        if key not in allowed:
+            if not offered:
+                raise ConfigError(f"{what}: takes no settings, {key!r} was given")
+            raise unknown(f"setting of {what}", str(key), offered)
+    for key, parameter in allowed.items():
+        if parameter.default is parameter.empty and key not in given:
+            raise ConfigError(f"{what}: needs {key}=")

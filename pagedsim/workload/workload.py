@@ -1,0 +1,171 @@
+"""A workload: columns, one row a request, in order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagedsim.core import ConfigError, Request
+from pagedsim.workload.arrivals import Mode
+from pagedsim.workload.tokens import Prompts
+
+CHUNK = 4096
+"""Rows turned into Python numbers at a time: a million requests never exist at once."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Workload:
+    """Who asks what and when; the same rows for every arm of a comparison.
+
+    Build one with `Workload.of`, which checks, or with `synthetic`, `mix` or `trace`.
+    """
+
+    arrival: NDArray[np.float64]  # seconds, never decreasing
+    prompt_len: NDArray[np.int32]  # tokens
+    output_len: NDArray[np.int32]  # tokens; true, so not for policies
+    priority: NDArray[np.float64]  # smaller is more urgent
+    client: NDArray[np.int32]  # index into `clients`
+    clients: tuple[str, ...]
+    predicted_len: NDArray[np.float64]  # tokens; NaN where nobody predicts
+    deadline: NDArray[np.float64]  # seconds; NaN where there is none
+    prompts: Prompts | None = None  # what is in the prompts, where it matters
+    mode: Mode = "open"
+    users: int | None = None  # closed loop: how many wait for answers
+    think_time: float = 0.0  # closed loop: seconds between an answer and the next question
+    clipped: int = 0  # requests cut to fit max_len
+    dropped: int = 0  # rows of a trace left out: empty, and asked to be dropped
+    notices: tuple[str, ...] = ()  # one line each, for the reader of a report
+
+    @classmethod
+    def of(
+        cls,
+        arrival: ArrayLike,
+        prompt_len: ArrayLike,
+        output_len: ArrayLike,
+        *,
+        priority: ArrayLike = 0.0,
+        client: ArrayLike = 0,
+        clients: Sequence[str] = ("",),
+        predicted_len: ArrayLike = np.nan,
+        deadline: ArrayLike = np.nan,
+        prompts: Prompts | None = None,
+        mode: Mode = "open",
+        users: int | None = None,
+        think_time: float = 0.0,
+        clipped: int = 0,
+        dropped: int = 0,
+        notices: Sequence[str] = (),
+    ) -> Workload:
+        """A workload from anything that numpy takes; a single number stands for a whole column.
+
+        >>> Workload.of([0.0, 0.5], [100, 200], [10, 20], priority=1)
+        Workload(2 requests over 0.5 s, 150 tokens in and 15 out on average)
+        """
+        times = _column("arrival", arrival, np.float64, np.size(arrival))
+        rows = len(times)
+        if not rows:
+            raise ConfigError("workload: needs at least one request")
+        if not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
+            raise ConfigError("arrival: must be 0 or more, and never decrease")
+        made = cls(
+            arrival=times,
+            prompt_len=_column("prompt_len", prompt_len, np.int32, rows),
+            output_len=_column("output_len", output_len, np.int32, rows),
+            priority=_column("priority", priority, np.float64, rows),
+            client=_column("client", client, np.int32, rows),
+            clients=tuple(clients),
+            predicted_len=_column("predicted_len", predicted_len, np.float64, rows),
+            deadline=_column("deadline", deadline, np.float64, rows),
+            prompts=prompts,
+            mode=mode,
+            users=users,
+            think_time=think_time,
+            clipped=clipped,
+            dropped=dropped,
+            notices=tuple(notices),
+        )
+        for name, tokens in (("prompt_len", made.prompt_len), ("output_len", made.output_len)):
+            if tokens.min() < 1:
+                row = int(tokens.argmin())
+                raise ConfigError(f"{name}={tokens[row]} in row {row}: must be at least 1")
+        if made.client.min() < 0 or made.client.max() >= len(made.clients):
+            raise ConfigError(f"client: must be an index into {len(made.clients)} names")
+        return made
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        """Each request with its true output length, made when it is asked for.
+
+        A request's id is its row. In a closed loop it has no arrival: it arrives when it is sent.
+        """
+        clients, prompts = self.clients, self.prompts
+        closed = self.mode == "closed"
+        for start in range(0, len(self), CHUNK):
+            rows = slice(start, start + CHUNK)
+            columns = zip(
+                self.arrival[rows].tolist(),
+                self.prompt_len[rows].tolist(),
+                self.output_len[rows].tolist(),
+                self.priority[rows].tolist(),
+                self.client[rows].tolist(),
+                self.predicted_len[rows].tolist(),
+                self.deadline[rows].tolist(),
+                strict=True,
+            )
+            for row, (at, prompt, output, priority, who, guess, due) in enumerate(columns, start):
+                request = Request(
+                    row,
+                    prompt if prompts is None else prompts[row],
+                    arrival=None if closed else at,
+                    priority=priority,
+                    client=clients[who],
+                    predicted_len=guess if guess == guess else None,  # NaN is not itself
+                    deadline=due if due == due else None,
+                )
+                yield request, output
+
+    @property
+    def duration(self) -> float:
+        """Seconds from 0 to the last arrival."""
+        return float(self.arrival[-1])
+
+    @property
+    def rate(self) -> float:
+        """Requests a second between the first arrival and the last; infinite if all are at once."""
+        span = float(self.arrival[-1] - self.arrival[0])
+        return (len(self) - 1) / span if span else float("inf")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the columns hold; a column of one repeated value holds one."""
+        columns = (self.arrival, self.prompt_len, self.output_len, self.priority, self.client)
+        held = (*columns, self.predicted_len, self.deadline)
+        return sum(c.itemsize if c.strides == (0,) else c.nbytes for c in held)
+
+    def __repr__(self) -> str:
+        when = {
+            "open": f"over {self.duration:.6g} s",
+            "burst": "at once",
+            "closed": f"from {self.users} users",
+        }
+        return (
+            f"Workload({len(self)} requests {when[self.mode]}, {self.prompt_len.mean():.6g} tokens "
+            f"in and {self.output_len.mean():.6g} out on average)"
+        )
+
+
+def _column(name: str, values: ArrayLike, dtype: type[np.generic], rows: int) -> NDArray[np.generic]:
+    """A read-only column; a single value is repeated without being stored again."""
+    column = np.asarray(values, dtype)
+    if column.ndim == 0:
+        return np.broadcast_to(column, (rows,))
+    if column.shape != (rows,):
+        raise ConfigError(f"{name}: {column.shape} values for {rows} requests")
+    column = column.view()
+    column.flags.writeable = False
+    return column
