@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -57,7 +58,7 @@ def capacity(
     active = activations(replica.tensor_parallel)
     left = usable - replica.weight_bytes - active
     if left < replica.block_bytes:
-        raise _too_large(replica, gpu_memory_utilization, active, activations)
+        raise _too_large(replica, gpu_memory_utilization, activations)
     return Capacity(
         blocks=int(left // replica.block_bytes),
         cpu_blocks=int(swap_space_gib * GIB // replica.block_bytes),
@@ -85,16 +86,30 @@ def activation_bytes(
 
 
 def _too_large(
-    replica: Replica,
-    utilization: float,
-    active: float,
-    activations: object,
+    replica: Replica, utilization: float, activations: Callable[[int], float]
 ) -> ConfigError:
     model, hardware = replica.model, replica.hardware
-    need = replica.weight_bytes + active + replica.block_bytes
+    usable = utilization * hardware.memory_bytes
+
+    def need(tensor_parallel: int) -> float:
+        each = replace(replica, tensor_parallel=tensor_parallel)
+        return each.weight_bytes + activations(tensor_parallel) + each.block_bytes
+
+    choices = [n for n in range(1, hardware.gpus_per_node + 1) if can_split(model, n)]
+    fitting = [n for n in choices if need(n) <= usable]
+    if fitting:
+        hint = f"the smallest tensor_parallel that fits is {fitting[0]}"
+    else:
+        largest = choices[-1]
+        memory = need(largest) / utilization / GIB
+        hint = (
+            f"no tensor_parallel up to {largest} fits; "
+            f"with {largest} it takes GPUs of {ceil(memory)} GiB"
+        )
     return ConfigError(
-        f"model={model.name} on hardware={hardware.name} with "
-        f"tensor_parallel={replica.tensor_parallel}: a GPU needs {replica.weight_bytes / GIB:.1f} "
-        f"GiB for weights and {active / GIB:.1f} GiB for activations, but has {utilization:g} × "
-        f"{hardware.memory_gib:g} GiB = {utilization * hardware.memory_gib:.1f} GiB"
+        f"model={model.name} does not fit hardware={hardware.name} with "
+        f"tensor_parallel={replica.tensor_parallel}: a GPU would hold "
+        f"{replica.weight_bytes / GIB:.1f} GiB of weights and "
+        f"{activations(replica.tensor_parallel) / GIB:.1f} GiB of activations, and offers "
+        f"{utilization:g} × {hardware.memory_gib:g} = {usable / GIB:.1f} GiB; {hint}"
     )

@@ -1,4 +1,4 @@
-"""A GPU and its links, by the data sheet. What of it software reaches is the cost model's matter."""
+"""A GPU and its links, by the data sheet; what of that is reached is the cost model's matter."""
 
 from __future__ import annotations
 

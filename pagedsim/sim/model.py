@@ -35,7 +35,8 @@ class MoE:
         >>> MoE(experts=8, experts_per_token=2, intermediate=1).expected_experts(1)
         2.0
         """
-        return self.experts * (1.0 - (1.0 - self.experts_per_token / self.experts) ** tokens)
+        left_out: float = (1.0 - self.experts_per_token / self.experts) ** tokens
+        return self.experts * (1.0 - left_out)
 
 
 @dataclass(frozen=True)

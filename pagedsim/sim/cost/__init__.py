@@ -1,0 +1,20 @@
+"""How long a step takes: from data sheets, from a fit, or from a recording."""
+
+from pagedsim.sim.cost.base import Breakdown, CostModel, Prices, Term
+from pagedsim.sim.cost.fitted import Coefficients, Fitted
+from pagedsim.sim.cost.fitting import Fit, Sample
+from pagedsim.sim.cost.replay import Replay
+from pagedsim.sim.cost.roofline import Roofline
+
+__all__ = [
+    "Breakdown",
+    "Coefficients",
+    "CostModel",
+    "Fit",
+    "Fitted",
+    "Prices",
+    "Replay",
+    "Roofline",
+    "Sample",
+    "Term",
+]

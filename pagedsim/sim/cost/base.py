@@ -1,0 +1,150 @@
+"""What a cost model answers, and how it explains its answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pagedsim.core import StepPlan
+from pagedsim.sim.cost.work import Work
+from pagedsim.sim.hardware import Hardware
+
+Bound = Literal["compute", "bandwidth", "interconnect", "host", "fitted", "recorded"]
+"""What a part of a step waits for; the last two where the model cannot tell."""
+
+
+class Term(NamedTuple):
+    """A part of a step's time."""
+
+    name: str
+    seconds: float
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where a step's time goes. `work` is that of one GPU.
+
+    >>> terms = Term("weights", 0.023, "bandwidth"), Term("host", 0.002, "host")
+    >>> print(Breakdown("decode", terms, Work(flop=14e9, bytes=14e9)))
+    decode: 25.0 ms, bandwidth-bound (weights 92 %, host 8 %)
+    """
+
+    kind: str
+    """prefill, decode, mixed or idle."""
+    terms: tuple[Term, ...]
+    work: Work
+
+    @property
+    def seconds(self) -> float:
+        """The step's time."""
+        return sum(term.seconds for term in self.terms)
+
+    @property
+    def dominant(self) -> Term:
+        """The longest part."""
+        return max(self.terms, key=lambda term: term.seconds)
+
+    @property
+    def bound(self) -> Bound:
+        """What most of the time is waited for."""
+        waits: dict[Bound, float] = {}
+        for term in self.terms:
+            waits[term.bound] = waits.get(term.bound, 0.0) + term.seconds
+        return max(waits, key=lambda bound: waits[bound])
+
+    def mfu(self, hardware: Hardware) -> float:
+        """Model FLOP utilisation: the part of the peak rate that this step reaches."""
+        return self.work.mfu(self.seconds, hardware)
+
+    def mbu(self, hardware: Hardware) -> float:
+        """Model bandwidth utilisation, likewise."""
+        return self.work.mbu(self.seconds, hardware)
+
+    def __str__(self) -> str:
+        total = self.seconds
+        if not total:
+            return f"{self.kind}: 0 ms"
+        shares = [(term.name, round(100 * term.seconds / total)) for term in self.terms]
+        parts = ", ".join(f"{name} {share} %" for name, share in shares if share)
+        bound = self.bound if self.bound in ("fitted", "recorded") else f"{self.bound}-bound"
+        return f"{self.kind}: {milliseconds(total)}, {bound} ({parts})"
+
+
+def milliseconds(seconds: float) -> str:
+    """A time for reading: three digits, in ms.
+
+    >>> milliseconds(0.0233333)
+    '23.3 ms'
+    """
+    value = seconds * 1e3
+    for digits, limit in ((3, 1.0), (2, 10.0), (1, 100.0)):
+        if value < limit:
+            return f"{value:.{digits}f} ms"
+    return f"{value:,.0f} ms"
+
+
+def kind_of(plan: StepPlan) -> str:
+    """What a step consists of: prefill, decode, mixed or idle."""
+    if plan.prefill_tokens:
+        return "mixed" if plan.decode_count else "prefill"
+    return "decode" if plan.decode_count else "idle"
+
+
+class CostModel(ABC):
+    """Says how long the work of a step takes; all times in seconds.
+
+    It has no state: the same question has the same answer. Time that blocks spend on the bus is
+    never part of a step's, since it may overlap with it.
+    """
+
+    __slots__ = ()
+
+    by_totals = True
+    """Whether the totals of a plan decide; if not, `decode_seconds` cannot answer."""
+
+    @abstractmethod
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Forward pass and host work of a step."""
+
+    @abstractmethod
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        """The same for a step of nothing but decodes, to the bit; `context` is the sum of theirs.
+
+        This is what a simulation calls most: keep it to a handful of float operations.
+        """
+
+    @abstractmethod
+    def swap_seconds(self, blocks: int) -> float:
+        """Moving `blocks` blocks over the bus, one way."""
+
+    @abstractmethod
+    def recompute_seconds(self, tokens: int) -> float:
+        """Prefilling `tokens` tokens of one request in a step of their own."""
+
+    @abstractmethod
+    def explain(self, plan: StepPlan) -> Breakdown:
+        """The parts of `step_seconds(plan)`."""
+
+    @abstractmethod
+    def work(self, plan: StepPlan) -> Work:
+        """FLOP and bytes of a step on one GPU, as `mfu` and `mbu` want them."""
+
+    def prices(self) -> Prices:
+        """What `preemption=cheapest` compares."""
+        return Prices(self)
+
+
+class Prices:
+    """A cost model as a preemption sees it: swapping costs the way out and the way back."""
+
+    __slots__ = ("_swap_seconds", "recompute_seconds")
+
+    def __init__(self, cost: CostModel) -> None:
+        self.recompute_seconds = cost.recompute_seconds
+        self._swap_seconds = cost.swap_seconds
+
+    def swap_seconds(self, blocks: int) -> float:
+        """Moving `blocks` blocks out and in again."""
+        return 2.0 * self._swap_seconds(blocks)

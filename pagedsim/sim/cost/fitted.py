@@ -1,0 +1,299 @@
+"""Step times as a weighted sum of what a step has to do, the weights fitted to measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
+from math import inf
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+from warnings import warn
+
+from pagedsim.core import ConfigError, StepPlan
+from pagedsim.core.errors import unknown
+from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
+from pagedsim.sim.cost.fitting import FEATURES, KINDS, Sample, fit_kinds
+from pagedsim.sim.cost.roofline import move_seconds
+from pagedsim.sim.cost.work import Work, step_work
+from pagedsim.sim.replica import Replica
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+class Coefficients(NamedTuple):
+    """Seconds for each unit of a feature."""
+
+    constant: float = 0.0
+    prefill_tokens: float = 0.0
+    prefill_attention: float = 0.0
+    prefill_context: float = 0.0
+    decode_count: float = 0.0
+    decode_context: float = 0.0
+
+    @classmethod
+    def read(cls, where: str, values: Mapping[str, object], scale: float) -> Coefficients:
+        """From a configuration, in its unit."""
+        scaled = {}
+        for key, value in values.items():
+            if key not in FEATURES:
+                raise unknown(f"coefficient in {where}:", str(key), FEATURES)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ConfigError(f"{where}.{key}={value!r}: must be a number, at least 0")
+            scaled[key] = value * scale
+        return cls(**scaled)
+
+    def beside(self, decode: Coefficients) -> Coefficients:
+        """For prefill and decode in one step: what is constant, the weights above all, once."""
+        return self._replace(
+            constant=max(self.constant, decode.constant),
+            decode_count=decode.decode_count,
+            decode_context=decode.decode_context,
+        )
+
+    def terms(self, plan: StepPlan) -> list[float]:
+        """What each coefficient adds to a step."""
+        features = (
+            1,
+            plan.prefill_tokens,
+            plan.prefill_attention,
+            plan.prefill_context,
+            plan.decode_count,
+            plan.decode_context,
+        )
+        return [weight * feature for weight, feature in zip(self, features, strict=True)]
+
+
+class Fitted(CostModel):
+    """One set of coefficients for each kind of step: all prefill, all decode, or mixed.
+
+    `decode_large` replaces `decode` from `large_batch` sequences on. Without a set for mixed
+    steps, one costs the larger of the two constants and what prefill and decode add to theirs.
+    `limits` are the largest values of features that were measured; the first step beyond them
+    brings a warning. `fitted_for` names what was measured (model, hardware, tensor_parallel);
+    serving anything else brings one too. Time on the bus comes from the hardware's data sheet.
+    """
+
+    __slots__ = (
+        "_beside",
+        "_beside_large",
+        "_decode",
+        "_decode_large",
+        "_large_batch",
+        "_line",
+        "_line_large",
+        "_max_attention",
+        "_max_context",
+        "_max_count",
+        "_max_tokens",
+        "_move",
+        "_prefill",
+        "_warned",
+        "replica",
+        "settings",
+    )
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        prefill: Mapping[str, float],
+        decode: Mapping[str, float],
+        decode_large: Mapping[str, float] | None = None,
+        large_batch: int | None = None,
+        mixed: Mapping[str, float] | None = None,
+        unit: str = "ms",
+        limits: Mapping[str, float] | None = None,
+        fitted_for: Mapping[str, object] | None = None,
+        source: str = "",
+        bus_efficiency: float = 0.8,
+    ) -> None:
+        if unit not in UNITS:
+            raise unknown("cost.unit", unit, UNITS)
+        if (decode_large is None) != (large_batch is None):
+            raise ConfigError("cost.decode_large and cost.large_batch: give both or neither")
+        scale = UNITS[unit]
+        limits, fitted_for = limits or {}, fitted_for or {}
+        for key in limits:
+            if key not in FEATURES[1:]:
+                raise unknown("feature in cost.limits:", key, FEATURES[1:])
+        self.replica = replica
+        self.settings: dict[str, Any] = {
+            "unit": unit,
+            "prefill": dict(prefill),
+            "decode": dict(decode),
+            "decode_large": decode_large and dict(decode_large),
+            "large_batch": large_batch,
+            "mixed": mixed and dict(mixed),
+            "limits": dict(limits),
+            "fitted_for": dict(fitted_for),
+            "source": source,
+        }
+        self._prefill = Coefficients.read("cost.prefill", prefill, scale)
+        self._decode = Coefficients.read("cost.decode", decode, scale)
+        self._decode_large = Coefficients.read("cost.decode_large", decode_large or {}, scale)
+        self._large_batch = inf if large_batch is None else large_batch
+        self._beside = self._prefill.beside(self._decode)
+        self._beside_large = self._prefill.beside(self._decode_large)
+        if mixed is not None:
+            self._beside = self._beside_large = Coefficients.read("cost.mixed", mixed, scale)
+        self._line = _line(self._decode)
+        self._line_large = _line(self._decode_large)
+        self._max_tokens = limits.get("prefill_tokens", inf)
+        self._max_attention = limits.get("prefill_attention", inf)
+        self._max_count = limits.get("decode_count", inf)
+        self._max_context = limits.get("decode_context", inf)
+        self._move = move_seconds(replica, bus_efficiency)
+        self._warned = False
+        _warn_if_other(fitted_for, replica)
+
+    @classmethod
+    def fit(
+        cls,
+        samples: Iterable[Sample],
+        replica: Replica,
+        *,
+        echo: Callable[[str], object] | None = print,
+        **settings: Any,
+    ) -> Fitted:
+        """From recorded steps; tells `echo` the leave-one-out error of each kind of step.
+
+        Of each kind it takes more steps than there are coefficients; where prefills or decodes
+        are too few, the fit of mixed steps stands in.
+        """
+        rows = list(samples)
+        fits = fit_kinds(rows)
+        if echo:
+            for kind, found in fits.items():
+                echo(f"{kind}: {found}")
+        sets = {kind: found.coefficients for kind, found in fits.items()}
+        for kind in ("prefill", "decode"):
+            if kind not in sets:
+                if "mixed" not in sets:
+                    need = len(KINDS[kind]) + 1
+                    raise ConfigError(f"samples: need at least {need} {kind} or mixed steps")
+                sets[kind] = {name: sets["mixed"][name] for name in KINDS[kind]}
+        return cls(
+            replica,
+            unit="s",
+            limits={name: max(getattr(row, name) for row in rows) for name in FEATURES[1:]},
+            fitted_for=_identity(replica),
+            prefill=sets["prefill"],
+            decode=sets["decode"],
+            mixed=sets.get("mixed"),
+            **settings,
+        )
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], replica: Replica, **settings: Any) -> Fitted:
+        """From the JSON file that `save` writes."""
+        try:
+            found = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path}: is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path}: must hold an object, not a {type(found).__name__}")
+        for key in found:
+            if key not in SETTINGS:
+                raise unknown(f"key in {path}:", key, SETTINGS)
+        for key in ("prefill", "decode"):
+            if not isinstance(found.get(key), dict):
+                raise ConfigError(f"{path}: has no {key} coefficients")
+        return cls(replica, **(found | settings))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the coefficients, in their unit, with what is known about them."""
+        known = {key: value for key, value in self.settings.items() if value}
+        Path(path).write_text(json.dumps(known, indent=2) + "\n")
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        if not plan.prefill_tokens:
+            return self.decode_seconds(plan.decode_count, plan.decode_context)
+        self._check(plan)
+        one, token, attend, context, sequence, read = self._coefficients(plan)
+        return (
+            one
+            + plan.prefill_tokens * token
+            + plan.prefill_attention * attend
+            + plan.prefill_context * context
+            + plan.decode_count * sequence
+            + plan.decode_context * read
+        )
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        if sequences > self._max_count or context > self._max_context:
+            self._warn(f"{sequences} sequences with a context of {context} tokens")
+        if sequences < self._large_batch:
+            if not sequences:
+                return 0.0
+            one, sequence, read = self._line
+        else:
+            one, sequence, read = self._line_large
+        return one + sequences * sequence + context * read
+
+    def swap_seconds(self, blocks: int) -> float:
+        return blocks * self._move
+
+    def recompute_seconds(self, tokens: int) -> float:
+        if not tokens:
+            return 0.0
+        one, token, attend, context, _, _ = self._prefill
+        return one + tokens * token + tokens * tokens * attend + tokens * context
+
+    def work(self, plan: StepPlan) -> Work:
+        return step_work(self.replica, plan)
+
+    def explain(self, plan: StepPlan) -> Breakdown:
+        terms: list[Term] = []
+        if plan.prefill_tokens or plan.decode_count:
+            parts = self._coefficients(plan).terms(plan)
+            names = (name.replace("_", " ") for name in FEATURES)
+            terms = [Term(*term, "fitted") for term in zip(names, parts, strict=True)]
+        return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
+
+    def _coefficients(self, plan: StepPlan) -> Coefficients:
+        large = plan.decode_count >= self._large_batch
+        if not plan.prefill_tokens:
+            return self._decode_large if large else self._decode
+        if not plan.decode_count:
+            return self._prefill
+        return self._beside_large if large else self._beside
+
+    def _check(self, plan: StepPlan) -> None:
+        if (
+            plan.prefill_tokens > self._max_tokens
+            or plan.prefill_attention > self._max_attention
+            or plan.decode_count > self._max_count
+            or plan.decode_context > self._max_context
+        ):
+            self._warn(f"{plan.prefill_tokens} prefill tokens beside {plan.decode_count} decodes")
+
+    def _warn(self, step: str) -> None:
+        if not self._warned:
+            self._warned = True
+            most = ", ".join(f"{k} {v:g}" for k, v in self.settings["limits"].items() if v)
+            warn(f"cost: a step of {step} is beyond what was fitted ({most})", stacklevel=3)
+
+
+SETTINGS = tuple(name for name in signature(Fitted).parameters if name != "replica")
+
+
+def _line(decode: Coefficients) -> tuple[float, float, float]:
+    return decode.constant, decode.decode_count, decode.decode_context
+
+
+def _identity(replica: Replica) -> dict[str, object]:
+    return {
+        "model": replica.model.name,
+        "hardware": replica.hardware.name,
+        "tensor_parallel": replica.tensor_parallel,
+    }
+
+
+def _warn_if_other(fitted_for: Mapping[str, object], replica: Replica) -> None:
+    for key, value in _identity(replica).items():
+        if (fitted := fitted_for.get(key, value)) != value:
+            warn(f"cost: fitted for {key}={fitted}, but serves {key}={value}", stacklevel=3)

@@ -1,0 +1,112 @@
+"""The durations of a recorded run, step by step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+from pagedsim.core import ConfigError, PagedsimError, StepPlan
+from pagedsim.sim.cost.base import Breakdown, CostModel, Prices, Term, kind_of
+from pagedsim.sim.cost.roofline import Roofline
+from pagedsim.sim.cost.work import Work
+from pagedsim.sim.replica import Replica
+
+
+class Replay(CostModel):
+    """A step takes as long as the recorded step of the same number.
+
+    What was recorded holds the time on the bus too, so swaps cost nothing more. Where a price is
+    asked for before anything happened (`preemption=cheapest`), `estimate` answers.
+    """
+
+    __slots__ = ("durations", "estimate", "source")
+
+    by_totals = False
+
+    def __init__(
+        self,
+        durations: Sequence[float] | Mapping[int, float],
+        estimate: CostModel,
+        source: str = "the recording",
+    ) -> None:
+        numbered = durations if isinstance(durations, Mapping) else dict(enumerate(durations))
+        for step, seconds in numbered.items():
+            if not seconds >= 0:
+                raise ConfigError(f"{source}: step {step} takes {seconds} s: must be at least 0")
+        if not numbered:
+            raise ConfigError(f"{source}: holds no steps")
+        self.durations = dict(numbered)
+        self.estimate = estimate
+        self.source = source
+
+    @classmethod
+    def load(
+        cls, path: str | PathLike[str], replica: Replica, estimate: CostModel | None = None
+    ) -> Replay:
+        """From a run's steps.parquet (step, start, end), or a JSON list of seconds.
+
+        The estimate is a roofline unless given.
+        """
+        read = _parquet if Path(path).suffix == ".parquet" else _json
+        return cls(read(path), estimate or Roofline(replica), str(path))
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        try:
+            return self.durations[plan.number]
+        except KeyError:
+            first, last = min(self.durations), max(self.durations)
+            raise PagedsimError(
+                f"{self.source}: has steps {first} to {last}, "
+                f"but the run needs a step {plan.number}"
+            ) from None
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        raise PagedsimError("cost=replay: knows steps by their number, not by their totals")
+
+    def swap_seconds(self, blocks: int) -> float:
+        return 0.0
+
+    def recompute_seconds(self, tokens: int) -> float:
+        return self.estimate.recompute_seconds(tokens)
+
+    def work(self, plan: StepPlan) -> Work:
+        return self.estimate.work(plan)
+
+    def explain(self, plan: StepPlan) -> Breakdown:
+        term = Term(f"step {plan.number}", self.step_seconds(plan), "recorded")
+        return Breakdown(kind_of(plan), (term,), self.work(plan))
+
+    def prices(self) -> Prices:
+        return self.estimate.prices()
+
+
+def _json(path: str | PathLike[str]) -> list[float]:
+    try:
+        values = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(values, list) or not all(isinstance(v, int | float) for v in values):
+        raise ConfigError(f"{path}: must be a list of seconds (or a steps.parquet)")
+    return values
+
+
+def _parquet(path: str | PathLike[str]) -> dict[int, float]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = ["step", "start", "end"]
+    try:
+        missing = set(columns) - set(pq.read_schema(path).names)
+        table = pq.read_table(path, columns=columns).to_pydict()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if missing:
+        raise ConfigError(f"{path}: has no column {', '.join(sorted(missing))}")
+    return {
+        step: end - start
+        for step, start, end in zip(*(table[name] for name in columns), strict=True)
+    }
