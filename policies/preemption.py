@@ -27,7 +27,7 @@ class Prices(Protocol):
         """Time to prefill `tokens` tokens."""
 
     def swap_seconds(self, blocks: int) -> float:
-        """Time to move `blocks` blocks over the bus, one way."""
+        """Time to move `blocks` blocks out and in again."""
 
 
 class Cheapest(Preemption):
@@ -41,5 +41,5 @@ class Cheapest(Preemption):
     def keep(self, victim: Request, state: ServerState) -> Keep:
         blocks = len({block for table in victim.tables for block in table})
         tokens = victim.computed * victim.width
-        swap = 2 * self.prices.swap_seconds(blocks)  # out, and in again
+        swap = self.prices.swap_seconds(blocks)
         return Keep.SWAP if swap < self.prices.recompute_seconds(tokens) else Keep.RECOMPUTE
