@@ -26,7 +26,7 @@ from pagedsim.core import (
 )
 from policies.preemption import Swap
 from policies.priority import Priority
-from tests.core.drive import Server
+from tests.core.drive import Server, Tokens
 
 
 def says(error: type[PagedsimError], message: str) -> Any:
@@ -155,7 +155,7 @@ def test_a_watermark_of_all_blocks(watermark: float) -> None:
         ),
     ],
 )
-def test_limits_that_serve_nobody(settings: dict[str, int], message: str) -> None:
+def test_limits_that_serve_nobody(settings: dict[str, Any], message: str) -> None:
     with says(ConfigError, message):
         make_scheduler(memory=PagedMemory(4), **settings)
 
@@ -312,7 +312,7 @@ def test_double_commit() -> None:
     plan = server.plan()
     server.commit(plan)
     before = picture(server)
-    with pytest.raises(PlanError, match="^plan 2 is stale: "):
+    with pytest.raises(PlanError, match=r"^plan 2 is stale: "):
         server.scheduler.commit(plan, 9.0)
     assert picture(server) == before
     assert server.drain() == ["a", "b", "c"]
@@ -353,7 +353,7 @@ def told() -> Server:
     return server
 
 
-GOOD = {"a": 4, "b": Continuation((5, 6))}
+GOOD: Tokens = {"a": 4, "b": Continuation((5, 6))}
 
 
 @pytest.mark.parametrize(

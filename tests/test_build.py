@@ -1,0 +1,253 @@
+"""Names become objects, and a name that does not exist is answered with those that do."""
+
+import re
+from typing import Any
+
+import pytest
+
+from pagedsim.build import (
+    BATCHINGS,
+    MEMORIES,
+    POLICIES,
+    PREEMPTIONS,
+    make_batching,
+    make_memory,
+    make_policy,
+    make_preemption,
+    make_scheduler,
+)
+from pagedsim.core import (
+    ConfigError,
+    PagedMemory,
+    Policy,
+    PrefillFirst,
+    Request,
+    ReservedMax,
+    Unified,
+)
+from policies.fcfs import FCFS
+from policies.preemption import Cheapest, Swap
+from policies.priority import Priority
+
+
+def says(message: str) -> Any:
+    return pytest.raises(ConfigError, match=f"^{re.escape(message)}$")
+
+
+class ShortestPromptFirst(Policy):
+    """A policy of a user's own, reached by its path."""
+
+    def __init__(self, sign: int = 1) -> None:
+        self.sign = sign
+
+    def rank(self, request: Request, now: float) -> float:
+        return self.sign * request.prompt_len
+
+
+class Anything(Policy):
+    """Takes whatever settings it is given."""
+
+    def __init__(self, **settings: int) -> None:
+        self.settings = settings
+
+
+MINE = f"{__name__}.ShortestPromptFirst"
+
+
+def test_names() -> None:
+    assert type(make_policy()) is FCFS
+    assert type(make_policy("priority")) is Priority
+    assert type(make_preemption("swap")) is Swap
+    assert type(make_batching("unified")) is Unified
+    assert type(make_memory("paged", blocks=4)) is PagedMemory
+
+
+def test_settings_reach_the_object() -> None:
+    policy = make_policy("priority", displace=True)
+    assert policy.displacing is True
+    batching = make_batching("prefill_first", watermark=0.5)
+    assert isinstance(batching, PrefillFirst)
+    assert batching.watermark == 0.5
+    memory = make_memory("reserved_max", blocks=64, max_model_len=16)
+    assert isinstance(memory, ReservedMax)
+    assert (memory.total, memory.max_model_len) == (64, 16)
+
+
+def test_an_object_is_passed_through() -> None:
+    policy = Priority(displace=False)
+    assert make_policy(policy) is policy
+
+
+def test_a_class_of_your_own_goes_by_its_path() -> None:
+    policy = make_policy(MINE, sign=-1)
+    assert type(policy).__name__ == "ShortestPromptFirst"
+    assert policy.rank(Request("a", 7), 0.0) == -7
+
+
+def test_a_scheduler_from_names() -> None:
+    scheduler = make_scheduler(
+        memory=make_memory("paged", blocks=64, cpu_blocks=8),
+        policy=MINE,
+        preemption="swap",
+        batching="unified",
+        max_seqs=5,
+        max_batched_tokens=7,
+        max_model_len=11,
+    )
+    assert isinstance(scheduler.batching, Unified)
+    assert isinstance(scheduler.preemption, Swap)
+    assert (scheduler.max_seqs, scheduler.max_batched_tokens, scheduler.max_model_len) == (5, 7, 11)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "message"),
+    [
+        (
+            make_policy,
+            "prioritty",
+            f"unknown policy 'prioritty': choose from {', '.join(sorted(POLICIES))}; "
+            "did you mean 'priority'?",
+        ),
+        (
+            make_preemption,
+            "drop",
+            f"unknown preemption 'drop': choose from {', '.join(sorted(PREEMPTIONS))}",
+        ),
+        (
+            make_batching,
+            "prefill-first",
+            f"unknown batching 'prefill-first': choose from {', '.join(sorted(BATCHINGS))}; "
+            "did you mean 'prefill_first'?",
+        ),
+        (
+            make_memory,
+            "page",
+            f"unknown memory 'page': choose from {', '.join(sorted(MEMORIES))}; "
+            "did you mean 'paged'?",
+        ),
+    ],
+    ids=["policy", "preemption", "batching", "memory"],
+)
+def test_an_unknown_name_lists_what_there_is(make: Any, name: str, message: str) -> None:
+    with says(message):
+        make(name)
+
+
+def test_the_lists_name_what_there_is_today() -> None:
+    """So that the messages above are known to hold something."""
+    assert {"fcfs", "priority"} <= POLICIES.keys()
+    assert {"recompute", "swap", "cheapest"} <= PREEMPTIONS.keys()
+    assert {"prefill_first", "unified", "static"} <= BATCHINGS.keys()
+    assert {"paged", "prefix", "reserved_max", "reserved_pow2", "reserved_oracle"} <= (
+        MEMORIES.keys()
+    )
+
+
+@pytest.mark.parametrize("axis", ["policy", "preemption", "batching"])
+def test_a_scheduler_answers_an_unknown_name_in_the_same_way(axis: str) -> None:
+    names: dict[str, Any] = {axis: "nonesuch"}
+    with pytest.raises(ConfigError, match=f"^unknown {axis} 'nonesuch': choose from "):
+        make_scheduler(memory=PagedMemory(4), **names)
+
+
+def test_an_unknown_setting_lists_those_there_are() -> None:
+    with says(
+        "unknown setting of policy=priority 'displaces': choose from displace; "
+        "did you mean 'displace'?"
+    ):
+        make_policy("priority", displaces=True)
+
+
+@pytest.mark.xfail(strict=True, reason="ends in 'choose from ' and nothing")
+def test_a_setting_for_what_has_none() -> None:
+    with says("policy=fcfs: has no settings, not 'displace'"):
+        make_policy("fcfs", displace=True)
+
+
+@pytest.mark.xfail(strict=True, reason="the settings are dropped without a word")
+def test_settings_for_an_object_that_is_made_already() -> None:
+    with pytest.raises(ConfigError):
+        make_policy(Priority(), displace=True)
+
+
+@pytest.mark.xfail(strict=True, reason="says: needs settings=")
+def test_a_class_of_your_own_may_take_any_settings() -> None:
+    policy = make_policy(f"{__name__}.Anything", depth=3)
+    assert getattr(policy, "settings", None) == {"depth": 3}
+
+
+def test_a_missing_setting_is_named() -> None:
+    with says("memory=paged: needs blocks="):
+        make_memory("paged")
+    with says("memory=reserved_max: needs max_model_len="):
+        make_memory("reserved_max", blocks=64)
+    with says("preemption=cheapest: needs prices="):
+        make_preemption("cheapest")
+
+
+def test_a_path_that_leads_nowhere() -> None:
+    with says("policy=no.such.Thing: cannot be imported: No module named 'no'"):
+        make_policy("no.such.Thing")
+    with says(
+        "policy=policies.fcfs.LCFS: cannot be imported: "
+        "module 'policies.fcfs' has no attribute 'LCFS'"
+    ):
+        make_policy("policies.fcfs.LCFS")
+
+
+def test_a_path_to_something_else() -> None:
+    with says("policy=pagedsim.core.PagedMemory: must be a subclass of Policy"):
+        make_policy("pagedsim.core.PagedMemory")
+    with says("policy=policies.fcfs.__doc__: must be a subclass of Policy"):
+        make_policy("policies.fcfs.__doc__")
+
+
+NOT_CAUGHT = pytest.mark.xfail(strict=True, reason="Python's own ValueError or TypeError")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(".fcfs", marks=NOT_CAUGHT),
+        pytest.param("..", marks=NOT_CAUGHT),
+        "policies.",
+    ],
+)
+def test_a_path_that_is_none(path: str) -> None:
+    with pytest.raises(ConfigError, match=f"^policy={re.escape(path)}: cannot be imported: "):
+        make_policy(path)
+
+
+@pytest.mark.xfail(strict=True, reason="Python's own TypeError")
+def test_a_path_to_a_class_that_only_others_build_on() -> None:
+    with pytest.raises(ConfigError, match=r"^batching=pagedsim.core.Batching: "):
+        make_batching("pagedsim.core.Batching")
+
+
+def test_neither_a_name_nor_an_object() -> None:
+    nothing: Any = None
+    with says("policy=None: must be a name or a Policy"):
+        make_policy(nothing)
+    with says("memory=16: must be a name or a Memory"):
+        sixteen: Any = 16
+        make_memory(sixteen)
+
+
+class Prices:
+    """Ten tokens recompute in a second; a block crosses the bus in `block` seconds."""
+
+    def __init__(self, block: float) -> None:
+        self.block = block
+
+    def recompute_seconds(self, tokens: int) -> float:
+        return tokens / 10
+
+    def swap_seconds(self, blocks: int) -> float:
+        return blocks * self.block
+
+
+def test_cheapest_takes_prices() -> None:
+    prices = Prices(0.1)
+    preemption = make_preemption("cheapest", prices=prices)
+    assert isinstance(preemption, Cheapest)
+    assert preemption.prices is prices
