@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any, cast
 
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
@@ -24,8 +25,7 @@ def jobs_of(plan: Compare, overrides: Sequence[str], folder: Path) -> list[Job]:
     jobs = []
     for arm, changes in plan.arms.items():
         config = compose("config", overrides=[*overrides, *changes])
-        plain = OmegaConf.to_container(config, resolve=True)
-        assert isinstance(plain, dict)
+        plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
         for seed in range(config.seed, config.seed + config.seeds):
             jobs.append(Job(arm, seed, plain, folder / "runs" / arm / f"seed-{seed}"))
     return jobs

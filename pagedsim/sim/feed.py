@@ -20,9 +20,17 @@ Mode = Literal["open", "closed", "burst"]
 class Source(Protocol):
     """A workload, as far as a feed needs to know."""
 
-    mode: Mode
-    users: int
-    think_time: float
+    @property
+    def mode(self) -> Mode:
+        """At their times, each user after an answer, or all at once."""
+
+    @property
+    def users(self) -> int | None:
+        """How many ask, where they wait for answers."""
+
+    @property
+    def think_time(self) -> float:
+        """Seconds between an answer and the next question."""
 
     def requests(self) -> Iterator[Job]:
         """The requests in order of arrival, made one by one."""
@@ -34,7 +42,7 @@ def feed(environment: Environment, server: Server, source: Source) -> None:
     if source.mode == "closed":
         users = [
             environment.process(_user(environment, server, jobs, source.think_time))
-            for _ in range(source.users)
+            for _ in range(source.users or 1)
         ]
         environment.process(_close(environment, server, users))
     else:

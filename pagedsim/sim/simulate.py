@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from pagedsim.core import Scheduler
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import Source, feed

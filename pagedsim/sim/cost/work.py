@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from pagedsim.core import StepPlan
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.replica import Replica
 
@@ -52,7 +53,31 @@ def matrix_product(m: int, k: int, n: int, dtype_bytes: float = 2.0) -> Work:
     return Work(flop=2.0 * m * k * n, bytes=dtype_bytes * (m * k + k * n + m * n))
 
 
-def step_work(replica: Replica, plan: StepPlan) -> Work:
+class StepTotals(Protocol):
+    """What of a plan decides its work."""
+
+    @property
+    def chunks(self) -> Sized:
+        """Its chunks, to be counted."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """As in StepPlan, like the others."""
+
+    @property
+    def prefill_context(self) -> int: ...
+
+    @property
+    def prefill_attention(self) -> int: ...
+
+    @property
+    def decode_count(self) -> int: ...
+
+    @property
+    def decode_context(self) -> int: ...
+
+
+def step_work(replica: Replica, plan: StepTotals) -> Work:
     """All of a step's FLOP, and the bytes of weights, keys and values that it reads."""
     model, gpus = replica.model, replica.tensor_parallel
     tokens = plan.prefill_tokens + plan.decode_count
@@ -69,3 +94,48 @@ def step_work(replica: Replica, plan: StepPlan) -> Work:
         flop=flop / gpus,
         bytes=model.read_bytes(tokens) / gpus + context * replica.kv_bytes_per_token,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """The totals of a recorded step, as `step_work` reads them from a plan."""
+
+    prefill_tokens: int
+    prefill_context: int
+    prefill_attention: int
+    chunks: range
+    decode_count: int
+    decode_context: int
+
+
+def total_work(replica: Replica, steps: Mapping[str, Sequence[int]]) -> Work:
+    """The work of all recorded steps: columns as in `steps.parquet`."""
+    columns = (
+        "prefill_tokens",
+        "prefill_context",
+        "prefill_attention",
+        "prefill_requests",
+        "decode_seqs",
+        "decode_context",
+    )
+    flop = moved = 0.0
+    decodes: dict[int, list[int]] = {}  # batch size: steps of nothing else, and their context
+    for tokens, context, attention, chunks, count, decode_context in zip(
+        *(steps[name] for name in columns), strict=True
+    ):
+        if not tokens:
+            entry = decodes.setdefault(count, [0, 0])
+            entry[0] += 1
+            entry[1] += decode_context
+            continue
+        step = _Totals(tokens, context, attention, range(chunks), count, decode_context)
+        work = step_work(replica, step)
+        flop += work.flop
+        moved += work.bytes
+    model, gpus = replica.model, replica.tensor_parallel
+    for count, (times, context) in decodes.items():
+        if count:
+            each = count * (model.flop_per_token + model.flop_per_sample)
+            flop += (times * each + context * model.decode_pair_flop) / gpus
+            moved += times * model.read_bytes(count) / gpus + context * replica.kv_bytes_per_token
+    return Work(flop, moved)

@@ -1,0 +1,191 @@
+"""The driver: times by hand, feeds, the bus, and fast-forward without a trace."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pyarrow as pa
+import pytest
+
+from pagedsim.build import make_memory, make_preemption, make_scheduler
+from pagedsim.core import ConfigError, PagedsimError, Policy, Preemption, Request, Scheduler
+from pagedsim.core.policy import RankChanges
+from pagedsim.core.state import ServerState
+from policies.priority import Priority
+from tests.sim.harness import Affine, Constant, Jobs, run
+
+
+def scheduler(**settings: object) -> Scheduler:
+    memory = make_memory(blocks=64, block_size=4)
+    return make_scheduler(memory=memory, **settings)  # type: ignore[arg-type]
+
+
+def test_times_of_two_requests_by_hand() -> None:
+    jobs = Jobs([(0.0, 4, 3), (0.5, 4, 2)])
+    requests, steps = run(scheduler(), jobs)
+    # Steps of one second: prefill 0, prefill 1, then both decode; 1 ends first.
+    assert steps["start"].to_pylist() == [0.0, 1.0, 2.0, 3.0]
+    assert requests["first_token"].to_pylist() == [1.0, 2.0]
+    assert requests["finished"].to_pylist() == [4.0, 3.0]
+    assert steps["decode_seqs"].to_pylist() == [0, 0, 2, 1]
+
+
+def test_an_idle_server_begins_when_somebody_arrives() -> None:
+    requests, _ = run(scheduler(), Jobs([(0.1, 4, 2), (10.3, 4, 2)]))
+    assert requests["scheduled"].to_pylist() == [0.1, 10.3]
+
+
+def test_a_burst_arrives_at_once() -> None:
+    requests, _ = run(scheduler(), Jobs([(3.0, 4, 2), (9.0, 4, 2)], mode="burst"))
+    assert requests["arrival"].to_pylist() == [0.0, 0.0]
+
+
+def test_users_in_a_closed_loop_ask_again_after_thinking() -> None:
+    jobs = Jobs([(0.0, 4, 2)] * 3, mode="closed", users=1, think_time=5.0)
+    requests, _ = run(scheduler(), jobs)
+    assert requests["arrival"].to_pylist() == [0.0, 7.0, 14.0]
+
+
+def swapping() -> Scheduler:
+    memory = make_memory(blocks=4, block_size=4, cpu_blocks=8)
+    return make_scheduler(memory=memory, preemption="swap", batching="unified")
+
+
+def test_swaps_lie_on_the_critical_path_unless_they_overlap() -> None:
+    jobs = Jobs([(0.0, 6, 8), (0.0, 6, 8)])
+    _, serial = run(swapping(), jobs, Constant(1.0, block=0.25))
+    _, beside = run(swapping(), jobs, Constant(1.0, block=0.25), overlap=True)
+    out, back = sum(serial["swap_out"].to_pylist()), sum(serial["swap_in"].to_pylist())
+    assert out == back == sum(beside["swap_out"].to_pylist()) > 0
+    busy = [
+        sum(e - s for s, e in zip(*(t[c].to_pylist() for c in ("start", "end")), strict=True))
+        for t in (serial, beside)
+    ]
+    steps = serial.num_rows
+    assert busy[0] == pytest.approx(steps + 0.25 * (out + back))
+    assert busy[1] == pytest.approx(steps + 0.25 * back)
+
+
+def test_a_policy_that_admits_nobody_is_told_of() -> None:
+    class Closed(Policy):
+        def admit(self, request: Request, state: ServerState) -> bool:
+            return False
+
+    with pytest.raises(PagedsimError, match="nothing can run at 0 s: 1 requests wait"):
+        run(scheduler(policy=Closed()), Jobs([(0.0, 4, 2)]))
+
+
+class Aging(Policy):
+    """The rank changes with time alone."""
+
+    def rank(self, request: Request, now: float) -> float:
+        assert request.arrival is not None
+        return request.priority - 0.3 * (now - request.arrival)
+
+
+class Remaining(Policy):
+    rank_changes: RankChanges = "while running"
+    displacing = True
+
+    def rank(self, request: Request, now: float) -> float:
+        return (request.predicted_len or 0) - request.generated
+
+
+class Few(Policy):
+    def admit(self, request: Request, state: ServerState) -> bool:
+        return len(state.running) < 3 or state.free_blocks > 20
+
+
+class Counting(Policy):
+    """Served tokens decide: it watches every step."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def rank(self, request: Request, now: float) -> float:
+        return (self.seen * 7 + request.prompt_len) % 5
+
+    def observe(self, event: object) -> None:
+        self.seen += 1
+
+
+POLICIES = {
+    "fcfs": Policy,
+    "priority": Priority,
+    "displacing": lambda: Priority(displace=True),
+    "staying": lambda: Priority(displace=False),
+    "aging": Aging,
+    "remaining": Remaining,
+    "few": Few,
+    "counting": Counting,
+}
+MEMORIES = ("paged", "prefix", "reserved_max", "reserved_oracle")
+
+
+class Halves:
+    def recompute_seconds(self, tokens: int) -> float:
+        return tokens * 1e-3
+
+    def swap_seconds(self, blocks: int) -> float:
+        return blocks * 9e-3
+
+
+def content(table: pa.Table) -> list[object]:
+    """All of it, in a form in which a NaN equals itself."""
+    return [
+        column.to_pylist() if pa.types.is_string(column.type) else column.to_numpy().tobytes()
+        for column in table.columns
+    ]
+
+
+def crowded(policy: str, preemption: str, batching: str, memory: str, seed: int) -> Scheduler:
+    """A server that is too small for what comes."""
+    reserved = memory.startswith("reserved")
+    settings = {"max_model_len": 64} if reserved else {"block_size": 4, "cpu_blocks": 12}
+    blocks = 256 if reserved else 40
+    prices: dict[str, object] = {"prices": Halves()} if preemption == "cheapest" else {}
+    kind: Preemption = make_preemption(preemption, **prices)
+    return make_scheduler(
+        memory=make_memory(memory, blocks=blocks, **settings),
+        policy=POLICIES[policy](),
+        preemption=kind,
+        batching=batching,
+        max_seqs=8,
+        max_batched_tokens=64,
+        max_model_len=64,
+    )
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_fast_forward_changes_no_byte(policy: str, batching: str, memory: str) -> None:
+    quick = 0
+    for preemption, seed in product(("recompute", "swap", "cheapest"), range(2)):
+        dice = random.Random(seed)
+        rows, now = [], 0.0
+        for _ in range(40):
+            now += dice.expovariate(2.5) if dice.random() < 0.8 else 3.0
+            rows.append((now, dice.randint(1, 30), dice.randint(1, 30)))
+        rows.append((now + 0.1, 70, 5))  # never fits
+        jobs = Jobs(rows, priorities=[2, 0, 1, 1], mode=dice.choice(["open", "closed"]))
+        jobs.users, jobs.think_time = 12, 0.05
+        try:
+            tables = [
+                run(
+                    crowded(policy, preemption, batching, memory, seed),
+                    jobs,
+                    Affine(block=1e-3),
+                    overlap=seed == 1,
+                    fast_forward=fast,
+                )
+                for fast in (True, False)
+            ]
+        except ConfigError as error:
+            assert "swap" in str(error) or "displace" in str(error)  # a combination that is refused
+            continue
+        quick += 1
+        for ours, theirs in zip(*tables, strict=True):
+            assert content(ours) == content(theirs)
+    assert quick or batching == "static" or memory.startswith("reserved")
