@@ -12,6 +12,7 @@ from pagedsim.core import (
     Left,
     Policy,
     Request,
+    ReservedMax,
     Served,
     ServerState,
     State,
@@ -200,6 +201,30 @@ def test_a_victim_gives_back_the_chunk_that_this_step_planned_for_it() -> None:
     server.commit(plan)
 
 
+@pytest.mark.parametrize(
+    ("preemption", "swap_out"), [("recompute", []), ("swap", [(0, 0), (1, 1), (1, 2)])]
+)
+def test_a_victim_takes_back_the_copies_that_this_step_planned_for_it(
+    preemption: str, swap_out: list[tuple[int, int]]
+) -> None:
+    """a's second sequence was given block 4, a copy of 1: it goes to the CPU straight from 1."""
+
+    class FirstYields(Policy):
+        def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+            return running[0]
+
+    server = Server(
+        5, cpu_blocks=4, batching="unified", policy=FirstYields(), preemption=preemption
+    )
+    server.add("a", 6, n=2)
+    server.add("b", 8)
+    server.step()
+    plan = server.plan()
+    assert shown(plan)["preempted"] == ["a"]
+    assert (plan.copies, plan.swap_out) == ({}, swap_out)
+    server.commit(plan)
+
+
 # Abort
 
 
@@ -240,6 +265,27 @@ def test_abort_frees_everything_at_any_moment(
         assert (server.free, server.memory.cpu_free) == (7, 7)
     lost = ("waiting" if preemption == "recompute" else "swapped", True)
     assert {("waiting", False), ("prefilling", False), ("decoding", False), lost} <= seen
+
+
+def test_nobody_finds_what_an_aborted_request_was_to_compute() -> None:
+    server = Server(cache=True)
+    server.add("a", range(8))
+    plan = server.plan()
+    server.scheduler.abort("a", 0.0)
+    server.commit(plan)
+    assert server.memory.cached == 0
+    server.add("b", range(9))
+    assert server.step() == {"prefill": {"b": 9}}
+
+
+def test_nothing_is_copied_into_the_blocks_of_an_aborted_group() -> None:
+    """Reserved runs of 8: a's fork is due in the next step, but then the run is b's."""
+    server = Server(memory=ReservedMax(16, max_model_len=8))
+    server.add("a", 4, n=2)
+    server.step()
+    server.scheduler.abort("a", server.now)
+    server.add("b", 4, n=2)
+    assert server.step() == {"prefill": {"b": 4}}
 
 
 def test_abort_of_everybody_while_a_step_runs() -> None:
