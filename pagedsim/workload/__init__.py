@@ -1,1 +1,65 @@
-"""Workloads: who arrives when, with how long a prompt and how long an answer."""
+"""Workloads: who arrives when, with how long a prompt and how long an answer.
+
+`synthetic` draws one, `mix` draws one of several classes, `trace` reads one from a file; each
+gives a `Workload`, whose `requests()` are what a server is fed with.
+"""
+
+from pagedsim.workload.arrivals import (
+    Arrivals,
+    Burst,
+    ClosedLoop,
+    FixedInterval,
+    Gamma,
+    Mode,
+    Poisson,
+    make_arrivals,
+)
+from pagedsim.workload.choices import SharedPrefixes
+from pagedsim.workload.generated import mix, synthetic
+from pagedsim.workload.lengths import (
+    SHAPES,
+    Empirical,
+    Fixed,
+    Lengths,
+    LogNormal,
+    Uniform,
+    make_lengths,
+)
+from pagedsim.workload.prediction import predict
+from pagedsim.workload.recorded import trace
+from pagedsim.workload.streams import stream
+from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts, Prompts, TokenRuns
+from pagedsim.workload.traces import FORMATS
+from pagedsim.workload.traffic import Traffic
+from pagedsim.workload.workload import Workload
+
+__all__ = [
+    "FORMATS",
+    "SHAPES",
+    "Arrivals",
+    "BlockPrompts",
+    "Burst",
+    "ClosedLoop",
+    "Empirical",
+    "Fixed",
+    "FixedInterval",
+    "Gamma",
+    "Lengths",
+    "LogNormal",
+    "Mode",
+    "Poisson",
+    "PrefixedPrompts",
+    "Prompts",
+    "SharedPrefixes",
+    "TokenRuns",
+    "Traffic",
+    "Uniform",
+    "Workload",
+    "make_arrivals",
+    "make_lengths",
+    "mix",
+    "predict",
+    "stream",
+    "synthetic",
+    "trace",
+]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,22 @@ class Arrivals(ABC):
 
 
 @dataclass(frozen=True)
-class Poisson(Arrivals):
-    """Independent users: exponential gaps, `rate` requests a second."""
+class Timed(Arrivals):
+    """An arrival process of `rate` requests a second."""
 
     rate: float
 
     def __post_init__(self) -> None:
         number("rate", self.rate, above=0)
+
+    def scaled(self, factor: float) -> Self:
+        """The same at `factor` times the rate."""
+        return replace(self, rate=self.rate * factor)
+
+
+@dataclass(frozen=True)
+class Poisson(Timed):
+    """Independent users: exponential gaps."""
 
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         gaps = rng.standard_exponential(count)
@@ -45,14 +54,13 @@ class Poisson(Arrivals):
 
 
 @dataclass(frozen=True)
-class Gamma(Arrivals):
+class Gamma(Timed):
     """Gamma gaps of coefficient of variation `cv`: 1 is Poisson, more is burstier."""
 
-    rate: float
     cv: float
 
     def __post_init__(self) -> None:
-        number("rate", self.rate, above=0)
+        super().__post_init__()
         number("cv", self.cv, above=0)
 
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -64,13 +72,8 @@ class Gamma(Arrivals):
 
 
 @dataclass(frozen=True)
-class FixedInterval(Arrivals):
+class FixedInterval(Timed):
     """One request each 1 / `rate` seconds, the first at 0."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        number("rate", self.rate, above=0)
 
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         return np.arange(count) / self.rate

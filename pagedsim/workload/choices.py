@@ -23,9 +23,7 @@ def weights_of(key: str, weights: Mapping[Any, Any]) -> NDArray[np.float64]:
     return found
 
 
-def pick(
-    weights: NDArray[np.float64], count: int, rng: np.random.Generator
-) -> NDArray[np.int32]:
+def pick(weights: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int32]:
     """`count` indices into `weights`, drawn by them."""
     edges = np.cumsum(weights)
     edges[-1] = np.inf  # rounding must not leave a gap at the end

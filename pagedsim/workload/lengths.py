@@ -135,12 +135,13 @@ def sharegpt(max_len: int | None = None) -> LogNormal:
     The means are published; the paper's memory figure gives the spread of the answers. A request
     that has its prompt p and exactly its answer o reserved, for o steps, holds o²/2 token-steps
     that are still empty of o(p + o) in all. Figure 2 has Orca (Oracle) at 25.2 % reserved of
-    63.4 % in use, so E[o²] = 3.88 E[op]: a coefficient of variation of 0.92. It then gives 12.7
-    and 32.0 requests at once for Orca (Oracle) and paged memory, where Figure 13 has 13.6 and
-    30.4. No number bounds the prompts' spread: 1.7 is their shape in Figure 11, most below a
-    hundred tokens and some near the limit.
+    63.4 % in use, so E[o²] = 3.88 E[op]. With max_len=2048 a coefficient of variation of 1.0
+    before the cut (0.91 after it) gives 3.87; Orca (Oracle) and paged memory then hold 12.8 and
+    32.3 requests at once, where Figure 13 has 13.6 and 30.4. No published number bounds the
+    prompts' spread: 1.7 (1.25 after the cut) is their shape in Figure 11, half of them below
+    ninety tokens and a few at the limit.
     """
-    return LogNormal(161.31, 1.7, 337.99, 0.92, max_len)
+    return LogNormal(161.31, 1.7, 337.99, 1.0, max_len)
 
 
 def alpaca(max_len: int | None = None) -> LogNormal:

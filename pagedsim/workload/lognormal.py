@@ -18,29 +18,26 @@ def sigma_of(cv: float) -> float:
     return sqrt(log(1 + cv**2))
 
 
-def mean_of(mu: float, sigma: float, cap: float) -> float:
+def mean_of(mu: float, sigma: float, caps: Weighted) -> float:
     """Mean of min(X, cap) in whole tokens, at least 1, for log-normal X."""
-    if cap < 1.5:
-        return 1.0
+    # Rounding moves a mean only where tokens are few: there, every length is counted by itself.
+    few = min([16, *(int(cap) for _, cap in caps if cap < inf)])
+    edges = [0.0, *(_below(count + 0.5, mu, sigma) for count in range(1, few + 1))]
+    mean = sum(count * (edges[count] - edges[count - 1]) for count in range(1, few + 1))
     whole = exp(mu + sigma**2 / 2)
-
-    def below(bound: float, shift: float) -> float:
-        return 1.0 if bound == inf else _phi((log(bound) - mu) / sigma - shift)
-
-    # What is below one and a half becomes one token; above, rounding changes no mean.
-    middle = whole * (below(cap, sigma) - below(1.5, sigma))
-    return middle + below(1.5, 0) + (0.0 if cap == inf else cap * (1 - below(cap, 0)))
+    counted = _below(few + 0.5, mu + sigma**2, sigma)
+    for weight, cap in caps:
+        above = 1 - max(_below(cap, mu, sigma), edges[few])
+        middle = max(_below(cap, mu + sigma**2, sigma) - counted, 0.0)
+        mean += weight * (whole * middle + (cap * above if cap < inf else 0.0))
+    return mean
 
 
 def solve_mu(mean: float, sigma: float, caps: Weighted) -> float | None:
     """The location that gives this mean, or None if no location does."""
-
-    def average(mu: float) -> float:
-        return sum(weight * mean_of(mu, sigma, cap) for weight, cap in caps)
-
     low, high = log(mean) - 8 * sigma - 2, log(mean) + 8 * sigma + 2
-    mu = _bisect(average, mean, low, high)
-    return mu if abs(average(mu) / mean - 1) < 1e-6 else None
+    mu = _bisect(lambda mu: mean_of(mu, sigma, caps), mean, low, high)
+    return mu if abs(mean_of(mu, sigma, caps) / mean - 1) < 1e-6 else None
 
 
 def caps_left(mu: float, sigma: float, first_cap: float, total: float) -> Weighted:
@@ -63,5 +60,6 @@ def _bisect(rising: Callable[[float], float], target: float, low: float, high: f
     return (low + high) / 2
 
 
-def _phi(z: float) -> float:
-    return erfc(-z / sqrt(2)) / 2
+def _below(bound: float, mu: float, sigma: float) -> float:
+    """The probability that log-normal X is below `bound`."""
+    return 1.0 if bound == inf else erfc((mu - log(bound)) / (sigma * sqrt(2))) / 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import signature
 from math import isfinite
 from typing import Any, TypeVar
@@ -13,9 +14,7 @@ from pagedsim.core.errors import unknown
 T = TypeVar("T")
 
 
-def number(
-    key: str, value: Any, *, low: float | None = None, above: float | None = None
-) -> float:
+def number(key: str, value: Any, *, low: float | None = None, above: float | None = None) -> float:
     """`value` as a finite float, at least `low` or more than `above`."""
     allowed = "a number"
     if low is not None:
@@ -77,3 +76,14 @@ def refuse_unknown(
     for key, parameter in allowed.items():
         if parameter.default is parameter.empty and key not in given:
             raise ConfigError(f"{what}: needs {key}=")
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """Put `where` before the text of a ConfigError raised inside; nothing if it is empty."""
+    try:
+        yield
+    except ConfigError as error:
+        if not where:
+            raise
+        raise ConfigError(f"{where}: {error}") from None

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from pagedsim.core import ConfigError
+from pagedsim.workload.settings import whole
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -21,7 +21,6 @@ def stream(seed: int, name: str) -> np.random.Generator:
     >>> stream(1, "lengths").random() == stream(1, "arrivals").random()
     False
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise ConfigError(f"seed={seed!r}: must be a whole number, 0 or more")
+    whole("seed", seed, 0)
     key = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(seed), key])))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))

@@ -42,7 +42,7 @@ class TokenRuns(Sequence[int]):
 
     @classmethod
     def blocks(cls, streams: Sequence[int], block: int, length: int) -> TokenRuns:
-        """`length` tokens in runs of `block`, one for each of `streams`; the last may be shorter."""
+        """`length` tokens in runs of `block`, a run a stream; the last may be shorter."""
         made = cls.__new__(cls)
         count = -(-length // block)
         made._streams = list(streams[:count])

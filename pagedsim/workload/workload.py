@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from pagedsim.core import ConfigError, Request
 from pagedsim.workload.arrivals import Mode
 from pagedsim.workload.tokens import Prompts
+
+T = TypeVar("T", bound=np.generic)
 
 CHUNK = 4096
 """Rows turned into Python numbers at a time: a million requests never exist at once."""
@@ -159,13 +162,13 @@ class Workload:
         )
 
 
-def _column(name: str, values: ArrayLike, dtype: type[np.generic], rows: int) -> NDArray[np.generic]:
+def _column(name: str, values: ArrayLike, dtype: type[T], rows: int) -> NDArray[T]:
     """A read-only column; a single value is repeated without being stored again."""
     column = np.asarray(values, dtype)
     if column.ndim == 0:
         return np.broadcast_to(column, (rows,))
     if column.shape != (rows,):
-        raise ConfigError(f"{name}: {column.shape} values for {rows} requests")
+        raise ConfigError(f"{name}: {column.size} values for {rows} requests")
     column = column.view()
     column.flags.writeable = False
     return column

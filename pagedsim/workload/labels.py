@@ -1,0 +1,81 @@
+"""What requests carry besides times and lengths: priority, client, deadline, a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+from pagedsim.workload.choices import pick, weights_of
+from pagedsim.workload.prediction import predict
+from pagedsim.workload.settings import number
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Label columns; where all rows agree, a single value that stands for all of them."""
+
+    priority: Floats
+    client: NDArray[np.int32]
+    clients: tuple[str, ...]
+    predicted_len: Floats
+    deadline: Floats
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How requests are labelled.
+
+    `priority` and `client` are one value for all, or a mapping of values to probabilities;
+    `deadline` is in seconds after the arrival; `prediction_sigma` is the error of the predicted
+    output length, 0 for the truth, None for no prediction.
+    """
+
+    priority: float | Mapping[float, float] = 0.0
+    client: str | Mapping[str, float] = ""
+    deadline: float | None = None
+    prediction_sigma: float | None = None
+
+    def draw(
+        self,
+        arrival: Floats,
+        output_len: NDArray[np.int32],
+        stream: Callable[[str], np.random.Generator],
+    ) -> Labelled:
+        """Labels for these requests; `stream` gives the random stream of a name."""
+        rows = len(output_len)
+        predicted = deadline = np.array(np.nan)
+        if self.prediction_sigma is not None:
+            predicted = predict(output_len, self.prediction_sigma, stream("predictions"))
+        if self.deadline is not None:
+            deadline = arrival + number("deadline", self.deadline, above=0)
+        client, clients = self._clients(rows, stream)
+        return Labelled(self._priorities(rows, stream), client, clients, predicted, deadline)
+
+    def _priorities(self, rows: int, stream: Callable[[str], np.random.Generator]) -> Floats:
+        if not isinstance(self.priority, Mapping):
+            return np.array(number("priority", self.priority))
+        weights = weights_of("priority", self.priority)
+        levels = [_level(level) for level in self.priority]
+        return np.array(levels)[pick(weights, rows, stream("priorities"))]
+
+    def _clients(
+        self, rows: int, stream: Callable[[str], np.random.Generator]
+    ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+        if not isinstance(self.client, Mapping):
+            return np.array(0, np.int32), (str(self.client),)
+        weights = weights_of("client", self.client)
+        return pick(weights, rows, stream("clients")), tuple(map(str, self.client))
+
+
+def _level(level: object) -> float:
+    # Keys of a mapping on a command line arrive as text.
+    try:
+        return float(level)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ConfigError(f"priority.{level}: a priority must be a number") from None

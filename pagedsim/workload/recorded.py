@@ -1,0 +1,153 @@
+"""Workloads from trace files: what really came, as it came, or at another rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+from pagedsim.workload.arrivals import ClosedLoop, Mode, make_arrivals
+from pagedsim.workload.labels import Labelled, Labels
+from pagedsim.workload.limits import clip, notice
+from pagedsim.workload.settings import number, whole
+from pagedsim.workload.streams import stream
+from pagedsim.workload.tokens import BlockPrompts, Prompts
+from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
+from pagedsim.workload.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+def trace(
+    *,
+    path: str | None,
+    format: str = "auto",
+    start: float = 0.0,
+    window: float | None = None,
+    limit: int | None = None,
+    max_len: int | None = None,
+    rate_scale: float = 1.0,
+    rate: float | None = None,
+    arrivals: str = "trace",
+    cv: float | None = None,
+    users: int | None = None,
+    think_time: float | None = None,
+    where: Mapping[str, str] | None = None,
+    client_column: str | None = None,
+    priority_column: str | None = None,
+    drop_empty: bool = False,
+    sort: bool = False,
+    block_tokens: int = 512,
+    tokenizer: str | Tokenizer | None = None,
+    priority: float | Mapping[float, float] = 0.0,
+    client: str | Mapping[str, float] = "",
+    deadline: float | None = None,
+    prediction_sigma: float | None = None,
+    seed: int = 0,
+) -> Workload:
+    """A workload from a file; `format` is a key of `FORMATS`, or auto to look into the file.
+
+    Of the file come `window` seconds from second `start` on, at most `limit` rows. Then prompts
+    are cut so that a request has at most `max_len` tokens, and time is scaled: `rate_scale` times
+    as many requests a second, or `rate` of them on average. With `arrivals` other than trace the
+    lengths stay and the times are drawn, as in `synthetic`.
+
+    CSV files may be filtered (`where`, column to value) and give each request's client and
+    priority; else these, deadlines and predictions are as in `synthetic`. `drop_empty` leaves out
+    rows without tokens, `sort` puts rows in order of time. `block_tokens` is Mooncake's block.
+    """
+    whole("limit", 1 if limit is None else limit, 1)
+    number("window", 1 if window is None else window, above=0)
+    whole("block_tokens", block_tokens, 1)
+    if max_len is not None:
+        whole("max_len", max_len, 2)
+    options = Options(
+        {str(key): str(value) for key, value in (where or {}).items()},
+        client_column,
+        priority_column,
+        block_tokens,
+        tokenizer,
+    )
+    part = Slice(number("start", start, low=0), window, limit)
+    table = read_table(path, format, options, part, drop_empty=drop_empty, sort=sort)
+
+    rows = len(table.prompt_len)
+    prompt_len, output_len, clipped = clip(table.prompt_len, table.output_len, max_len)
+    mode: Mode = "open"
+    closed = None
+    if arrivals == "trace":
+        for key, value in (("cv", cv), ("users", users), ("think_time", think_time)):
+            if value is not None:
+                raise ConfigError(f"{key}={value}: a trace has its own arrivals: set arrivals=")
+        arrival = _scaled(path, table.arrival, rate_scale, rate)
+    else:
+        if rate_scale != 1:
+            raise ConfigError(f"rate_scale={rate_scale}: only with arrivals=trace; set rate=")
+        process = make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
+        arrival, mode = process.times(rows, stream(seed, "arrivals")), process.mode
+        closed = process if isinstance(process, ClosedLoop) else None
+    labels = Labels(priority, client, deadline, prediction_sigma)
+    labelled = _from_columns(labels.draw(arrival, output_len, partial(stream, seed)), table)
+    return Workload.of(
+        arrival,
+        prompt_len,
+        output_len,
+        priority=labelled.priority,
+        client=labelled.client,
+        clients=labelled.clients,
+        predicted_len=labelled.predicted_len,
+        deadline=labelled.deadline,
+        prompts=_prompts(table, prompt_len, block_tokens),
+        mode=mode,
+        users=closed.users if closed else None,
+        think_time=closed.think_time if closed else 0.0,
+        clipped=clipped,
+        dropped=table.dropped,
+        notices=(*notice(clipped, rows, max_len), *_dropped(table.dropped)),
+    )
+
+
+def _scaled(
+    path: str | None, arrival: Floats | None, rate_scale: float, rate: float | None
+) -> Floats:
+    number("rate_scale", rate_scale, above=0)
+    if arrival is None:
+        raise ConfigError(
+            f"{path}: has lengths but no times: set arrivals= (poisson, gamma, fixed, burst, "
+            "closed), and rate= in requests/s"
+        )
+    if rate is None:
+        return arrival / rate_scale
+    number("rate", rate, above=0)
+    if rate_scale != 1:
+        raise ConfigError(f"rate={rate:g} and rate_scale={rate_scale:g}: set one of them")
+    span = float(arrival[-1] - arrival[0])
+    if not span:
+        raise ConfigError(f"rate={rate:g}: all requests of {path} come at once: set arrivals=")
+    return arrival * ((len(arrival) - 1) / span / rate)
+
+
+def _from_columns(labelled: Labelled, table: Table) -> Labelled:
+    """The file's own clients and priorities, where it was asked for them."""
+    if table.client is not None:
+        names = sorted(set(table.client))
+        index = {name: i for i, name in enumerate(names)}
+        client = np.array([index[name] for name in table.client], np.int32)
+        labelled = replace(labelled, client=client, clients=tuple(names))
+    if table.priority is not None:
+        labelled = replace(labelled, priority=table.priority)
+    return labelled
+
+
+def _prompts(table: Table, prompt_len: NDArray[np.int32], block: int) -> Prompts | None:
+    if table.block_ids is None or table.block_starts is None:
+        return None
+    return BlockPrompts(table.block_ids, table.block_starts, prompt_len, block)
+
+
+def _dropped(rows: int) -> tuple[str, ...]:
+    return (f"{rows:,} rows without tokens were left out",) if rows else ()

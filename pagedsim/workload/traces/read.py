@@ -1,0 +1,169 @@
+"""Reading a trace file: any format, the slice that is wanted, as one set of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+from pagedsim.workload.traces.plain import LengthsOnly
+from pagedsim.workload.traces.rows import Chunk, Format, Options, refuse_bad, refuse_unsorted
+from pagedsim.workload.traces.sniff import existing, format_of
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Which rows: `window` seconds from `start` on, of these at most `limit`."""
+
+    start: float = 0.0
+    window: float | None = None
+    limit: int | None = None
+
+    @property
+    def end(self) -> float:
+        """The second at which it ends."""
+        return inf if self.window is None else self.start + self.window
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was read, in order of arrival."""
+
+    arrival: NDArray[np.float64] | None  # seconds from the beginning of the slice
+    prompt_len: Tokens
+    output_len: Tokens
+    client: list[str] | None
+    priority: NDArray[np.float64] | None
+    block_ids: NDArray[np.int64] | None  # names of all prompts' blocks, one after another
+    block_starts: NDArray[np.int64] | None  # where those of each row begin, and the end
+    dropped: int
+
+
+def read_table(
+    path: str | Path | None,
+    format: str = "auto",
+    options: Options | None = None,
+    part: Slice | None = None,
+    *,
+    drop_empty: bool = False,
+    sort: bool = False,
+) -> Table:
+    """Read a trace; stops reading where the slice ends."""
+    file = existing(path)
+    with _readable(file):
+        kind = format_of(file, format)
+        return _read(file, kind, options or Options(), part or Slice(), drop_empty, sort)
+
+
+def read_lengths(
+    path: str | Path | None, prompt_column: str | None = None, output_column: str | None = None
+) -> tuple[Tokens, Tokens]:
+    """Prompt and output lengths of any trace, or of two columns of a CSV file."""
+    file = existing(path, "lengths.path")
+    with _readable(file):
+        if prompt_column is None and output_column is None:
+            kind = format_of(file, "auto")
+        elif prompt_column is None or output_column is None:
+            raise ConfigError("lengths: prompt_column and output_column go together")
+        else:
+            kind = LengthsOnly(prompt_column, output_column)
+        table = _read(file, kind, Options(), Slice(), False, True)
+    return table.prompt_len, table.output_len
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _read(
+    path: Path, format: Format, options: Options, part: Slice, drop_empty: bool, sort: bool
+) -> Table:
+    if format.time is None and (part.start or part.window is not None):
+        raise ConfigError(f"{path}: format {format.name} has no times: start and window need them")
+    chunks: list[Chunk] = []
+    usable, origin, last = 0, 0.0, -inf
+    for chunk in format.chunks(path, options):
+        if not len(chunk.lines):
+            continue
+        refuse_bad(path, format, chunk, least=0 if drop_empty else 1)
+        chunks.append(chunk)
+        full = _full(chunk.prompt_len, chunk.output_len)
+        if chunk.arrival is not None and not sort:
+            refuse_unsorted(path, format, chunk, last)
+            if len(chunks) == 1 and format.epoch:
+                origin = float(chunk.arrival[0])
+            last = float(chunk.arrival[-1])
+            full &= chunk.arrival - origin >= part.start
+        usable += int(np.count_nonzero(full))
+        enough = part.limit is not None and usable >= part.limit
+        if not (sort and format.time) and (enough or last - origin >= part.end):
+            break
+    if not chunks:
+        only = ", ".join(f"{key}={value}" for key, value in options.where.items())
+        raise ConfigError(f"{path}: no row has {only}" if only else f"{path}: holds no requests")
+    return _select(path, format, chunks, part)
+
+
+def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) -> Table:
+    prompt = np.concatenate([chunk.prompt_len for chunk in chunks])
+    output = np.concatenate([chunk.output_len for chunk in chunks])
+    full = _full(prompt, output)
+    order = np.arange(len(full))
+    arrival = None
+    if format.time is not None:
+        arrival = np.concatenate([chunk.arrival for chunk in chunks if chunk.arrival is not None])
+        order = np.argsort(arrival, kind="stable")
+        if format.epoch:
+            arrival = arrival - arrival[order[0]]
+        inside = (arrival[order] >= part.start) & (arrival[order] < part.end)
+        order = order[inside]
+    rows = order[full[order]][: part.limit]
+    if not len(rows):
+        span = "" if arrival is None else f", of {arrival.max():g} s"
+        raise ConfigError(f"{path}: no request is left of {len(full)} rows{span}")
+    # Rows after the last one that is wanted were not left out for being empty.
+    reached = len(order) if len(rows) != part.limit else int(np.flatnonzero(order == rows[-1])[0])
+    ids, starts = _blocks(chunks, rows)
+    client = [name for chunk in chunks for name in chunk.client or ()]
+    priority = [chunk.priority for chunk in chunks if chunk.priority is not None]
+    return Table(
+        arrival=None if arrival is None else arrival[rows] - part.start,
+        prompt_len=prompt[rows].astype(np.int32),
+        output_len=output[rows].astype(np.int32),
+        client=[client[row] for row in rows.tolist()] if client else None,
+        priority=np.concatenate(priority)[rows] if priority else None,
+        block_ids=ids,
+        block_starts=starts,
+        dropped=int(np.count_nonzero(~full[order[:reached]])),
+    )
+
+
+def _full(prompt: NDArray[np.int64], output: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return (prompt > 0) & (output > 0)
+
+
+def _blocks(
+    chunks: Sequence[Chunk], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    if chunks[0].blocks is None:
+        return None, None
+    names = [row for chunk in chunks for row in chunk.blocks or ()]
+    chosen = [names[row] for row in rows.tolist()]
+    starts = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum([len(row) for row in chosen], out=starts[1:])
+    return np.fromiter(chain.from_iterable(chosen), np.int64, starts[-1]), starts

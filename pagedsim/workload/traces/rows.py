@@ -1,0 +1,97 @@
+"""Rows of a trace file as columns, and the checks that every format shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+
+LONGEST = 2**31 - 1
+
+Tokenizer = Callable[[str], Sequence[Any] | int]
+"""Text to its tokens, or to how many they are."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of a file as columns."""
+
+    lines: Sequence[int]  # of the file, from 1
+    arrival: NDArray[np.float64] | None  # seconds; None where the file has no times
+    prompt_len: NDArray[np.int64]
+    output_len: NDArray[np.int64]
+    client: list[str] | None = None
+    priority: NDArray[np.float64] | None = None
+    blocks: list[list[int]] | None = None  # names of the prompts' blocks
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a reader may be asked for, beyond the rows; a format ignores what it has no use for."""
+
+    where: Mapping[str, str] = field(default_factory=dict)
+    client_column: str | None = None
+    priority_column: str | None = None
+    block_tokens: int = 512
+    tokenizer: str | Tokenizer | None = None
+
+
+class Format(ABC):
+    """One kind of trace file."""
+
+    name: str
+    time: str | None  # what it calls the arrival, if it has any
+    prompt: str
+    output: str
+    epoch = False  # whether times count from some date, so that the first row becomes time 0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The columns or fields that it must have."""
+        names = (self.time, self.prompt, self.output)
+        return tuple(name for name in names if name is not None)
+
+    @abstractmethod
+    def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
+        """The file's rows in order, some thousands at a time."""
+
+
+def wrong(path: Path, line: int, what: str) -> ConfigError:
+    """An error that says where, as editors and terminals link it."""
+    return ConfigError(f"{path}:{line}: {what}")
+
+
+def refuse_bad(path: Path, format: Format, chunk: Chunk, least: int) -> None:
+    """Raise ConfigError for lengths below `least` tokens, and for times that no clock shows."""
+    named = ((format.prompt, chunk.prompt_len), (format.output, chunk.output_len))
+    for name, column in named:
+        bad = np.flatnonzero((column < least) | (column > LONGEST))
+        if len(bad):
+            value, line = int(column[bad[0]]), chunk.lines[bad[0]]
+            allowed = f"at most {LONGEST}" if value > 0 else "at least 1"
+            hint = "" if value else " (drop_empty=true leaves such rows out)"
+            raise wrong(path, line, f"{name}={value}: must be {allowed}{hint}")
+    if chunk.arrival is not None:
+        fine = np.isfinite(chunk.arrival) & (format.epoch | (chunk.arrival >= 0))
+        if not fine.all():
+            row = int(fine.argmin())
+            what = f"{format.time}={chunk.arrival[row]:g}: must be a time, 0 or more"
+            raise wrong(path, chunk.lines[row], what)
+
+
+def refuse_unsorted(path: Path, format: Format, chunk: Chunk, last: float) -> None:
+    """Raise ConfigError where a time is before that of the row above; `last` is above them all."""
+    assert chunk.arrival is not None
+    back = np.flatnonzero(np.diff(chunk.arrival, prepend=last) < 0)
+    if len(back):
+        row = int(back[0])
+        late = (chunk.arrival[row - 1] if row else last) - chunk.arrival[row]
+        what = f"{format.time} is {late:g} s before the row above: times must not decrease"
+        raise wrong(path, chunk.lines[row], f"{what} (sort=true puts them in order)")

@@ -1,0 +1,105 @@
+"""ShareGPT: a JSON list of conversations, as text.
+
+The prompt is a conversation's first turn and the answer its second, as vLLM's benchmark takes
+them; conversations of fewer turns are left out. Text has no length in tokens until somebody
+counts, so a tokenizer is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pagedsim.core import ConfigError
+from pagedsim.workload.traces.rows import Chunk, Format, Options, Tokenizer, wrong
+
+
+class ShareGPT(Format):
+    """Conversations; they have no times."""
+
+    name = "sharegpt"
+    time = None
+    prompt = "tokens of the first turn"
+    output = "tokens of the second turn"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("conversations",)
+
+    def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
+        count = _counter(options.tokenizer)
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            what = f"not JSON: {error.msg} at column {error.colno}"
+            raise wrong(path, error.lineno, what) from None
+        if not isinstance(entries, list):
+            raise wrong(path, 1, "must be a list of objects with conversations")
+        pairs = [_pair(path, number, entry) for number, entry in enumerate(entries, 1)]
+        kept = [(number, pair) for number, pair in enumerate(pairs, 1) if pair is not None]
+        yield Chunk(
+            [number for number, _ in kept],
+            None,
+            np.array([count(first) for _, (first, _) in kept], np.int64),
+            np.array([count(second) for _, (_, second) in kept], np.int64),
+        )
+
+
+def _pair(path: Path, number: int, entry: Any) -> tuple[str, str] | None:
+    """The first two turns; `number` counts entries, since they have no lines of their own."""
+    turns = entry.get("conversations", entry.get("conversation")) if _is_object(entry) else None
+    if not isinstance(turns, Sequence) or isinstance(turns, str):
+        raise ConfigError(f"{path}: entry {number}: must be an object with a list conversations")
+    if len(turns) < 2:
+        return None
+    first, second = (turn.get("value") if _is_object(turn) else None for turn in turns[:2])
+    if not (isinstance(first, str) and isinstance(second, str)):
+        raise ConfigError(f"{path}: entry {number}: each turn must have a text as its value")
+    return first, second
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+class _Counter:
+    def __init__(self, tokenize: Tokenizer) -> None:
+        self._tokenize = tokenize
+
+    def __call__(self, text: str) -> int:
+        found = self._tokenize(text)
+        return found if isinstance(found, int) else len(found)
+
+
+def _counter(tokenizer: str | Tokenizer | None) -> _Counter:
+    if tokenizer is None:
+        raise ConfigError(
+            "tokenizer: format sharegpt holds text, so it needs one: a model's name on the "
+            "Hugging Face Hub, a tokenizer.json, or a function"
+        )
+    if not isinstance(tokenizer, str):
+        return _Counter(tokenizer)
+    try:
+        # By name, since nothing else here may depend on it; it comes with transformers.
+        library = import_module("tokenizers")
+    except ImportError:
+        raise ConfigError(
+            f"tokenizer={tokenizer}: needs the tokenizers package, which is not installed "
+            "(pip install tokenizers, or pagedsim[engine], brings it)"
+        ) from None
+    path = Path(tokenizer).expanduser()
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        if path.is_file():
+            loaded = library.Tokenizer.from_file(str(path))
+        else:
+            loaded = library.Tokenizer.from_pretrained(tokenizer)
+    except Exception as error:  # the library raises bare Exception for all that can go wrong
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"tokenizer={tokenizer}: cannot be loaded: {reason}") from None
+    return _Counter(lambda text: len(loaded.encode(text, add_special_tokens=False).ids))

@@ -1,0 +1,66 @@
+"""Tiny trace files of every format."""
+
+from pathlib import Path
+
+PLAIN = """\
+arrived_at,num_prefill_tokens,num_decode_tokens
+0.5,100,10
+1.0,200,20
+1.0,300,30
+3.5,400,40
+"""
+LENGTHS = """\
+num_prefill_tokens,num_decode_tokens,pd_ratio
+100,10,10.0
+200,20,10.0
+300,30,10.0
+"""
+AZURE_2023 = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2224670,879,55
+"""
+AZURE_2024 = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+2024-05-10 00:00:02.759930+00:00,76,15
+"""
+BURSTGPT = """\
+Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+19440110.0,a,43,GPT-4,906,446,1352,Conversation log
+19440161.0,b,2,ChatGPT,36,29,65,Conversation log
+19440192.0,a,9,GPT-4,50,0,50,API log
+19440200.0,c,9,GPT-4,70,8,78,API log
+"""
+MOONCAKE = """\
+{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 250, "input_length": 1000, "output_length": 6, "hash_ids": [0, 3]}
+{"timestamp": 3000, "input_length": 1536, "output_length": 7, "hash_ids": [0, 1, 4]}
+"""
+SHAREGPT = """\
+[
+ {"id": "x", "conversations": [{"from": "human", "value": "one two three"},
+                               {"from": "gpt", "value": "four five"}]},
+ {"id": "y", "conversations": [{"from": "human", "value": "alone"}]},
+ {"id": "z", "conversations": [{"from": "human", "value": "a b"},
+                               {"from": "gpt", "value": "c d e f"},
+                               {"from": "human", "value": "g"}]}
+]
+"""
+EVERY = {
+    "plain": PLAIN,
+    "lengths": LENGTHS,
+    "azure": AZURE_2023,
+    "burstgpt": BURSTGPT,
+    "mooncake": MOONCAKE,
+    "sharegpt": SHAREGPT,
+}
+
+
+def written(folder: Path, text: str, name: str = "trace.csv") -> str:
+    """The path of a file with this text."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)

@@ -1,0 +1,63 @@
+"""The options of `conf/workload` build what they say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+
+from pagedsim.workload import Workload
+from tests.workload.files import AZURE_2023, BURSTGPT, MOONCAKE, PLAIN, written
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = sorted(path.stem for path in (ROOT / "conf/workload").glob("*.yaml"))
+FILES = {
+    "trace": PLAIN,
+    "azure_conv": AZURE_2023,
+    "azure_code": AZURE_2023,
+    "burstgpt": BURSTGPT,
+    "mooncake": MOONCAKE,
+}
+
+
+def built(option: str, *overrides: str, **settings: Any) -> Workload:
+    with initialize_config_module("conf", version_base=None):
+        config = compose(overrides=[f"+workload={option}", *overrides])
+    made = instantiate(config.workload, **settings)
+    assert isinstance(made, Workload)
+    return made
+
+
+def test_every_option_is_here() -> None:
+    synthetic = {"sharegpt", "alpaca", "fixed", "chat_and_batch"}
+    assert set(OPTIONS) == synthetic | set(FILES)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_builds(option: str, tmp_path: Path) -> None:
+    if option in FILES:
+        made = built(option, f"workload.path={written(tmp_path, FILES[option])}")
+        assert len(made) in (3, 4)
+    else:
+        made = built(option, "workload.requests=200", "+seed=1")
+        assert len(made) == 200
+        assert made.arrival.tolist() != built(option, "workload.requests=200").arrival.tolist() or (
+            option == "fixed"
+        )
+
+
+def test_settings_from_a_command_line() -> None:
+    made = built(
+        "sharegpt", "workload.requests=5", "workload.arrivals=gamma", "workload.cv=3",
+        "workload.priority={0:0.5,1:0.5}", "workload.client={a:1.0}",
+        "workload.prefixes={tokens:100,count:2}",
+    )  # fmt: skip
+    assert made.clients == ("a",) and made.prompts is not None
+    scaled = built("chat_and_batch", "workload.rate=30", "workload.classes.batch.lengths=alpaca")
+    assert scaled.rate == pytest.approx(30, rel=0.2)
+
+
+def test_a_seed_may_be_given_when_building() -> None:
+    one, two = (built("alpaca", "workload.requests=5", seed=seed) for seed in (1, 2))
+    assert one.output_len.tolist() != two.output_len.tolist()

@@ -1,0 +1,288 @@
+"""Synthetic workloads: bounds, labels, prefixes, mixes, and streams that leave each other alone."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedsim.core import ConfigError, Request
+from pagedsim.workload import Poisson, Workload, mix, synthetic
+
+TINY: dict[str, Any] = {"lengths": {"shape": "fixed", "prompt": 64, "output": 8}}
+COLUMNS = (
+    "arrival", "prompt_len", "output_len", "priority", "client", "predicted_len", "deadline"
+)  # fmt: skip
+
+
+def changed(one: Workload, other: Workload) -> set[str]:
+    """The columns in which two workloads differ."""
+    return {
+        name
+        for name in COLUMNS
+        if not np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True)
+    }
+
+
+def chat_and_batch(**settings: Any) -> Workload:
+    classes = {
+        "chat": {"rate": 3.0, "lengths": "alpaca", "priority": 0},
+        "batch": {"rate": 1.0, "lengths": "sharegpt", "priority": 1, "arrivals": "gamma", "cv": 3},
+    }
+    return mix(**{"classes": classes, "requests": 2000, "max_len": 2048, **settings})
+
+
+def test_the_same_seed_is_the_same_workload_and_another_is_not() -> None:
+    settings: dict[str, Any] = {"requests": 50, "rate": 2.0, "prediction_sigma": 0.5}
+    assert changed(synthetic(**settings, seed=1), synthetic(**settings, seed=1)) == set()
+    moved = {"arrival", "prompt_len", "output_len", "predicted_len"}
+    assert changed(synthetic(**settings, seed=1), synthetic(**settings, seed=2)) == moved
+
+
+@pytest.mark.parametrize(
+    ("settings", "columns"),
+    [
+        ({"rate": 4.0}, {"arrival"}),
+        ({"arrivals": "gamma", "cv": 3.0}, {"arrival"}),
+        ({"lengths": "alpaca"}, {"prompt_len", "output_len"}),
+        ({"priority": {0: 0.5, 1: 0.5}}, {"priority"}),
+        ({"client": {"a": 0.5, "b": 0.5}}, {"client"}),
+        ({"prediction_sigma": 0.3}, {"predicted_len"}),
+        ({"deadline": 5.0}, {"deadline"}),
+        ({"prefixes": {"tokens": 16}}, {"prompt_len"}),
+    ],
+)
+def test_changing_one_thing_leaves_the_others(settings: dict[str, Any], columns: set[str]) -> None:
+    base: dict[str, Any] = {"requests": 200, "rate": 2.0, "seed": 3}
+    assert changed(synthetic(**base), synthetic(**{**base, **settings})) == columns
+
+
+def test_bounds_by_number_and_by_time() -> None:
+    assert len(synthetic(requests=20, rate=1.0)) == 20
+    by_time = synthetic(duration=100.0, rate=20.0)
+    assert len(by_time) == pytest.approx(2000, abs=200)
+    assert by_time.duration < 100
+    assert len(synthetic(requests=20, duration=100.0, rate=20.0)) == 20
+    assert changed(synthetic(requests=len(by_time), rate=20.0), by_time) == set()
+
+
+def test_burst_and_closed_loop() -> None:
+    burst = synthetic(requests=5, arrivals="burst", rate=3.0, **TINY)
+    assert (burst.mode, set(burst.arrival.tolist())) == ("burst", {0.0})
+    closed = synthetic(requests=5, arrivals="closed", users=2, think_time=0.5, **TINY)
+    assert (closed.mode, closed.users, closed.think_time) == ("closed", 2, 0.5)
+    assert [request.arrival for request, _ in closed.requests()] == [None] * 5
+
+
+def test_requests_carry_their_columns() -> None:
+    made = synthetic(
+        requests=3,
+        arrivals=Poisson(1.0),
+        priority=2,
+        client="me",
+        deadline=1.5,
+        prediction_sigma=0.0,
+        **TINY,
+    )
+    requests = list(made.requests())
+    for row, (request, output) in enumerate(requests):
+        assert isinstance(request, Request)
+        assert (request.id, request.prompt_len, output) == (row, 64, 8)
+        assert request.arrival == made.arrival[row]
+        assert (request.priority, request.client) == (2, "me")
+        assert request.deadline == pytest.approx(made.arrival[row] + 1.5)
+        assert request.predicted_len == 8
+    bare, _ = next(synthetic(requests=1, rate=1.0, **TINY).requests())
+    assert (bare.deadline, bare.predicted_len, bare.client, bare.prompt) == (None, None, "", None)
+
+
+def test_predictions_are_off_by_a_known_factor() -> None:
+    made = synthetic(requests=50_000, rate=1.0, lengths="sharegpt", prediction_sigma=0.5)
+    error = np.log(made.predicted_len / made.output_len)[made.output_len > 20]
+    assert np.median(error) == pytest.approx(0, abs=0.01)
+    assert error.std() == pytest.approx(0.5, abs=0.01)
+    with pytest.raises(ConfigError, match="prediction_sigma=-1"):
+        synthetic(requests=5, rate=1.0, prediction_sigma=-1)
+
+
+def test_priorities_and_clients_by_probability() -> None:
+    made = synthetic(
+        requests=20_000, rate=1.0, priority={-1: 0.25, 5: 0.75}, client={"a": 0.1, "b": 0.9}, **TINY
+    )
+    assert (made.priority == -1).mean() == pytest.approx(0.25, abs=0.02)
+    assert set(made.priority.tolist()) == {-1, 5}
+    assert made.clients == ("a", "b")
+    assert (made.client == 0).mean() == pytest.approx(0.1, abs=0.01)
+
+
+def test_shared_prefixes() -> None:
+    made = synthetic(
+        requests=10_000, rate=1.0, prefixes={"tokens": 32, "count": 4, "share": 0.6}, **TINY
+    )
+    assert made.prompts is not None
+    first = [made.prompts[row].runs[0] for row in range(len(made))]
+    shared = [stream for stream, length in first if length == 32]
+    assert len(shared) / len(made) == pytest.approx(0.6, abs=0.02)
+    assert np.bincount(shared) / len(shared) == pytest.approx(0.25, abs=0.02)
+    assert set(made.prompt_len.tolist()) == {64, 96}
+    lengths = [len(made.prompts[row]) for row in range(len(made))]
+    assert lengths == made.prompt_len.tolist()
+
+
+def test_prefixes_by_zipf() -> None:
+    prefixes = {"tokens": 8, "count": 3, "skew": 1.0}
+    made = synthetic(requests=20_000, rate=1.0, prefixes=prefixes, **TINY)
+    assert made.prompts is not None
+    used = np.bincount([made.prompts[row].runs[0][0] for row in range(len(made))])
+    assert used / used.sum() == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.02)
+
+
+def test_long_requests_are_cut_and_counted() -> None:
+    made = synthetic(requests=10, rate=1.0, max_len=50, **TINY)
+    assert set(made.prompt_len.tolist()) == {42} and set(made.output_len.tolist()) == {8}
+    assert made.clipped == 10
+    assert made.notices == ("10 of 10 requests were cut to max_len=50 tokens in all",)
+
+
+def test_a_mix_merges_its_classes_by_arrival() -> None:
+    made = chat_and_batch()
+    assert made.clients == ("batch", "chat")
+    assert (np.diff(made.arrival) >= 0).all()
+    chat = made.client == 1
+    assert chat.mean() == pytest.approx(0.75, abs=0.06)
+    assert made.rate == pytest.approx(4.0, rel=0.15)
+    assert set(made.priority[chat].tolist()) == {0} and set(made.priority[~chat].tolist()) == {1}
+    assert made.prompt_len[chat].mean() < 30 < made.prompt_len[~chat].mean()
+
+
+def test_changing_one_class_leaves_the_others() -> None:
+    chat = {"rate": 3.0, "lengths": "alpaca"}
+    calm = mix(classes={"chat": chat, "batch": {"rate": 1.0}}, duration=50.0)
+    wild = mix(classes={"batch": {"rate": 9.0, "lengths": "alpaca"}, "chat": chat}, duration=50.0)
+    for name in ("arrival", "prompt_len", "output_len"):
+        one, other = (getattr(made, name)[made.client == 1].tolist() for made in (calm, wild))
+        assert one == other
+
+
+def test_more_of_a_mix_begins_with_the_fewer() -> None:
+    few, many = chat_and_batch(requests=100), chat_and_batch(requests=1500)
+    assert few.arrival.tolist() == many.arrival[:100].tolist()
+    assert few.output_len.tolist() == many.output_len[:100].tolist()
+    assert chat_and_batch(requests=None, duration=20.0).duration < 20
+
+
+def test_a_mix_scales_its_rates_together() -> None:
+    made = chat_and_batch(rate=40.0)
+    assert made.rate == pytest.approx(40.0, rel=0.15)
+    assert (made.client == 1).mean() == pytest.approx(0.75, abs=0.06)
+
+
+def test_a_burst_in_a_mix_begins_when_it_is_told() -> None:
+    classes = {
+        "chat": {"rate": 10.0, **TINY},
+        "job": {"arrivals": "burst", "requests": 30, "start": 5.0, **TINY},
+    }
+    made = mix(classes=classes, requests=200)
+    job = made.client == made.clients.index("job")
+    assert job.sum() == 30 and set(made.arrival[job].tolist()) == {5.0}
+    # A class that ends early ends the mix only if all do.
+    assert len(mix(classes={"job": classes["job"]})) == 30
+
+
+def test_prefixes_of_two_classes_are_not_each_others() -> None:
+    prefixes = {"tokens": 32, "count": 2}
+    classes = {name: {"rate": 1.0, "prefixes": prefixes, **TINY} for name in ("a", "b")}
+    made = mix(classes={**classes, "c": {"rate": 1.0, **TINY}}, requests=300)
+    assert made.prompts is not None
+    first: dict[str, set[int]] = {}
+    for row in range(300):
+        first.setdefault(made.clients[made.client[row]], set()).add(made.prompts[row].runs[0][0])
+    assert first["a"] | first["b"] == {0, 1, 2, 3}
+    assert not first["a"] & first["b"]
+    assert not (first["a"] | first["b"]) & first["c"]
+
+
+def test_a_million_requests_are_small_and_lazy() -> None:
+    made = synthetic(
+        requests=1_000_000, rate=1.0, priority={0: 0.5, 1: 0.5}, deadline=1.0,
+        prediction_sigma=0.5, client={"a": 0.5, "b": 0.5}, max_len=2048,
+    )  # fmt: skip
+    assert made.nbytes <= 60e6
+    assert [request.id for request, _ in islice(made.requests(), 3)] == [0, 1, 2]
+
+
+def test_a_workload_of_arrays() -> None:
+    made = Workload.of([0, 1, 1], [5, 6, 7], 8, client=[0, 1, 0], clients=["a", "b"])
+    assert made.output_len.tolist() == [8, 8, 8]
+    assert (made.duration, made.rate, len(made)) == (1.0, 2.0, 3)
+    with pytest.raises(ValueError, match="read-only"):
+        made.arrival[0] = 5
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (([], [], []), "needs at least one request"),
+        (([1, 0], 1, 1), "arrival: must be 0 or more, and never decrease"),
+        (([0], [0], 1), "prompt_len=0 in row 0: must be at least 1"),
+        (([0, 1], [1, 2, 3], 1), "prompt_len: 3 values for 2 requests"),
+    ],
+)
+def test_a_workload_of_bad_arrays_is_refused(columns: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Workload.of(*columns)
+
+
+CHAT: dict[str, Any] = {"rate": 1.0, **TINY}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "needs requests= or duration="),
+        ({"requests": 0}, "requests=0: must be a whole number, 1 or more"),
+        ({"requests": 5, "rate": -2}, "rate=-2: must be a number above 0"),
+        ({"requests": 5, "rate": None}, "arrivals=poisson: needs rate="),
+        ({"duration": 5.0, "arrivals": "burst"}, "needs requests=, since it has no rate"),
+        ({"duration": 1e-9}, "duration=1e-09: no request arrives in that time"),
+        ({"requests": 5, "max_len": 1}, "max_len=1: must be a whole number, 2 or more"),
+        ({"requests": 5, "priority": {0: 0.5, 1: 0.6}}, "priority: the probabilities sum to 1.1"),
+        ({"requests": 5, "priority": {"high": 1.0}}, "priority.high: a priority must be a number"),
+        ({"requests": 5, "priority": "high"}, "priority='high': must be a number"),
+        ({"requests": 5, "client": {"a": -1, "b": 2}}, "client.a=-1: must be a number, 0 or more"),
+        ({"requests": 5, "deadline": 0}, "deadline=0: must be a number above 0"),
+        ({"requests": 5, "prefixes": {"tokens": 0}}, "prefixes.tokens=0: must be"),
+        ({"requests": 5, "prefixes": {"tokens": 9, "share": 2}}, "prefixes.share=2: must be betw"),
+        ({"requests": 5, "prefixes": {"token": 9}}, "did you mean 'tokens'"),
+        ({"requests": 5, "max_len": 64, "prefixes": {"tokens": 63}}, "must leave room"),
+        ({"requests": 5, "seed": "x"}, "seed='x': must be a whole number, 0 or more"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        synthetic(**{**CHAT, **settings})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": {}}, "classes: must be a mapping of names to settings"),
+        ({"classes": {"x": 5}}, "classes.x: 5: must be a mapping of settings"),
+        ({"classes": {"x": {"rat": 1}}}, "classes.x: unknown setting of a class 'rat'"),
+        ({"classes": {"x": {"rate": 0}}}, "classes.x: rate=0: must be a number above 0"),
+        ({"classes": {"x": {"lengths": "y"}}}, "classes.x: arrivals=poisson: needs rate="),
+        ({"classes": {"x": {"rate": 1, "client": {"a": 2}}}}, "classes.x: client: the probab"),
+        ({"classes": {"x": {"arrivals": "closed", "users": 1}}}, "only for a workload of one"),
+        (
+            {"classes": {"x": {"arrivals": "burst"}, "y": CHAT}},
+            "classes.x: needs requests=, since it has no rate",
+        ),
+        ({"classes": {"x": {"arrivals": "burst"}}, "rate": 2.0}, "rate=2: no class has a rate"),
+    ],
+)
+def test_a_mix_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        mix(**{"requests": 10, **settings})
+    assert message in str(error.value)

@@ -1,0 +1,188 @@
+"""Bad trace files: one line each, with the file, its line, the value and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedsim.core import ConfigError
+from pagedsim.workload import trace
+from pagedsim.workload.traces import sharegpt
+from tests.workload.files import AZURE_2023, LENGTHS, MOONCAKE, PLAIN, SHAREGPT, written
+
+HEADER = PLAIN.splitlines()[0]
+
+
+def complaint(path: str, **settings: Any) -> str:
+    """The error of reading this file, as a user sees it."""
+    with pytest.raises(ConfigError) as error:
+        trace(path=path, **settings)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def rows_with(row: int, text: str) -> str:
+    """A plain file of 20 good rows, but for one: row 1 is line 2 of the file."""
+    rows = [f"{i}.5,10,10" for i in range(1, 21)]
+    rows[row - 1] = text
+    return "\n".join([HEADER, *rows])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("17.5,ten,10", ":18: num_prefill_tokens='ten': must be a whole number of tokens"),
+        ("17.5,10,", ":18: num_decode_tokens='': must be a whole number of tokens"),
+        ("17.5,10,2.5", ":18: num_decode_tokens='2.5': must be a whole number of tokens"),
+        ("17.5,10,nan", ":18: num_decode_tokens='nan': must be a whole number of tokens"),
+        ("17.5,10,inf", ":18: num_decode_tokens='inf': must be a whole number of tokens"),
+        ("17.5,10,9e99", ":18: num_decode_tokens='9e99': must be a whole number of tokens"),
+        ("17.5,10,3000000000", ":18: num_decode_tokens=3000000000: must be at most 2147483647"),
+        ("noon,10,10", ":18: arrived_at='noon': must be a number"),
+        ("nan,10,10", ":18: arrived_at=nan: must be a time, 0 or more"),
+        ("-1,10,10", ":18: arrived_at=-1: must be a time, 0 or more"),
+        ("16.25,10,10", ":18: arrived_at is 0.25 s before the row above: times must not decrease"),
+        ("17.5,0,10", ":18: num_prefill_tokens=0: must be at least 1 (drop_empty=true leaves"),
+        ("17.5,10,-5", ":18: num_decode_tokens=-5: must be at least 1"),
+        ("17.5,10", ":18: 2 columns: must be 3, as in the header"),
+        ("17.5,1,000,10", ":18: 4 columns: must be 3, as in the header"),
+    ],
+)
+def test_one_bad_row(tmp_path: Path, row: str, message: str) -> None:
+    path = written(tmp_path, rows_with(17, row))
+    assert complaint(path).startswith(path + message)
+
+
+def test_lines_are_counted_with_the_blank_ones(tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN.replace("1.0,200", "\n\n1.0,x"))
+    assert ":5: num_prefill_tokens='x'" in complaint(path)
+
+
+def test_a_missing_column(tmp_path: Path) -> None:
+    path = written(tmp_path, AZURE_2023.replace("GeneratedTokens", "GeneratedToken"))
+    assert complaint(path) == (
+        f"{path}:1: no column 'GeneratedTokens' (format azure): its columns are TIMESTAMP, "
+        "ContextTokens, GeneratedToken; did you mean 'GeneratedToken'?"
+    )
+    assert "no column 'Timestamp' (format burstgpt)" in complaint(path, format="burstgpt")
+    assert "no column 'who'" in complaint(written(tmp_path, PLAIN), client_column="who")
+
+
+def test_empty_files(tmp_path: Path) -> None:
+    assert "the file is empty" in complaint(written(tmp_path, ""))
+    assert "the file is empty" in complaint(written(tmp_path, "\n\n"))
+    assert "holds no requests" in complaint(written(tmp_path, HEADER + "\n"))
+    assert "holds no requests" in complaint(
+        written(tmp_path, "[]"), tokenizer=len, arrivals="burst"
+    )
+
+
+def test_unknown_formats(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b\n1,2\n")
+    text = complaint(path)
+    assert text.startswith(f"{path}:1: no known format has columns a, b (azure: TIMESTAMP,")
+    assert "did you mean 'azure'" in complaint(path, format="azur")
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN, "requests.csv")
+    near = str(tmp_path / "request.csv")
+    assert complaint(near) == f"path={near}: there is no such file; did you mean {path}?"
+    assert "is a folder" in complaint(str(tmp_path))
+    assert "there is no folder" in complaint(str(tmp_path / "x" / "y.csv"))
+    with pytest.raises(ConfigError, match="path: must name a trace file"):
+        trace(path=None)
+
+
+def test_files_that_are_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xff\xfe\x00\x01" * 50)
+    assert "not a text file in UTF-8" in complaint(str(path))
+    path.write_bytes(PLAIN.encode() + b"5.0,\x00\xff,3\n")
+    assert "not a text file in UTF-8" in complaint(str(path))
+
+
+def test_azure_times(tmp_path: Path) -> None:
+    path = written(tmp_path, AZURE_2023.replace("2023-11-16 18:15:50.9951690", "yesterday"))
+    assert complaint(path) == f"{path}:3: TIMESTAMP='yesterday': must be a date and time"
+    assert ":3: TIMESTAMP" in complaint(
+        written(tmp_path, AZURE_2023.replace("2023-11-16 18:15:50.9951690", "NaT"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"hash_ids": [0, 3]', '"hash": [0, 3]', ":2: no field 'hash_ids' (format mooncake)"),
+        ("[0, 3]", '[0, "3"]', ':2: hash_ids=[0, "3"]: must be a list of whole numbers'),
+        ("[0, 3]", "7", ":2: hash_ids=7: must be a list of whole numbers"),
+        ("[0, 3]", "[0]", ":2: hash_ids has 1 blocks, input_length=1000 tokens: must be one for"),
+        ("1000", '"many"', ':2: input_length="many": must be a whole number of tokens'),
+        ("1000", "true", ":2: input_length=true: must be a whole number of tokens"),
+        ("250", "null", ":2: timestamp=null: must be a number of milliseconds"),
+        ("250", "4000", ":3: timestamp is 1 s before the row above"),
+        ("6,", "0,", ":2: output_length=0: must be at least 1"),
+        ("[0, 3]}", "[0, 3]", ":2: not JSON: "),
+        ('{"timestamp": 250', '[{"timestamp": 250', ":2: not JSON: "),
+    ],
+)
+def test_bad_mooncake_lines(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in MOONCAKE
+    path = written(tmp_path, MOONCAKE.replace(old, new, 1))
+    assert complaint(path, format="mooncake").startswith(path + message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}', ":1: must be a list of objects with conversations"),
+        ('[\n{"a": 1}]', ": entry 1: must be an object with a list conversations"),
+        ('[{"conversations": [1, 2]}]', ": entry 1: each turn must have a text as its value"),
+        ("[\n1,\n", ":3: not JSON: "),
+    ],
+)
+def test_bad_sharegpt_files(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    found = complaint(path, format="sharegpt", tokenizer=len, arrivals="burst")
+    assert found.startswith(path + message)
+
+
+def test_sharegpt_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, SHAREGPT)
+    assert "tokenizer: format sharegpt holds text" in complaint(path, arrivals="burst")
+
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(sharegpt, "import_module", missing)
+    text = complaint(path, arrivals="burst", tokenizer="gpt2")
+    assert text.startswith("tokenizer=gpt2: needs the tokenizers package, which is not installed")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": -1}, "rate=-1: must be a number above 0"),
+        ({"rate_scale": 0}, "rate_scale=0: must be a number above 0"),
+        ({"rate": 2, "rate_scale": 2}, "set one of them"),
+        ({"rate_scale": 2, "arrivals": "burst"}, "only with arrivals=trace"),
+        ({"cv": 2}, "cv=2: a trace has its own arrivals"),
+        ({"arrivals": "poisson"}, "arrivals=poisson: needs rate="),
+        ({"limit": 0}, "limit=0: must be a whole number, 1 or more"),
+        ({"start": -1}, "start=-1: must be a number, 0 or more"),
+        ({"window": 0}, "window=0: must be a number above 0"),
+        ({"max_len": 1}, "max_len=1: must be a whole number, 2 or more"),
+        ({"where": {"colour": "red"}}, "no column 'colour'"),
+        ({"client": {"a": 0.4}}, "client: the probabilities sum to 0.4: must sum to 1"),
+    ],
+)
+def test_settings_that_cannot_work(tmp_path: Path, settings: dict, message: str) -> None:
+    assert message in complaint(written(tmp_path, PLAIN), **settings)
+
+
+def test_a_window_into_a_file_without_times(tmp_path: Path) -> None:
+    path = written(tmp_path, LENGTHS)
+    assert "format lengths has no times" in complaint(path, start=5, arrivals="burst")
+    burst = HEADER + "\n1,5,5\n1,5,5\n"
+    assert "come at once" in complaint(written(tmp_path, burst), rate=2.0)

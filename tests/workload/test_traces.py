@@ -1,0 +1,175 @@
+"""Trace files: what each format says, slices, scaling and clipping."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedsim.core import ConfigError
+from pagedsim.workload import TokenRuns, Workload, trace
+from tests.workload.files import (
+    AZURE_2023,
+    AZURE_2024,
+    BURSTGPT,
+    EVERY,
+    LENGTHS,
+    MOONCAKE,
+    PLAIN,
+    SHAREGPT,
+    written,
+)
+
+
+def rows(made: Workload) -> list[tuple[float, int, int]]:
+    columns = (made.arrival, made.prompt_len, made.output_len)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_plain_keeps_its_times(tmp_path: Path) -> None:
+    made = trace(path=written(tmp_path, PLAIN))
+    assert rows(made) == [(0.5, 100, 10), (1.0, 200, 20), (1.0, 300, 30), (3.5, 400, 40)]
+    assert (made.mode, made.prompts, made.notices) == ("open", None, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "gaps"),
+    [(AZURE_2023, [0, 4.314579, 4.541877]), (AZURE_2024, [0, 0.99007, 2.75])],
+)
+def test_azure_counts_from_its_first_row(tmp_path: Path, text: str, gaps: list[float]) -> None:
+    made = trace(path=written(tmp_path, text))
+    assert made.arrival.tolist() == pytest.approx(gaps, abs=1e-6)
+    assert made.arrival[0] == 0.0
+
+
+def test_azure_times_of_mixed_zones(tmp_path: Path) -> None:
+    text = AZURE_2024.replace("00:00:02.759930+00:00", "02:00:02.759930+02:00")
+    assert trace(path=written(tmp_path, text)).arrival[-1] == pytest.approx(2.75)
+
+
+def test_burstgpt_leaves_out_failures_when_asked(tmp_path: Path) -> None:
+    path = written(tmp_path, BURSTGPT)
+    made = trace(path=path, drop_empty=True, client_column="Session ID")
+    assert rows(made) == [(0.0, 906, 446), (51.0, 36, 29), (90.0, 70, 8)]
+    assert [made.clients[i] for i in made.client] == ["a", "b", "c"]
+    assert (made.dropped, made.notices) == (1, ("1 rows without tokens were left out",))
+    with pytest.raises(ConfigError, match=r"csv:4: Response tokens=0: .*drop_empty=true"):
+        trace(path=path)
+    assert trace(path=path, drop_empty=True, limit=2).dropped == 0
+
+
+def test_rows_of_a_csv_may_be_filtered(tmp_path: Path) -> None:
+    path = written(tmp_path, BURSTGPT)
+    made = trace(path=path, where={"Model": "GPT-4", "Log Type": "API log"}, drop_empty=True)
+    assert rows(made) == [(8.0, 70, 8)]
+    with pytest.raises(ConfigError, match="no row has Model=GPT-5"):
+        trace(path=path, where={"Model": "GPT-5"})
+
+
+def test_mooncake_blocks_become_shared_prefixes(tmp_path: Path) -> None:
+    made = trace(path=written(tmp_path, MOONCAKE))
+    assert rows(made) == [(0.0, 1100, 5), (0.25, 1000, 6), (3.0, 1536, 7)]
+    assert made.prompts is not None
+    assert made.prompts[0] == TokenRuns([(0, 512), (1, 512), (2, 76)])
+    first, second, third = (request for request, _ in made.requests())
+    assert first.tokens(0, 1024) == third.tokens(0, 1024)
+    assert first.tokens(0, 512) == second.tokens(0, 512)
+    assert first.tokens(512, 1000) != second.tokens(512, 1000)
+
+
+def test_mooncake_keeps_its_prompts_through_slices_and_cuts(tmp_path: Path) -> None:
+    made = trace(path=written(tmp_path, MOONCAKE), start=0.2, max_len=806)
+    assert made.arrival.tolist() == pytest.approx([0.05, 2.8])
+    assert made.prompt_len.tolist() == [800, 799]
+    assert made.prompts is not None
+    assert made.prompts[0] == TokenRuns([(0, 512), (3, 288)])
+    assert made.prompts[1] == TokenRuns([(0, 512), (1, 287)])
+
+
+def test_sharegpt_counts_tokens_of_the_first_two_turns(tmp_path: Path) -> None:
+    path = written(tmp_path, SHAREGPT, "chat.json")
+    made = trace(path=path, arrivals="burst", tokenizer=str.split)
+    assert rows(made) == [(0.0, 3, 2), (0.0, 2, 4)]
+    assert rows(trace(path=path, arrivals="burst", tokenizer=len)) == [(0, 13, 9), (0, 3, 7)]
+
+
+def test_lengths_need_arrivals(tmp_path: Path) -> None:
+    path = written(tmp_path, LENGTHS)
+    made = trace(path=path, arrivals="fixed", rate=2.0)
+    assert rows(made) == [(0.0, 100, 10), (0.5, 200, 20), (1.0, 300, 30)]
+    closed = trace(path=path, arrivals="closed", users=2)
+    assert (closed.mode, closed.users) == ("closed", 2)
+    with pytest.raises(ConfigError, match="has lengths but no times: set arrivals="):
+        trace(path=path)
+
+
+@pytest.mark.parametrize("format", EVERY)
+def test_every_format_is_recognised(tmp_path: Path, format: str) -> None:
+    path = written(tmp_path, EVERY[format])
+    settings: dict[str, Any] = {
+        "path": path,
+        "arrivals": "burst",
+        "tokenizer": str.split,
+        "drop_empty": True,
+    }
+    assert rows(trace(**settings)) == rows(trace(**settings, format=format))
+
+
+def test_byte_order_marks_line_ends_blank_lines_and_whole_floats(tmp_path: Path) -> None:
+    text = "\ufeff" + PLAIN.replace("200,20", "200.0,2e1").replace("\n", "\r\n") + "\r\n\r\n"
+    assert rows(trace(path=written(tmp_path, text))) == rows(trace(path=written(tmp_path, PLAIN)))
+
+
+def test_slices(tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN)
+    assert rows(trace(path=path, start=1.0)) == [(0.0, 200, 20), (0.0, 300, 30), (2.5, 400, 40)]
+    assert rows(trace(path=path, start=1.0, window=2.5)) == [(0.0, 200, 20), (0.0, 300, 30)]
+    assert rows(trace(path=path, start=1.0, limit=1)) == [(0.0, 200, 20)]
+    with pytest.raises(ConfigError, match=r"no request is left of 4 rows, of 3.5 s"):
+        trace(path=path, start=99)
+
+
+def test_reading_stops_where_the_slice_ends(tmp_path: Path) -> None:
+    rows_ = "".join(f"{i}.0,5,5\n" for i in range(70_000))
+    path = written(tmp_path, PLAIN.splitlines()[0] + "\n" + rows_ + "nonsense,1,1\n")
+    assert len(trace(path=path, limit=100)) == 100
+    assert len(trace(path=path, window=50)) == 50
+    with pytest.raises(ConfigError, match=":70002: arrived_at='nonsense': must be a number"):
+        trace(path=path)
+
+
+def test_rates(tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN)
+    assert trace(path=path, rate_scale=2.0).arrival.tolist() == [0.25, 0.5, 0.5, 1.75]
+    assert trace(path=path).rate == 1.0
+    assert trace(path=path, rate=4.0).rate == pytest.approx(4.0)
+    drawn = trace(path=path, arrivals="poisson", rate=4.0, seed=1)
+    assert drawn.prompt_len.tolist() == [100, 200, 300, 400]
+    assert (np.diff(drawn.arrival) > 0).all()
+
+
+def test_clipping_says_how_many(tmp_path: Path) -> None:
+    made = trace(path=written(tmp_path, PLAIN), max_len=221)
+    assert made.prompt_len.tolist() == [100, 200, 191, 181]
+    assert made.output_len.tolist() == [10, 20, 30, 40]
+    assert made.clipped == 2
+    assert made.notices == ("2 of 4 requests were cut to max_len=221 tokens in all",)
+    assert rows(trace(path=written(tmp_path, PLAIN), max_len=21))[3] == (3.5, 1, 20)
+
+
+def test_sorting_when_asked(tmp_path: Path) -> None:
+    lines = PLAIN.splitlines()
+    path = written(tmp_path, "\n".join([lines[0], lines[4], *lines[1:4]]))
+    assert rows(trace(path=path, sort=True)) == rows(trace(path=written(tmp_path, PLAIN, "b")))
+
+
+def test_labels_and_columns(tmp_path: Path) -> None:
+    text = "arrived_at,num_prefill_tokens,num_decode_tokens,who,urgency\n0,5,5,z,2\n1,5,5,y,-1.5\n"
+    path = written(tmp_path, text)
+    made = trace(path=path, client_column="who", priority_column="urgency", deadline=2.0)
+    requests = [request for request, _ in made.requests()]
+    assert [(r.client, r.priority, r.deadline) for r in requests] == [("z", 2, 2), ("y", -1.5, 3)]
+    drawn = trace(path=path, client={"a": 1.0}, priority=3, prediction_sigma=0)
+    assert [(r.client, r.priority, r.predicted_len) for r, _ in drawn.requests()] == [
+        ("a", 3, 5.0)
+    ] * 2
