@@ -100,12 +100,12 @@ def _parquet(path: str | PathLike[str]) -> dict[int, float]:
 
     columns = ["step", "start", "end"]
     try:
-        missing = set(columns) - set(pq.read_schema(path).names)
-        table = pq.read_table(path, columns=columns).to_pydict()
+        read = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    if missing:
-        raise ConfigError(f"{path}: has no column {', '.join(sorted(missing))}")
+    if missing := [name for name in columns if name not in read.column_names]:
+        raise ConfigError(f"{path}: has no column {', '.join(missing)}")
+    table = read.select(columns).to_pydict()
     return {
         step: end - start
         for step, start, end in zip(*(table[name] for name in columns), strict=True)

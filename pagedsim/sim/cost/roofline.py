@@ -137,7 +137,7 @@ class Roofline(CostModel):
         if linear < weights:
             linear = weights
         prefill = self._pair * causal_pairs(tokens, context, attention)
-        reading = self._reading * context
+        reading = self._reading * (context - tokens)  # its own are still in the caches
         if prefill < reading:
             prefill = reading
         around = every * self._reduce + sequences * self._request + self._step
@@ -166,7 +166,7 @@ class Roofline(CostModel):
             terms.append(_longer("matrix products", products, "weights", weights))
         if tokens:
             pairs = causal_pairs(tokens, plan.prefill_context, plan.prefill_attention)
-            reading = self._reading * plan.prefill_context
+            reading = self._reading * (plan.prefill_context - tokens)
             terms.append(_longer("attention", self._pair * pairs, "KV of chunks", reading))
         if decodes:
             read = self._context == self._reading

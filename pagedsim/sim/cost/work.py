@@ -89,7 +89,8 @@ def step_work(replica: Replica, plan: StepTotals) -> Work:
     if plan.prefill_tokens:
         pairs = causal_pairs(plan.prefill_tokens, plan.prefill_context, plan.prefill_attention)
         flop += pairs * model.prefill_pair_flop
-    context = plan.prefill_context + plan.decode_context
+    # Those of a chunk's own tokens have just been made, so they come from the caches.
+    context = plan.prefill_context - plan.prefill_tokens + plan.decode_context
     return Work(
         flop=flop / gpus,
         bytes=model.read_bytes(tokens) / gpus + context * replica.kv_bytes_per_token,

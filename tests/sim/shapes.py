@@ -1,0 +1,55 @@
+"""What the tests of the cost models are about: the shipped configuration, and plans by totals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from pagedsim.core import Request, SamplingParams, StepPlan
+from pagedsim.core.plan import Chunk
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
+MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
+HARDWARE = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
+
+
+def shipped(group: str, name: str) -> Any:
+    """The object that conf/<group>/<name>.yaml describes; of a cost model, what still wants
+    a replica."""
+    config = OmegaConf.load(CONF / group / f"{name}.yaml")
+    return instantiate(config, _partial_=group == "cost")
+
+
+def model(name: str) -> ModelShape:
+    shape = shipped("model", name)
+    assert isinstance(shape, ModelShape)
+    return shape
+
+
+def hardware(name: str) -> Hardware:
+    gpu = shipped("hardware", name)
+    assert isinstance(gpu, Hardware)
+    return gpu
+
+
+def replica(model_name: str, hardware_name: str, **settings: Any) -> Replica:
+    return Replica(model(model_name), hardware(hardware_name), **settings)
+
+
+def plan(
+    *chunks: int | tuple[int, int], decodes: int = 0, context: int = 0, number: int = 0
+) -> StepPlan:
+    """A step: chunks as lengths, or as (start, length), beside decodes and their context."""
+    step = StepPlan(number=number, now=0.0)
+    for chunk in chunks:
+        start, length = (0, chunk) if isinstance(chunk, int) else chunk
+        step.add_chunk(Chunk(SOMEBODY, start, length, samples=True))
+    step.decode_count, step.decode_context = decodes, context
+    return step

@@ -1,0 +1,93 @@
+"""What fits on a replica's GPUs, and what is said where it does not."""
+
+from dataclasses import replace
+
+import pytest
+
+from pagedsim.core import ConfigError
+from pagedsim.sim.capacity import capacity
+from pagedsim.sim.hardware import GIB
+from pagedsim.sim.replica import Replica
+from tests.sim.shapes import hardware, model, replica
+
+
+def test_tensor_parallelism_divides_weights_and_heads() -> None:
+    one, two = (replica("llama-2-7b", "a100-40gb", tensor_parallel=n) for n in (1, 2))
+    assert two.weight_bytes == one.weight_bytes / 2
+    assert two.block_bytes == one.block_bytes / 2
+    left = [capacity(where, activation_gib=0.0).kv_bytes for where in (one, two)]
+    assert left[1] - left[0] == pytest.approx(one.weight_bytes / 2)
+
+
+def test_few_kv_heads_are_kept_more_than_once() -> None:
+    shape, gpu = model("qwen3-8b"), hardware("h100")  # 8 heads of keys and values
+    assert Replica(shape, gpu, tensor_parallel=8).kv_share == 1 / 8
+    wide = replace(gpu, gpus_per_node=16)
+    assert Replica(shape, wide, tensor_parallel=16).kv_share == 1 / 8
+
+
+def test_every_gpu_keeps_the_whole_compressed_vector() -> None:
+    where = replica("deepseek-v3", "h200", tensor_parallel=8)
+    assert where.kv_bytes_per_token == 576 * 2 * 61
+    assert capacity(where).blocks > 0
+
+
+def test_more_memory_and_fewer_activations_give_more_blocks() -> None:
+    where = replica("llama-3.1-8b", "a100-40gb")
+    base = capacity(where)
+    assert capacity(where, gpu_memory_utilization=0.95).blocks > base.blocks
+    assert capacity(where, max_batched_tokens=16384).blocks < base.blocks
+    assert capacity(where, swap_space_gib=0).cpu_blocks == 0
+    for found in (base, capacity(where, gpu_memory_utilization=0.5)):
+        used = found.weight_bytes + found.activation_bytes + found.blocks * where.block_bytes
+        assert used <= 0.9 * 40 * GIB
+
+
+def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
+    with pytest.raises(ConfigError) as caught:
+        capacity(replica("llama-2-70b", "a100-80gb"))
+    assert str(caught.value) == (
+        "model=llama-2-70b does not fit hardware=a100-80gb with tensor_parallel=1: a GPU would "
+        "hold 128.5 GiB of weights and 0.5 GiB of activations, and offers 0.9 × 80 = 72.0 GiB; "
+        "the smallest tensor_parallel that fits is 2"
+    )
+    assert capacity(replica("llama-2-70b", "a100-80gb", tensor_parallel=2)).blocks > 0
+
+
+def test_a_model_too_large_for_a_whole_node_asks_for_larger_gpus() -> None:
+    with pytest.raises(ConfigError, match="no tensor_parallel up to 8 fits; with 8 it takes GPUs "):
+        capacity(replica("deepseek-v3", "a10"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0: must be above 0"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5: must be above 0"),
+        ({"swap_space_gib": -1.0}, "swap_space_gib=-1.0: must be at least 0"),
+        ({"activation_gib": -1.0}, "activation_gib=-1.0: must be at least 0"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        capacity(replica("tiny", "a10"), **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tensor_parallel": 16}, "tensor_parallel=16: must be at most gpus_per_node=8"),
+        ({"tensor_parallel": 3}, "tensor_parallel=3: .*cannot be split"),
+        ({"block_size": 0}, "block_size=0: must be at least 1"),
+        ({"kv_layout": "page"}, "kv_layout=page: choose from block, layer"),
+    ],
+)
+def test_impossible_replicas_are_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replica("llama-2-7b", "a100-80gb", **settings)
+
+
+def test_copies_a_block_follow_the_layout() -> None:
+    assert replica("opt-13b", "a10").copies_per_block == 1
+    assert replica("opt-13b", "a10", kv_layout="layer").copies_per_block == 80
+    assert replica("deepseek-v3", "a10", kv_layout="layer").copies_per_block == 61

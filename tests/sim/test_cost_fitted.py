@@ -1,0 +1,233 @@
+"""Fitted step times: shipped coefficients by hand, fits that find what made the data."""
+
+import json
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedsim.core import ConfigError
+from pagedsim.sim.cost import Fitted, Roofline, Sample
+from pagedsim.sim.cost.fitting import KINDS, fit, leave_one_out
+from pagedsim.sim.cost.nnls import nnls
+from tests.sim.shapes import plan, replica, shipped
+
+DISTSERVE = {
+    "distserve-opt-13b-tp1": ("opt-13b", 1),
+    "distserve-opt-13b-tp2": ("opt-13b", 2),
+    "distserve-opt-66b-tp4": ("opt-66b", 4),
+}
+
+
+@cache
+def distserve(name: str) -> Fitted:
+    model_name, gpus = DISTSERVE[name]
+    cost = shipped("cost", name)(
+        replica=replica(model_name, "a100-80gb", tensor_parallel=gpus),
+    )
+    assert isinstance(cost, Fitted)
+    return cost
+
+
+# Computed by hand: a + 1500 b + (1000² + 500²) c; 10 sequences and 95 of 500 tokens each.
+@pytest.mark.parametrize(
+    ("name", "prefill", "small", "large"),
+    [
+        ("distserve-opt-13b-tp1", 22.05 + 210.75 + 10.1, 23.48 + 2.965 + 0.607, 54.9325),
+        ("distserve-opt-13b-tp2", 27.44 + 135.9 + 10.5625, 24.54 + 1.12 + 0.872, 50.2975),
+        ("distserve-opt-66b-tp4", 42.97 + 319.35 + 57.5, 39.58 + 3.475 + 1.36, 79.6675),
+    ],
+)
+def test_distserve_coefficients_give_the_times_of_its_formula(
+    name: str, prefill: float, small: float, large: float
+) -> None:
+    cost = distserve(name)
+    assert 1e3 * cost.step_seconds(plan(1000, 500)) == pytest.approx(prefill)
+    assert 1e3 * cost.decode_seconds(10, 5000) == pytest.approx(small)
+    assert 1e3 * cost.decode_seconds(95, 95 * 500) == pytest.approx(large)
+
+
+def test_distserve_has_another_set_from_a_batch_of_95_on() -> None:
+    cost = distserve("distserve-opt-13b-tp1")
+    assert 1e3 * cost.decode_seconds(94, 0) == pytest.approx(23.48 + 94 * 0.0607)
+    assert 1e3 * cost.decode_seconds(95, 0) == pytest.approx(20.21 + 95 * 0.120)
+
+
+def test_a_mixed_step_pays_the_larger_constant_once() -> None:
+    cost = distserve("distserve-opt-13b-tp1")
+    mixed = cost.step_seconds(plan(100, decodes=10, context=5000))
+    expected = 23.48 + 100 * 0.1405 + 100**2 * 8.08e-6 + 5000 * 5.93e-4 + 10 * 0.0607
+    assert 1e3 * mixed == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", DISTSERVE)
+@given(sequences=st.integers(0, 512), length=st.integers(1, 2048))
+def test_decodes_cost_the_same_to_the_bit_whichever_way_asked(
+    name: str, sequences: int, length: int
+) -> None:
+    cost = distserve(name)
+    step = plan(decodes=sequences, context=sequences * length)
+    assert cost.step_seconds(step) == cost.decode_seconds(sequences, sequences * length)
+    assert cost.explain(step).seconds == pytest.approx(cost.step_seconds(step))
+
+
+def test_swaps_come_from_the_data_sheet_and_recompute_from_the_prefill_set() -> None:
+    cost = distserve("distserve-opt-13b-tp1")
+    assert cost.swap_seconds(10) == Roofline(cost.replica).swap_seconds(10)
+    assert cost.recompute_seconds(300) == pytest.approx(cost.step_seconds(plan(300)))
+    assert cost.recompute_seconds(0) == cost.decode_seconds(0, 0) == 0.0
+
+
+def test_it_explains_itself_in_its_own_terms() -> None:
+    cost = distserve("distserve-opt-13b-tp1")
+    assert str(cost.explain(plan(decodes=10, context=5000))) == (
+        "decode: 27.1 ms, fitted (constant 87 %, decode count 2 %, decode context 11 %)"
+    )
+
+
+def test_the_roofline_has_the_form_of_what_was_measured() -> None:
+    """Data sheet, default efficiencies, and 8 ms a step and 60 µs a sequence for that host."""
+    measured = distserve("distserve-opt-13b-tp1")
+    modelled = Roofline(measured.replica, host_step_ms=8.0, host_request_us=60.0)
+    for tokens in (512, 1024, 2048):
+        expected = measured.recompute_seconds(tokens)
+        assert modelled.recompute_seconds(tokens) == pytest.approx(expected, rel=0.2)
+    for sequences in (1, 32, 94, 200):
+        expected = measured.decode_seconds(sequences, 500 * sequences)
+        assert modelled.decode_seconds(sequences, 500 * sequences) == pytest.approx(
+            expected, rel=0.1
+        )
+
+
+def test_what_was_not_measured_brings_a_warning() -> None:
+    with pytest.warns(UserWarning, match="fitted for tensor_parallel=1, but serves tensor_para"):
+        shipped("cost", "distserve-opt-13b-tp1")(
+            replica=replica("opt-13b", "a100-80gb", tensor_parallel=2)
+        )
+
+
+# Fitting
+
+TRUE = {
+    "prefill": (5e-3, 1e-4, 2e-9, 0.0),
+    "decode": (8e-3, 4e-5, 3e-7),
+    "mixed": (9e-3, 1e-4, 2e-9, 0.0, 4e-5, 3e-7),
+}
+
+
+def recording(noise: float = 0.0, count: int = 60) -> list[Sample]:
+    """Steps of all kinds whose times follow TRUE, give or take."""
+    random, samples = Random(1), []
+    for i in range(count):
+        kind = ("prefill", "decode", "mixed")[i % 3]
+        tokens = random.randint(16, 2048) if kind != "decode" else 0
+        context = tokens + random.choice((0, 512)) if tokens else 0
+        decodes = random.randint(1, 128) if kind != "prefill" else 0
+        decode_context = decodes * random.randint(10, 2000)
+        row = Sample(1.0, tokens, tokens * context, context, decodes, decode_context)
+        features = [1.0 if n == "constant" else getattr(row, n) for n in KINDS[kind]]
+        seconds = sum(a * b for a, b in zip(TRUE[kind], features, strict=True))
+        samples.append(row._replace(seconds=seconds * (1 + random.uniform(-noise, noise))))
+    return samples
+
+
+def test_a_fit_finds_the_coefficients_that_made_the_data() -> None:
+    lines: list[Any] = []
+    cost = Fitted.fit(recording(), replica("llama-3.1-8b", "h100"), echo=lines.append)
+    assert cost.decode_seconds(64, 64_000) == pytest.approx(8e-3 + 64 * 4e-5 + 64_000 * 3e-7)
+    assert cost.recompute_seconds(1000) == pytest.approx(5e-3 + 0.1 + 2e-3)
+    mixed = cost.step_seconds(plan(1000, decodes=64, context=64_000))
+    assert mixed == pytest.approx(9e-3 + 0.1 + 2e-3 + 64 * 4e-5 + 64_000 * 3e-7)
+    assert lines == [
+        "prefill: 20 steps, leave-one-out error 0.0 %",
+        "decode: 20 steps, leave-one-out error 0.0 %",
+        "mixed: 20 steps, leave-one-out error 0.0 %",
+    ]
+
+
+def test_the_error_told_is_about_the_noise() -> None:
+    found = fit([row for row in recording(0.1, 600) if row.kind == "decode"], KINDS["decode"])
+    assert found.error == pytest.approx(0.05, rel=0.2)  # the mean of |uniform(-0.1, 0.1)|
+
+
+def test_leave_one_out_is_that_of_fitting_again_without_each() -> None:
+    random = np.random.default_rng(3)
+    a = random.uniform(0.5, 2.0, (12, 3))
+    b = a @ [1.0, 2.0, 3.0] + random.normal(0, 0.1, 12)
+    errors = []
+    for i in range(12):
+        others = np.arange(12) != i
+        errors.append(abs(b[i] - a[i] @ nnls(a[others], b[others])))
+    assert leave_one_out(a, b, nnls(a, b)) == pytest.approx(np.mean(errors))
+
+
+def test_beyond_what_was_fitted_it_warns_once(recwarn: pytest.WarningsRecorder) -> None:
+    cost = Fitted.fit(recording(), replica("llama-3.1-8b", "h100"), echo=None)
+    cost.decode_seconds(10, 1000)
+    cost.step_seconds(plan(100, decodes=5, context=500))
+    assert not recwarn.list
+    cost.decode_seconds(100_000, 100_000)
+    cost.step_seconds(plan(100_000))
+    (warning,) = recwarn.list
+    assert "100000 sequences with a context of 100000 tokens is beyond" in str(warning.message)
+
+
+def test_only_mixed_steps_serve_for_all_kinds() -> None:
+    rows = [row for row in recording() if row.kind == "mixed"]
+    cost = Fitted.fit(rows, replica("llama-3.1-8b", "h100"), echo=None)
+    assert cost.decode_seconds(64, 64_000) == pytest.approx(9e-3 + 64 * 4e-5 + 64_000 * 3e-7)
+
+
+def test_saved_and_loaded_it_answers_the_same(tmp_path: Path) -> None:
+    where = replica("llama-3.1-8b", "h100")
+    cost = Fitted.fit(recording(0.1), where, echo=None)
+    cost.save(tmp_path / "fit.json")
+    again = Fitted.load(tmp_path / "fit.json", where)
+    step = plan(100, decodes=5, context=500)
+    assert again.step_seconds(step) == cost.step_seconds(step)
+    assert again.decode_seconds(7, 900) == cost.decode_seconds(7, 900)
+    assert json.loads((tmp_path / "fit.json").read_text())["fitted_for"]["hardware"] == "h100"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "0 samples: need at least 4"),
+        ([Sample(0.0, 1, 1, 1)] * 9, r"a step of 0.0 s: samples must take longer than 0 s"),
+        ([row for row in recording() if row.kind == "decode"], "at least 5 prefill or mixed steps"),
+    ],
+)
+def test_too_little_to_fit_is_refused(rows: list[Sample], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Fitted.fit(rows, replica("tiny", "a10"), echo=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must hold an object"),
+        ('{"prefill": {}}', "has no decode coefficients"),
+        ('{"prefil": {}}', "unknown key in .*'prefil'.*did you mean 'prefill'"),
+        ('{"prefill": {"tokens": 1}, "decode": {}}', "unknown coefficient in cost.prefill: 'tok"),
+        ('{"prefill": {"constant": -1}, "decode": {}}', "cost.prefill.constant=-1: must be a num"),
+        ('{"prefill": {}, "decode": {}, "unit": "h"}', "unknown cost.unit 'h'"),
+        ('{"prefill": {}, "decode": {}, "large_batch": 9}', "give both or neither"),
+        ('{"prefill": {}, "decode": {}, "limits": {"x": 9}}', "unknown feature in cost.limits"),
+    ],
+)
+def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "fit.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Fitted.load(path, replica("tiny", "a10"))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fit\.json: cannot be read: No such file"):
+        Fitted.load(tmp_path / "fit.json", replica("tiny", "a10"))

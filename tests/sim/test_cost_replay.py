@@ -1,0 +1,72 @@
+"""Recorded durations, by step number."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.sim.cost import Replay, Roofline
+from tests.sim.shapes import plan, replica
+
+ESTIMATE = Roofline(replica("llama-3.1-8b", "h100"))
+
+
+def test_a_step_takes_what_the_recorded_one_took() -> None:
+    cost = Replay([0.5, 0.25], ESTIMATE)
+    assert cost.step_seconds(plan(100, number=0)) == 0.5
+    assert cost.step_seconds(plan(decodes=3, context=30, number=1)) == 0.25
+    assert str(cost.explain(plan(100, number=0))) == "prefill: 500 ms, recorded (step 0 100 %)"
+
+
+def test_the_end_of_the_recording_is_told() -> None:
+    cost = Replay({3: 0.5, 4: 0.25}, ESTIMATE, "steps.parquet")
+    with pytest.raises(PagedsimError) as caught:
+        cost.step_seconds(plan(number=5))
+    assert str(caught.value) == "steps.parquet: has steps 3 to 4, but the run needs a step 5"
+
+
+def test_it_does_not_go_by_totals() -> None:
+    cost = Replay([0.5], ESTIMATE)
+    assert (cost.by_totals, ESTIMATE.by_totals) == (False, True)
+    with pytest.raises(PagedsimError, match="by their number"):
+        cost.decode_seconds(1, 1)
+
+
+def test_swaps_are_in_the_recording_but_prices_are_estimated() -> None:
+    cost = Replay([0.5], ESTIMATE)
+    assert cost.swap_seconds(10) == 0.0
+    assert cost.prices().swap_seconds(10) == 2 * ESTIMATE.swap_seconds(10)
+    assert cost.recompute_seconds(10) == ESTIMATE.recompute_seconds(10)
+
+
+def test_loaded_from_a_runs_steps(tmp_path: Path) -> None:
+    path = tmp_path / "steps.parquet"
+    columns = {"step": [0, 1], "start": [0.0, 0.5], "end": [0.5, 0.75]}
+    pq.write_table(pa.table(columns), path)
+    cost = Replay.load(path, ESTIMATE.replica)
+    assert [cost.step_seconds(plan(number=i)) for i in (0, 1)] == [0.5, 0.25]
+    pq.write_table(pa.table({"step": [0]}), path)
+    with pytest.raises(ConfigError, match=r"steps\.parquet: has no column start, end"):
+        Replay.load(path, ESTIMATE.replica)
+    path.write_text("no parquet")
+    with pytest.raises(ConfigError, match=r"steps\.parquet: cannot be read"):
+        Replay.load(path, ESTIMATE.replica)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[0.5, -1]", "step 1 takes -1 s: must be at least 0"),
+        ("[]", "holds no steps"),
+        ('{"a": 1}', "must be a list of seconds"),
+        ("[", "is not JSON"),
+    ],
+)
+def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "durations.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        Replay.load(path, ESTIMATE.replica)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,203 @@
+"""The roofline: what binds which step, what more work and more GPUs change, and exactness."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedsim.core import ConfigError
+from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost.work import causal_pairs
+from tests.sim.shapes import HARDWARE, MODELS, hardware, plan, replica, shipped
+
+COSTS = [
+    Roofline(replica("llama-3.1-8b", "h100")),
+    Roofline(replica("llama-2-70b", "a100-80gb", tensor_parallel=4)),
+    Roofline(replica("mixtral-8x7b", "a100-80gb", tensor_parallel=2)),
+    Roofline(replica("deepseek-v3", "h200", tensor_parallel=8)),
+]
+SEQUENCES = st.integers(min_value=0, max_value=4096)
+LENGTHS = st.integers(min_value=1, max_value=4096)
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=lambda cost: cost.replica.model.name)
+@given(sequences=SEQUENCES, length=LENGTHS)
+def test_decodes_cost_the_same_to_the_bit_whichever_way_asked(
+    cost: Roofline, sequences: int, length: int
+) -> None:
+    context = sequences * length
+    step = cost.step_seconds(plan(decodes=sequences, context=context))
+    assert step == cost.decode_seconds(sequences, context)
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=lambda cost: cost.replica.model.name)
+@given(
+    chunks=st.lists(st.tuples(st.integers(0, 8192), LENGTHS), max_size=8),
+    sequences=SEQUENCES,
+    length=LENGTHS,
+)
+def test_the_parts_explained_add_up(
+    cost: Roofline, chunks: list[tuple[int, int]], sequences: int, length: int
+) -> None:
+    step = plan(*chunks, decodes=sequences, context=sequences * length)
+    explained = cost.explain(step)
+    assert explained.seconds == pytest.approx(cost.step_seconds(step), rel=1e-12)
+    assert explained.dominant in explained.terms
+    assert "\n" not in str(explained)
+    # No step is faster than the data sheet allows.
+    assert explained.mfu(cost.replica.hardware) <= 0.6 + 1e-9
+    assert explained.mbu(cost.replica.hardware) <= 0.8 + 1e-9
+
+
+@settings(max_examples=40)
+@given(
+    chunks=st.lists(st.tuples(st.integers(0, 8192), LENGTHS), max_size=4),
+    sequences=SEQUENCES,
+    length=LENGTHS,
+)
+def test_more_work_never_takes_less_time(
+    chunks: list[tuple[int, int]], sequences: int, length: int
+) -> None:
+    for cost in COSTS:
+        base = cost.step_seconds(plan(*chunks, decodes=sequences, context=sequences * length))
+        more = plan(*chunks, decodes=sequences + 1, context=(sequences + 1) * length)
+        assert cost.step_seconds(more) >= base
+        with_chunk = plan(*chunks, 16, decodes=sequences, context=sequences * length)
+        # How chunks of unlike shapes attend is estimated from sums: off by a little.
+        assert cost.step_seconds(with_chunk) >= 0.99 * base
+
+
+def terms(cost: Roofline, **totals: Any) -> dict[str, float]:
+    found = cost.explain(plan(*totals.pop("chunks", ()), **totals))
+    return {term.name: term.seconds for term in found.terms}
+
+
+@pytest.mark.parametrize("name", ["llama-2-70b", "deepseek-v3", "mixtral-8x7b"])
+def test_gpus_divide_the_work_and_add_all_reduces(name: str) -> None:
+    step = {"chunks": (2048,), "decodes": 64, "context": 64_000}
+    costs = [Roofline(replica(name, "h200", tensor_parallel=n)) for n in (1, 2, 4, 8)]
+    parts = [terms(cost, **step) for cost in costs]
+    for fewer, more in pairwise(parts):
+        assert more["matrix products"] == pytest.approx(fewer["matrix products"] / 2)
+        assert more["attention"] <= fewer["attention"]
+        assert more["all-reduce"] > fewer.get("all-reduce", 0.0)
+        assert more["host"] == fewer["host"]
+        assert sum(more.values()) < sum(fewer.values())
+
+
+def test_an_all_reduce_follows_the_formula_of_a_ring() -> None:
+    where = replica("llama-2-70b", "a100-80gb", tensor_parallel=4)
+    cost = Roofline(where, interconnect_efficiency=1.0)
+    vector = 8192 * 2  # bytes of one token's hidden state
+    each = 2 * (4 - 1) / 4 * 100 * vector / 300e9 + 10e-6
+    assert terms(cost, decodes=100, context=100)["all-reduce"] == pytest.approx(2 * 80 * each)
+
+
+def test_mixed_steps_read_the_weights_once() -> None:
+    cost = Roofline(replica("llama-2-7b", "a10"))
+    chunk, decodes = plan(16), plan(decodes=16, context=1600)
+    together = cost.step_seconds(plan(16, decodes=16, context=1600))
+    apart = cost.step_seconds(chunk) + cost.step_seconds(decodes)
+    weights = terms(cost, decodes=16, context=1600)["weights"]
+    host = cost.decode_seconds(0, 0)
+    assert apart - together == pytest.approx(weights + host)
+
+
+def test_a_large_batch_of_decodes_computes() -> None:
+    cost = Roofline(replica("llama-2-7b", "a10"))
+    assert cost.explain(plan(decodes=8, context=8)).bound == "bandwidth"
+    assert cost.explain(plan(decodes=2048, context=2048)).bound == "compute"
+
+
+def test_a_step_without_tokens_is_the_hosts_alone() -> None:
+    cost = Roofline(replica("llama-2-7b", "a10"), host_step_ms=2.0)
+    assert cost.step_seconds(plan()) == cost.decode_seconds(0, 0) == 2e-3
+    assert str(cost.explain(plan())) == "idle: 2.00 ms, host-bound (host 100 %)"
+    assert cost.recompute_seconds(0) == 0.0
+
+
+def test_recomputing_costs_what_the_step_would() -> None:
+    for cost in COSTS:
+        assert cost.recompute_seconds(777) == cost.step_seconds(plan(777))
+
+
+def test_swapping_costs_bytes_and_copies() -> None:
+    block = Roofline(replica("opt-13b", "a100-40gb"), bus_efficiency=0.5)
+    layer = Roofline(replica("opt-13b", "a100-40gb", kv_layout="layer"), bus_efficiency=0.5)
+    transfer = 100 * 16 * 819_200 / 16e9
+    assert block.swap_seconds(100) == pytest.approx(transfer + 100 * 5e-6)
+    assert layer.swap_seconds(100) == pytest.approx(transfer + 100 * 80 * 5e-6)
+    assert block.swap_seconds(0) == 0.0
+    assert block.prices().swap_seconds(100) == 2 * block.swap_seconds(100)
+
+
+def test_small_blocks_swap_slowly_and_large_ones_do_not() -> None:
+    """The paper's figure 19: one copy a layer and block makes small blocks slow to move."""
+    tokens = 1024
+
+    def swap(block_size: int) -> float:
+        where = replica("opt-13b", "a100-40gb", block_size=block_size, kv_layout="layer")
+        return Roofline(where).prices().swap_seconds(tokens // block_size)
+
+    recompute = Roofline(replica("opt-13b", "a100-40gb")).recompute_seconds(tokens)
+    assert swap(1) > 3 * recompute
+    assert swap(256) < recompute
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [[(0, 5)], [(7, 5)], [(0, 5), (0, 300)], [(96, 32), (96, 32)]],
+    ids=["prompt", "chunk", "prompts", "like chunks"],
+)
+def test_pairs_are_exact_for_one_chunk_for_prompts_and_for_like_chunks(
+    chunks: list[tuple[int, int]],
+) -> None:
+    step = plan(*chunks)
+    counted = sum(start + i for start, length in chunks for i in range(1, length + 1))
+    totals = step.prefill_tokens, step.prefill_context, step.prefill_attention
+    assert causal_pairs(*totals) == pytest.approx(counted)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8192), LENGTHS), min_size=1, max_size=8))
+def test_pairs_are_never_fewer_than_half_nor_more_than_all(chunks: list[tuple[int, int]]) -> None:
+    step = plan(*chunks)
+    pairs = causal_pairs(step.prefill_tokens, step.prefill_context, step.prefill_attention)
+    assert 0.5 * step.prefill_attention <= pairs <= step.prefill_attention * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("gpu", HARDWARE)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_shipped_model_on_every_shipped_gpu(name: str, gpu: str) -> None:
+    cost = shipped("cost", "roofline")(replica=replica(name, gpu))
+    assert 0 < cost.decode_seconds(1, 1) < cost.decode_seconds(64, 64 * 1000) < 10
+    assert cost.recompute_seconds(100) > 0
+
+
+def test_the_shipped_settings_are_the_defaults() -> None:
+    where = replica("llama-3.1-8b", "h100")
+    mine, shipped_one = Roofline(where), shipped("cost", "roofline")(replica=where)
+    for name in Roofline.__slots__:
+        assert getattr(mine, name) == getattr(shipped_one, name)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"compute_efficiency": 1.2}, "cost.compute_efficiency=1.2: must be above 0 and at most 1"),
+        ({"bus_efficiency": 0.0}, "cost.bus_efficiency=0.0: must be above 0"),
+        ({"host_step_ms": -1.0}, "cost.host_step_ms=-1.0: must be at least 0"),
+    ],
+)
+def test_impossible_settings_are_refused(setting: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Roofline(replica("tiny", "a10"), **setting)
+
+
+def test_utilisation_is_against_the_data_sheet() -> None:
+    cost = Roofline(replica("llama-2-7b", "a10"), host_step_ms=0.0, host_request_us=0.0)
+    decode = cost.explain(plan(decodes=1, context=1))
+    assert decode.mbu(hardware("a10")) == pytest.approx(0.8)
+    prefill = cost.explain(plan(4096))
+    assert prefill.mfu(hardware("a10")) == pytest.approx(0.6)

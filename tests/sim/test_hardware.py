@@ -1,0 +1,46 @@
+"""The shipped data sheets hold what was printed, once dense and in one direction."""
+
+import pytest
+
+from pagedsim.core import ConfigError
+from pagedsim.sim.hardware import Hardware
+from tests.sim.shapes import HARDWARE, hardware
+
+# name: (dense fp16 TFLOP/s, GB/s, GB on the data sheet, PCIe both ways)
+SHEETS = {
+    "a10": (250 / 2, 600, 24, 64),
+    "l4": (242 / 2, 300, 24, 64),
+    "a100-40gb": (624 / 2, 1555, 40, 64),
+    "a100-80gb": (624 / 2, 2039, 80, 64),
+    "h100": (1979 / 2, 3350, 80, 128),
+    "h200": (1979 / 2, 4800, 141, 128),
+    "rtx4090": (330.3 / 2, 1008, 24, 64),
+    "rtx-pro-6000": (1007.6 / 2, 1792, 96, 128),
+    "mi300x": (2614.9 / 2, 5300, 192, 128),
+}
+
+
+def test_every_shipped_gpu_is_checked() -> None:
+    assert set(SHEETS) == set(HARDWARE)
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_rates_are_those_of_the_data_sheet(name: str) -> None:
+    gpu, (tflops, bandwidth, memory, pcie) = hardware(name), SHEETS[name]
+    assert gpu.name == name
+    assert gpu.flop_rate == pytest.approx(tflops * 1e12, rel=1e-3)
+    assert gpu.bandwidth == bandwidth * 1e9
+    assert gpu.pcie == pcie / 2 * 1e9
+    assert 0.93 * memory < gpu.memory_gib <= memory  # ECC takes a sixteenth of GDDR6
+
+
+def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
+    gpu = Hardware("plain", memory_gib=24, bandwidth_gb_s=600, fp16_tflops=125, pcie_gb_s=32)
+    assert gpu.interconnect == gpu.pcie == 32e9
+
+
+@pytest.mark.parametrize(("key", "value"), [("fp16_tflops", 0.0), ("pcie_copy_us", -1.0)])
+def test_impossible_rates_are_refused(key: str, value: float) -> None:
+    rates = {"memory_gib": 24.0, "bandwidth_gb_s": 600.0, "fp16_tflops": 125.0, "pcie_gb_s": 32.0}
+    with pytest.raises(ConfigError, match=f"hardware.{key}={value}: must be"):
+        Hardware("odd", **(rates | {key: value}))  # type: ignore[arg-type]
