@@ -1,0 +1,238 @@
+"""Random servers and what comes their way, as Hypothesis strategies.
+
+A `Case` is plain data: its repr in a failure is all that is needed to run it again, with
+`Run(case).go()` of `tests/core/run.py`. Combinations that a scheduler refuses are never drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hypothesis import strategies as st
+
+from pagedsim.build import make_batching, make_memory, make_preemption
+from pagedsim.core import Batching, Memory, Policy, Preemption, Request, SamplingParams, Scheduler
+from policies.fcfs import FCFS
+from policies.priority import Priority
+from tests.core.odd_policies import (
+    Aging,
+    Counting,
+    Mixed,
+    RandomVictims,
+    ShortestRemaining,
+    SmallBatches,
+)
+
+Ends = Literal["hidden", "told"]
+
+MEMORIES = ("paged", "prefix", "reserved_max", "reserved_pow2", "reserved_oracle")
+BATCHINGS = ("prefill_first", "unified", "static")
+PREEMPTIONS = ("recompute", "swap", "cheapest")
+STEADY = ("fcfs", "random_victims", "mixed", "small_batches", "counting")
+RANKED = ("priority", "srpt", "aging")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Stub prices: a block on the bus costs what `ratio` recomputed tokens cost."""
+
+    ratio: int
+
+    def recompute_seconds(self, tokens: int) -> float:
+        return tokens
+
+    def swap_seconds(self, blocks: int) -> float:
+        return blocks * self.ratio
+
+
+@dataclass(frozen=True)
+class Server:
+    """All that a scheduler is made of."""
+
+    memory: str
+    blocks: int
+    block_size: int
+    batching: str
+    policy: str = "fcfs"
+    displace: bool | None = None
+    preemption: str = "recompute"
+    cpu_blocks: int = 0
+    ratio: int = 4
+    watermark: float = 0.0
+    max_seqs: int = 4
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    reserved_len: int = 0
+    """The greatest length that reserved memory reckons with."""
+
+    def build(self, seed: int) -> Scheduler:
+        return Scheduler(
+            memory=self._memory(),
+            batching=self._batching(),
+            policy=self._policy(seed),
+            preemption=self._preemption(),
+            max_seqs=self.max_seqs,
+            max_batched_tokens=self.max_batched_tokens,
+            max_model_len=self.max_model_len,
+        )
+
+    def _memory(self) -> Memory:
+        size = {"blocks": self.blocks, "block_size": self.block_size}
+        if self.memory.startswith("reserved"):
+            return make_memory(self.memory, **size, max_model_len=self.reserved_len)
+        return make_memory(self.memory, **size, cpu_blocks=self.cpu_blocks)
+
+    def _batching(self) -> Batching:
+        if self.batching == "unified":
+            return make_batching("unified")
+        return make_batching(self.batching, watermark=self.watermark)
+
+    def _policy(self, seed: int) -> Policy:
+        ranked = {"priority": Priority, "srpt": ShortestRemaining, "aging": Aging}
+        if self.policy in ranked:
+            return ranked[self.policy](self.displace)
+        if self.policy == "random_victims":
+            return RandomVictims(seed)
+        if self.policy == "small_batches":
+            return SmallBatches(1 + seed % 3)
+        return {"fcfs": FCFS, "mixed": Mixed, "counting": Counting}[self.policy]()
+
+    def _preemption(self) -> Preemption:
+        if self.preemption == "cheapest":
+            return make_preemption("cheapest", prices=Prices(self.ratio))
+        return make_preemption(self.preemption)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request to come, and when it will have said enough."""
+
+    prompt: int
+    output: int
+    width: int = 1
+    gap: int = 0
+    """Steps after the job before it."""
+    stream: int | None = None
+    """Whose text it is; None: nobody knows its tokens."""
+    priority: int = 0
+    predicted: int = 0
+    limited: bool = False
+    """Whether the client asks for no more than it will get."""
+
+    def request(self, name: str) -> Request:
+        params = SamplingParams(n=self.width, max_tokens=self.output if self.limited else None)
+        prompt = self.prompt if self.stream is None else text(self.stream, self.prompt)
+        return Request(
+            name, prompt, params, priority=self.priority, predicted_len=float(self.predicted)
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server, its jobs, and how an executor behaves."""
+
+    server: Server
+    jobs: tuple[Job, ...]
+    aborts: tuple[tuple[int, int], ...] = ()
+    """(moment, job): even moments are between plan and commit, odd ones after commit."""
+    tells_tokens: bool = False
+    ends: Ends = "hidden"
+    beams: bool = False
+    """Whether sequences of a group branch and end; only where tokens are told."""
+    seed: int = 0
+
+
+def token(stream: int, position: int) -> int:
+    """What a stream says at a position; all streams begin alike."""
+    return position % 7 + (stream * 10 if position >= 2 + 3 * stream else 0)
+
+
+def text(stream: int, length: int) -> list[int]:
+    return [token(stream, position) for position in range(length)]
+
+
+# -- strategies --------------------------------------------------------------------------------
+
+_few = st.integers(0, 3)
+
+
+@st.composite
+def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
+    server = draw(servers(batching, memory))
+    # A prefix cache lives by what it is told.
+    tells = draw(st.sampled_from((True, True, False) if memory == "prefix" else (True, False)))
+    longest = server.max_model_len or server.reserved_len or server.blocks * server.block_size
+    return Case(
+        server=server,
+        jobs=tuple(draw(st.lists(jobs(min(longest, 50), server.max_seqs), min_size=1, max_size=8))),
+        aborts=tuple(draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=3))),
+        tells_tokens=tells,
+        ends=draw(st.sampled_from(("hidden", "told"))),
+        beams=tells and draw(st.booleans()),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn, longest: int, seats: int) -> Job:
+    return Job(
+        prompt=draw(st.integers(1, 1 + longest // 2)),
+        output=draw(st.integers(1, min(14, 2 + longest // 2))),
+        # Mostly alone, and now and then more than there are seats.
+        width=draw(st.sampled_from((1, 1, 1, 2, 2, 3, min(4, seats + 1)))),
+        gap=draw(_few),
+        stream=draw(st.sampled_from((0, 0, 1, 2, None))),
+        priority=draw(_few),
+        predicted=draw(st.integers(0, 14)),
+        limited=draw(st.booleans()),
+    )
+
+
+@st.composite
+def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
+    size = draw(st.sampled_from((1, 2, 2, 3, 4, 4, 8, 16, 32)))
+    blocks = -(-draw(st.integers(6, 40)) // size) + draw(st.sampled_from((0, 0, 1, 3)))
+    capacity = blocks * size
+    reserved_len = 0
+    cpu_blocks, preemption = 0, "recompute"
+    if memory.startswith("reserved"):
+        capacity = (1 << blocks.bit_length() - 1) * size
+        reserved_len = draw(st.integers(1, capacity))
+        capacity = reserved_len
+    else:
+        preemption = draw(st.sampled_from(PREEMPTIONS))
+        cpu_blocks = draw(st.integers(0 if preemption == "recompute" else 1, 2 * blocks))
+    max_seqs = draw(st.sampled_from((1, 2, 3, 4, 4, 6, 8)))
+    max_model_len = draw(st.none() | st.none() | st.integers(-(-capacity // 2), capacity))
+    policy = draw(st.sampled_from(STEADY + RANKED * 2))
+    return Server(
+        memory=memory,
+        blocks=blocks,
+        block_size=size,
+        batching=batching,
+        policy=policy,
+        displace=_displace(draw, batching, policy),
+        preemption=preemption,
+        cpu_blocks=cpu_blocks,
+        ratio=draw(st.integers(1, 6)),
+        watermark=draw(st.sampled_from((0.0, 0.01, 0.1, 0.3))),
+        max_seqs=max_seqs,
+        max_batched_tokens=_budget(draw, batching, max_model_len or capacity, max_seqs),
+        max_model_len=max_model_len,
+        reserved_len=reserved_len,
+    )
+
+
+def _displace(draw: st.DrawFn, batching: str, policy: str) -> bool | None:
+    if policy not in RANKED:
+        return None
+    choices = (None, False) if batching == "static" else (None, False, True, True)
+    return draw(st.sampled_from(choices))
+
+
+def _budget(draw: st.DrawFn, batching: str, longest: int, max_seqs: int) -> int | None:
+    """Prompts that are never split must fit into a step."""
+    if batching == "unified":
+        return draw(st.none() | st.integers(1, 8) | st.integers(4, 24))
+    return draw(st.none() | st.integers(0, 20).map(lambda more: max(longest, max_seqs) + more))

@@ -1,0 +1,82 @@
+"""Policies that no one should serve with, each to exercise a hook of the interface."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+from pagedsim.core import Arrived, Event, Keep, Left, Policy, Request, Served, ServerState
+from pagedsim.core.policy import RankChanges
+
+
+class ShortestRemaining(Policy):
+    """By predicted tokens left: a rank that changes while a request runs."""
+
+    rank_changes: RankChanges = "while running"
+
+    def __init__(self, displace: bool | None = False) -> None:
+        self.displacing = displace
+
+    def rank(self, request: Request, now: float) -> float:
+        return (request.predicted_len or 0) - request.generated
+
+
+class Aging(Policy):
+    """Each request gains on the others at a speed of its own: a rank that changes with time."""
+
+    rank_changes: RankChanges = "always"
+
+    def __init__(self, displace: bool | None = False) -> None:
+        self.displacing = displace
+
+    def rank(self, request: Request, now: float) -> float:
+        assert request.arrival is not None
+        return request.priority - (now - request.arrival) * (1 + request._order % 3)
+
+
+class RandomVictims(Policy):
+    """Anybody may have to yield, but the oldest only where nobody else is left."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+
+    def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+        oldest = min(running, key=lambda request: request._order)
+        return self.random.choice([r for r in running if r is not oldest] or [oldest])
+
+
+class Mixed(Policy):
+    """One victim is swapped, the next recomputed, the third as `preemption=` says."""
+
+    def keep(self, victim: Request, state: ServerState) -> Keep | None:
+        choices = (Keep.SWAP, Keep.RECOMPUTE, None)
+        return choices[(victim._order + victim.preemptions) % 3]
+
+
+class SmallBatches(Policy):
+    """Admits while fewer than `most` requests run."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        return len(state.running) < self.most
+
+
+class Counting(Policy):
+    """Counts what it observes."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.left = 0
+        self.tokens: Counter[Request] = Counter()
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Arrived):
+            self.arrived += 1
+        elif isinstance(event, Left):
+            self.left += 1
+        elif isinstance(event, Served):
+            self.tokens.update(event.plan.decodes)
+            self.tokens.update(c.request for c in event.plan.chunks if c.samples)

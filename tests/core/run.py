@@ -1,0 +1,320 @@
+"""Runs a case to its end, and looks at every plan and at every commit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sized
+from dataclasses import dataclass, field
+from itertools import chain
+from random import Random
+
+from pagedsim.core import Continuation, Memory, Request, RequestId, Scheduler, State, StepPlan
+from pagedsim.core.memory.buddy import power_of_two
+from pagedsim.core.memory.reserved import ReservedMemory
+from tests.core.cases import Case, Job, token
+from tests.core.odd_policies import Counting
+from tests.core.shadow import Shadow
+
+OVER = (State.FINISHED, State.ABORTED, State.REJECTED)
+
+
+@dataclass
+class Known:
+    """What was seen of a request, and must not be taken back."""
+
+    job: Job
+    request: Request
+    generated: int = 0
+    first_token_at: float | None = None
+    outputs: list[list[int]] = field(default_factory=list)
+
+
+class Run:
+    """A scheduler, a shadow that carries its plans out, and an auditor of both.
+
+    `glides`: quiet steps are not planned one by one.
+    """
+
+    def __init__(self, case: Case, glides: bool = False) -> None:
+        self.case = case
+        self.glides = glides
+        self.random = Random(case.seed)
+        self.scheduler: Scheduler = case.server.build(case.seed)
+        self.shadow = Shadow(self.scheduler.memory)
+        self.known: dict[RequestId, Known] = {}
+        self.now = 0.0
+        self.steps = 0
+        self.stalled = 0  # steps since something happened that cannot happen for ever
+        self.longest_stall = 0
+        self.patience = patience(case, self.scheduler)
+        self.seen: Counter[str] = Counter()
+        """How often each move was made, to know what a workload reaches."""
+        self.trace: list[tuple[object, ...]] = []
+        """Each step in short, to compare runs."""
+        self._arrivals: dict[str, tuple[int, Job]] = {}  # and at which step
+
+    def go(self) -> Run:
+        """Until nobody is left."""
+        at = 0
+        for index, job in enumerate(self.case.jobs):
+            at += job.gap
+            self._arrivals[str(index)] = (at, job)
+        while self._arrivals or self.scheduler.unfinished:
+            self._arrive()
+            if self.scheduler.unfinished:
+                self._step()
+            self.steps += 1
+        self._audit_end()
+        return self
+
+    # -- what an executor and its clients do -----------------------------------------------------
+
+    def _arrive(self) -> None:
+        for name, (at, job) in list(self._arrivals.items()):
+            if at <= self.steps:
+                del self._arrivals[name]
+                request = job.request(name)
+                output_len = job.output if self.case.ends == "hidden" else None
+                self.scheduler.add(request, self.now, output_len)
+                self.shadow.add(request)
+                self.known[name] = Known(job, request)
+                self.stalled = 0
+
+    def _step(self) -> None:
+        waiting = set(self.scheduler.waiting)
+        plan = self.scheduler.plan(self.now)
+        self._carry_out(plan, waiting)
+        if self.glides and self._glide(plan):
+            return
+        self._abort(2 * self.steps)
+        answers = {r.id: self._continue(r) for r in self._sampling(plan)}
+        finished = self._finished(plan)
+        self.now += 1
+        told = answers if self.case.tells_tokens else None
+        ended = self.scheduler.commit(plan, self.now, told, finished)
+        for name, answer in answers.items():
+            self._record(self.known[name], answer)
+        self._audit_commit(bool(answers or ended))
+        self._abort(2 * self.steps + 1)
+        self.shadow.scrub(self.scheduler.requests.values(), self.scheduler._copies)
+
+    def _carry_out(self, plan: StepPlan, waiting: set[Request]) -> None:
+        self._audit_plan(plan, waiting)
+        self.shadow.execute(plan)
+        self.trace.append(self._summary(plan))
+
+    def _glide(self, plan: StepPlan) -> bool:
+        """Fly over the quiet steps after `plan`; whether the last of them is committed."""
+        quiet = self.scheduler.quiet(plan)
+        while quiet and self._undisturbed():
+            self.now += 1
+            flies = self.scheduler.glide(plan, self.now)
+            for request in plan.decodes:
+                self._record(self.known[request.id], Continuation((0,) * request.width))
+            self._audit_commit(advanced=True)
+            if not flies:
+                return True
+            self.steps += 1
+            self._carry_out(plan, set())
+            quiet -= 1
+            self.seen["glide"] += 1
+        return False
+
+    def _undisturbed(self) -> bool:
+        """Whether nobody arrives or aborts before the next plan."""
+        aborts = any(moment // 2 == self.steps for moment, _ in self.case.aborts)
+        arrives = any(at <= self.steps + 1 for at, _ in self._arrivals.values())
+        return not (aborts or arrives)
+
+    def _abort(self, moment: int) -> None:
+        for when, index in self.case.aborts:
+            if when == moment and str(index) in self.scheduler.requests:
+                request = self.scheduler.abort(str(index), self.now)
+                assert request.state is State.ABORTED
+                self.seen[f"abort {'after' if moment % 2 else 'before'} commit"] += 1
+                self._audit_queues()
+
+    def _sampling(self, plan: StepPlan) -> list[Request]:
+        planned = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
+        return [request for request in planned if request.state is State.RUNNING]
+
+    def _continue(self, request: Request) -> int | Continuation:
+        """The next tokens: its stream goes on, and its sequences differ now and then."""
+        stream = self.known[request.id].job.stream or 0
+        following = token(stream, request.num_tokens)
+        if request.width == 1 and self.random.random() < 0.8:
+            return following
+        parents = None
+        count = request.width
+        if self.case.beams and self.random.random() < 0.6:
+            count = self.random.randint(1, request.width) if self.random.random() < 0.3 else count
+            parents = [self.random.randrange(request.width) for _ in range(count)]
+        tokens = [following + 100 * self.random.randrange(2) for _ in range(count)]
+        return Continuation(tokens, parents)
+
+    def _finished(self, plan: StepPlan) -> dict[RequestId, str]:
+        if self.case.ends == "hidden":
+            return {}
+        # A decode's token is counted by the commit, like the one of a chunk.
+        ending = [
+            request.id
+            for request in self._sampling(plan)
+            if request.generated + 1 >= self.known[request.id].job.output
+        ]
+        return dict.fromkeys(ending, "stop")
+
+    def _record(self, known: Known, answer: int | Continuation) -> None:
+        """Note what a request was given, in the shadow and beside it."""
+        request = known.request
+        tokens, parents = ((answer,), None) if isinstance(answer, int) else answer
+        parents = range(len(tokens)) if parents is None else parents
+        if self.case.tells_tokens:
+            old = known.outputs or [[] for _ in range(known.job.width)]
+            known.outputs = [[*old[parent], tokens[i]] for i, parent in enumerate(parents)]
+            assert request.outputs == known.outputs, f"{request!r} lost tokens"
+            self.shadow.sampled(request, tokens, parents)
+        else:
+            own = [(request.id, i, known.generated) for i in range(request.width)]
+            self.shadow.sampled(request, own, parents)
+
+    # -- what must hold --------------------------------------------------------------------------
+
+    def _audit_plan(self, plan: StepPlan, waiting: set[Request]) -> None:
+        self._audit_queues()
+        self._count(plan)
+        if plan.took_memory:
+            admitted = [r for r in waiting if r.state is State.RUNNING]
+            assert not admitted, f"{admitted} start in a step that takes memory"
+            assert not plan.resumed, f"{plan.resumed} come back in a step that takes memory"
+        assert not (plan.swap_out and plan.swap_in), "a step swaps in one direction"
+        for request, reason in plan.rejected:
+            assert request.state is State.REJECTED, request
+            assert reason, request
+            self.stalled = 0
+        self._audit_totals(plan)
+        self._audit_budget(plan)
+
+    def _count(self, plan: StepPlan) -> None:
+        moves: dict[str, Sized] = {
+            "preempt": plan.preempted,
+            "displace": plan.displaced,
+            "resume": plan.resumed,
+            "reject": plan.rejected,
+            "hold": plan.held,
+            "start": [r for r, _ in plan.hits],
+            "swap out": plan.swap_out,
+            "copy": plan.copies,
+            "hit": [request for request, tokens in plan.hits if tokens],
+            "rebuild": [chunk for chunk in plan.chunks if chunk.sequence],
+            "chunk": [chunk for chunk in plan.chunks if not chunk.samples and chunk.start],
+        }
+        self.seen.update({move: len(found) for move, found in moves.items() if found})
+
+    def _summary(self, plan: StepPlan) -> tuple[object, ...]:
+        requests = (plan.decodes, plan.held, plan.preempted, plan.displaced, plan.resumed)
+        return (
+            (plan.number, plan.now, plan.prefill_tokens, plan.decode_count, plan.decode_context),
+            [(c.request.id, c.sequence, c.start, c.length) for c in plan.chunks],
+            [[request.id for request in some] for some in requests],
+            [rejection.request.id for rejection in plan.rejected],
+            {r.id: [list(table) for table in r.tables] for r in self.scheduler.running},
+            self.scheduler.memory.free,
+            self.scheduler.memory.cpu_free,
+        )
+
+    def _audit_totals(self, plan: StepPlan) -> None:
+        chunks, decodes = plan.chunks, plan.decodes
+        assert plan.prefill_tokens == sum(c.length for c in chunks)
+        assert plan.prefill_context == sum(c.start + c.length for c in chunks)
+        assert plan.prefill_attention == sum(c.length * (c.start + c.length) for c in chunks)
+        assert plan.decode_count == sum(r.width for r in decodes)
+        assert plan.decode_context == sum(r.width * r.num_tokens for r in decodes)
+        assert plan.swapped_blocks == len(plan.swap_out) + len(plan.swap_in)
+        assert all(chunk.length > 0 for chunk in chunks)
+        planned = {*decodes, *(chunk.request for chunk in chunks)}
+        assert planned <= self.scheduler.running.keys(), "work for somebody who does not run"
+
+    def _audit_budget(self, plan: StepPlan) -> None:
+        if self.case.server.batching == "unified":
+            total = plan.prefill_tokens + plan.decode_count
+            assert total <= self.scheduler.max_batched_tokens, "more than a step may compute"
+            return
+        assert not (plan.chunks and plan.decodes), "a step is all prefill or all decode"
+        if len({chunk.request for chunk in plan.chunks}) > 1:
+            assert plan.prefill_tokens <= self.scheduler.max_batched_tokens
+        assert not plan.held
+
+    def _audit_commit(self, advanced: bool) -> None:
+        self._audit_queues()
+        for known in self.known.values():
+            self._audit_request(known)
+        self.stalled = 0 if advanced else self.stalled + 1
+        self.longest_stall = max(self.longest_stall, self.stalled)
+        assert self.stalled <= self.patience, f"nobody advanced in {self.stalled} steps"
+
+    def _audit_request(self, known: Known) -> None:
+        request = known.request
+        assert request.generated >= known.generated, f"{request!r} lost tokens"
+        known.generated = request.generated
+        if known.first_token_at is None and request.generated:
+            known.first_token_at = self.now
+        assert request.first_token_at == known.first_token_at, request
+        if request.state is State.FINISHED and request.finished_at == self.now:
+            self._audit_finished(known)
+        if request.alive:
+            for line in self.shadow.lines[request.id]:
+                assert len(line) == request.num_tokens, request
+
+    def _audit_finished(self, known: Known) -> None:
+        request, job = known.request, known.job
+        room = max(self.scheduler.max_model_len - job.prompt, 1)
+        expected = min(job.output, room)
+        # What memory holds bounds a group sooner.
+        assert request.generated == expected or (job.width > 1 and request.generated < expected)
+        assert request.finish_reason in ("length", "stop"), request
+
+    def _audit_queues(self) -> None:
+        scheduler = self.scheduler
+        scheduler.check()
+        alive = scheduler.requests.values()
+        owned = set(chain.from_iterable(t for r in alive for t in r.tables))
+        used = len(owned)
+        if isinstance(scheduler.memory, ReservedMemory):
+            used = sum(power_of_two(len(table)) for r in alive for table in r.tables)
+        memory = scheduler.memory
+        assert used + memory.free == memory.total, "GPU blocks do not add up"
+        assert memory.used == used
+        assert 0 <= memory.cached <= memory.free
+        owned = set(chain.from_iterable(t for r in alive for t in r.cpu_tables))
+        assert len(owned) + memory.cpu_free == memory.cpu_total, "CPU blocks do not add up"
+        self._audit_usage(memory)
+        places = Counter([*scheduler.waiting, *scheduler.running, *scheduler.swapped])
+        assert places == Counter(alive), "somebody is not in one queue"
+
+    def _audit_usage(self, memory: Memory) -> None:
+        scheduler = self.scheduler
+        usage = memory.usage([*scheduler.running, *scheduler.swapped])
+        assert sum(usage) == memory.total * memory.block_size, usage
+        assert min(usage) >= 0, usage
+
+    def _audit_end(self) -> None:
+        scheduler = self.scheduler
+        assert all(known.request.state in OVER for known in self.known.values())
+        assert len(self.known) == len(self.case.jobs)
+        assert scheduler.memory.free == scheduler.memory.total
+        assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
+        assert not scheduler._copies, "copies are pending for nobody"
+        if isinstance(scheduler.policy, Counting):
+            assert scheduler.policy.arrived == scheduler.policy.left == len(self.known)
+
+
+def patience(case: Case, scheduler: Scheduler) -> int:
+    """Steps within which somebody must get a token or leave, once nobody arrives.
+
+    Of those that run, the first in rank is robbed by nobody: in each step it computes a chunk of
+    at most the budget, or decodes. While it waits for room, the work of another may be done and
+    lost to it, hence twice. To the steps of computing come one each for giving way, for being
+    admitted or rebuilt, and for the empty step of a lone request that preempted itself.
+    """
+    work = max(job.width * (job.prompt + job.output) for job in case.jobs)
+    return 2 * (-(-work // scheduler.max_batched_tokens) + 3)
