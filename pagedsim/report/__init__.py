@@ -1,1 +1,33 @@
-"""Reports: console tables, plots, HTML pages and timelines of recorded runs."""
+"""Reports: a study as a table on the terminal, as plots, as a page and as a timeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagedsim.report.console import show
+
+if TYPE_CHECKING:
+    from pagedsim.metrics.study import Study
+
+__all__ = ["show", "write"]
+
+
+def write(study: Study) -> Path:
+    """Write plots/*.png, timeline.json and report.html into the study's folder.
+
+    Returns the path of the report. matplotlib is imported here, not before.
+    """
+    from pagedsim.report.html import page
+    from pagedsim.report.plots import draw
+    from pagedsim.report.timeline import write_timeline
+
+    folder = study.folder
+    plots = draw(study) if study.runs else []
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        (folder / "plots" / f"{plot.name}.png").write_bytes(plot.png)
+    write_timeline(study, folder / "timeline.json")
+    report = folder / "report.html"
+    report.write_text(page(study, plots), encoding="utf-8")
+    return report

@@ -1,0 +1,178 @@
+"""One arm against another: by how much, and how surely.
+
+Arms see the same requests under each seed, so a comparison is paired: what is averaged over seeds
+is the difference within each, and what all arms share cancels. Intervals are Student's t at 95 %,
+which with few seeds are wide; with one seed there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pagedsim.metrics.catalogue import keys_of, metric_of
+from pagedsim.metrics.study import Study
+
+# The 97.5 % quantile of Student's t for 1, 2, 3... degrees of freedom.
+# fmt: off
+_T = (
+    12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216, 2.22814,
+    2.20099, 2.17881, 2.16037, 2.14479, 2.13145, 2.11991, 2.10982, 2.10092, 2.09302, 2.08596,
+    2.07961, 2.07387, 2.06866, 2.06390, 2.05954, 2.05553, 2.05183, 2.04841, 2.04523, 2.04227,
+)
+# fmt: on
+_Z = 1.959964  # what t tends to
+
+
+def student_t(freedom: int) -> float:
+    """The t that 95 % of the distribution with `freedom` degrees of freedom lie within."""
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    # Cornish and Fisher's expansion, true to five digits from here on.
+    z, n = _Z, freedom
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + (z**3 + z) / (4 * n) + second / n**2
+
+
+class Estimate(NamedTuple):
+    """A mean and its 95 % confidence interval; NaN bounds where one value gives no interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval."""
+        return not math.isnan(self.low)
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean over seeds; values that are not there (NaN) are left out."""
+    there = np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
+    if not len(there):
+        return Estimate(math.nan, math.nan, math.nan)
+    mean = float(there.mean())
+    if len(there) == 1:
+        return Estimate(mean, math.nan, math.nan)
+    half = student_t(len(there) - 1) * float(there.std(ddof=1)) / math.sqrt(len(there))
+    return Estimate(mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric of one arm against the baseline's, over the seeds that both have."""
+
+    arm: str
+    baseline: str
+    key: str
+    client: str | None
+    """None: all requests together."""
+    seeds: int
+    ours: float
+    theirs: float
+    difference: Estimate
+    ratio: Estimate
+    """Ours over theirs, of the means; NaN where theirs is 0."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval leaves no room for "no difference".
+
+        It is that of the ratio, since what a seed's load does to both arms it does in proportion;
+        where there is no ratio, that of the difference.
+        """
+        if self.ratio.known:
+            return not self.ratio.low <= 1 <= self.ratio.high
+        return self.difference.known and not self.difference.low <= 0 <= self.difference.high
+
+    @property
+    def gain(self) -> bool | None:
+        """Whether the arm is the better one; None where neither way is better."""
+        way = metric_of(self.key).better
+        if not way or self.ours == self.theirs:
+            return None
+        return (self.ours > self.theirs) == (way > 0)
+
+
+def compare(study: Study, metrics: Iterable[str] | None = None) -> list[Comparison]:
+    """Every other arm against the baseline, in `metrics` (default: the study's).
+
+    All requests together come first, then each client where the study tells several apart.
+    """
+    arms = study.arms
+    if not arms:
+        return []
+    baseline = baseline_of(study)
+    found = []
+    for arm in arms:
+        if arm == baseline:
+            continue
+        for client in groups_of(study):
+            for key in keys_of(study.metrics if metrics is None else metrics):
+                one = _compare(study, arm, baseline, key, client)
+                if one is not None:
+                    found.append(one)
+    return found
+
+
+def baseline_of(study: Study) -> str:
+    """The arm that the others are held against: the first, unless the study names one."""
+    return study.baseline if study.baseline in study.arms else study.arms[0]
+
+
+def groups_of(study: Study) -> list[str | None]:
+    """All requests together (None), and each client where there are several."""
+    return [None, *(study.clients if len(study.clients) > 1 else ())]
+
+
+def value_of(summary: dict[str, Any], key: str, client: str | None = None) -> float:
+    """A metric of a summary, NaN where it is not there."""
+    group = summary if client is None else summary.get("clients", {}).get(client, {})
+    value = group.get(key)
+    return math.nan if value is None else float(value)
+
+
+def values_of(study: Study, arm: str, key: str, client: str | None = None) -> dict[int, float]:
+    """A metric of an arm, seed by seed, where it is there."""
+    values = {run.seed: value_of(run.summary, key, client) for run in study.of(arm)}
+    return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+
+def _compare(
+    study: Study, arm: str, baseline: str, key: str, client: str | None
+) -> Comparison | None:
+    ours, theirs = values_of(study, arm, key, client), values_of(study, baseline, key, client)
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return None
+    a = np.asarray([ours[seed] for seed in seeds])
+    b = np.asarray([theirs[seed] for seed in seeds])
+    return Comparison(
+        arm,
+        baseline,
+        key,
+        client,
+        len(seeds),
+        float(a.mean()),
+        float(b.mean()),
+        estimate(list(a - b)),
+        _ratio(a, b),
+    )
+
+
+def _ratio(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
+    """The ratio of paired means; its interval is on the scale of logarithms, so never below 0."""
+    if not theirs.mean() or not ours.mean():
+        ratio = 0.0 if theirs.mean() else math.nan
+        return Estimate(ratio, math.nan, math.nan)
+    ratio = float(ours.mean() / theirs.mean())
+    if len(ours) == 1:
+        return Estimate(ratio, math.nan, math.nan)
+    spread = estimate(list((ours - ratio * theirs) / ours.mean()))
+    half = (spread.high - spread.low) / 2
+    return Estimate(ratio, ratio * math.exp(-half), ratio * math.exp(half))

@@ -1,0 +1,84 @@
+"""Gaps between tokens, worked out from the ends of steps: no record is kept of a token.
+
+Whoever decodes gets a token at the end of every decode step. So a request's gaps are those between
+the decode steps after its first token, up to the step in which it ended; and since one gap belongs
+to all who decoded in it, the gaps of a whole run are one value and one count a step.
+
+This is exact for every request that decoded in each of those steps. One that missed some, because
+it was preempted or held, has as many gaps as before and they add up to the same time, but which
+steps it missed is not recorded: its ordinary gaps are spread evenly over the steps between its
+first token and its last, and what time is left makes one equal long gap for each preemption. So
+counts and means are exact for everybody, and percentiles are off only through the preempted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_DUST = 1e-6
+"""Less than this is what summing fractions leaves where nobody decodes."""
+
+
+def token_gaps(
+    ends: Floats, first: Floats, last: Floats, tokens: NDArray[Any], preemptions: NDArray[Any]
+) -> tuple[Floats, Floats]:
+    """The gaps of finished requests with two tokens or more, as values and how often each came.
+
+    `ends` are the ends of decode steps in order; the others have an entry a request.
+    """
+    begin = np.searchsorted(ends, first, side="right")
+    stop = np.searchsorted(ends, last, side="right")
+    steps, count = stop - begin, tokens - 1.0
+    some = steps > 0
+    covered = np.zeros_like(count)
+    covered[some] = ends[stop[some] - 1] - first[some]
+    pauses = _pauses(steps, count, preemptions, whole=covered == last - first)
+    weight = np.divide(count - pauses, steps, out=np.zeros_like(count), where=some)
+    rest = (last - first) - weight * covered
+    pause = np.divide(rest, pauses, out=np.zeros_like(count), where=pauses > 0)
+    # A running sum of who joins and who leaves: how often each gap between decode steps came.
+    change = np.bincount(begin[some] + 1, weight[some], len(ends) + 1)
+    change -= np.bincount(stop[some], weight[some], len(ends) + 1)
+    between = np.cumsum(change)[1 : len(ends)]
+    between[np.abs(between) < _DUST] = 0.0
+    values = np.concatenate((ends[begin[some]] - first[some], np.diff(ends), pause))
+    weights = np.concatenate((weight[some], between, pauses))
+    return values[weights > 0], weights[weights > 0]
+
+
+def _pauses(
+    steps: NDArray[Any], count: Floats, preemptions: NDArray[Any], whole: NDArray[np.bool_]
+) -> Floats:
+    """How many long gaps each request has, that are not one decode step long."""
+    # Without a preemption, one was held back for a step here and there. Where there are more gaps
+    # than steps, several sequences decode side by side, and nothing is missing.
+    missed = np.where(preemptions > 0, preemptions, np.maximum(steps - count, 0))
+    pauses = np.minimum(missed, count)
+    pauses[(steps == count) & whole] = 0
+    pauses[steps < count - pauses] = 0
+    return np.where(steps == 0, count, pauses)
+
+
+def weighted_mean(values: Floats, weights: Floats) -> float:
+    """The mean of values that came `weights` times; NaN for none."""
+    total = float(weights.sum())
+    return float(values @ weights) / total if total else float("nan")
+
+
+def weighted_percentiles(values: Floats, weights: Floats, percents: tuple[float, ...]) -> Floats:
+    """What numpy.percentile gives for each value repeated as often as it came."""
+    if not len(values):
+        return np.full(len(percents), np.nan)
+    order = np.argsort(values, kind="stable")
+    values, reached = values[order], np.cumsum(weights[order])
+    rank = np.asarray(percents) / 100 * max(reached[-1] - 1, 0)
+    below = np.floor(rank + 1e-9)
+    at = np.minimum(np.searchsorted(reached, below + 1e-9, side="right"), len(values) - 1)
+    after = np.minimum(np.searchsorted(reached, below + 1 + 1e-9, side="right"), len(values) - 1)
+    low, high = values[at], values[after]
+    return np.asarray(low + (high - low) * np.clip(rank - below, 0, 1))

@@ -1,0 +1,121 @@
+"""The picture of latency distributions: what share of requests was served how fast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pagedsim.metrics.catalogue import METRICS, Scale, scale_of
+from pagedsim.metrics.compare import groups_of
+from pagedsim.metrics.study import Study
+from pagedsim.metrics.summary import request_latencies
+from pagedsim.report.style import (
+    Look,
+    entries,
+    key,
+    looks,
+    margins,
+    new_figure,
+    plain_log_ticks,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Curves = dict[str, NDArray[np.float64]]
+"""The values of each arm at `_SHARES` of its requests."""
+
+_NAMES = ("ttft", "tpot", "e2e")
+_SHARES = np.linspace(0, 1, 241)
+_MOST_CLIENTS = 4
+
+
+def draw_latency(study: Study) -> Figure:
+    """A row of panels a client, a panel each for TTFT, TPOT and E2E; seeds together."""
+    groups = groups_of(study)
+    groups = groups[1:] if 1 < len(groups) <= _MOST_CLIENTS + 1 else [None]
+    look = looks(study.arms, bool(study.swept))
+    figure = new_figure(0.75 + 2.0 * len(groups))
+    panels = figure.subplots(len(groups), len(_NAMES), squeeze=False, sharey=True, sharex="col")
+    for column, name in enumerate(_NAMES):
+        curves = _curves(study, name, groups)
+        scale = _axis(panels[-1, column], name, curves)
+        for axes, group in zip(panels[:, column], groups, strict=True):
+            for arm, curve in curves[group].items():
+                style = look[arm]
+                axes.plot(curve * scale.factor, _SHARES, color=style.colour, linestyle=style.dashes)
+            axes.set_title(METRICS[name].label + (f", {group}" if group else ""))
+            tidy(axes)
+            if len(curves[group]) == 2:
+                _name_both(axes, curves[group], look, scale)
+    for axes in panels[:, 0]:
+        axes.set_ylim(0, 1.01)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "25 %", "50 %", "75 %", "99 %"])
+        axes.set_ylabel("share of requests")
+    margins(figure)
+    figure.subplots_adjust(hspace=0.3, wspace=0.12)
+    key(figure, entries(study, look))
+    return figure
+
+
+def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
+    """Scale the panels of one metric alike: logarithmic where values differ a lot."""
+    every = [curve for group in curves.values() for curve in group.values()]
+    if not every:
+        return Scale(1.0, "s")
+    scale = scale_of(f"{name}_mean", [float(np.median(np.concatenate(every)))])
+    low, high = min(float(c[1]) for c in every), max(float(c[-2]) for c in every)
+    if low > 0 and high > 20 * low:
+        axes.set_xscale("log")
+        axes.set_xlim(low * scale.factor * 0.9, high * scale.factor * 1.1)
+        plain_log_ticks(axes.xaxis)
+    else:
+        axes.set_xlim(low * scale.factor * 0.9, high * scale.factor * 1.05)
+    axes.set_xlabel(f"{METRICS[name].label} ({scale.suffix})")
+    return scale
+
+
+def _curves(study: Study, name: str, groups: list[str | None]) -> dict[str | None, Curves]:
+    curves: dict[str | None, Curves] = {group: {} for group in groups}
+    for arm in study.arms:
+        requests = pa.concat_tables([run.requests for run in study.of(arm)])
+        values = request_latencies(requests)[name]
+        for group in groups:
+            some = values
+            if group is not None:
+                some = values[np.asarray(pc.equal(requests["client"], group).to_numpy())]
+            some = some[~np.isnan(some)]
+            if len(some):
+                curves[group][arm] = np.quantile(some, _SHARES)
+    return curves
+
+
+def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) -> None:
+    """Write the two arms' names beside their curves, where these are farthest apart."""
+    (one, a), (other, b) = curves.items()
+    inner = slice(36, 216)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        apart = np.nan_to_num(np.abs(np.log(a[inner] / b[inner])), posinf=0)
+    at = 36 + int(np.argmax(apart))
+    left, right = ((one, a), (other, b)) if a[at] <= b[at] else ((other, b), (one, a))
+    for (arm, curve), side in ((left, "right"), (right, "left")):
+        x, y = curve[at] * scale.factor, _SHARES[at]
+        place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
+        if (place > 0.3 if side == "right" else place < 0.7) and apart.max() > 0.05:
+            offset = (-5, 0) if side == "right" else (5, 0)
+            axes.annotate(
+                arm,
+                (x, y),
+                offset,
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                color=look[arm].colour,
+                fontsize=8.5,
+            )

@@ -1,0 +1,119 @@
+"""The picture of single requests: when each waited, was prefilled and decoded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.metrics.compare import baseline_of
+from pagedsim.metrics.study import Run, Study
+from pagedsim.report.style import (
+    DECODE,
+    INK,
+    PAPER,
+    PREFILL,
+    QUEUED,
+    YIELD,
+    key,
+    margins,
+    new_figure,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PolyCollection
+    from matplotlib.figure import Figure
+
+ROWS = 60
+MOST_ARMS = 3
+
+
+def draw_gantt(study: Study) -> Figure:
+    """The same requests under each arm, side by side, grouped by client."""
+    from matplotlib.lines import Line2D
+
+    arms = shown_arms(study)
+    chosen = busiest(study.of(baseline_of(study))[0], ROWS)
+    figure = new_figure(5.4)
+    panels = figure.subplots(1, len(arms), squeeze=False, sharex=True, sharey=True)[0]
+    for axes, arm in zip(panels, arms, strict=True):
+        _panel(axes, study, arm, chosen, first=axes is panels[0])
+        axes.set_title(f"{study.swept.rpartition('.')[2]} {arm}" if study.swept else arm)
+    margins(figure, left=0.9)
+    figure.subplots_adjust(wspace=0.05)
+    yielded = Line2D([], [], ls="", marker="|", mew=2, ms=8, color=YIELD, label="was preempted")
+    key(figure, {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE, "": yielded})
+    return figure
+
+
+def shown_arms(study: Study) -> list[str]:
+    """At most `MOST_ARMS`: the baseline, and the ends of what is left."""
+    arms = study.arms
+    if len(arms) <= MOST_ARMS:
+        return arms
+    rest = [arm for arm in arms if arm != baseline_of(study)]
+    return [arm for arm in arms if arm in (rest[0], rest[-1], baseline_of(study))]
+
+
+def busiest(run: Run, count: int) -> NDArray[np.int64]:
+    """Rows of `count` requests in a row, by arrival, that waited longest in all."""
+    columns = _columns(run)
+    order = np.argsort(columns["arrival"], kind="stable")
+    if len(order) <= count:
+        return order
+    wait = np.nan_to_num((columns["scheduled"] - columns["arrival"])[order])
+    sums = np.convolve(wait, np.ones(count), mode="valid")
+    first = int(np.argmax(sums))
+    return order[first : first + count]
+
+
+def _panel(axes: Axes, study: Study, arm: str, rows: NDArray[np.int64], first: bool) -> None:
+    run = study.of(arm)[0]
+    columns = {name: values[rows] for name, values in _columns(run).items()}
+    clients = np.asarray(run.requests["client"].to_pylist(), dtype=object)[rows]
+    names = [*study.clients, *sorted(set(clients) - set(study.clients))]
+    names = [name for name in names if name in clients]
+    group = np.asarray([names.index(client) for client in clients])
+    order = np.lexsort((columns["arrival"], group))
+    columns, clients = {name: v[order] for name, v in columns.items()}, clients[order]
+    gap = 1.5  # rows of space between clients
+    y = np.arange(len(rows)) + gap * group[order]
+    last = float(np.asarray(run.steps["end"].to_numpy()).max(initial=0.0))
+    stages = ("arrival", "scheduled", "first_token", "finished")
+    times = [np.where(np.isnan(columns[s]), last, columns[s]) for s in stages]
+    times[1] = np.minimum(times[1], times[2])
+    for colour, begin, end in zip((QUEUED, PREFILL, DECODE), times, times[1:], strict=False):
+        axes.add_collection(_bars(y, begin, end, colour))
+    hit = columns["preemptions"] > 0
+    axes.plot(times[3][hit], y[hit], ls="", marker="|", mew=2, ms=4.5, color=YIELD)
+    axes.set_ylim(float(y.max(initial=0)) + 1, -1)
+    axes.autoscale_view(scaley=False)
+    axes.grid(axis="y", visible=False)
+    tidy(axes, x="simulated time (s)")
+    axes.set_facecolor(PAPER)
+    axes.tick_params(axis="y", length=0)
+    if len(names) > 1:
+        middles = [float(y[clients == name].mean()) for name in names]
+        axes.set_yticks(middles, names, rotation=90, va="center", color=INK)
+    else:
+        axes.set_yticks([])
+        axes.set_ylabel("requests, by arrival" if first else "")
+
+
+def _bars(
+    y: NDArray[np.float64], begin: NDArray[np.float64], end: NDArray[np.float64], colour: str
+) -> PolyCollection:
+    from matplotlib.collections import PolyCollection
+
+    half = 0.41
+    corners = ((begin, y - half), (end, y - half), (end, y + half), (begin, y + half))
+    shapes = np.stack([np.stack(corner, axis=1) for corner in corners], axis=1)
+    return PolyCollection(list(shapes), facecolors=colour, linewidths=0)
+
+
+def _columns(run: Run) -> dict[str, NDArray[Any]]:
+    names = ("arrival", "scheduled", "first_token", "finished", "preemptions")
+    return {name: np.asarray(run.requests[name].to_numpy()) for name in names}

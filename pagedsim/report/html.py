@@ -1,0 +1,202 @@
+"""The page: one file, with everything in it, that a reader can pass on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import pagedsim
+from pagedsim.metrics.catalogue import METRICS, keys_of, metric_of
+from pagedsim.metrics.compare import baseline_of
+from pagedsim.metrics.finding import finding
+from pagedsim.metrics.study import Study
+from pagedsim.report.plots import COLOURS, Plot
+from pagedsim.report.style import DARK, GRID, INK, MUTED, PAPER
+from pagedsim.report.table import Cell, Section, sections
+
+_NAMED = {"--ink": INK, "--muted": MUTED, "--grid": GRID, "--paper": PAPER, "--accent": "#0072b2"}
+_ROOMY = 6
+"""Up to so many columns there is room for confidence intervals in the table."""
+_DARK_ONLY = {"--soft": "#161b22", "--better": "#4cc26b", "--worse": "#ff7b72"}
+
+
+def page(study: Study, plots: Sequence[Plot]) -> str:
+    """The whole report as HTML."""
+    parts = [
+        f'<p class="eyebrow">pagedsim study · {escape(study.name)}</p>',
+        f"<h1>{escape(study.title)}</h1>",
+        f'<p class="question">{escape(study.question)}</p>',
+        _finding(study),
+        _failed(study),
+        *(_results(study) if study.runs else ()),
+        *map(_figure, plots),
+        *(_settings(study) if study.runs else ()),
+        *_command(study),
+        *(_definitions(study) if study.runs else ()),
+    ]
+    body = "\n".join(part for part in parts if part)
+    style = files("pagedsim.report").joinpath("page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="generator" content="pagedsim {pagedsim.__version__}">\n'
+        f"<title>{escape(study.title)}</title>\n<style>\n{_variables()}{style}</style>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _variables() -> str:
+    """The colours of page and pictures, for both modes; paper is always light."""
+    light = {name: colour for colour, name in COLOURS.items()} | _NAMED
+    dark = {name: DARK[colour] for name, colour in light.items()} | _DARK_ONLY
+    rules = ["".join(f"{name}:{value};" for name, value in mode.items()) for mode in (light, dark)]
+    return (
+        f":root {{ {rules[0]} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ html:root {{ {rules[1]} }} }}\n"
+    )
+
+
+def _finding(study: Study) -> str:
+    sentences = "".join(f"<p>{escape(one)}</p>" for one in finding(study) if one)
+    seeds = max((len(study.of(arm)) for arm in study.arms), default=0)
+    sure = ""
+    if seeds > 1 and len(study.arms) > 1:
+        sure = f"Over {seeds} seeds; under each, all arms served the same requests."
+        if "CI" in sentences:
+            sure += " CI: 95 % confidence interval of the paired ratio (Student’s t)."
+        sure = f'<p class="sure">{sure}</p>'
+    return f'<section class="finding">{sentences}{sure}</section>'
+
+
+def _failed(study: Study) -> str:
+    if not study.failed:
+        return ""
+    lines = "".join(
+        f"<p><strong>{escape(what)}</strong>: {escape(why)}</p>"
+        for what, why in study.failed.items()
+    )
+    return f'<section class="finding failed"><p>Not everything was completed.</p>{lines}</section>'
+
+
+def _results(study: Study) -> Iterable[str]:
+    parts = sections(study)
+    head = "".join(f"<th>{escape(label)}</th>" for label in parts[0].labels)
+    rows = "".join(_section(part, parts[0].keys, len(parts) > 1) for part in parts)
+    seeds = max(len(study.of(arm)) for arm in study.arms)
+    note = f"Means over {seeds} seeds." if seeds > 1 else "One seed: no confidence intervals."
+    if seeds > 1 and len(parts[0].keys) <= _ROOMY:
+        note = (
+            f"Means over {seeds} seeds, ± half of the 95 % confidence interval, which holds how "
+            "much seeds differ; the change below is paired seed by seed, and surer."
+        )
+    if len(study.arms) > 1:
+        note += f" Bold: best. Below: against {escape(baseline_of(study))}"
+        note += "; grey where that is not sure, or neither way is better." if seeds > 1 else "."
+    swept = escape(study.swept.rpartition(".")[2]) if study.swept else ""
+    yield "<h2>Results</h2>"
+    yield (
+        f'<div class="scroll"><table class="results"><thead><tr><th>{swept}</th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+    yield f'<p class="note">{note}</p>'
+
+
+def _section(part: Section, keys: list[str], titled: bool) -> str:
+    title = (
+        f'<tr class="group"><th colspan="{len(keys) + 1}">{escape(part.title)}</th></tr>'
+        if titled
+        else ""
+    )
+    rows = []
+    for arm, cells in part.rows.items():
+        by_key = dict(zip(part.keys, cells, strict=True))
+        inner = "".join(
+            _cell(by_key[key], len(keys) <= _ROOMY) if key in by_key else "<td>–</td>"
+            for key in keys
+        )
+        rows.append(f"<tr><td>{escape(arm)}</td>{inner}</tr>")
+    return title + "".join(rows)
+
+
+def _cell(cell: Cell, roomy: bool) -> str:
+    margin = f' <span class="margin">± {cell.margin}</span>' if cell.margin and roomy else ""
+    change = f'<span class="change {cell.verdict}">{cell.change}</span>' if cell.change else ""
+    best = ' class="best"' if cell.best else ""
+    return f'<td{best}><span class="value">{escape(cell.text)}</span>{margin}{change}</td>'
+
+
+def _figure(plot: Plot) -> str:
+    svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{escape(plot.title)}" ', 1)
+    return (
+        f"<h2>{escape(plot.title)}</h2>\n<figure>{svg}"
+        f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
+    )
+
+
+def _settings(study: Study) -> Iterable[str]:
+    """What the arms differ in, and below it what they share."""
+    configs = {arm: flat(study.of(arm)[0].config) for arm in study.arms}
+    names = sorted(set().union(*configs.values()) - {"seed"})
+    rows = {name: [configs[arm].get(name, "–") for arm in study.arms] for name in names}
+    differing = {name: values for name, values in rows.items() if len(set(values)) > 1}
+    yield "<h2>Configuration</h2>"
+    if differing:
+        head = "".join(f"<th>{escape(arm)}</th>" for arm in study.arms)
+        yield '<p class="note">The arms differ in this and in nothing else.</p>'
+        yield _plain_table("settings", f"<th>setting</th>{head}", differing)
+    elif len(study.arms) > 1:
+        yield '<p class="note">The arms do not differ in any setting.</p>'
+    seeds = ", ".join(str(run.seed) for run in study.of(study.arms[0]))
+    shared = {"seed": [seeds]} | {n: v[:1] for n, v in rows.items() if n not in differing}
+    yield (
+        f"<details><summary>{len(shared)} settings that all arms share</summary>"
+        f"{_plain_table('all', '<th>setting</th><th>value</th>', shared)}</details>"
+    )
+
+
+def _plain_table(name: str, head: str, rows: dict[str, list[str]]) -> str:
+    lines = "".join(
+        f"<tr><th>{escape(key)}</th>{''.join(f'<td>{escape(v)}</td>' for v in values)}</tr>"
+        for key, values in rows.items()
+    )
+    return (
+        f'<div class="scroll"><table class="{name}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
+    )
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, str]:
+    """A nested configuration as dotted names and texts."""
+    if isinstance(config, dict) and config:
+        found: dict[str, str] = {}
+        for name, value in config.items():
+            found |= flat(value, f"{prefix}{name}.")
+        return found
+    return {prefix[:-1]: "null" if config is None else str(config)}
+
+
+def _command(study: Study) -> Iterable[str]:
+    yield "<h2>To run it again</h2>"
+    yield f"<pre><code>{escape(study.command)}</code></pre>"
+    yield (
+        '<p class="note">Beside this page: <code>timeline.json</code>, which Perfetto '
+        "(ui.perfetto.dev) opens, <code>plots/</code>, and for every run its tables of requests "
+        "and steps (Parquet), its summary and its configuration.</p>"
+    )
+
+
+def _definitions(study: Study) -> Iterable[str]:
+    used = dict.fromkeys(metric_of(key).name for key in keys_of(study.metrics))
+    used |= dict.fromkeys(("ttft", "tpot", "e2e"))  # the pictures show these in any case
+    terms = "".join(
+        f"<dt>{escape(METRICS[name].label)}</dt><dd>{escape(METRICS[name].meaning)}</dd>"
+        for name in used
+    )
+    yield "<h2>What the metrics mean</h2>"
+    yield f"<dl>{terms}</dl>"
+    yield (
+        '<p class="note">Latencies count requests that finished. P50, P90 and P99: half, 90 % and '
+        "99 % of the values lie at or below it, worked out for each seed and then averaged.</p>"
+    )

@@ -1,0 +1,83 @@
+"""The picture of load over time: who waits, who runs, how full memory is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.metrics.compare import value_of
+from pagedsim.metrics.study import Run, Study
+from pagedsim.report.style import entries, key, looks, margins, new_figure, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BINS = 320
+
+
+def draw_load(study: Study) -> Figure:
+    """Requests waiting and running and KV use of every arm's first seed, one panel each."""
+    look = looks(study.arms, bool(study.swept))
+    figure = new_figure(4.7)
+    panels = figure.subplots(3, 1, sharex=True)
+    for arm in study.arms:
+        run = study.of(arm)[0]
+        edges, series = load_of(run, BINS)
+        for axes, values in zip(panels, series.values(), strict=True):
+            axes.stairs(
+                values,
+                edges,
+                baseline=None,
+                color=look[arm].colour,
+                linestyle=look[arm].dashes,
+                lw=1.3,
+            )
+    for axes, title in zip(
+        panels, ("Requests waiting", "Requests running", "KV memory"), strict=True
+    ):
+        axes.set_title(title)
+        axes.set_ylim(bottom=0)
+        tidy(axes, y="requests")
+    tidy(panels[2], x="simulated time (s)", y="% of blocks")
+    panels[2].set_ylim(0, 102)
+    panels[0].set_xlim(left=0)
+    margins(figure)
+    figure.subplots_adjust(hspace=0.38)
+    key(figure, entries(study, look))
+    return figure
+
+
+def load_of(run: Run, bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Edges of equal bins of time, and the mean within each of what waits, runs and is in use.
+
+    Between steps nobody is served, and nothing counts.
+    """
+    steps = run.steps
+    start, end, waiting, swapped, running, used = (
+        np.asarray(steps[name].to_numpy())
+        for name in ("start", "end", "waiting", "swapped", "running", "used_blocks")
+    )
+    edges = np.linspace(0, float(end[-1]) if len(end) else 1.0, bins + 1)
+    total = value_of(run.summary, "total_blocks")
+    total = total if total > 0 else max(float(used.max(initial=1)), 1)
+    return edges, {
+        "waiting": _means(start, end, waiting + swapped, edges),
+        "running": _means(start, end, running, edges),
+        "kv": _means(start, end, used * (100 / total), edges),
+    }
+
+
+def _means(
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    values: NDArray[np.float64],
+    edges: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    if not len(start):
+        return np.zeros(len(edges) - 1)
+    reached = np.cumsum(values * (end - start))
+    knots = np.stack((start, end), axis=1).ravel()
+    area = np.stack((reached - values * (end - start), reached), axis=1).ravel()
+    return np.diff(np.interp(edges, knots, area)) / np.diff(edges)

@@ -1,0 +1,107 @@
+"""The pictures of a study, as files and for the page."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pagedsim.metrics.compare import baseline_of
+from pagedsim.metrics.study import Study
+from pagedsim.report.distribution import draw_latency
+from pagedsim.report.effect import draw_effect, draw_sweep
+from pagedsim.report.gantt import ROWS, draw_gantt
+from pagedsim.report.load import draw_load
+from pagedsim.report.style import DARK, DPI, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One picture, drawn."""
+
+    name: str
+    title: str
+    caption: str
+    png: bytes
+    svg: str
+    """For a page: without a header, its colours variables of `COLOURS`."""
+
+
+COLOURS = {light: f"--c{light[1:]}" for light in DARK}
+"""The variable that stands for each colour in a plot's SVG."""
+
+
+def draw(study: Study) -> list[Plot]:
+    """Every picture that the study has something to show in."""
+    with drawing():
+        return [
+            Plot(name, title, caption, *_render(name, make(study)))
+            for name, title, caption, make in _chosen(study)
+        ]
+
+
+def _chosen(study: Study) -> Iterator[tuple[str, str, str, Callable[[Study], Figure]]]:
+    seeds = max(len(study.of(arm)) for arm in study.arms)
+    first = study.runs[0].seed
+    baseline = baseline_of(study)
+    bars = "Bars are 95 % confidence intervals over seeds" if seeds > 1 else "One seed: no bars"
+    if study.swept:
+        shared = ": all arms saw the same requests, so differences are surer than bars suggest"
+        bars += shared if seeds > 1 else ""
+        yield "sweep", f"Along {study.swept}", f"{bars}.", draw_sweep
+    elif len(study.arms) > 1:
+        yield (
+            "effect",
+            f"Against {baseline}",
+            f"Each metric as a multiple of what it is under {baseline}, on a logarithmic scale. "
+            + (f"{bars}; a hollow dot's includes no difference." if seeds > 1 else f"{bars}."),
+            draw_effect,
+        )
+    yield (
+        "latency",
+        "Latency",
+        "The share of requests served within a time: of two curves, the one further left and up "
+        f"is faster. Requests of {f'all {seeds} seeds' if seeds > 1 else 'one seed'} together.",
+        draw_latency,
+    )
+    yield (
+        "load",
+        "Load",
+        "Who waits (swapped out included), who runs, and the share of KV blocks in use; "
+        f"seed {first}.",
+        draw_load,
+    )
+    yield (
+        "requests",
+        "Requests, one by one",
+        f"{ROWS} requests in a row, where those under {baseline} waited longest; seed {first}. "
+        "A mark at the end of a bar: the request was preempted on the way, so its bar includes the "
+        "time until it ran again.",
+        draw_gantt,
+    )
+
+
+def _render(name: str, figure: Figure) -> tuple[bytes, str]:
+    png, svg = io.BytesIO(), io.StringIO()
+    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    return png.getvalue(), _for_page(name, svg.getvalue())
+
+
+def _for_page(name: str, svg: str) -> str:
+    """An SVG that can stand among others in a page, and follows the page's colours and font."""
+    svg = re.sub(r"^.*?(?=<svg)", "", svg, count=1, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', svg, count=1)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(
+        r"#[0-9a-f]{6}\b", lambda m: f"var({COLOURS[m[0]]})" if m[0] in COLOURS else m[0], svg
+    )
+    return svg.replace("'DejaVu Sans'", "inherit")

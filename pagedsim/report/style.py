@@ -1,0 +1,189 @@
+"""How pictures look: colours that colour-blind readers tell apart, in a light and a dark version.
+
+The arms' colours are Okabe and Ito's. A picture is drawn once, in light colours; in the page its
+colours are replaced by variables that follow the reader's mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pagedsim.metrics.study import Study
+
+INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
+QUEUED, PREFILL, DECODE, YIELD = "#b1bac4", "#e69f01", "#0072b3", "#d55e01"
+_ARMS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_RAMP = ("#440154", "#443983", "#31688e", "#21918c", "#35b779", "#6ece58", "#b5c72c")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+
+DARK = {
+    INK: "#e6edf3",
+    MUTED: "#9aa4af",
+    GRID: "#30363d",
+    PAPER: "#0d1117",
+    QUEUED: "#484f58",
+    PREFILL: "#f2b632",
+    DECODE: "#4aa3e0",
+    YIELD: "#ff8a4c",
+    "#0072b2": "#4aa8e8",
+    "#d55e00": "#ff8a4c",
+    "#009e73": "#34c79a",
+    "#cc79a7": "#e3a3c8",
+    "#e69f00": "#f2b632",
+    "#56b4e9": "#8ccbf2",
+    "#440154": "#c77ddb",
+    "#443983": "#9d93e6",
+    "#31688e": "#6ba7d6",
+    "#21918c": "#45c4bd",
+    "#35b779": "#55d397",
+    "#6ece58": "#93e27f",
+    "#b5c72c": "#d9e66a",
+}
+"""Every colour of the pictures, and what it becomes on a dark page."""
+
+_RC: Any = {
+    "font.size": 9,
+    "font.family": ["DejaVu Sans"],
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pagedsim",
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+}
+WIDTH = 9.2
+DPI = 110
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour and dashes of one arm, the same in every picture."""
+
+    colour: str
+    dashes: Any
+
+
+def looks(arms: Sequence[str], ordered: bool = False) -> dict[str, Look]:
+    """A look for each arm; points of a sweep (`ordered`) go from dark to light."""
+    if ordered or len(arms) > len(_ARMS):
+        last = max(len(arms) - 1, 1)
+        ramp = [_RAMP[round(i * (len(_RAMP) - 1) / last)] for i in range(len(arms))]
+        return {arm: Look(ramp[i], _DASHES[i % 2]) for i, arm in enumerate(arms)}
+    return {arm: Look(_ARMS[i], _DASHES[i % len(_DASHES)]) for i, arm in enumerate(arms)}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Within it, matplotlib draws in this style."""
+    import matplotlib
+
+    with matplotlib.rc_context(_RC):
+        yield
+
+
+def new_figure(height: float) -> Figure:
+    """A figure of the page's width that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def margins(
+    figure: Figure,
+    *,
+    left: float = 0.62,
+    right: float = 0.2,
+    top: float = 0.62,
+    bottom: float = 0.5,
+) -> None:
+    """Set the space around the panels, in inches, so that it does not grow with the figure."""
+    width, height = figure.get_size_inches()
+    figure.subplots_adjust(
+        left=left / width, right=1 - right / width, top=1 - top / height, bottom=bottom / height
+    )
+
+
+def key(figure: Figure, entries: dict[str, Any]) -> None:
+    """A line at the top that says which look is which; a colour alone stands for a filled bar."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for name, look in entries.items():
+        if isinstance(look, Look):
+            handles.append(
+                Line2D([], [], color=look.colour, linestyle=look.dashes, lw=2, label=name)
+            )
+        elif isinstance(look, str):
+            handles.append(Patch(color=look, label=name))
+        else:
+            handles.append(look)
+    width, height = figure.get_size_inches()
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(0.1 / width, 1 - 0.02 / height),
+        ncols=min(len(handles), 10),
+        handlelength=2.4,
+        columnspacing=1.4,
+        borderaxespad=0.2,
+    )
+
+
+def entries(study: Study, look: dict[str, Look]) -> dict[str, Any]:
+    """What `key` is to say of arms; of a sweep also what its values are of."""
+    if not study.swept:
+        return dict(look)
+    from matplotlib.lines import Line2D
+
+    return {"": Line2D([], [], ls="", label=f"{study.swept}:"), **look}
+
+
+def tidy(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
+    """Few ticks, no minor ones, labels where given."""
+    from matplotlib.ticker import NullLocator
+
+    for axis, label in ((axes.xaxis, x), (axes.yaxis, y)):
+        axis.set_minor_locator(NullLocator())
+        if label is not None:
+            axis.set_label_text(label)
+    axes.tick_params(length=2.5, width=0.7)
+
+
+def plain_log_ticks(axis: Any) -> None:
+    """Numbers a reader knows (0.1, 1, 10) instead of powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    narrow = high < low * 30
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=9))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))

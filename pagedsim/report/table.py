@@ -1,0 +1,118 @@
+"""The study's table, worked out once for the terminal, the page and the tracker."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
+from pagedsim.metrics.compare import (
+    Comparison,
+    Estimate,
+    baseline_of,
+    compare,
+    estimate,
+    groups_of,
+    values_of,
+)
+from pagedsim.metrics.study import Study
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric of one arm."""
+
+    estimate: Estimate
+    text: str
+    """The mean over seeds, with its unit."""
+    margin: str
+    """Half the confidence interval, without a unit; empty where there is none."""
+    best: bool
+    versus: Comparison | None
+    """None for the baseline, and where there is nothing to compare."""
+
+    @property
+    def change(self) -> str:
+        """How it differs from the baseline, such as "-87 %" or "×4.2"; empty for the baseline."""
+        if self.versus is None:
+            return ""
+        if self.versus.ours == self.versus.theirs:
+            return "same"
+        ratio = self.versus.ratio.mean
+        if math.isnan(ratio):
+            return ""
+        if ratio >= 2:
+            return f"×{ratio:.1f}" if ratio < 100 else f"×{ratio:.0f}"
+        percent = (ratio - 1) * 100
+        if abs(percent) < 0.05:
+            return "±0 %"
+        digits = 1 if abs(percent) < 10 or -100 < percent < -99 else 0
+        return f"{percent:+.{digits}f} %".replace("-", "−")
+
+    @property
+    def verdict(self) -> str:
+        """How to show the change: better, worse, or unsure (also where neither way is better)."""
+        one = self.versus
+        if one is None or one.gain is None or not (one.sure or not one.difference.known):
+            return "unsure"
+        return "better" if one.gain else "worse"
+
+
+@dataclass(frozen=True)
+class Section:
+    """The rows of one group of requests."""
+
+    client: str | None
+    """None: all requests together."""
+    keys: list[str]
+    rows: dict[str, list[Cell]]
+
+    @property
+    def title(self) -> str:
+        """What to call the group."""
+        return "all requests" if self.client is None else self.client or "unnamed client"
+
+    @property
+    def labels(self) -> list[str]:
+        """Headings of the columns."""
+        return [label_of(key) for key in self.keys]
+
+
+def sections(study: Study) -> list[Section]:
+    """A section for all requests and one for each client, where the study tells several apart."""
+    versus = {(one.arm, one.client, one.key): one for one in compare(study)}
+    found = []
+    for client in groups_of(study):
+        columns = {
+            key: _column(study, key, client, versus)
+            for key in keys_of(study.metrics)
+            if any(values_of(study, arm, key, client) for arm in study.arms)
+        }
+        rows = {arm: [column[arm] for column in columns.values()] for arm in study.arms}
+        found.append(Section(client, list(columns), rows))
+    return found
+
+
+def _column(
+    study: Study,
+    key: str,
+    client: str | None,
+    versus: dict[tuple[str, str | None, str], Comparison],
+) -> dict[str, Cell]:
+    values = {
+        arm: estimate(list(values_of(study, arm, key, client).values())) for arm in study.arms
+    }
+    means = [value.mean for value in values.values() if not math.isnan(value.mean)]
+    scale = scale_of(key, means)
+    way = metric_of(key).better
+    best = (max if way > 0 else min)(means) if way and len(set(means)) > 1 else math.nan
+    return {
+        arm: Cell(
+            value,
+            scale.text(value.mean),
+            scale.number(value.high - value.mean) if value.known else "",
+            value.mean == best,
+            versus.get((arm, client, key)) if arm != baseline_of(study) else None,
+        )
+        for arm, value in values.items()
+    }

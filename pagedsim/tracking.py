@@ -1,0 +1,162 @@
+"""Weights & Biases: one run an arm and seed, in a group that is the study.
+
+Offline by default: the runs lie in the study's folder, need no account and no network, and go up
+later with `wandb sync`. Nothing is printed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.metrics.catalogue import label_of
+from pagedsim.metrics.compare import compare
+from pagedsim.metrics.finding import finding
+from pagedsim.metrics.study import Run, Study
+from pagedsim.report.load import load_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODES = ("offline", "online", "none", "disabled")
+POINTS = 4000
+"""Points in time of all runs' series together; each has between 100 and 400."""
+_COMPARISON = (
+    *("client", "metric", "arm", "baseline", "seeds", "ours", "theirs"),
+    *("difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
+    "sure",
+)
+
+
+def check_mode(mode: str) -> None:
+    """Raise ConfigError unless `mode` is one of `MODES`."""
+    if mode not in MODES:
+        raise ConfigError(f"tracking.mode={mode}: must be one of {', '.join(MODES)}")
+
+
+def track(
+    study: Study,
+    mode: str = "offline",
+    *,
+    project: str = "pagedsim",
+    entity: str | None = None,
+    plots: Sequence[Path] | None = None,
+) -> list[Path]:
+    """Hand the study to Weights & Biases; returns the runs' folders (none: nothing tracked).
+
+    Each run has its configuration, its load over time and its summary; one more, "comparison",
+    has the comparison as a table and `plots` (default: what is in the study's plots/). Online, an
+    account must be set up (`wandb login`).
+    """
+    check_mode(mode)
+    if mode in ("none", "disabled") or not study.runs:
+        return []
+    import wandb
+
+    logging.getLogger("wandb").setLevel(logging.ERROR)
+    study.folder.mkdir(parents=True, exist_ok=True)
+    common = {
+        "mode": mode,
+        "project": project,
+        "entity": entity,
+        "group": study.name,
+        "dir": str(study.folder),
+        "reinit": "create_new",
+        "settings": _settings(),
+    }
+    folders = []
+    try:
+        for run in study.runs:
+            name, config = f"{run.arm}/seed-{run.seed}", run.config | _identity(run)
+            with wandb.init(name=name, config=config, job_type="run", **common) as tracked:
+                _log_run(tracked, run, max(100, min(400, POINTS // len(study.runs))))
+                folders.append(_folder(tracked))
+        with wandb.init(name="comparison", job_type="comparison", **common) as tracked:
+            if plots is None:
+                plots = sorted((study.folder / "plots").glob("*.png"))
+            _log_study(tracked, study, plots)
+            folders.append(_folder(tracked))
+    except wandb.Error as error:
+        raise PagedsimError(f"tracking.mode={mode}: Weights & Biases says: {error}") from error
+    return folders
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    return {"arm": run.arm, "seed": run.seed}
+
+
+def _settings() -> Any:
+    """Only what the study says: no code, no machine, no console."""
+    import wandb
+
+    return wandb.Settings(
+        silent=True,
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        disable_job_creation=True,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )
+
+
+def _folder(tracked: Any) -> Path:
+    from pathlib import Path
+
+    return Path(tracked.dir).parent
+
+
+def _log_run(tracked: Any, run: Run, points: int) -> None:
+    tracked.define_metric("time")
+    tracked.define_metric("load/*", step_metric="time")
+    edges, series = load_of(run, min(points, max(run.steps.num_rows, 1)))
+    columns = {f"load/{name}": values.tolist() for name, values in series.items()}
+    for i, time in enumerate(edges[1:].tolist()):
+        tracked.log({"time": time} | {name: values[i] for name, values in columns.items()})
+    tracked.summary.update(dict(_flat(run.summary)))
+
+
+def _log_study(tracked: Any, study: Study, plots: Sequence[Path]) -> None:
+    import wandb
+
+    # A single log call: what belongs together has one step.
+    tracked.log(
+        {
+            "comparison": wandb.Table(columns=list(_COMPARISON), data=comparison_rows(study)),
+            **{f"plots/{path.stem}": wandb.Image(str(path)) for path in plots},
+        }
+    )
+    tracked.summary.update(
+        {"title": study.title, "question": study.question, "finding": " ".join(finding(study))}
+    )
+    tracked.config.update({"command": study.command, "arms": study.arms})
+
+
+def comparison_rows(study: Study) -> list[list[Any]]:
+    """Rows of the comparison table: every arm against the baseline."""
+    return [
+        [
+            *(one.client or "all", label_of(one.key), one.arm, one.baseline, one.seeds),
+            *map(_number, (one.ours, one.theirs, *one.difference, *one.ratio)),
+            one.sure,
+        ]
+        for one in compare(study)
+    ]
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _flat(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested names joined by slashes; what was not measured is left out."""
+    for name, value in summary.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        elif not (isinstance(value, float) and math.isnan(value)):
+            yield f"{prefix}{name}", value
