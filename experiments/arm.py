@@ -141,7 +141,7 @@ def _memory(config: Settings, replica: Replica, longest: int, tokens: int, swaps
     settings = dict(config["memory"])
     kind = settings.pop("kind", "paged")
     settings.pop("kv_layout", None)
-    swap_space = settings.pop("swap_space_gb", 0.0)
+    swap_space = settings.pop("swap_space_gib", 0.0)
     utilization = settings.pop("gpu_memory_utilization", 0.9)
     wants_blocks = settings.get("blocks") is None
     wants_cpu = "cpu_blocks" in settings and settings["cpu_blocks"] is None

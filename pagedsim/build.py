@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from inspect import signature
+from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
 
 from pagedsim.core import (
@@ -111,6 +111,9 @@ def _make(
     settings: Mapping[str, Any],
 ) -> T:
     if isinstance(name, base):
+        if settings:
+            given = ", ".join(settings)
+            raise ConfigError(f"{kind}={type(name).__name__}(): an object takes no {given}")
         return cast(T, name)
     if not isinstance(name, str):
         raise ConfigError(f"{kind}={name!r}: must be a name or a {base.__name__}")
@@ -129,9 +132,9 @@ def _by_path(kind: str, path: str, base: type[Any]) -> Any:
     module, _, attribute = path.rpartition(".")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{kind}={path}: cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(found, type) and issubclass(found, base)) or isabstract(found):
         raise ConfigError(f"{kind}={path}: must be a subclass of {base.__name__}")
     return found
 
@@ -140,10 +143,14 @@ def _refuse_settings(
     kind: str, name: str, make: Callable[..., Any], settings: Mapping[str, Any]
 ) -> None:
     """Raise ConfigError for a setting that does not exist or is missing."""
-    allowed = signature(make).parameters
+    parameters = signature(make).parameters.values()
+    named = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in settings:
-        if key not in allowed:
-            raise unknown(f"setting of {kind}={name}", key, allowed)
-    for key, parameter in allowed.items():
+        if key not in named and not takes_any:
+            if not named:
+                raise ConfigError(f"{kind}={name}: has no settings, not {key!r}")
+            raise unknown(f"setting of {kind}={name}", key, named)
+    for key, parameter in named.items():
         if parameter.default is parameter.empty and key not in settings:
             raise ConfigError(f"{kind}={name}: needs {key}=")

@@ -106,7 +106,7 @@ def _keys(parent: str) -> list[str]:
         for overrides in (choices, []):
             try:
                 config = compose("config", overrides=overrides)
-            except Exception:  # noqa: S112 - another word on the line may be wrong, too
+            except Exception:
                 continue
             node = OmegaConf.select(config, parent) if parent else config
             return [str(key) for key in node] if OmegaConf.is_dict(node) else []

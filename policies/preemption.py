@@ -40,6 +40,6 @@ class Cheapest(Preemption):
 
     def keep(self, victim: Request, state: ServerState) -> Keep:
         blocks = len({block for table in victim.tables for block in table})
-        tokens = victim.computed * victim.width
+        tokens = state.stored_tokens(victim)
         swap = self.prices.swap_seconds(blocks)
         return Keep.SWAP if swap < self.prices.recompute_seconds(tokens) else Keep.RECOMPUTE

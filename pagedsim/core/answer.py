@@ -29,8 +29,11 @@ Tokens = Mapping["RequestId", int | Continuation]
 
 def sampled_in(plan: StepPlan) -> list[Request]:
     """The requests that a plan samples for, without those that were aborted since."""
-    requests = (*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples))
-    return [request for request in requests if request.state is State.RUNNING]
+    return [request for request in _samplers(plan) if request.state is State.RUNNING]
+
+
+def _samplers(plan: StepPlan) -> list[Request]:
+    return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
 
 
 def refuse_answer(
@@ -38,7 +41,7 @@ def refuse_answer(
 ) -> None:
     """Raise PlanError unless these answer the plan; `told`: whether earlier answers had tokens."""
     sampled = {request.id: request for request in sampled_in(plan)}
-    problem = _stray(plan, tokens or {}, finished, sampled)
+    problem = _stray(plan, tokens or {}, finished)
     if tokens is None:
         if told and sampled:
             problem = "its tokens are not told, though those of earlier steps were"
@@ -54,20 +57,15 @@ def refuse_answer(
         raise PlanError(f"plan {plan.number}: {problem}")
 
 
-def _stray(
-    plan: StepPlan,
-    tokens: Tokens,
-    finished: Mapping[RequestId, str],
-    sampled: Mapping[RequestId, Request],
-) -> str | None:
-    # Tokens of a request that was aborted while the step ran are no mistake.
-    planned = {request.id for request in plan.decodes} | {c.request.id for c in plan.chunks}
-    stray = (tokens.keys() - planned) | (finished.keys() - sampled.keys())
+def _stray(plan: StepPlan, tokens: Tokens, finished: Mapping[RequestId, str]) -> str | None:
+    # To tell of a request that was aborted while the step ran is no mistake.
+    planned = {request.id for request in _samplers(plan)}
+    stray = (tokens.keys() | finished.keys()) - planned
     return f"requests {sorted(stray, key=str)} sampled nothing in it" if stray else None
 
 
 def _mismatch(request: Request, answer: int | Continuation) -> str | None:
-    tokens, parents = ((answer,), None) if isinstance(answer, int) else answer
+    tokens, parents = answer if isinstance(answer, Continuation) else ((answer,), None)
     if parents is None:
         if len(tokens) == request.width:
             return None

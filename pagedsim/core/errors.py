@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
 
 
 class PagedsimError(Exception):
@@ -31,6 +32,13 @@ def require(name: str, value: float, low: float, high: float | None = None) -> N
     if value < low or (high is not None and value > high):
         allowed = f"at least {low}" if high is None else f"between {low} and {high}"
         raise ConfigError(f"{name}={value}: must be {allowed}")
+
+
+def require_whole(name: str, value: int, low: int) -> None:
+    """Raise ConfigError unless `value` is a whole number of at least `low`."""
+    if not isinstance(value, Integral):
+        raise ConfigError(f"{name}={value!r}: must be a whole number")
+    require(name, int(value), low)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence, Sized
+from collections.abc import Hashable, Sequence
 from enum import Enum
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from pagedsim.core.clock import STILL
@@ -95,10 +96,14 @@ class Request:
         """
         self.id = id
         self.prompt: Sequence[int] | None = None
-        if isinstance(prompt, Sized):
+        if isinstance(prompt, int | Integral):
+            self.prompt_len = int(prompt)
+        elif hasattr(prompt, "__len__") and not isinstance(prompt, str):
             self.prompt, self.prompt_len = prompt, len(prompt)
         else:
-            self.prompt_len = prompt
+            raise RequestError(
+                f"request {id!r}: prompt={prompt!r}: must be token ids, or their number"
+            )
         if self.prompt_len < 1:
             raise RequestError(f"request {id!r}: prompt of {self.prompt_len} tokens: at least 1")
         self.params = params

@@ -39,7 +39,7 @@ from pagedsim.core.policy import (
 from pagedsim.core.queue import waiting_queue
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.state import ServerState
-from pagedsim.core.work import chunks, rebuilds, span, work
+from pagedsim.core.work import chunks, rebuilds, span, stored, work
 
 if TYPE_CHECKING:
     from pagedsim.core.batching.base import Batching
@@ -110,7 +110,7 @@ class Scheduler:
         self._snapshot: tuple[int, tuple[Request, ...]] = (-1, ())
         self._feasible: Request | None = None  # the last head of waiting found to be
         self._running_sorted = -1  # how many had been seated when the batch was last sorted
-        memory.end_of = self._end_of
+        memory.claim(self._end_of)
 
     def _refuse_misfits(self) -> None:
         """What this combination cannot do, said at the start."""
@@ -147,7 +147,8 @@ class Scheduler:
             raise RequestError(f"request {request.id!r} was {request.state.value} already")
         if output_len is not None and output_len < 1:
             raise RequestError(f"request {request.id!r}: output_len={output_len}: at least 1")
-        longest = max(self.max_model_len - request.prompt_len, 1)
+        longest = min(self.max_model_len, self.memory.longest_of(request)) - request.prompt_len
+        longest = max(longest, 1)
         output = min(longest, output_len or longest, request.max_tokens or longest)
         self._ends[request.id] = request.prompt_len + output
         if request.arrival is None:
@@ -206,8 +207,7 @@ class Scheduler:
         `finished` and why; a simulation tells neither.
         """
         if plan is not self._pending:
-            expected = "none is planned" if self._pending is None else str(self._pending.number)
-            raise PlanError(f"plan {plan.number} is stale: the plan to commit is {expected}")
+            raise PlanError(f"plan {plan.number} is stale: {self._expected(plan)}")
         if tokens is not None or finished or self.memory.told:
             refuse_answer(plan, tokens, finished or {}, self.memory.told)
         self._pending = None
@@ -217,9 +217,9 @@ class Scheduler:
         clock = self.clock
         if plan.decodes:
             clock.tick += 1
-        for request in plan.held:
-            if request.decoding:
-                clock.hold(request)
+            for request in plan.held:
+                if request.decoding:
+                    clock.hold(request)
         for chunk in plan.chunks:
             if chunk.request.state is State.RUNNING:
                 self._computed(chunk, now)
@@ -230,12 +230,20 @@ class Scheduler:
             self.policy.observe(Served(plan, now))
         ended = [(request, "length") for request in clock.ending()]
         if finished:
-            lengthy = {request.id for request, _ in ended}
-            ended += [(self.requests[i], why) for i, why in finished.items() if i not in lengthy]
+            gone = {request.id for request, _ in ended}
+            told = ((self.requests.get(i), why) for i, why in finished.items() if i not in gone)
+            ended += [(request, why) for request, why in told if request is not None]
         for request, reason in ended:
             self._unseat(request)
             self._leave(request, State.FINISHED, reason, now)
         return [request for request, _ in ended]
+
+    def _expected(self, plan: StepPlan) -> str:
+        if self._pending is None:
+            return "it was committed already" if plan.number < self._steps else "plan a step first"
+        if self._pending.number == plan.number:
+            return "it is another scheduler's"
+        return f"the plan to commit is {self._pending.number}"
 
     def in_flight(self, plan: StepPlan) -> bool:
         """Whether `plan` is still to be committed."""
@@ -287,19 +295,18 @@ class Scheduler:
             return None
         if request.prompt_len > self.max_model_len:
             return f"prompt of {request.prompt_len} tokens: max_model_len is {self.max_model_len}"
-        length = request.prompt_len + (request.max_tokens or 0)
-        if length > self.max_model_len:
+        length = request.prompt_len + (request.max_tokens or 1)
+        if request.max_tokens and length > self.max_model_len:
             return (
                 f"prompt of {request.prompt_len} + max_tokens {request.max_tokens} = {length} "
                 f"tokens: max_model_len is {self.max_model_len}"
             )
         if request.width > self.max_seqs:
             return f"{request.width} sequences: max_seqs is {self.max_seqs}"
-        blocks = self.memory.blocks_at_length(request, max(length, request.prompt_len + 1))
-        if blocks > self.memory.total:
+        if request.width > 1 and length > (longest := self.memory.longest_of(request)):
             return (
-                f"{request.width} × {length} tokens need {blocks} blocks of "
-                f"{self.memory.block_size}: memory has {self.memory.total}"
+                f"{request.width} sequences of {length} tokens: memory of {self.memory.total} "
+                f"blocks × {self.memory.block_size} tokens holds as many of {longest}"
             )
         reason = self.batching.infeasible(self, request)
         if reason is None:
@@ -385,13 +392,14 @@ class Scheduler:
         keep = self._keep(victim)
         self._unseat(victim)
         if keep is Keep.SWAP:
-            plan.swap_out += self.memory.swap_out(victim, plan.copies)
-            victim.swapped_blocks += sum(len(set(t)) for t in victim.cpu_tables)
+            pairs = self.memory.swap_out(victim, plan.copies)
+            plan.swap_out += pairs
+            victim.swapped_blocks += len(pairs)
             victim.state = State.SWAPPED
             self.swapped.append(victim)
         else:
             self._forget_copies(plan.copies, victim)
-            victim.recomputed_tokens += max(victim.computed, victim._rebuilt)
+            victim.recomputed_tokens += max(stored(victim, self.memory), victim._rebuilt)
             victim._prefilled = victim._rebuilt = 0
             self.memory.release(victim)
             victim.state = State.WAITING
@@ -415,6 +423,7 @@ class Scheduler:
             return False
         if not self.ranked or not self.waiting:
             return True
+        self.waiting.arrange(self.now)
         first = rank_key(self.policy, self.next_swapped(), self.now)
         return first < rank_key(self.policy, self.waiting.head, self.now)
 
@@ -501,7 +510,7 @@ class Scheduler:
 
     def _append(self, request: Request, answer: int | Continuation) -> None:
         """Sampled tokens become part of a decoding request."""
-        if isinstance(answer, int):
+        if not isinstance(answer, Continuation):
             request.outputs[0].append(answer)
             return
         tokens, parents = answer

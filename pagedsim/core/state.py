@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from pagedsim.core.work import stored
+
 if TYPE_CHECKING:
     from pagedsim.core.request import Request
     from pagedsim.core.scheduler import Scheduler
@@ -62,6 +64,10 @@ class ServerState:
     def free_cpu_blocks(self) -> int:
         """CPU blocks that can be handed out."""
         return self._scheduler.memory.cpu_free
+
+    def stored_tokens(self, request: Request) -> int:
+        """Tokens in memory that `request` would have to compute again, were they lost."""
+        return stored(request, self._scheduler.memory)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens of one sequence."""

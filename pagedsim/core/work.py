@@ -37,6 +37,14 @@ def left(request: Request, memory: Memory) -> int:
     return work(request, memory) - done
 
 
+def stored(request: Request, memory: Memory) -> int:
+    """Tokens in memory that it would have to compute again, were they lost."""
+    if not rebuilds(request):
+        return request.computed
+    alone = request.computed
+    return alone + (request.width - 1) * max(alone - memory.common(request), 0)
+
+
 def span(request: Request) -> int:
     """Tokens that each of its sequences has in memory when the work is done."""
     return request.num_tokens - 1 if rebuilds(request) else request.num_tokens

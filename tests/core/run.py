@@ -276,17 +276,19 @@ class Run:
     def _audit_queues(self) -> None:
         scheduler = self.scheduler
         scheduler.check()
-        alive = scheduler.requests.values()
-        owned = set(chain.from_iterable(t for r in alive for t in r.tables))
-        used = len(owned)
-        if isinstance(scheduler.memory, ReservedMemory):
+        memory, alive = scheduler.memory, scheduler.requests.values()
+        if isinstance(memory, ReservedMemory):
             used = sum(power_of_two(len(table)) for r in alive for table in r.tables)
-        memory = scheduler.memory
+        else:
+            used = len(set(chain.from_iterable(t for r in alive for t in r.tables)))
+            for request in alive:
+                most = memory.blocks_for(request.num_tokens)
+                assert all(len(table) <= most for table in request.tables), "blocks to no purpose"
         assert used + memory.free == memory.total, "GPU blocks do not add up"
         assert memory.used == used
         assert 0 <= memory.cached <= memory.free
-        owned = set(chain.from_iterable(t for r in alive for t in r.cpu_tables))
-        assert len(owned) + memory.cpu_free == memory.cpu_total, "CPU blocks do not add up"
+        there = set(chain.from_iterable(t for r in alive for t in r.cpu_tables))
+        assert len(there) + memory.cpu_free == memory.cpu_total, "CPU blocks do not add up"
         self._audit_usage(memory)
         places = Counter([*scheduler.waiting, *scheduler.running, *scheduler.swapped])
         assert places == Counter(alive), "somebody is not in one queue"

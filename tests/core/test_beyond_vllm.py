@@ -55,7 +55,6 @@ def test_the_most_urgent_of_the_swapped_comes_back_first(batching: str) -> None:
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@pytest.mark.xfail(strict=True, reason="asked once a step, before the first is admitted")
 def test_a_swapped_request_holds_back_all_that_are_less_urgent(batching: str) -> None:
     """b, on the CPU, does not fit yet; `more` goes before it, `less` behind it."""
     server = Server(8, cpu_blocks=2, batching=batching, policy="priority", preemption="swap")
@@ -93,7 +92,6 @@ def test_an_urgent_newcomer_goes_before_a_swapped_request() -> None:
     assert server.step() == {"prefill": {"u": 4}}
 
 
-@pytest.mark.xfail(strict=True, reason="compares with a head of waiting that is out of date")
 def test_an_urgent_newcomer_does_so_whenever_its_rank_was_taken() -> None:
     class Urgency(Policy):
         rank_changes = "always"
@@ -403,7 +401,6 @@ def test_with_a_plain_yes_or_no_arrivals_take_their_place_at_once(batching: str)
     assert server.step() == {"prefill": {"u": 4}}
 
 
-@pytest.mark.xfail(strict=True, reason="displacement does not ask whether it can ever be served")
 def test_nobody_is_displaced_for_what_is_then_rejected() -> None:
     server = Server(batching="unified", policy=Priority(displace=True))
     server.add("a", 4, priority=5)
@@ -412,7 +409,6 @@ def test_nobody_is_displaced_for_what_is_then_rejected() -> None:
     assert "displaced" not in server.step()
 
 
-@pytest.mark.xfail(strict=True, reason="displacement does not ask the policy's `admit`")
 def test_nobody_is_displaced_for_whom_the_policy_does_not_admit() -> None:
     class Gate(Priority):
         def admit(self, request: Request, state: ServerState) -> bool:
@@ -425,7 +421,6 @@ def test_nobody_is_displaced_for_whom_the_policy_does_not_admit() -> None:
     assert server.step() == {"decode": ["a"]}
 
 
-@pytest.mark.xfail(strict=True, reason="a held request loses a token in every step without decodes")
 def test_decodes_behind_an_urgent_prompt_are_held_and_lose_nothing() -> None:
     """Sorted by urgency, p's chunks take the whole budget; a keeps what it has."""
     server = Server(batching="unified", budget=4, policy=Priority(displace=True))

@@ -137,7 +137,6 @@ def test_a_reserved_beam_goes_on_in_the_run_of_its_parent() -> None:
     server.commit(plan, {"a": Continuation((13, 23))})
 
 
-@pytest.mark.xfail(strict=True, reason="the copies of fork and first parents overwrite each other")
 def test_a_reserved_beam_may_name_any_parent_for_its_first_token() -> None:
     """Only run 0 holds the prompt when the group forks; nothing may be copied into it."""
     server = Server(memory=ReservedMax(16, max_model_len=8))
@@ -184,7 +183,6 @@ def test_a_recomputed_group_is_rebuilt_without_sampling_and_decodes_on(batching:
     assert a.generated == 5
 
 
-@pytest.mark.xfail(strict=True, reason="counts the tokens of one sequence")
 def test_recomputed_tokens_of_a_group_are_what_it_computes_again() -> None:
     server = crowded("unified")
     a = server.scheduler.requests["a"]
@@ -267,7 +265,6 @@ def test_a_group_preempted_before_its_first_token_simply_starts_again() -> None:
 # Groups that nothing may stop
 
 
-@pytest.mark.xfail(strict=True, reason="the conservative append test preempts it for ever")
 def test_prefill_first_finishes_a_lone_group_that_fits() -> None:
     """At most 8 tokens in 2 sequences: one shared block and two of their own are all there are."""
     server = Server(blocks=3)
@@ -276,7 +273,6 @@ def test_prefill_first_finishes_a_lone_group_that_fits() -> None:
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@pytest.mark.xfail(strict=True, reason="it outgrows the memory, and preempts itself for ever")
 def test_a_group_without_max_tokens_ends_where_the_memory_does(batching: str) -> None:
     """Alone, a sequence could reach 36 tokens in 9 blocks; three of them reach 12 at most."""
     server = Server(blocks=9, batching=batching)
@@ -284,7 +280,6 @@ def test_a_group_without_max_tokens_ends_where_the_memory_does(batching: str) ->
     server.drain(limit=100)
 
 
-@pytest.mark.xfail(strict=True, reason="held in every step, and it loses a token each time")
 def test_unified_finishes_or_rejects_a_group_wider_than_the_budget() -> None:
     server = Server(batching="unified", budget=3)
     a = server.add("a", 2, output=5, n=4)

@@ -186,7 +186,6 @@ def test_swapping_a_group_keeps_what_it_shares_shared() -> None:
     server.commit(plan)
 
 
-@pytest.mark.xfail(strict=True, reason="counts a shared block once for each sequence")
 def test_a_shared_block_that_is_swapped_counts_once() -> None:
     server = Server(blocks=6, cpu_blocks=6, preemption="swap")
     server.add("a", 4)

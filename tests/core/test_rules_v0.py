@@ -145,9 +145,6 @@ def test_rule_08_what_can_never_leave_the_watermark_free_is_ignored(
     assert server.step() == (prefill if fits else {"rejected": ["a"]})
 
 
-@pytest.mark.xfail(
-    strict=True, reason="rejected: a block is asked for a token that is never stored"
-)
 def test_rule_08_a_prompt_may_fill_the_memory_to_the_last_slot() -> None:
     """vLLM 0.6.6: a 99-block prompt fits 99 blocks; its one sampled token is never stored."""
     server = Server(blocks=99, block_size=4, watermark=0.01)

@@ -64,7 +64,6 @@ def test_cheapest_counts_a_shared_block_once() -> None:
     assert asked == [2]
 
 
-@pytest.mark.xfail(strict=True, reason="counts the shared prompt for each sequence")
 def test_cheapest_counts_a_shared_prompt_once() -> None:
     """What both sequences share is computed once: 6 tokens, as for a single one."""
     asked: list[int] = []
@@ -74,7 +73,7 @@ def test_cheapest_counts_a_shared_prompt_once() -> None:
             asked.append(tokens)
             return float(tokens)
 
-    server = Server(4, cpu_blocks=4, preemption=Cheapest(Asked(1.0)))
+    server = Server(5, cpu_blocks=5, preemption=Cheapest(Asked(1.0)))
     server.add("a", 6)
     server.add("b", 7, n=2)
     server.steps(2)

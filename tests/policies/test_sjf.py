@@ -1,5 +1,7 @@
 """A policy written from scratch: shortest job first, by what a predictor guessed."""
 
+from collections.abc import Callable
+
 import pytest
 
 from pagedsim.core import Memory, PagedMemory, Policy, PrefixMemory, Request, ReservedMax
@@ -50,10 +52,17 @@ def test_the_longest_yields(batching: str, preemption: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "memory", [PagedMemory(64, 4), PrefixMemory(64, 4), ReservedMax(256, max_model_len=64)]
+    "make",
+    [
+        lambda: PagedMemory(64, 4),
+        lambda: PrefixMemory(64, 4),
+        lambda: ReservedMax(256, max_model_len=64),
+    ],
+    ids=["paged", "prefix", "reserved"],
 )
 @pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
-def test_it_takes_any_memory(batching: str, memory: Memory) -> None:
+def test_it_takes_any_memory(batching: str, make: Callable[[], Memory]) -> None:
+    memory = make()
     server = Server(memory=memory, batching=batching, policy=ShortestJobFirst(), max_seqs=2)
     for name, length in LENGTHS.items():
         server.add(name, 4, output=length, predicted_len=length)

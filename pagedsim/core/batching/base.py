@@ -60,6 +60,9 @@ def displace(scheduler: Scheduler, plan: StepPlan, spare: int) -> None:
     if not waiting:
         return
     head = waiting.head
+    if scheduler.infeasible(head) or not policy.admit(head, scheduler.state):
+        waiting.arrange(now)
+        return
     victims = reversed(tuple(scheduler.running))
     while not has_room(scheduler, head, spare):
         last = next(victims, None)

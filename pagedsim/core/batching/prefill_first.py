@@ -27,7 +27,6 @@ class PrefillFirst(Batching):
         if not 0 <= watermark < 1:
             raise ConfigError(f"watermark={watermark}: must be at least 0 and below 1")
         self.watermark = watermark
-        self._spare = 0
 
     def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
         return max(max_model_len, max_seqs, 2048)
@@ -40,16 +39,19 @@ class PrefillFirst(Batching):
                     f"max_batched_tokens={scheduler.max_batched_tokens}: must be at least "
                     f"{name}={limit}, since {type(self).__name__} never splits a prompt"
                 )
-        self._spare = int(self.watermark * scheduler.memory.total)
+
+    def spare(self, scheduler: Scheduler) -> int:
+        """Blocks that the watermark keeps free."""
+        return int(self.watermark * scheduler.memory.total)
 
     def infeasible(self, scheduler: Scheduler, request: Request) -> str | None:
-        memory = scheduler.memory
-        if memory.fit(request, request.prompt_len, self._spare, ()) is not Fit.NEVER:
+        memory, spare = scheduler.memory, self.spare(scheduler)
+        if memory.fit(request, request.prompt_len, spare, ()) is not Fit.NEVER:
             return None
         need = memory.blocks_at_length(request, request.prompt_len)
         return (
             f"prompt of {request.prompt_len} tokens needs {need} blocks of {memory.block_size}: "
-            f"memory has {memory.total}, of which the watermark keeps {self._spare} free"
+            f"memory has {memory.total}, of which the watermark keeps {spare} free"
         )
 
     def sorts_late(self, policy: Policy) -> bool:
@@ -61,7 +63,7 @@ class PrefillFirst(Batching):
         if plan.chunks:
             return
         if self.displacing(scheduler.policy):
-            displace(scheduler, plan, self._spare)
+            displace(scheduler, plan, self.spare(scheduler))
         resumes = self._resumes(scheduler)
         self._decode(scheduler, plan)
         if resumes and not plan.took_memory:
@@ -77,14 +79,14 @@ class PrefillFirst(Batching):
 
     def _margin(self, scheduler: Scheduler) -> int:
         """Blocks to leave free for the batch, so that it is not preempted at once."""
-        return self._spare if scheduler.running else 0
+        return self.spare(scheduler) if scheduler.running else 0
 
     def _prefill(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """Admit from the head of waiting until one does not fit."""
         waiting, memory, policy = scheduler.waiting, scheduler.memory, scheduler.policy
         if not policy.sorts_late:
             waiting.arrange(scheduler.now)
-        while waiting:
+        while waiting and not scheduler.swapped_first():
             request = waiting.head
             if reason := scheduler.infeasible(request):
                 scheduler.reject(plan, reason)
@@ -114,13 +116,12 @@ class PrefillFirst(Batching):
 
     def _decode_tight(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """The same, where somebody may have to yield: one by one, in order."""
-        memory = scheduler.memory
         if scheduler.ranked:
             scheduler.sort_running()
         queue = deque(scheduler.running)
         while queue:
             needy = queue.popleft()
-            while max(needy.width, memory.lacking(needy, needy.num_tokens)) > memory.free:
+            while self._lacks(scheduler, needy):
                 victim = scheduler.choose_victim(queue, needy) if queue else needy
                 scheduler.preempt(plan, victim)
                 if victim is needy:
@@ -128,6 +129,15 @@ class PrefillFirst(Batching):
                 queue.remove(victim)
             else:
                 scheduler.extend(plan, needy)
+
+    def _lacks(self, scheduler: Scheduler, request: Request) -> bool:
+        """Whether somebody must yield before `request` can go on."""
+        lacking = scheduler.memory.lacking(request, request.num_tokens)
+        # A group that preempts itself is rebuilt without gaining a token, so that, alone and by
+        # the conservative test, it might never get on.
+        if request.width == 1 or len(scheduler.running) > 1:
+            lacking = max(lacking, request.width)
+        return lacking > scheduler.memory.free
 
     def _resume(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """Bring back from the CPU whoever fits with its next token, in order."""

@@ -26,11 +26,16 @@ class Unified(Batching):
             displace(scheduler, plan, 0)
         budget = self._go_on(scheduler, plan)
         if not plan.took_memory:
-            if scheduler.swapped_first():
-                budget = self._resume(scheduler, plan, budget)
-            if not scheduler.swapped_first():
-                self._admit(scheduler, plan, budget)
+            self._let_in(scheduler, plan, budget)
         scheduler.decode(plan)
+
+    def infeasible(self, scheduler: Scheduler, request: Request) -> str | None:
+        if request.width <= scheduler.max_batched_tokens:
+            return None
+        return (
+            f"{request.width} sequences decode together: "
+            f"max_batched_tokens is {scheduler.max_batched_tokens}"
+        )
 
     def _go_on(self, scheduler: Scheduler, plan: StepPlan) -> int:
         """Serve the batch in its order; returns what is left of the budget."""
@@ -87,42 +92,50 @@ class Unified(Batching):
         count = min(left(request, scheduler.memory), budget)
         return count, count
 
-    def _resume(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> int:
-        """Bring back from the CPU whoever fits, in order."""
-        memory = scheduler.memory
-        while scheduler.swapped_first():
-            request = scheduler.next_swapped()
-            count, cost = self._share(scheduler, request, budget)
-            if not 0 < cost <= budget or scheduler.seats + request.width > scheduler.max_seqs:
+    def _let_in(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> None:
+        """Resume from the CPU, or admit, whoever is first, until one does not fit."""
+        while budget > 0:
+            if scheduler.swapped_first():
+                taken = self._resume(scheduler, plan, budget)
+            elif scheduler.waiting:
+                taken = self._admit(scheduler, plan, budget)
+            else:
                 break
-            if memory.swap_need(request, request.computed + count) > memory.free:
+            if not taken:
                 break
-            scheduler.resume(plan, request, count)
-            budget -= cost
-        return budget
+            budget -= taken
 
-    def _admit(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> None:
-        """Admit from the head of waiting until one does not fit, the last with a chunk."""
-        waiting, memory, policy = scheduler.waiting, scheduler.memory, scheduler.policy
-        if waiting and budget > 0:
-            waiting.arrange(scheduler.now)
-        while waiting and budget > 0:
-            request = waiting.head
-            if reason := scheduler.infeasible(request):
-                scheduler.reject(plan, reason)
-                continue
-            if scheduler.seats + request.width > scheduler.max_seqs:
-                break
-            hit = memory.lookup(request)
-            # All of the prompt must fit, although only a chunk of it may run.
-            if memory.fit(request, span(request), 0, hit) is not Fit.NOW:
-                break
-            if not policy.admit(request, scheduler.state):
-                break
-            left = work(request, memory) - len(hit) * memory.block_size
-            count = min(left, budget)
-            scheduler.start(plan, count, hit)
-            budget -= count
+    def _resume(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> int:
+        """Bring one back; returns the tokens that it gets, 0 if it does not fit."""
+        memory, request = scheduler.memory, scheduler.next_swapped()
+        count, cost = self._share(scheduler, request, budget)
+        if cost > budget or scheduler.seats + request.width > scheduler.max_seqs:
+            return 0
+        if memory.swap_need(request, request.computed + count) > memory.free:
+            return 0
+        scheduler.resume(plan, request, count)
+        return cost
+
+    def _admit(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> int:
+        """Admit the head of waiting; returns the tokens that it gets, 0 if it does not fit."""
+        waiting, memory = scheduler.waiting, scheduler.memory
+        waiting.arrange(scheduler.now)
+        while reason := scheduler.infeasible(waiting.head):
+            scheduler.reject(plan, reason)
+            if not waiting:
+                return 0
+        request = waiting.head
+        if scheduler.seats + request.width > scheduler.max_seqs:
+            return 0
+        hit = memory.lookup(request)
+        # All of the prompt must fit, although only a chunk of it may run.
+        if memory.fit(request, span(request), 0, hit) is not Fit.NOW:
+            return 0
+        if not scheduler.policy.admit(request, scheduler.state):
+            return 0
+        count = min(work(request, memory) - len(hit) * memory.block_size, budget)
+        scheduler.start(plan, count, hit)
+        return count
 
 
 def _last(some: dict[Request, None], batch: dict[Request, None]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagedsim.core.errors import ConfigError, IntegrityError, require
+from pagedsim.core.errors import ConfigError, IntegrityError, require_whole
 
 if TYPE_CHECKING:
     from pagedsim.core.request import Request
@@ -45,9 +45,9 @@ class Memory(ABC):
     can_swap = False
 
     def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
-        require("block_size", block_size, 1)
-        require("blocks", blocks, 1)
-        require("cpu_blocks", cpu_blocks, 0)
+        require_whole("block_size", block_size, 1)
+        require_whole("blocks", blocks, 1)
+        require_whole("cpu_blocks", cpu_blocks, 0)
         if cpu_blocks and not self.can_swap:
             raise ConfigError(
                 f"cpu_blocks={cpu_blocks}: {type(self).__name__} never swaps; must be 0"
@@ -55,15 +55,29 @@ class Memory(ABC):
         self.block_size = block_size
         self.total = blocks
         self.cpu_total = cpu_blocks
-        self.end_of: Callable[[Request], int] = lambda request: 0
-        """Tells the length at which a request ends; the scheduler that owns the memory sets it."""
+        self._end_of: Callable[[Request], int] | None = None
         self.told = False
         """Whether the executor tells sampled tokens; the scheduler finds out and sets it."""
+
+    def claim(self, end_of: Callable[[Request], int]) -> None:
+        """A scheduler takes the memory; `end_of` tells the length at which a request ends."""
+        if self._end_of is not None:
+            raise ConfigError("memory: belongs to another scheduler; make one for each")
+        self._end_of = end_of
+
+    def end_of(self, request: Request) -> int:
+        """The length at which `request` ends."""
+        assert self._end_of is not None
+        return self._end_of(request)
 
     @property
     def longest(self) -> int:
         """The greatest length that one sequence, alone, can reach."""
         return self.total * self.block_size
+
+    @abstractmethod
+    def longest_of(self, request: Request) -> int:
+        """The greatest length that all its sequences can reach together, with nobody else."""
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens of one sequence."""

@@ -54,8 +54,7 @@ class PagedMemory(Memory):
         """Give up one reference to each of `blocks`."""
         if self._shared:
             blocks = [block for block in blocks if self._unreferenced(block)]
-        blocks.reverse()
-        self._free += blocks
+        self._free += reversed(blocks)
 
     def _unreferenced(self, block: int) -> bool:
         """Give up one reference; True if it was the last."""
@@ -69,6 +68,10 @@ class PagedMemory(Memory):
         return False
 
     # -- admission -----------------------------------------------------------------------------
+
+    def longest_of(self, request: Request) -> int:
+        shared = request.prompt_len // self.block_size if request.width > 1 else 0
+        return (shared + (self.total - shared) // request.width) * self.block_size
 
     def common(self, request: Request) -> int:
         return request.prompt_len - request.prompt_len % self.block_size

@@ -36,6 +36,10 @@ class ReservedMemory(Memory):
     def longest(self) -> int:
         return self._buddy.largest * self.block_size
 
+    def longest_of(self, request: Request) -> int:
+        run = power_of_two(self.total // request.width + 1) // 2  # as many runs as sequences
+        return run * self.block_size
+
     def _blocks(self, request: Request) -> int:
         return self.blocks_for(min(self.reservation(request), self.max_model_len))
 
@@ -108,7 +112,10 @@ class ReservedMemory(Memory):
                 tables.append(old[parent])
             else:
                 tables.append(spare.pop(0))
-                copies |= zip(tables[-1][:filled], old[parent][:filled], strict=True)
+                # What is itself still to be copied is copied from where it comes from.
+                for target, source in zip(tables[-1][:filled], old[parent][:filled], strict=True):
+                    if target != (origin := copies.get(source, source)):
+                        copies[target] = origin
         self._give(table[0] for table in spare)
         request.tables = tables
 
