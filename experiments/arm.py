@@ -168,17 +168,19 @@ def _make(group: str, config: Settings, **more: Any) -> Any:
     if "_target_" not in settings:
         raise ConfigError(f"{group}._target_: missing; it names the class to build")
     try:
-        return instantiate(settings, **more, _convert_="all")
-    except InstantiationException as error:
+        # In two steps, since Hydra would turn dataclasses among the arguments into configurations.
+        return instantiate(settings, _partial_=True, _convert_="all")(**more)
+    except (InstantiationException, TypeError) as error:
         raise _clear(group, settings, error) from error
 
 
-def _clear(group: str, settings: Mapping[str, Any], error: InstantiationException) -> ConfigError:
-    cause = error.__cause__
+def _clear(group: str, settings: Mapping[str, Any], error: Exception) -> ConfigError:
+    """What was wrong with a group's settings, in one line."""
+    cause = error.__cause__ or error
     if isinstance(cause, PagedsimError):
         return ConfigError(str(cause))
-    text = " ".join(str(cause or error).split())
+    text = " ".join(str(cause).split())
     if "unexpected keyword argument" in text:
         name = text.rsplit("'", 2)[-2]
-        return unknown(f"key of {group}", name, [key for key in settings if key != "_target_"])
+        return unknown(f"key of {group}", name, [k for k in settings if not k.startswith("_")])
     return ConfigError(f"{group}={settings['_target_']}: {text}")

@@ -180,9 +180,13 @@ class Scale:
 
     factor: float
     suffix: str
+    whole: bool = False
+    """Whether whole numbers are printed without decimals."""
 
     def number(self, value: float) -> str:
         """Three significant digits, no exponent; a dash where there is no value."""
+        if self.whole and value == value // 1:
+            return f"{value:,.0f}"
         return _plain(value * self.factor)
 
     def text(self, value: float) -> str:
@@ -200,7 +204,7 @@ def scale_of(key: str, values: Iterable[float]) -> Scale:
     if unit == "1/s":
         return Scale(1.0, "/s")
     if unit == "count":
-        return Scale(1.0, "")
+        return Scale(1.0, "", whole=True)
     typical = sizes[len(sizes) // 2] if sizes else 1.0
     if typical >= 1:
         return Scale(1.0, "s")
@@ -217,5 +221,4 @@ def _plain(value: float) -> str:
         return "–"
     size = abs(value)
     digits = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 1 else 3
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if size == round(size) and "." in text else text
+    return f"{value:,.{digits}f}"
