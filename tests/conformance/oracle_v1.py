@@ -1,0 +1,233 @@
+"""vLLM 0.33's scheduler, once more: plainly, from its rules alone, to be the judge of ours.
+
+It shares no line and no idea with pagedsim.core: the free list is a list that is searched, a
+block is named by what it and all before it hold, and every step looks at everything. That it is
+right is shown by the recorded workloads, which it reproduces.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Step: TypeAlias = dict[str, Any]
+Content: TypeAlias = tuple[int, tuple[int, ...]]  # name of the block before, tokens of this one
+
+
+@dataclass
+class Seq:
+    """A request: its tokens, how many of them are computed, and the blocks that hold these."""
+
+    id: int
+    key: tuple[int, int]  # (priority, arrival): smaller goes first
+    tokens: list[int]
+    left: int  # tokens still to generate
+    computed: int = 0
+    seen: bool = False  # scheduled before
+    blocks: list[int] = field(default_factory=list)
+    names: list[int] = field(default_factory=list)  # of its full blocks, as far as they were asked
+    fresh: list[int] = field(default_factory=list)  # blocks that this step's plan registered
+
+
+class Blocks:
+    """The pool: a free list in eviction order, reference counts, and who holds which content."""
+
+    def __init__(self, total: int, block_size: int, caching: bool) -> None:
+        self.size = block_size
+        self.caching = caching
+        self.free = list(range(total))
+        self.refs = [0] * total
+        self.registered: list[int | None] = [None] * total  # block -> name
+        self.holders: dict[int, list[int]] = {}  # name -> blocks, the first registered first
+        self.known: dict[Content, int] = {}
+
+    def name(self, seq: Seq, index: int) -> int:
+        """One number for the content of a full block and of all blocks before it."""
+        while len(seq.names) <= index:
+            i = len(seq.names)
+            before = seq.names[-1] if i else -1
+            content = (before, tuple(seq.tokens[i * self.size : (i + 1) * self.size]))
+            seq.names.append(self.known.setdefault(content, len(self.known)))
+        return seq.names[index]
+
+    def hits(self, seq: Seq) -> list[int]:
+        """The blocks that hold the beginning of `seq`, short of its last token."""
+        found: list[int] = []
+        for i in range((len(seq.tokens) - 1) // self.size if self.caching else 0):
+            holders = self.holders.get(self.name(seq, i))
+            if not holders:
+                break
+            found.append(holders[0])
+        return found
+
+    def need(self, tokens: int) -> int:
+        return -(-tokens // self.size)
+
+    def start(self, seq: Seq) -> bool:
+        """Give a request what the cache holds of it, if all of its tokens would fit."""
+        found = self.hits(seq)
+        idle = [block for block in found if self.refs[block] == 0]
+        if self.need(len(seq.tokens)) - len(found) > len(self.free) - len(idle):
+            return False
+        for block in found:
+            self.refs[block] += 1
+        self.free = [block for block in self.free if block not in idle]
+        seq.blocks = found
+        seq.computed = len(found) * self.size
+        return True
+
+    def extend(self, seq: Seq, new: int) -> bool:
+        """Blocks for `new` more tokens; those that they fill are registered at once."""
+        end = seq.computed + new
+        more = self.need(end) - len(seq.blocks)
+        if more > len(self.free):
+            return False
+        for _ in range(more):
+            block = self.free.pop(0)
+            self.forget(block)
+            self.refs[block] = 1
+            seq.blocks.append(block)
+        for i in range(seq.computed // self.size, end // self.size if self.caching else 0):
+            name = self.name(seq, i)
+            self.registered[seq.blocks[i]] = name
+            self.holders.setdefault(name, []).append(seq.blocks[i])
+            seq.fresh.append(seq.blocks[i])
+        return True
+
+    def release(self, seq: Seq) -> None:
+        """Free the tail first: nameless blocks are the next to be taken, named ones the last."""
+        for block in reversed(seq.blocks):
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                where = 0 if self.registered[block] is None else len(self.free)
+                self.free.insert(where, block)
+        seq.blocks = []
+
+    def forget(self, block: int) -> None:
+        name = self.registered[block]
+        if name is not None:
+            self.holders[name].remove(block)
+            self.registered[block] = None
+
+
+class OracleV1:
+    """Two queues and a pool. `unlearn`: see `preempt`."""
+
+    def __init__(self, config: dict[str, Any], unlearn: bool) -> None:
+        caching = bool(config.get("prefix_caching"))
+        self.pool = Blocks(config["gpu_blocks"], config["block_size"], caching)
+        self.max_seqs: int = config["max_seqs"]
+        self.max_tokens: int = config["max_batched_tokens"]
+        self.max_model_len: int = config["max_model_len"]
+        self.by_priority = config["policy"] == "priority"
+        self.unlearn = unlearn
+        self.waiting: list[Seq] = []
+        self.running: list[Seq] = []
+
+    def preempt(self, victim: Seq) -> None:
+        """Take all its blocks; it waits at the front, or where its priority puts it.
+
+        A victim that was already scheduled in this step has registered blocks that nobody will
+        compute. vLLM leaves them in the cache, pagedsim takes them out (`unlearn`).
+        """
+        if self.unlearn:
+            for block in victim.fresh:
+                self.pool.forget(block)
+        self.pool.release(victim)
+        victim.computed = 0
+        self.waiting.insert(0, victim)
+
+    def run(self) -> tuple[dict[int, int], list[Seq]]:
+        """Tokens for each that runs, in order, and who was preempted for it."""
+        work: dict[int, int] = {}
+        preempted: list[Seq] = []
+        todo = self.running[:]
+        for seq in todo:
+            if seq not in self.running or sum(work.values()) == self.max_tokens:
+                continue
+            new = min(len(seq.tokens) - seq.computed, self.max_tokens - sum(work.values()))
+            while seq in self.running and not self.pool.extend(seq, new):
+                last = max(self.running, key=lambda s: s.key) if self.by_priority else None
+                victim = last or self.running[-1]
+                self.running.remove(victim)
+                work.pop(victim.id, None)
+                self.preempt(victim)
+                preempted.append(victim)
+            if seq in self.running:
+                work[seq.id] = new
+        return work, preempted
+
+    def admit(self, work: dict[int, int]) -> list[list[int]]:
+        """Start who waits with what is left of the budget; what the cache held of the new."""
+        cached: list[list[int]] = []
+        while self.waiting and len(self.running) < self.max_seqs:
+            seq = self.waiting[0]
+            left = self.max_tokens - sum(work.values())
+            if left == 0 or not self.pool.start(seq):
+                break
+            if seq.computed and not seq.seen:
+                cached.append([seq.id, seq.computed])
+            work[seq.id] = min(len(seq.tokens) - seq.computed, left)
+            self.pool.extend(seq, work[seq.id])
+            seq.seen = True
+            self.running.append(self.waiting.pop(0))
+        return cached
+
+    def step(self) -> Step:
+        """Decide one step, then compute it."""
+        if self.by_priority:
+            self.waiting.sort(key=lambda seq: seq.key)
+        for seq in self.running + self.waiting:
+            seq.fresh = []
+        work, preempted = self.run()
+        if self.by_priority:
+            self.waiting.sort(key=lambda seq: seq.key)
+        cached = self.admit(work) if not preempted else []
+        record: Step = {
+            "scheduled": [[id, new] for id, new in work.items()],
+            "cached": cached,
+            "preempted": sorted(seq.id for seq in preempted),
+            "waiting": [seq.id for seq in self.waiting],
+            "running": [seq.id for seq in self.running],
+            "free": len(self.pool.free),
+        }
+        return record | {"finished": self.compute(work)}
+
+    def compute(self, work: dict[int, int]) -> list[int]:
+        """A token for each whose last one is computed; the ids of those that end with it."""
+        finished: list[int] = []
+        for seq in self.running[:]:
+            seq.computed += work.get(seq.id, 0)
+            if seq.id not in work or seq.computed < len(seq.tokens):
+                continue
+            seq.tokens.append(7)
+            seq.left -= 1
+            if seq.left == 0 or len(seq.tokens) >= self.max_model_len:
+                self.pool.release(seq)
+                self.running.remove(seq)
+                finished.append(seq.id)
+        return finished
+
+
+def prompt(request: dict[str, Any]) -> list[int]:
+    """A prompt's tokens; where only its length is known, no two share any."""
+    runs = request.get("prompt") or [[-1 - request["id"], request["prompt_len"]]]
+    return [stream * 100_003 + i for stream, length in runs for i in range(length)]
+
+
+def simulate(
+    config: dict[str, Any], requests: list[dict[str, Any]], unlearn: bool = False
+) -> Iterator[Step]:
+    """Every scheduling call of a workload, until all its requests are done."""
+    oracle = OracleV1(config, unlearn)
+    coming: list[tuple[int, Seq]] = []
+    for arrival, r in enumerate(requests):
+        seq = Seq(r["id"], (r.get("priority", 0), arrival), prompt(r), r["output_len"])
+        coming.append((r["arrival_step"], seq))
+    coming.sort(key=lambda pair: (pair[0], pair[1].id))
+    now = 0
+    while coming or oracle.waiting or oracle.running:
+        while coming and coming[0][0] <= now:
+            oracle.waiting.append(coming.pop(0)[1])
+        if oracle.waiting or oracle.running:
+            yield {"step": now} | oracle.step()
+        now += 1
