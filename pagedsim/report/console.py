@@ -9,15 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pagedsim.metrics.catalogue import label_of
+from pagedsim.metrics.catalogue import label_of, metric_of
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.study import Study
 from pagedsim.report.table import Cell, Section, sections
 
 _MANY = 4
-_COLUMN = 10
-"""Characters that a column takes, borders included."""
 _STYLES = {"better": "green", "worse": "red", "unsure": "dim"}
 
 
@@ -42,19 +40,38 @@ def show(study: Study, console: Console | None = None) -> None:
 
 def _tables(study: Study, parts: list[Section], width: int) -> Iterator[Table]:
     """One table, or several with some of the columns each where the terminal is narrow."""
-    names = max(len(name) for name in (*study.arms, *(part.title for part in parts[1:]))) + 2
-    keys = parts[0].keys
-    tables = -(-len(keys) // max(1, (width - names) // _COLUMN))
-    many = -(-len(keys) // max(tables, 1))
-    for first in range(0, len(keys), many or 1):
-        yield _table(study, parts, keys[first : first + many])
+    names = max(len(name) for name in (*study.arms, *(part.title for part in parts[1:]))) + 4
+    some: list[str] = []
+    left = width - names
+    for key in parts[0].keys:
+        needed = _width(parts, key)
+        if some and left < needed:
+            yield _table(study, parts, some)
+            some, left = [], width - names
+        some.append(key)
+        left -= needed
+    yield _table(study, parts, some)
+
+
+def _width(parts: list[Section], key: str) -> int:
+    """Characters that a column and its borders cannot do without; headings break at spaces."""
+    cells = [
+        row[part.keys.index(key)]
+        for part in parts
+        if key in part.keys
+        for row in part.rows.values()
+    ]
+    texts = [*label_of(key).split(), *(text for cell in cells for text in (cell.text, cell.change))]
+    return max(map(len, texts)) + 3
 
 
 def _table(study: Study, parts: list[Section], keys: list[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column(study.swept.rpartition(".")[2] if study.swept else "", no_wrap=True)
     for key in keys:
-        table.add_column(label_of(key), justify="right")
+        # The statistic goes below the name of its latency; other names break where they must.
+        label = "\n".join(label_of(key).rsplit(" ", 1)) if metric_of(key).latency else label_of(key)
+        table.add_column(label, justify="right", min_width=_width(parts, key) - 3)
     for part in parts:
         if len(parts) > 1:
             table.add_row(Text(part.title, style="bold"))

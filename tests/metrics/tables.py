@@ -1,0 +1,149 @@
+"""Small tables whose answers can be worked out by hand, and a study made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.study import Run, Study
+from pagedsim.metrics.summary import Slo, summarise
+
+NAN = float("nan")
+_REQUEST: dict[str, Any] = {
+    "client": "",
+    "priority": 0.0,
+    "arrival": 0.0,
+    "scheduled": 0.0,
+    "first_token": 1.0,
+    "finished": 1.0,
+    "prompt_tokens": 10,
+    "output_tokens": 1,
+    "preemptions": 0,
+    "recomputed_tokens": 0,
+    "swapped_blocks": 0,
+    "cached_tokens": 0,
+    "state": "finished",
+    "reason": "length",
+}
+
+
+def requests_of(*rows: dict[str, Any]) -> pa.Table:
+    """A table of requests; what a row does not say is as in `_REQUEST`."""
+    if not rows:
+        return Recorder().requests_table()
+    whole = [{"request": i} | _REQUEST | row for i, row in enumerate(rows)]
+    return pa.table({name: [row[name] for row in whole] for name in whole[0]})
+
+
+def steps_of(*rows: dict[str, Any]) -> pa.Table:
+    """A table of steps, each beginning where the last ended unless it says otherwise."""
+    names = Recorder().steps_table().column_names
+    if not rows:
+        return Recorder().steps_table()
+    whole: list[dict[str, Any]] = []
+    for i, row in enumerate(rows):
+        start = whole[-1]["end"] if whole else 0.0
+        whole.append(dict.fromkeys(names, 0) | {"step": i, "start": start} | row)
+    return pa.table({name: [row[name] for row in whole] for name in names})
+
+
+# One prompt is prefilled for a second, decodes alone, then with another, whose prefill stalls it:
+#   step   0: prefill a   [0, 1]      step 3: decode a, b  [4, 4.5]
+#   step   1: decode a    [1, 1.5]    step 4: decode b     [4.5, 5]
+#   step   2: prefill b   [2, 4]      (idle from 1.5 to 2)
+REQUESTS = requests_of(
+    {"client": "a", "finished": 4.5, "output_tokens": 3},
+    {
+        "client": "b",
+        "arrival": 1.5,
+        "scheduled": 2.0,
+        "first_token": 4.0,
+        "finished": 5.0,
+        "output_tokens": 3,
+    },
+)
+STEPS = steps_of(
+    {"end": 1.0, "prefill_tokens": 10, "prefill_requests": 1, "used_blocks": 2, "running": 1},
+    {"end": 1.5, "decode_seqs": 1, "decode_context": 12, "used_blocks": 4, "running": 1},
+    {
+        "start": 2.0,
+        "end": 4.0,
+        "prefill_tokens": 20,
+        "prefill_requests": 1,
+        "used_blocks": 6,
+        "running": 2,
+    },
+    {"end": 4.5, "decode_seqs": 2, "decode_context": 24, "used_blocks": 8, "running": 2},
+    {"end": 5.0, "decode_seqs": 1, "decode_context": 12, "used_blocks": 4, "running": 1},
+)
+SIZES: dict[str, Any] = {"total_blocks": 10, "block_size": 4, "max_seqs": 4}
+
+
+def run_of(
+    arm: str, seed: int, folder: Path, *, slower: float = 1.0, config: dict[str, Any] | None = None
+) -> Run:
+    """A run of 40 requests of two clients; `slower` stretches how long the chat ones wait."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for i in range(40):
+        chat, tokens = i % 2 == 0, int(random.integers(2, 9))
+        scheduled = i * 0.5 + 0.1 * random.random() * (slower if chat else 1.0)
+        rows.append(
+            {
+                "client": "chat" if chat else "batch",
+                "arrival": i * 0.5,
+                "scheduled": scheduled,
+                "first_token": scheduled + 0.05,
+                "finished": scheduled + 0.05 + 0.1 * (tokens - 1),
+                "output_tokens": tokens,
+                "preemptions": int(i == 7),
+            }
+        )
+    steps = steps_of(
+        *(
+            {
+                "end": (i + 1) * 0.1,
+                "decode_seqs": 1 + i % 3,
+                "decode_context": 30,
+                "used_blocks": 3 + i % 7,
+                "waiting": i % 5,
+                "running": 2,
+                "preempted": int(i == 60),
+                "prefill_requests": int(i % 10 == 0),
+            }
+            for i in range(210)
+        )
+    )
+    requests = requests_of(*rows)
+    summary = summarise(requests, steps, **SIZES, slo=Slo(ttft=1.0))
+    return Run(arm, seed, folder / arm / str(seed), config or {}, requests, steps, summary)
+
+
+def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urgent")) -> Study:
+    """Arms of which the first makes chat wait ten times as long as the others do."""
+    runs = [
+        run_of(
+            arm,
+            seed,
+            folder,
+            slower=10.0 if arm == arms[0] else 1.0,
+            config={"policy": {"name": arm}, "memory": {"blocks": 10}, "seed": seed},
+        )
+        for arm in arms
+        for seed in range(seeds)
+    ]
+    return Study(
+        name="small",
+        title="Who <goes> first?",
+        question="What does being urgent buy & cost?",
+        folder=folder,
+        command="python -m pagedsim experiment=small 'a=<b>'",
+        runs=runs,
+        metrics=("ttft", "tpot", "requests_per_s"),
+        clients=("chat", "batch"),
+        baseline=arms[0] if arms else None,
+    )

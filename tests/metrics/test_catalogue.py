@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagedsim.metrics.catalogue import METRICS, STATISTICS, keys_of, label_of, metric_of, text_of
+from pagedsim.metrics.summary import Slo, summarise
+from tests.metrics.tables import REQUESTS, SIZES, STEPS
+
+SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients"}
+
+
+def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
+    peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
+    summary = summarise(REQUESTS, STEPS, **SIZES, slo=Slo(), **peaks)
+    known = {metric_of(key).name for key in summary.keys() - SETTINGS}
+    assert known == set(METRICS)
+
+
+def test_a_bare_latency_stands_for_mean_and_p99() -> None:
+    assert keys_of(["ttft", "tpot_p50", "mfu"]) == ["ttft_mean", "ttft_p99", "tpot_p50", "mfu"]
+    assert [label_of(key) for key in ("ttft", "ttft_p99", "mfu")] == ["TTFT", "TTFT P99", "MFU"]
+    assert set(STATISTICS) == {"mean", "p50", "p90", "p99"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("ttft_mean", 12.345, "12.3 s"),
+        ("ttft_mean", 1.0, "1.00 s"),
+        ("ttft_mean", 0.0421, "42.1 ms"),
+        ("itl_p50", 0.00004, "40.0 µs"),
+        ("ttft_p99", float("nan"), "–"),
+        ("output_tokens_per_s", 1234.5, "1,234 /s"),
+        ("kv_utilisation_mean", 0.963, "96.3 %"),
+        ("preemptions", 3, "3"),
+        ("preemptions", 0, "0"),
+    ],
+)
+def test_units_are_chosen_for_reading(key: str, value: float, text: str) -> None:
+    assert text_of(key, value) == text

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedsim.core import ConfigError
+from pagedsim.metrics.compare import compare, estimate, student_t
+from pagedsim.metrics.finding import finding
+from pagedsim.metrics.study import Run, Study
+from tests.metrics.tables import REQUESTS, STEPS, study_of
+
+
+def study(values: dict[str, list[float]], key: str = "ttft_mean", **more: Any) -> Study:
+    folder = Path()
+    runs = [
+        Run(arm, seed, folder, {}, REQUESTS, STEPS, {key: value})
+        for arm, series in values.items()
+        for seed, value in enumerate(series)
+    ]
+    return Study("s", "t", "q", folder, "c", runs, metrics=(key,), **more)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [
+        (1, 12.7062),
+        (2, 4.30265),
+        (9, 2.26216),
+        (30, 2.04227),
+        (31, 2.03951),
+        (60, 2.00030),
+        (10**6, 1.95996),
+    ],
+)
+def test_student_t(freedom: int, quantile: float) -> None:
+    assert student_t(freedom) == pytest.approx(quantile, abs=2e-5)
+
+
+def test_an_interval_by_hand() -> None:
+    # Mean 2, standard deviation 1, so 2 ± 4.30265 / sqrt(3).
+    got = estimate([1.0, 2.0, 3.0, math.nan])
+    assert got == pytest.approx((2.0, 2.0 - 2.484145, 2.0 + 2.484145), abs=1e-5)
+    assert not estimate([1.0]).known
+    assert math.isnan(estimate([]).mean)
+
+
+def test_differences_are_paired() -> None:
+    # Seeds differ by a hundred, the arms by a hundredth or so under each.
+    (one,) = compare(study({"a": [100.0, 200.0, 300.0], "b": [99.1, 198.0, 296.9]}))
+    assert (one.ours, one.theirs) == pytest.approx((198.0, 200.0))
+    # By hand: -0.9, -2 and -3.1 have a mean of -2 and a deviation of 1.1.
+    half = 4.30265 * 1.1 / math.sqrt(3)
+    assert one.difference == pytest.approx((-2.0, -2.0 - half, -2.0 + half), abs=1e-5)
+    # And 0.1, 0 and -0.1 are left of b - 0.99 a.
+    half = 4.30265 * 0.1 / math.sqrt(3) / 198
+    assert one.ratio.mean == pytest.approx(0.99)
+    assert one.ratio.low == pytest.approx(0.99 * math.exp(-half), rel=1e-6)
+    assert one.ratio.high == pytest.approx(0.99 * math.exp(half), rel=1e-6)
+
+
+def test_what_seeds_scale_in_proportion_is_sure() -> None:
+    # The difference grows with the load that a seed happens to bring; the ratio does not.
+    (one,) = compare(study({"a": [3.0, 8.0, 14.0], "b": [0.2, 0.5, 0.9]}))
+    assert one.difference.low < 0 < one.difference.high
+    assert one.sure and one.gain
+
+
+def test_noise_is_not_sure() -> None:
+    (one,) = compare(study({"a": [1.0, 2.0, 3.0], "b": [2.0, 1.0, 3.5]}))
+    assert not one.sure and one.gain is False
+
+
+def test_one_seed_has_no_interval() -> None:
+    (one,) = compare(study({"a": [2.0], "b": [1.0]}))
+    assert not one.difference.known and not one.ratio.known and not one.sure
+    assert (one.difference.mean, one.ratio.mean) == (-1.0, 0.5)
+
+
+def test_only_seeds_that_both_have_count() -> None:
+    (one,) = compare(study({"a": [2.0, 4.0, 100.0], "b": [1.0, 2.0]}))
+    assert (one.seeds, one.theirs) == (2, 3.0)
+
+
+def test_a_baseline_of_zero_has_no_ratio() -> None:
+    (one,) = compare(study({"a": [0.0, 0.0], "b": [3.0, 3.1]}, key="preemptions"))
+    assert math.isnan(one.ratio.mean)
+    assert one.sure and one.gain is False
+
+
+def test_an_unknown_metric_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"unknown metric 'ttft_p95'.*did you mean"):
+        compare(study({"a": [1.0], "b": [1.0]}), metrics=["ttft_p95"])
+
+
+def test_every_client_is_compared(tmp_path: Path) -> None:
+    found = compare(study_of(tmp_path), metrics=["ttft"])
+    assert [(one.client, one.key) for one in found] == [
+        (client, key) for client in (None, "chat", "batch") for key in ("ttft_mean", "ttft_p99")
+    ]
+
+
+def test_a_sentence_says_what_is_sure() -> None:
+    (said,) = finding(study({"fcfs": [10.0, 11.0, 12.0], "sjf": [5.0, 5.4, 6.1]}))
+    assert said.startswith("Against fcfs, sjf cuts the TTFT mean by 50 % (11.0 s to ")
+    assert said.endswith("nothing that it loses is sure.")
+
+
+def test_a_sentence_for_large_factors() -> None:
+    (said,) = finding(study({"a": [0.1, 0.11], "b": [0.52, 0.561]}))
+    assert "raises the TTFT mean 5.1-fold (105 ms to 540 ms; 95 % CI" in said
+
+
+def test_unsure_differences_are_called_so() -> None:
+    (said,) = finding(study({"a": [1.0, 2.0, 3.0], "b": [2.0, 1.0, 3.5]}))
+    assert said.startswith("No difference between b and a is sure")
+
+
+def test_one_seed_is_admitted() -> None:
+    first, second = finding(study({"a": [2.0], "b": [1.0]}))
+    assert first.startswith("Against a, b cuts the TTFT mean by 50 % (2.00 s to 1.00 s)")
+    assert second.startswith("One seed gives no confidence interval")
+
+
+def test_arms_alike_are_called_so() -> None:
+    (said,) = finding(study({"a": [1.0, 2.0], "b": [1.0, 2.0]}))
+    assert said == "b and a do not differ in any metric of this study."
+
+
+def test_a_sweep_names_best_and_worst() -> None:
+    values = {"1": [3.0, 3.0], "8": [1.0, 1.2], "64": [5.0, 5.0]}
+    (said,) = finding(study(values, swept="memory.block_size"))
+    assert said == "TTFT mean: best with block_size 8 (1.10 s), worst with 64 (5.00 s)."
+
+
+def test_gains_and_costs_are_told_of_each_client(tmp_path: Path) -> None:
+    (said,) = finding(study_of(tmp_path))
+    assert "cuts the chat TTFT" in said
+
+
+def test_nothing_ran() -> None:
+    assert finding(study({})) == ["No run was completed."]
+    assert compare(study({})) == []

@@ -1,0 +1,76 @@
+"""Gaps between tokens, against those of a model that does record every token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pagedsim.metrics.gap import token_gaps, weighted_mean, weighted_percentiles
+
+Floats = NDArray[np.float64]
+
+
+def gaps(ends: list[float], *requests: tuple[float, float, int, int]) -> list[tuple[float, float]]:
+    first, last, tokens, preemptions = (np.asarray(c) for c in zip(*requests, strict=True))
+    values, weights = token_gaps(
+        np.asarray(ends), first.astype(float), last.astype(float), tokens, preemptions
+    )
+    order = np.argsort(values, kind="stable")
+    return list(zip(values[order].tolist(), weights[order].tolist(), strict=True))
+
+
+def test_no_request_has_no_gap() -> None:
+    empty, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+    for ends in (empty, np.asarray([1.0, 2.0])):
+        values, weights = token_gaps(ends, empty, empty, none, none)
+        assert (len(values), len(weights)) == (0, 0)
+        assert np.isnan(weighted_mean(values, weights))
+        assert np.isnan(weighted_percentiles(values, weights, (50.0,))).all()
+
+
+def test_the_first_gap_runs_from_the_prefill() -> None:
+    assert gaps([1.0, 2.0, 4.0], (1.5, 4.0, 3, 0)) == [(0.5, 1.0), (2.0, 1.0)]
+
+
+def test_a_request_that_missed_steps_has_one_long_gap_a_preemption() -> None:
+    # Eight steps of a second, of which it missed three in one pause.
+    ends = [float(t) for t in range(1, 9)]
+    ((short, often), *more) = gaps(ends, (0.0, 8.0, 6, 1))
+    assert (short, often) == pytest.approx((1.0, 0.5))
+    total = [(short, often), *more]
+    assert sum(weight for _, weight in total) == pytest.approx(5)
+    assert sum(value * weight for value, weight in total) == pytest.approx(8.0)
+    assert total[-1] == pytest.approx((4.0, 1.0))
+
+
+def test_recomputed_tokens_can_come_without_a_decode_step() -> None:
+    assert gaps([9.0], (1.0, 5.0, 3, 2)) == [(2.0, 2.0)]
+
+
+def test_sequences_side_by_side_share_their_gaps() -> None:
+    # Two sequences of three tokens: six tokens, five gaps, two steps.
+    total = gaps([2.0, 3.0], (1.0, 3.0, 6, 0))
+    assert total == [(1.0, 2.5), (1.0, 2.5)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_where_nobody_was_preempted(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    ends = np.cumsum(random.random(200))
+    every, requests = [], []
+    for _ in range(50):
+        begin = int(random.integers(0, 150))
+        tokens = int(random.integers(2, 50))
+        # Its first token came in a prefill step, somewhere between two decode steps.
+        first = float(ends[begin] + random.random() * (ends[begin + 1] - ends[begin]) * 0.999)
+        times = [first, *ends[begin + 1 : begin + tokens]]
+        every += list(np.diff(times))
+        requests.append((first, float(times[-1]), len(times), 0))
+    columns = [np.asarray(column) for column in zip(*requests, strict=True)]
+    values, weights = token_gaps(ends, *columns)
+    percents = (0.0, 1.0, 50.0, 90.0, 99.0, 100.0)
+    assert weights.sum() == pytest.approx(len(every))
+    assert weighted_mean(values, weights) == pytest.approx(np.mean(every))
+    got = weighted_percentiles(values, weights, percents)
+    assert got == pytest.approx(np.percentile(every, percents))

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pagedsim.core import ConfigError
+from pagedsim.metrics.summary import Slo, littles_law, summarise
+from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of
+
+
+def test_latencies_by_hand() -> None:
+    summary = summarise(REQUESTS, STEPS, **SIZES)
+    assert summary["ttft_mean"] == pytest.approx((1.0 + 2.5) / 2)
+    assert summary["tpot_mean"] == pytest.approx((3.5 / 2 + 1.0 / 2) / 2)
+    assert summary["e2e_mean"] == pytest.approx((4.5 + 3.5) / 2)
+    assert summary["normalized_latency_mean"] == pytest.approx((4.5 / 3 + 3.5 / 3) / 2)
+    assert summary["queue_time_mean"] == pytest.approx(0.5 / 2)
+    # Linear between the two values, as numpy.percentile has it.
+    assert summary["ttft_p90"] == pytest.approx(1.0 + 0.9 * 1.5)
+
+
+def test_gaps_between_tokens_by_hand() -> None:
+    summary = summarise(REQUESTS, STEPS, **SIZES)
+    # a: 1 -> 1.5 -> 4.5; b: 4 -> 4.5 -> 5.
+    assert summary["itl_mean"] == pytest.approx((0.5 + 3.0 + 0.5 + 0.5) / 4)
+    assert summary["itl_p50"] == 0.5
+    assert summary["itl_p99"] == pytest.approx(0.5 + 0.97 * 2.5)
+    assert summary["clients"]["a"]["itl_mean"] == pytest.approx(1.75)
+    assert summary["clients"]["b"]["itl_p99"] == 0.5
+
+
+def test_rates_count_over_the_makespan() -> None:
+    summary = summarise(REQUESTS, STEPS, **SIZES, slo=Slo(ttft=2.0))
+    assert summary["makespan"] == 5.0
+    assert summary["requests_per_s"] == pytest.approx(2 / 5)
+    assert summary["output_tokens_per_s"] == pytest.approx(6 / 5)
+    assert summary["goodput_per_s"] == pytest.approx(1 / 5)
+    clients = summary["clients"]
+    assert sum(group["requests_per_s"] for group in clients.values()) == pytest.approx(2 / 5)
+    assert (clients["a"]["goodput_per_s"], clients["b"]["goodput_per_s"]) == (0.2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("slo", "met"),
+    [
+        (Slo(), 2),
+        (Slo(ttft=1.0), 1),
+        (Slo(tpot=1.0), 1),
+        (Slo(ttft=1.0, tpot=1.0), 0),
+        (Slo(e2e=4.5), 2),
+    ],
+)
+def test_goodput_wants_every_bound(slo: Slo, met: int) -> None:
+    summary = summarise(REQUESTS, STEPS, **SIZES, slo=slo)
+    assert summary["goodput_per_s"] == pytest.approx(met / 5)
+
+
+def test_a_bound_below_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"slo\.tpot=-1: must be at least 0"):
+        Slo(tpot=-1)
+
+
+def test_use_is_weighted_by_time() -> None:
+    summary = summarise(REQUESTS, STEPS, **SIZES)
+    # Idle time counts for memory, which lies there unused, but not for batches.
+    assert summary["kv_utilisation_mean"] == pytest.approx(
+        (1.0 * 2 + 0.5 * 4 + 2.0 * 6 + 0.5 * 8 + 0.5 * 4) / (5.0 * 10)
+    )
+    assert summary["batch_size_mean"] == pytest.approx((1 + 0.5 + 2 + 0.5 * 2 + 0.5) / 4.5)
+    assert summary["batch_fill_mean"] == pytest.approx(summary["batch_size_mean"] / 4)
+    # 12 tokens in 16 slots, 24 in 32, 12 in 16.
+    assert summary["kv_waste_mean"] == pytest.approx(0.25)
+
+
+def test_utilisation_of_the_hardware() -> None:
+    peaks: dict[str, Any] = {
+        "flops": 9e12,
+        "peak_flops": 4e12,
+        "bytes": 4.5e12,
+        "peak_bandwidth": 2e12,
+    }
+    summary = summarise(REQUESTS, STEPS, **SIZES, **peaks)
+    assert (summary["mfu"], summary["mbu"]) == (0.5, 0.5)
+    assert "mfu" not in summarise(REQUESTS, STEPS, **SIZES)
+
+
+def test_who_did_not_finish_is_counted_and_nothing_else() -> None:
+    others = requests_of(
+        {"client": "a", "finished": 4.5, "output_tokens": 3},
+        {"client": "b", "state": "rejected", "scheduled": NAN, "first_token": NAN, "finished": 9.0},
+        {"client": "b", "state": "unfinished", "finished": NAN, "preemptions": 2},
+        {"client": "b", "state": "aborted", "finished": 7.0},
+    )
+    summary = summarise(others, STEPS, **SIZES)
+    counts = ("requests", "finished", "rejected", "unfinished", "aborted")
+    assert [summary[name] for name in counts] == [4, 1, 1, 1, 1]
+    assert summary["ttft_mean"] == 1.0
+    assert summary["makespan"] == 4.5
+    assert summary["preemptions"] == 2
+    assert math.isnan(summary["clients"]["b"]["ttft_mean"])
+    assert math.isnan(summary["clients"]["b"]["itl_p99"])
+
+
+@pytest.mark.parametrize("requests", [requests_of(), requests_of({"state": "rejected"})])
+@pytest.mark.parametrize("steps", [steps_of(), STEPS])
+def test_a_run_without_results_does_not_crash(requests: pa.Table, steps: pa.Table) -> None:
+    summary = summarise(requests, steps, **SIZES, slo=Slo(ttft=1), flops=1.0, peak_flops=1.0)
+    assert summary["finished"] == 0
+    assert math.isnan(summary["e2e_p99"])
+    assert math.isnan(summary["requests_per_s"])
+
+
+def test_littles_law_by_hand() -> None:
+    law = littles_law(REQUESTS)
+    assert law.number == pytest.approx((4.5 + 3.5) / 5)
+    assert law.number == pytest.approx(law.rate_times_time, rel=1e-9)
+    assert summarise(REQUESTS, STEPS, **SIZES)["in_system_mean"] == law.number
+    assert math.isnan(littles_law(requests_of()).number)
+
+
+def test_a_single_client_is_the_whole() -> None:
+    summary = summarise(requests_of({"client": "x"}), steps_of({"end": 1.0}), **SIZES)
+    assert list(summary["clients"]) == ["x"]
+    assert summary["clients"]["x"]["ttft_mean"] == summary["ttft_mean"] == 1.0

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pagedsim import report
+from pagedsim.metrics.study import Study
+from pagedsim.report.table import sections
+from tests.metrics.tables import study_of
+
+
+def shown(study: Study, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    report.show(study, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_every_arm_group_and_number(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    text = shown(study)
+    assert study.title in text
+    for part in sections(study):
+        assert part.title in text
+        for cells in part.rows.values():
+            assert all(cell.text in text and cell.change in text for cell in cells)
+    assert "Means over 3 seeds; bold: best; below: against fcfs, grey where not sure" in text
+
+
+@pytest.mark.parametrize("width", [50, 64, 80])
+def test_a_narrow_terminal_cuts_no_number(width: int, tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    text = shown(study, width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for part in sections(study):
+        assert all(cell.text in text for cells in part.rows.values() for cell in cells)
+
+
+def test_one_seed_says_so(tmp_path: Path) -> None:
+    text = shown(study_of(tmp_path, seeds=1))
+    assert "One seed, no confidence intervals" in text
+
+
+def test_an_empty_study(tmp_path: Path) -> None:
+    assert "No run was completed." in shown(study_of(tmp_path, arms=()))
+
+
+def test_what_is_best_is_marked_and_the_change_judged(tmp_path: Path) -> None:
+    chat = next(part for part in sections(study_of(tmp_path)) if part.client == "chat")
+    column = chat.keys.index("ttft_mean")
+    slow, fast = (cells[column] for cells in chat.rows.values())
+    assert (slow.best, fast.best) == (False, True)
+    assert (slow.change, slow.verdict) == ("", "unsure")
+    assert fast.change.startswith("−") and fast.verdict == "better"
+
+
+def test_drawing_is_not_imported_before_it_is_needed() -> None:
+    code = "import sys, pagedsim.report, pagedsim.tracking; print(*sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"matplotlib", "wandb"} & set(child.stdout.split())

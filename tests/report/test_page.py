@@ -1,0 +1,161 @@
+"""The page as a reader's browser gets it: whole, on its own, and with every number in it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from pagedsim import report
+from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.report import html
+from pagedsim.report.plots import draw
+from pagedsim.report.style import DARK, looks
+from pagedsim.report.table import sections
+from tests.metrics.tables import study_of
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Reader(HTMLParser):
+    """Collects texts and attributes, and holds that every tag is closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("study")
+    path = report.write(study_of(folder))
+    assert path == folder / "report.html"
+    for name in ("effect", "latency", "load", "requests"):
+        assert (folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    return path.read_text(encoding="utf-8")
+
+
+def test_it_parses_and_escapes(page: str) -> None:
+    text = " ".join(Reader(page).texts)
+    assert "Who <goes> first?" in text
+    assert "What does being urgent buy & cost?" in text
+    assert "python -m pagedsim experiment=small 'a=<b>'" in text
+    assert "<goes>" not in page
+
+
+def test_nothing_is_fetched_from_elsewhere(page: str) -> None:
+    tags = Reader(page).tags
+    assert not {tag for tag, _ in tags} & {"link", "script", "img", "iframe", "object", "image"}
+    for _, attributes in tags:
+        for name in ("href", "src", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith("#")
+    assert "@import" not in page
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+    assert not re.search(r"https?://", page)
+
+
+def test_every_arm_and_number_is_there(page: str, tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    text = " ".join(Reader(page).texts)
+    for part in sections(study):
+        for arm, cells in part.rows.items():
+            assert arm in text
+            for key, cell in zip(part.keys, cells, strict=True):
+                mean = estimate(list(values_of(study, arm, key, part.client).values())).mean
+                assert cell.estimate.mean == mean
+                assert cell.text in text and cell.change in text
+
+
+def test_the_arms_differences_are_told_apart_from_what_they_share(page: str) -> None:
+    differing, shared = page.split("<details>")
+    assert "<th>policy.name</th><td>fcfs</td><td>urgent</td>" in differing
+    assert "memory.blocks" not in differing
+    assert "<th>memory.blocks</th><td>10</td>" in shared
+    assert "<th>seed</th><td>0, 1, 2</td>" in shared
+
+
+def test_ids_are_unique_and_what_refers_to_them_finds_them(page: str) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', page)) <= set(ids)
+
+
+def test_pictures_follow_the_mode(page: str) -> None:
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        assert not re.findall(r"#[0-9a-f]{6}\b", svg)
+    assert "prefers-color-scheme: dark" in page
+    assert all(f"--c{colour[1:]}:" in page for colour in DARK)
+
+
+def test_every_arm_has_a_colour_with_a_dark_version() -> None:
+    for count, ordered in ((1, False), (6, False), (12, False), (2, True), (9, True)):
+        arms = [str(i) for i in range(count)]
+        colours = [look.colour for look in looks(arms, ordered).values()]
+        assert all(colour in DARK for colour in colours)
+        assert len(set(colours)) == min(count, 7)
+
+
+def test_what_failed_is_said(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    study.failed["sjf, seed 1"] = "out of <memory>"
+    text = " ".join(Reader(html.page(study, [])).texts)
+    assert "Not everything was completed." in text
+    assert "sjf, seed 1" in text and ": out of <memory>" in text
+
+
+def test_a_study_without_runs_still_has_a_page(tmp_path: Path) -> None:
+    study = study_of(tmp_path, arms=())
+    study.failed["fcfs, seed 0"] = "no GPU"
+    text = " ".join(Reader(report.write(study).read_text(encoding="utf-8")).texts)
+    assert "No run was completed." in text and "no GPU" in text
+
+
+@pytest.mark.parametrize(
+    ("arms", "swept", "first"),
+    [
+        (("only",), None, "latency"),
+        (("a", "b", "c"), None, "effect"),
+        (("1", "8", "64", "256", "512"), "memory.block_size", "sweep"),
+        (("x", "y"), "policy", "sweep"),
+    ],
+)
+def test_every_kind_of_study_is_drawn(
+    arms: tuple[str, ...], swept: str | None, first: str, tmp_path: Path
+) -> None:
+    study = study_of(tmp_path, seeds=1, arms=arms)
+    study.swept = swept
+    plots = draw(study)
+    assert plots[0].name == first
+    assert "One seed" in plots[0].caption or "one seed" in plots[0].caption
+    Reader(html.page(study, plots))
+
+
+def test_the_same_study_gives_the_same_page(tmp_path: Path) -> None:
+    pages = [report.write(study_of(tmp_path)).read_bytes() for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_flat_names() -> None:
+    assert html.flat({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": "1", "a.c": "{}", "d": "null"}

@@ -1,0 +1,132 @@
+"""What an offline run leaves on disk, read back record by record."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedsim import report
+from pagedsim.core import ConfigError
+from pagedsim.metrics.study import Study
+from pagedsim.tracking import comparison_rows, track
+from tests.metrics.tables import study_of
+
+
+def records(folder: Path) -> list[Any]:
+    """What a run's .wandb file holds, in order."""
+    proto: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    (path,) = folder.glob("*.wandb")
+    return [proto.Record.FromString(data) for data in logged(path.read_bytes())]
+
+
+def logged(content: bytes) -> Iterator[bytes]:
+    """The records of LevelDB's log format: parts in blocks, each with checksum, length and kind."""
+    block, at, whole = 32768, 7, b""
+    while at + 7 <= len(content):
+        if block - at % block < 7:  # too little is left of the block for a header
+            at += block - at % block
+            continue
+        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        whole += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def items(updates: Any) -> dict[str, Any]:
+    return {
+        update.key or "/".join(update.nested_key): json.loads(update.value_json)
+        for update in updates
+    }
+
+
+def summary_of(found: list[Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for record in found:
+        if record.WhichOneof("record_type") == "summary":
+            kept |= items(record.summary.update)
+    return kept
+
+
+def history_of(found: list[Any]) -> list[dict[str, Any]]:
+    return [
+        items(record.history.item)
+        for record in found
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Path]]:
+    study = study_of(tmp_path_factory.mktemp("tracked"), seeds=2)
+    report.write(study)
+    return study, track(study, "offline")
+
+
+def test_one_run_an_arm_and_seed_in_a_group(tracked: tuple[Study, list[Path]]) -> None:
+    study, folders = tracked
+    runs = [
+        next(r.run for r in records(folder) if r.WhichOneof("record_type") == "run")
+        for folder in folders
+    ]
+    assert [run.display_name for run in runs] == [
+        *("fcfs/seed-0", "fcfs/seed-1", "urgent/seed-0", "urgent/seed-1", "comparison")
+    ]
+    assert {run.run_group for run in runs} == {"small"}
+    assert all(folder.parent == study.folder / "wandb" for folder in folders)
+    config = items(runs[2].config.update)
+    assert (config["arm"], config["seed"]) == ("urgent", 0)
+    assert config["policy"] == {"name": "urgent"}
+
+
+def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, list[Path]]) -> None:
+    study, folders = tracked
+    for run, folder in zip(study.runs, folders, strict=False):
+        found = records(folder)
+        kept = summary_of(found)
+        for name, value in run.summary.items():
+            if isinstance(value, float) and not math.isnan(value):
+                assert kept[name] == value
+        assert kept["clients/chat/ttft_p99"] == run.summary["clients"]["chat"]["ttft_p99"]
+        history = history_of(found)
+        assert len(history) == 210
+        # Bins as long as a step hold each step's own value.
+        used = [100 * blocks / 10 for blocks in run.steps["used_blocks"].to_pylist()]
+        assert [row["load/kv"] for row in history] == pytest.approx(used)
+        assert history[-1]["time"] == pytest.approx(21.0)
+
+
+def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Study, list[Path]]) -> None:
+    study, folders = tracked
+    (row,) = history_of(records(folders[-1]))
+    table = json.loads((folders[-1] / "files" / row["comparison/path"]).read_text())
+    assert table["data"] == comparison_rows(study)
+    assert table["columns"][:4] == ["client", "metric", "arm", "baseline"]
+    for name in ("effect", "latency", "load", "requests"):
+        picture = folders[-1] / "files" / row[f"plots/{name}/path"]
+        assert picture.read_bytes() == (study.folder / "plots" / f"{name}.png").read_bytes()
+    assert "cuts the chat TTFT" in summary_of(records(folders[-1]))["finding"]
+
+
+def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert len(track(study_of(tmp_path, seeds=1, arms=("a",)))) == 2
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("mode", ["none", "disabled"])
+def test_tracking_can_be_left_out(mode: str, tmp_path: Path) -> None:
+    assert track(study_of(tmp_path, seeds=1), mode) == []
+    assert not (tmp_path / "wandb").exists()
+
+
+def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tracking\.mode=of: must be one of offline, online"):
+        track(study_of(tmp_path, seeds=1), "of")
