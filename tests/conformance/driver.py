@@ -112,7 +112,7 @@ def make_scheduler(workload: Workload) -> Scheduler:
     return Scheduler(
         memory=memory,
         batching=PrefillFirst() if workload.version == 0 else Unified(),
-        policy=Priority() if config["policy"] == "priority" else FCFS(),
+        policy=Priority() if config.get("policy") == "priority" else FCFS(),
         preemption=Swap() if config.get("preemption") == "swap" else Recompute(),
         max_seqs=config["max_seqs"],
         max_batched_tokens=config["max_batched_tokens"],
@@ -132,7 +132,7 @@ def arrivals(workload: Workload) -> list[tuple[int, Request, int]]:
             entry["arrival_step"],
             Request(
                 entry["id"],
-                prompt(entry["prompt"]) if "prompt" in entry else entry["prompt_len"],
+                prompt(entry) if "prompt" in entry else entry["prompt_len"],
                 arrival=position,
                 priority=entry.get("priority", 0),
             ),
@@ -143,9 +143,10 @@ def arrivals(workload: Workload) -> list[tuple[int, Request, int]]:
     return sorted(coming, key=lambda item: (item[0], item[1].id))
 
 
-def prompt(runs: list[list[int]]) -> list[int]:
+def prompt(entry: dict[str, Any]) -> list[int]:
     """The tokens of a prompt that is given as [stream, length] runs."""
-    return [stream * 100_003 + i for stream, length in runs for i in range(length)]
+    tokens = [stream * 100_003 + i for stream, length in entry["prompt"] for i in range(length)]
+    return tokens[: entry["prompt_len"]]
 
 
 def sampled(plan: StepPlan) -> dict[int | str, int]:

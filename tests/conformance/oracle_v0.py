@@ -34,7 +34,7 @@ class OracleV0:
         self.max_seqs: int = config["max_seqs"]
         self.max_tokens: int = config["max_batched_tokens"]
         self.max_model_len: int = config["max_model_len"]
-        self.by_priority = config["policy"] == "priority"
+        self.by_priority = config.get("policy") == "priority"
         self.swaps = config.get("preemption") == "swap"
         self.waiting: list[Seq] = []
         self.running: list[Seq] = []

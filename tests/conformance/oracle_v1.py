@@ -118,7 +118,7 @@ class OracleV1:
         self.max_seqs: int = config["max_seqs"]
         self.max_tokens: int = config["max_batched_tokens"]
         self.max_model_len: int = config["max_model_len"]
-        self.by_priority = config["policy"] == "priority"
+        self.by_priority = config.get("policy") == "priority"
         self.unlearn = unlearn
         self.waiting: list[Seq] = []
         self.running: list[Seq] = []
@@ -211,7 +211,8 @@ class OracleV1:
 def prompt(request: dict[str, Any]) -> list[int]:
     """A prompt's tokens; where only its length is known, no two share any."""
     runs = request.get("prompt") or [[-1 - request["id"], request["prompt_len"]]]
-    return [stream * 100_003 + i for stream, length in runs for i in range(length)]
+    tokens = [stream * 100_003 + i for stream, length in runs for i in range(length)]
+    return tokens[: request["prompt_len"]]
 
 
 def simulate(
