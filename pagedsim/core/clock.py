@@ -31,9 +31,9 @@ class Clock:
         "_base",
         "_end",
         "_memory_need",
-        "_riders",
         "ends",
         "memory",
+        "riders",
         "tick",
         "version",
         "width",
@@ -50,12 +50,9 @@ class Clock:
         self.memory: Calendar = {}
         self.ends: Calendar = {}
         self._base = 0  # sum over sequences of their length at tick 0
-        self._riders = 0
+        self.riders = 0  # requests riding
         self._memory_need = memory_need
         self._end = end
-
-    def __len__(self) -> int:
-        return self._riders
 
     @property
     def context(self) -> int:
@@ -66,7 +63,7 @@ class Clock:
         """From now on `request` gains a token with each tick."""
         request._generated -= self.tick
         request._clock = self
-        self._riders += 1
+        self.riders += 1
         self.version += 1
         self.width += request.width
         self._base += request.width * (request.prompt_len + request._generated)
@@ -79,7 +76,7 @@ class Clock:
         self._strike(self.ends, request, self._end(request))
         self._base -= request.width * (request.prompt_len + request._generated)
         self.width -= request.width
-        self._riders -= 1
+        self.riders -= 1
         self.version += 1
         request._prefilled = request.computed
         request._generated += self.tick
@@ -135,8 +132,8 @@ class Clock:
 
     def check(self, riders: list[Request]) -> None:
         """Raise IntegrityError unless exactly `riders` ride, with true sums and calendars."""
-        if len(riders) != self._riders:
-            raise IntegrityError(f"the clock counts {self._riders} riders, the queue {len(riders)}")
+        if len(riders) != self.riders:
+            raise IntegrityError(f"the clock counts {self.riders} riders, the queue {len(riders)}")
         context = sum(r.width * r.num_tokens for r in riders)
         if context != self.context:
             raise IntegrityError(f"the clock sums {self.context} tokens, its riders {context}")

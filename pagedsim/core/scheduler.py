@@ -343,16 +343,18 @@ class Scheduler:
     @property
     def forked(self) -> bool:
         """Whether any request of several sequences decodes."""
-        return self.clock.width > len(self.clock)
+        return self.clock.width > self.clock.riders
 
     def grow(self, plan: StepPlan, spare: int) -> bool:
         """Give all that decode the memory for their next token, if that leaves `spare` blocks.
 
         If not, nothing is done, and the batching has to find out who yields.
         """
-        if not self.memory.grow(self.clock.due(), spare, plan.copies, self.forked):
+        clock, memory = self.clock, self.memory
+        forked = clock.width > clock.riders
+        if not memory.grow(clock.due(), spare, plan.copies, forked):
             return False
-        self.clock.attended(self.memory.stride(self.forked))
+        clock.attended(memory.stride(forked))
         return True
 
     def extend(self, plan: StepPlan, request: Request) -> None:

@@ -205,7 +205,8 @@ def scale_of(key: str, values: Iterable[float]) -> Scale:
         return Scale(1.0, "/s")
     if unit == "count":
         return Scale(1.0, "", whole=True)
-    typical = sizes[len(sizes) // 2] if sizes else 1.0
+    # What most values suit, unless the largest would then have five digits.
+    typical = max(sizes[len(sizes) // 2], sizes[-1] / 10) if sizes else 1.0
     if typical >= 1:
         return Scale(1.0, "s")
     return Scale(1e3, "ms") if typical >= 1e-3 else Scale(1e6, "µs")

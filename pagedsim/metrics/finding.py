@@ -123,6 +123,7 @@ def _alone(study: Study, arm: str) -> str:
 
 def _extremes(study: Study) -> list[str]:
     """For each metric the best arm and the worst."""
+    found = {(one.arm, one.key): one for one in compare(study) if one.client is None}
     what = study.swept.rpartition(".")[2] if study.swept else ""
     sentences = []
     for key in keys_of(study.metrics):
@@ -141,9 +142,17 @@ def _extremes(study: Study) -> list[str]:
         at = f"{what} " if what else ""
         sentences.append(
             f"{label_of(key)}: {words[0]} with {at}{best} ({scale.text(means[best])}), "
-            f"{words[1]} with {worst} ({scale.text(means[worst])})."
+            f"{words[1]} with {worst} ({scale.text(means[worst])})"
+            f"{_doubt(found.get((best, key)) if way else None)}."
         )
     return sentences
+
+
+def _doubt(best: Comparison | None) -> str:
+    """Whether the best arm might be no better than the baseline."""
+    if best is None or best.sure or not best.difference.known:
+        return ""
+    return f"; not surely better than {best.baseline}"
 
 
 def _one(key: str, means: dict[str, float]) -> str:

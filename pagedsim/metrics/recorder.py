@@ -32,6 +32,8 @@ STEP_COLUMNS = (
     "swap_in",
     "rejected",
 )
+ROW_COLUMNS = tuple(name for name in STEP_COLUMNS if name not in ("end", "used_blocks"))
+_DECODES = ROW_COLUMNS.index("decode_seqs")
 REQUEST_COLUMNS = (
     "priority",
     "arrival",
@@ -45,19 +47,22 @@ REQUEST_COLUMNS = (
     "swapped_blocks",
     "cached_tokens",
 )
-_FLOATS = frozenset(("start", "end", "priority", "arrival", "scheduled", "first_token", "finished"))
+_FLOATS = frozenset(("priority", "arrival", "scheduled", "first_token", "finished"))
 _NAN = float("nan")
 
 
 class Recorder:
     """Collects steps and requests as they go by, and makes tables of them.
 
-    Rows lie flat in arrays of doubles, so that a million requests cost 100 bytes each and no
-    garbage collection.
+    Rows lie flat in arrays of numbers: no object a step, nothing for the garbage collector. A run
+    of quiet steps, which differ by one token a sequence, is one row and what differs in it.
     """
 
     def __init__(self) -> None:
-        self._steps = array("d")
+        self._rows = array("d")
+        self._first = array("q")  # for each row, its first step among all
+        self._ends = array("d")  # for each step
+        self._used = array("q")  # for each step, blocks in use
         self._requests = array("d")
         self._ids: list[int | str] = []
         self._words: list[tuple[str, str, str]] = []
@@ -65,10 +70,12 @@ class Recorder:
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was carried out; called before it is committed."""
         chunks = plan.chunks
-        self._steps.extend(
+        self._first.append(len(self._ends))
+        self._ends.append(end)
+        self._used.append(scheduler.memory.used)
+        self._rows.extend(
             (
                 start,
-                end,
                 plan.number,
                 plan.prefill_tokens,
                 plan.prefill_context,
@@ -80,7 +87,6 @@ class Recorder:
                 len(scheduler.waiting),
                 len(scheduler.running),
                 len(scheduler.swapped),
-                scheduler.memory.used,
                 len(plan.preempted),
                 len(plan.displaced),
                 len(plan.swap_out),
@@ -88,6 +94,11 @@ class Recorder:
                 len(plan.rejected),
             )
         )
+
+    def again(self, end: float, used_blocks: int) -> None:
+        """The same step once more, right after it, each sequence a token longer."""
+        self._ends.append(end)
+        self._used.append(used_blocks)
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected; or the run ends while it is alive."""
@@ -112,7 +123,31 @@ class Recorder:
 
     def steps_table(self) -> pa.Table:
         """One row a step, in order."""
-        return pa.table(_columns(self._steps, STEP_COLUMNS))
+        rows = np.frombuffer(self._rows, dtype=np.float64).reshape(-1, len(ROW_COLUMNS))
+        ends, used = np.array(self._ends), np.array(self._used)
+        first = np.array(self._first)
+        times = np.diff(first, append=len(ends))  # steps that a row stands for
+        later = np.arange(len(ends)) - np.repeat(first, times)  # which of them this one is
+
+        def column(name: str) -> NDArray[Any]:
+            if name == "end":
+                return ends
+            if name == "used_blocks":
+                return used
+            values = rows[:, ROW_COLUMNS.index(name)]
+            if name == "start":
+                # A quiet step starts where the one before it ended.
+                starts = np.concatenate((values[:1], ends[:-1]))
+                starts[first] = values
+                return starts
+            column = np.repeat(values.astype(np.int64), times)
+            if name == "step":
+                column += later
+            elif name == "decode_context":
+                column += later * np.repeat(rows[:, _DECODES].astype(np.int64), times)
+            return column
+
+        return pa.table({name: column(name) for name in STEP_COLUMNS})
 
     def requests_table(self) -> pa.Table:
         """One row a request, in the order of their ids."""

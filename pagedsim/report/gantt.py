@@ -73,7 +73,7 @@ def busiest(run: Run, count: int) -> NDArray[np.int64]:
 def _panel(axes: Axes, study: Study, arm: str, rows: NDArray[np.int64], first: bool) -> None:
     run = study.of(arm)[0]
     columns = {name: values[rows] for name, values in _columns(run).items()}
-    clients = np.asarray(run.requests["client"].to_pylist(), dtype=object)[rows]
+    clients = np.asarray(run.requests["client"].take(rows).to_pylist(), dtype=object)
     names = [*study.clients, *sorted(set(clients) - set(study.clients))]
     names = [name for name in names if name in clients]
     group = np.asarray([names.index(client) for client in clients])

@@ -105,13 +105,15 @@ def _column(
     means = [value.mean for value in values.values() if not math.isnan(value.mean)]
     scale = scale_of(key, means)
     way = metric_of(key).better
-    best = (max if way > 0 else min)(means) if way and len(set(means)) > 1 else math.nan
+    texts = {scale.text(mean) for mean in means}
+    # Who looks the same is marked the same.
+    best = scale.text((max if way > 0 else min)(means)) if way and len(texts) > 1 else None
     return {
         arm: Cell(
             value,
             scale.text(value.mean),
             scale.number(value.high - value.mean) if value.known else "",
-            value.mean == best,
+            scale.text(value.mean) == best,
             versus.get((arm, client, key)) if arm != baseline_of(study) else None,
         )
         for arm, value in values.items()

@@ -30,6 +30,9 @@ class Recorder(Protocol):
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was carried out; called before it is committed."""
 
+    def again(self, end: float, used_blocks: int) -> None:
+        """The step was repeated, each sequence a token longer, and ended at `end`."""
+
     def left(self, request: Request) -> None:
         """A request finished or was rejected."""
 
@@ -113,7 +116,7 @@ class Server:
         If the last was committed on the way, because another like it could not follow, it is no
         longer in flight.
         """
-        environment, scheduler, record = self.environment, self.scheduler, self.recorder.step
+        environment, scheduler = self.environment, self.scheduler
         if plan.swap_out or plan.swap_in:
             begin = yield from self._swap(plan, now)
         else:
@@ -122,14 +125,17 @@ class Server:
             end = begin + self.cost.step_seconds(plan)
         else:
             end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
-        record(plan, now, end, scheduler)
-        quiet = scheduler.quiet(plan) if self.fast_forward else 0
-        while quiet and end < environment.peek():
-            if not scheduler.glide(plan, end):
-                return end
-            now, quiet = end, quiet - 1
-            end = now + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
-            record(plan, now, end, scheduler)
+        self.recorder.step(plan, now, end, scheduler)
+        if self.fast_forward and (quiet := scheduler.quiet(plan)):
+            until = environment.peek()  # nothing happens before
+            seconds, again = self.cost.decode_seconds, self.recorder.again
+            memory, sequences = scheduler.memory, plan.decode_count
+            while quiet and end < until:
+                if not scheduler.glide(plan, end):
+                    return end
+                quiet -= 1
+                end += seconds(sequences, plan.decode_context)
+                again(end, memory.used)
         if end > environment.now:
             yield environment.at(end, NORMAL)
         return end

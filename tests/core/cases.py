@@ -163,9 +163,13 @@ def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
     # A prefix cache lives by what it is told.
     tells = draw(st.sampled_from((True, True, False) if memory == "prefix" else (True, False)))
     longest = server.max_model_len or server.reserved_len or server.blocks * server.block_size
+    # Cases of one kind reach what a mixture of all kinds seldom does.
+    prompts = draw(st.sampled_from((5, 1 + longest // 2, 1 + longest // 2)))
+    widths = draw(st.sampled_from(((1,), (1, 1, 1, 2, 3, 4), (2, 3, 4))))
+    outputs = min(14, 2 + longest // 2)
     return Case(
         server=server,
-        jobs=tuple(draw(st.lists(jobs(min(longest, 50), server.max_seqs), min_size=1, max_size=8))),
+        jobs=tuple(draw(st.lists(jobs(min(prompts, 26), outputs, widths), min_size=1, max_size=8))),
         aborts=tuple(draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=3))),
         tells_tokens=tells,
         ends=draw(st.sampled_from(("hidden", "told"))),
@@ -175,12 +179,11 @@ def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, longest: int, seats: int) -> Job:
+def jobs(draw: st.DrawFn, prompts: int, outputs: int, widths: tuple[int, ...]) -> Job:
     return Job(
-        prompt=draw(st.integers(1, 1 + longest // 2)),
-        output=draw(st.integers(1, min(14, 2 + longest // 2))),
-        # Mostly alone, and now and then more than there are seats.
-        width=draw(st.sampled_from((1, 1, 1, 2, 2, 3, min(4, seats + 1)))),
+        prompt=draw(st.integers(1, prompts)),
+        output=draw(st.integers(1, outputs)),
+        width=draw(st.sampled_from(widths)),
         gap=draw(_few),
         stream=draw(st.sampled_from((0, 0, 1, 2, None))),
         priority=draw(_few),
@@ -203,7 +206,7 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
     else:
         preemption = draw(st.sampled_from(PREEMPTIONS))
         cpu_blocks = draw(st.integers(0 if preemption == "recompute" else 1, 2 * blocks))
-    max_seqs = draw(st.sampled_from((1, 2, 3, 4, 4, 6, 8)))
+    max_seqs = draw(st.sampled_from((1, 2, 3, 4, 4, 6, 8, 8)))
     max_model_len = draw(st.none() | st.none() | st.integers(-(-capacity // 2), capacity))
     policy = draw(st.sampled_from(STEADY + RANKED * 2))
     return Server(
@@ -234,5 +237,5 @@ def _displace(draw: st.DrawFn, batching: str, policy: str) -> bool | None:
 def _budget(draw: st.DrawFn, batching: str, longest: int, max_seqs: int) -> int | None:
     """Prompts that are never split must fit into a step."""
     if batching == "unified":
-        return draw(st.none() | st.integers(1, 8) | st.integers(4, 24))
+        return draw(st.none() | st.integers(1, 8) | st.integers(4, 16))
     return draw(st.none() | st.integers(0, 20).map(lambda more: max(longest, max_seqs) + more))

@@ -183,7 +183,7 @@ def wrong_sum(busy: Busy) -> None:
 
 
 def wrong_riders(busy: Busy) -> None:
-    busy.scheduler.clock._riders += 1
+    busy.scheduler.clock.riders += 1
 
 
 def ends_a_step_late(busy: Busy) -> None:

@@ -196,7 +196,7 @@ def picture(server: Server) -> dict[str, Any]:
         "free": (server.memory.free, server.memory.cpu_free),
         "seats": scheduler.seats,
         "now": scheduler.now,
-        "clock": (scheduler.clock.tick, scheduler.clock.context, len(scheduler.clock)),
+        "clock": (scheduler.clock.tick, scheduler.clock.context, scheduler.clock.riders),
         "requests": [
             (r.id, r.state, r.num_tokens, r.computed, r.outputs, r.first_token_at) for r in everyone
         ],

@@ -1,0 +1,163 @@
+"""How fast the simulator is: event loop with records of every step and request.
+
+    python -m experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv] [--million]
+
+Times are the median of several rounds, beside one plain SimPy timeout measured in the same round.
+Without the trace its place is taken by drawn requests of the same mean lengths and rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from omegaconf import OmegaConf
+
+import conf
+from experiments.benchmarks.yardstick import seconds, timeout_seconds
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.metrics.recorder import Recorder
+from pagedsim.sim.cost import Roofline
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
+from pagedsim.sim.simulate import simulate
+from pagedsim.workload import Workload, synthetic, trace
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on a server."""
+
+    name: str
+    workload: Callable[[], Workload]
+    max_seqs: int = 128
+    blocks: int = 7424
+    batching: str = "prefill_first"
+    fast_forward: bool = True
+
+
+def run(case: Case, workload: Workload) -> Recorder:
+    """Llama-2-7B on an A100 with 80 GB, blocks of 16 tokens."""
+    folder = Path(conf.__file__).parent
+    shape = OmegaConf.load(folder / "model" / "llama-2-7b.yaml")
+    sheet = OmegaConf.load(folder / "hardware" / "a100-80gb.yaml")
+    replica = Replica(ModelShape(**_plain(shape)), Hardware(**_plain(sheet)))
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=case.blocks, block_size=16),
+        batching=case.batching,
+        max_seqs=case.max_seqs,
+        max_model_len=4096,
+    )
+    recorder = Recorder()
+    simulate(scheduler, workload, Roofline(replica), recorder, fast_forward=case.fast_forward)
+    return recorder
+
+
+def _plain(config: object) -> dict[str, object]:
+    found = OmegaConf.to_container(config)  # type: ignore[call-overload]
+    return {key: value for key, value in found.items() if not key.startswith("_")}
+
+
+def conversation(path: str | None) -> Case:
+    """The case that the budget is stated for."""
+    if path:
+        return Case("conversation trace", lambda: trace(path=path))
+    lengths = {
+        "shape": "lognormal",
+        "prompt_mean": 1000.0,
+        "prompt_cv": 0.9,
+        "output_mean": 211.0,
+        "output_cv": 0.8,
+    }
+    return Case(
+        "conversation, drawn",
+        lambda: synthetic(requests=10_000, rate=4.5, lengths=lengths, max_len=4096),
+    )
+
+
+def short(requests: int = 10_000) -> Case:
+    """154 tokens in, 312 out, more than the server can take."""
+    lengths = {"shape": "fixed", "prompt": 154, "output": 312}
+    return Case(
+        f"short, saturated, {requests:,}",
+        lambda: synthetic(requests=requests, rate=1000.0, lengths=lengths),
+        max_seqs=256,
+    )
+
+
+def measure(case: Case, rounds: int) -> None:
+    """Print one line."""
+    times, ratios = [], []
+    workload = case.workload()
+    for _ in range(rounds):
+        yardstick = timeout_seconds()
+        found: list[Recorder] = []
+        took = seconds(lambda: found.append(run(case, workload)))  # noqa: B023
+        times.append(took)
+        ratios.append(took / len(workload) / yardstick)
+    took = median(times)
+    steps, requests = found[0].steps_table(), len(workload)
+    tokens = int(workload.output_len.sum() + workload.prompt_len.sum())
+    print(
+        f"{case.name:28} {took:8.3f} {min(times):8.3f} {median(ratios):10.1f} "
+        f"{requests / took:12,.0f} {tokens / took:14,.0f} {steps.num_rows / took:12,.0f}",
+        flush=True,
+    )
+
+
+def scaling() -> None:
+    """Cost of a request, and peak memory, from a thousand to a million; each in its own process."""
+    print(f"\n{'requests':>10} {'seconds':>9} {'µs/request':>11} {'timeouts':>9} {'peak MB':>8}")
+    for requests in (1_000, 10_000, 100_000, 1_000_000):
+        command = [sys.executable, "-m", "experiments.benchmarks.simulator", "--one", str(requests)]
+        subprocess.run(command, check=True)
+
+
+def one(requests: int) -> None:
+    """One point of `scaling`: requests as they come at nine tenths of what the server can take."""
+    lengths = {"shape": "fixed", "prompt": 154, "output": 312}
+    workload = synthetic(requests=requests, rate=8.0, lengths=lengths)
+    case = Case("", lambda: workload, max_seqs=256)
+    yardstick = timeout_seconds()
+    took = seconds(lambda: run(case, workload))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    each = took / requests
+    print(
+        f"{requests:10,} {took:9.2f} {each * 1e6:11.1f} {each / yardstick:9.1f} {peak:8.0f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--million", action="store_true", help="also from 1,000 to 1,000,000")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        one(options.one)
+        return
+    print("Llama-2-7B, A100-80GB, block 16, 7,424 blocks; timeouts: plain SimPy timeouts a request")
+    print(
+        f"{'workload':28} {'median s':>8} {'best s':>8} {'timeouts':>10} "
+        f"{'requests/s':>12} {'tokens/s':>14} {'iterations/s':>12}"
+    )
+    talk = conversation(options.trace)
+    step_by_step = Case(talk.name + ", step by step", talk.workload, fast_forward=False)
+    for case in (talk, step_by_step, short()):
+        measure(case, options.rounds)
+    if options.million:
+        scaling()
+
+
+if __name__ == "__main__":
+    main()
