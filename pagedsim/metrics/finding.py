@@ -140,10 +140,10 @@ def _extremes(study: Study) -> list[str]:
         best, worst = (high, low) if way > 0 else (low, high)
         words = ("best", "worst") if way else ("lowest", "highest")
         at = f"{what} " if what else ""
+        doubt = _doubt(found.get((best, key)) if way else None)
         sentences.append(
-            f"{label_of(key)}: {words[0]} with {at}{best} ({scale.text(means[best])}), "
-            f"{words[1]} with {worst} ({scale.text(means[worst])})"
-            f"{_doubt(found.get((best, key)) if way else None)}."
+            f"{label_of(key)}: {words[0]} with {at}{best} ({scale.text(means[best])}{doubt}), "
+            f"{words[1]} with {worst} ({scale.text(means[worst])})."
         )
     return sentences
 
@@ -152,7 +152,7 @@ def _doubt(best: Comparison | None) -> str:
     """Whether the best arm might be no better than the baseline."""
     if best is None or best.sure or not best.difference.known:
         return ""
-    return f"; not surely better than {best.baseline}"
+    return f", not surely better than {best.baseline}"
 
 
 def _one(key: str, means: dict[str, float]) -> str:

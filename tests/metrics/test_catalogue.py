@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from pagedsim.metrics.catalogue import METRICS, STATISTICS, keys_of, label_of, metric_of, text_of
+from pagedsim.metrics.catalogue import (
+    METRICS,
+    STATISTICS,
+    keys_of,
+    label_of,
+    metric_of,
+    scale_of,
+    text_of,
+)
 from pagedsim.metrics.summary import Slo, summarise
 from tests.metrics.tables import REQUESTS, SIZES, STEPS
 
@@ -40,3 +48,8 @@ def test_a_bare_latency_stands_for_mean_and_p99() -> None:
 )
 def test_units_are_chosen_for_reading(key: str, value: float, text: str) -> None:
     assert text_of(key, value) == text
+
+
+def test_a_column_has_one_unit() -> None:
+    for values, suffix in (((0.5, 0.9, 3.0), "ms"), ((0.5, 0.9, 30.0), "s"), ((), "s")):
+        assert scale_of("ttft_mean", values).suffix == suffix

@@ -130,9 +130,15 @@ def test_arms_alike_are_called_so() -> None:
 
 
 def test_a_sweep_names_best_and_worst() -> None:
-    values = {"1": [3.0, 3.0], "8": [1.0, 1.2], "64": [5.0, 5.0]}
+    values = {"1": [3.0, 3.0], "8": [1.1, 1.1], "64": [5.0, 5.0]}
     (said,) = finding(study(values, swept="memory.block_size"))
     assert said == "TTFT mean: best with block_size 8 (1.10 s), worst with 64 (5.00 s)."
+
+
+def test_a_sweep_admits_that_the_best_may_be_no_better() -> None:
+    values = {"1": [3.0, 3.1], "8": [2.9, 3.15], "64": [5.0, 5.0]}
+    (said,) = finding(study(values, swept="memory.block_size"))
+    assert "best with block_size 8 (3.02 s, not surely better than 1), worst" in said
 
 
 def test_gains_and_costs_are_told_of_each_client(tmp_path: Path) -> None:

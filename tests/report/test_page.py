@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.summary import summarise
 from pagedsim.report import html
 from pagedsim.report.plots import draw
 from pagedsim.report.style import DARK, looks
 from pagedsim.report.table import sections
-from tests.metrics.tables import study_of
+from tests.metrics.tables import NAN, SIZES, requests_of, steps_of, study_of
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -150,6 +154,19 @@ def test_every_kind_of_study_is_drawn(
     assert plots[0].name == first
     assert "One seed" in plots[0].caption or "one seed" in plots[0].caption
     Reader(html.page(study, plots))
+
+
+@pytest.mark.parametrize("swept", [None, "workload.rate"])
+def test_runs_without_results_are_drawn(swept: str | None, tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1)
+    summary = summarise(requests_of(), steps_of(), **SIZES)
+    empty = replace(study.runs[0], requests=requests_of(), steps=steps_of(), summary=summary)
+    rejected = requests_of({"state": "rejected", "first_token": NAN, "scheduled": NAN})
+    summary = summarise(rejected, steps_of(), **SIZES)
+    none = replace(study.runs[1], requests=rejected, steps=steps_of(), summary=summary)
+    study.runs, study.swept = [empty, none], swept
+    Reader(report.write(study).read_text(encoding="utf-8"))
+    report.show(study, Console(file=io.StringIO()))
 
 
 def test_the_same_study_gives_the_same_page(tmp_path: Path) -> None:
