@@ -9,7 +9,7 @@ models want are one product and one addition.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pagedsim.core.errors import IntegrityError
@@ -113,9 +113,9 @@ class Clock:
         request._generated -= 1
         self.board(request)
 
-    def ending(self) -> list[Request]:
+    def ending(self) -> Sequence[Request]:
         """The riders that have reached their end; the caller makes each alight."""
-        return list(self.ends.get(self.tick, _NOBODY))
+        return self.ends.get(self.tick, _NOBODY)
 
     def _note(self, calendar: Calendar, request: Request, length: int | None) -> None:
         if length is not None:

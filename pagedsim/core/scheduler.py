@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pagedsim.core.answer import Continuation, Tokens, refuse_answer, sampled_in
@@ -43,6 +44,9 @@ from pagedsim.core.work import chunks, rebuilds, span, stored, work
 
 if TYPE_CHECKING:
     from pagedsim.core.batching.base import Batching
+
+
+_by_seat = attrgetter("_seat")
 
 
 class Scheduler:
@@ -171,8 +175,8 @@ class Scheduler:
         elif request.state is State.SWAPPED:
             self.swapped.remove(request)
         else:
-            self.memory.retract(request, request.computed)
             self._unseat(request)
+            self.memory.retract(request, request.computed)
         self._leave(request, State.ABORTED, "abort", now)
         return request
 
@@ -228,7 +232,9 @@ class Scheduler:
                 self._append(request, tokens[request.id])
         if self._observing:
             self.policy.observe(Served(plan, now))
-        ended = [(request, "length") for request in clock.ending()]
+        # In the order of the batch: the prefix cache evicts in the order of release.
+        ending = sorted(clock.ending(), key=_by_seat)
+        ended = [(request, "length") for request in ending]
         if finished:
             gone = {request.id for request, _ in ended}
             told = ((self.requests.get(i), why) for i, why in finished.items() if i not in gone)
@@ -388,11 +394,11 @@ class Scheduler:
     def preempt(self, plan: StepPlan, victim: Request, displaced: bool = False) -> int:
         """Take a running request's memory. Returns tokens that this step had planned for it."""
         given_back = plan.drop_chunks(victim)
-        self.memory.retract(victim, victim.computed)
         (plan.displaced if displaced else plan.preempted).append(victim)
         victim.preemptions += 1
         keep = self._keep(victim)
         self._unseat(victim)
+        self.memory.retract(victim, victim.computed)
         if keep is Keep.SWAP:
             pairs = self.memory.swap_out(victim, plan.copies)
             plan.swap_out += pairs
