@@ -104,7 +104,8 @@ class Scheduler:
 
         self.ranked = ranks(self.policy)
         self._observing = observes(self.policy)
-        self._patient = patient(self.policy, batching.displacing(self.policy))
+        self._displacing = batching.displacing(self.policy)
+        self._patient = patient(self.policy, self._displacing)
         self._ends: dict[RequestId, int] = {}  # lengths at which requests end; not for policies
         self._orders = 0
         self._seated = 0
@@ -271,6 +272,11 @@ class Scheduler:
             return 0
         if (self.waiting or self.swapped) and not (self._patient and self.waiting.settled):
             return 0
+        if self.waiting and self._displacing:
+            # Room that was there before the batch grew is gone in the next step.
+            last = next(reversed(self.running))
+            if self.policy.displaces(self.waiting.head, last, self.now):
+                return 0
         tick, ends = self.clock.tick + 1, self.clock.ends
         for steps in range(limit):
             if tick + steps in ends:
@@ -439,10 +445,14 @@ class Scheduler:
         """Bring a request back from the CPU; `count` tokens of it are computed in this step."""
         self.swapped.remove(request)
         pairs = self.memory.swap_in(request)
+        splits: Copies = {}
+        self.memory.extend(request, request.computed + count, splits)
+        # Copies are made before blocks come in, so what splits now comes from the CPU twice.
+        origin = {block: cpu for cpu, block in pairs}
+        pairs += [(origin[source], target) for target, source in splits.items()]
         plan.swap_in += pairs
         plan.resumed.append(request)
         request.swapped_blocks += len(pairs)
-        self.memory.extend(request, request.computed + count, plan.copies)
         self._seat(request)
         if request.ready:
             self.clock.board(request)

@@ -105,7 +105,7 @@ class Memory(ABC):
 
     @abstractmethod
     def blocks_at_length(self, request: Request, tokens: int) -> int:
-        """Blocks that the request would hold, alone, with `tokens` tokens in each sequence."""
+        """Blocks that it takes to admit a request with `tokens` tokens in each sequence."""
 
     def common(self, request: Request) -> int:
         """Leading tokens whose blocks the sequences of `request` share when it is rebuilt."""

@@ -78,8 +78,8 @@ class PagedMemory(Memory):
 
     def blocks_at_length(self, request: Request, tokens: int) -> int:
         blocks = self.blocks_for(tokens)
-        if request.width == 1 or tokens <= request.prompt_len:
-            return blocks
+        if request.width == 1 or not request.generated:
+            return blocks  # until the first token is sampled, all of them are one
         shared = request.prompt_len // self.block_size
         return shared + request.width * (blocks - shared)
 
@@ -154,8 +154,8 @@ class PagedMemory(Memory):
             self._drop(list(table))
         # A full last block is never written again, so it may stay shared.
         partial = (request.num_tokens - 1) % self.block_size != 0
-        shared = partial and len(set(parents)) < len(parents)
-        request._split_at = request.num_tokens if shared else 0
+        shared = len({table[-1] for table in request.tables}) < len(parents)
+        request._split_at = request.num_tokens if partial and shared else 0
 
     # -- leaving -------------------------------------------------------------------------------
 

@@ -168,6 +168,11 @@ class PrefixMemory(PagedMemory):
             self.extend(request, request.num_tokens, copies)
         return True
 
+    def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
+        super().fork(request, parents, copies)
+        if request.width == 1:  # it was one of several, whose outputs nobody looks up
+            self._register(request, request.num_tokens - 1)
+
     # -- leaving -------------------------------------------------------------------------------
 
     def retract(self, request: Request, tokens: int) -> None:

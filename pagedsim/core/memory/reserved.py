@@ -34,11 +34,11 @@ class ReservedMemory(Memory):
 
     @property
     def longest(self) -> int:
-        return self._buddy.largest * self.block_size
+        return min(self._buddy.largest * self.block_size, self.max_model_len)
 
     def longest_of(self, request: Request) -> int:
         run = power_of_two(self.total // request.width + 1) // 2  # as many runs as sequences
-        return run * self.block_size
+        return min(run * self.block_size, self.max_model_len)
 
     def _blocks(self, request: Request) -> int:
         return self.blocks_for(min(self.reservation(request), self.max_model_len))
