@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 
-from pagedsim.complaint import guarded
+from pagedsim.complaint import Complaint, guarded
 
 
 def run() -> None:
-    """Hydra's entry; imported late, so that a typing error is answered at once."""
+    """Hydra's entry; imported late, so that nothing is before the guard against errors."""
     import hydra
-    from omegaconf import DictConfig
+    from omegaconf import DictConfig, OmegaConf
 
     from pagedsim.config import register
 
@@ -26,13 +28,35 @@ def run() -> None:
             failures.append(error)
 
     register()
-    study()
+    OmegaConf.register_new_resolver("manual", _manual, replace=True)
+    try:
+        study()
+    except KeyboardInterrupt:
+        with suppress(Complaint):
+            _conclude()
+        raise
+    _conclude()
     if failures:
         raise failures[0]
 
 
+def _manual() -> str:
+    from experiments.manual import page
+
+    return page()
+
+
+def _conclude() -> None:
+    """End a sweep, if there was one."""
+    from experiments.multirun import conclude
+
+    conclude()
+
+
 def main() -> None:
     """`python -m pagedsim`."""
+    if os.getcwd() not in sys.path:  # where a policy of one's own lies
+        sys.path.insert(0, os.getcwd())
     sys.exit(guarded(run))
 
 

@@ -33,8 +33,20 @@ class Batching(ABC):
         """Raise ConfigError if the scheduler's limits do not allow this batching."""
 
     def infeasible(self, scheduler: Scheduler, request: Request) -> str | None:
-        """Why this batching could never admit a new request, or None."""
-        return None
+        """Why a new request could never be admitted, or None."""
+        memory, spare = scheduler.memory, self.spare(scheduler)
+        if memory.fit(request, request.prompt_len, spare, ()) is not Fit.NEVER:
+            return None
+        need = memory.blocks_at_length(request, request.prompt_len)
+        kept = f", of which the watermark keeps {spare} free" if spare else ""
+        return (
+            f"prompt of {request.prompt_len} tokens needs {need} blocks of {memory.block_size}: "
+            f"memory has {memory.total}{kept}"
+        )
+
+    def spare(self, scheduler: Scheduler) -> int:
+        """Blocks that an admission must leave free."""
+        return 0
 
     def slack(self, scheduler: Scheduler) -> int:
         """Blocks that must stay free when the batch has grown for a step of decodes."""

@@ -41,18 +41,7 @@ class PrefillFirst(Batching):
                 )
 
     def spare(self, scheduler: Scheduler) -> int:
-        """Blocks that the watermark keeps free."""
         return int(self.watermark * scheduler.memory.total)
-
-    def infeasible(self, scheduler: Scheduler, request: Request) -> str | None:
-        memory, spare = scheduler.memory, self.spare(scheduler)
-        if memory.fit(request, request.prompt_len, spare, ()) is not Fit.NEVER:
-            return None
-        need = memory.blocks_at_length(request, request.prompt_len)
-        return (
-            f"prompt of {request.prompt_len} tokens needs {need} blocks of {memory.block_size}: "
-            f"memory has {memory.total}, of which the watermark keeps {spare} free"
-        )
 
     def sorts_late(self, policy: Policy) -> bool:
         return policy.sorts_late

@@ -30,12 +30,12 @@ class Unified(Batching):
         scheduler.decode(plan)
 
     def infeasible(self, scheduler: Scheduler, request: Request) -> str | None:
-        if request.width <= scheduler.max_batched_tokens:
-            return None
-        return (
-            f"{request.width} sequences decode together: "
-            f"max_batched_tokens is {scheduler.max_batched_tokens}"
-        )
+        if request.width > scheduler.max_batched_tokens:
+            return (
+                f"{request.width} sequences decode together: "
+                f"max_batched_tokens is {scheduler.max_batched_tokens}"
+            )
+        return super().infeasible(scheduler, request)
 
     def _go_on(self, scheduler: Scheduler, plan: StepPlan) -> int:
         """Serve the batch in its order; returns what is left of the budget."""
