@@ -79,8 +79,10 @@ def test_fit_is_never_later_or_now() -> None:
 def test_a_group_needs_the_full_prompt_blocks_once_and_the_rest_for_each_sequence() -> None:
     memory = PagedMemory(100, 4)
     a = group("a", 6, n=3)  # block 0 is full and shared for good
+    assert memory.blocks_at_length(a, 6) == 2
+    a._generated = 1  # once they have a token each, they are rebuilt apart
     blocks = [memory.blocks_at_length(a, tokens) for tokens in (6, 7, 8, 9)]
-    assert blocks == [2, 1 + 3, 1 + 3, 1 + 6]
+    assert blocks == [1 + 3, 1 + 3, 1 + 3, 1 + 6]
 
 
 def test_a_fork_shares_all_blocks_by_reference_count() -> None:
