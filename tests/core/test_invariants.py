@@ -95,6 +95,16 @@ ONCE_BROKEN = {
     "reserved memory that reckons with less than it could hold": Case(
         Server("reserved_max", 8, 1, "prefill_first", reserved_len=2), (Job(3, 4), Job(1, 4))
     ),
+    "reserved runs that could never be had together": Case(
+        Server("reserved_max", 15, 1, "unified", reserved_len=6), (Job(1, 1, width=4),)
+    ),
+    "sequences that end before their first copies are made": Case(
+        Server("reserved_pow2", 4, 2, "static", reserved_len=5),
+        (Job(1, 1, width=4), Job(1, 1, width=4)),
+        tells_tokens=True,
+        beams=True,
+        seed=76,
+    ),
     "sequences that branch before their first copies are made": Case(
         Server("reserved_oracle", 17, 2, "prefill_first", reserved_len=3),
         (Job(2, 1, gap=3), Job(1, 3, width=3, gap=3, stream=1)),
