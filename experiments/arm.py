@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+import pyarrow.compute as pc
 
-from pagedsim.build import make_memory
-from pagedsim.core import ConfigError, Memory, PagedsimError, Scheduler
-from pagedsim.core.errors import unknown
+from experiments.failure import Failure, failure_of
+from experiments.parts import Parts, Settings, build
+from pagedsim.core import Scheduler, StepPlan
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.study import Run
 from pagedsim.metrics.summary import Slo, summarise
-from pagedsim.sim.capacity import capacity
-from pagedsim.sim.cost import CostModel
 from pagedsim.sim.cost.work import total_work
-from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
-from pagedsim.workload import Workload
-
-Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,49 +31,80 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The objects of one run."""
+class Interrupted:
+    """A run that was stopped; `folder` has what there was of it, None: it had not begun."""
 
-    workload: Workload
-    replica: Replica
-    cost: CostModel
-    memory: Memory
-    scheduler: Scheduler
+    folder: Path | None = None
 
 
-def run_job(job: Job) -> Run | str:
-    """The run, or what went wrong in one line."""
+Outcome = Run | Failure | Interrupted
+
+
+class Stopped(Exception):
+    """The run was asked to stop."""
+
+
+class Watched(Recorder):
+    """A recorder that can be looked at, and that can stop the run between two steps."""
+
+    requests = 0
+    """How many requests there will be; 0 while that is not known."""
+
+    @property
+    def left_count(self) -> int:
+        """Requests that have left."""
+        return len(self._ids)
+
+    @property
+    def time(self) -> float:
+        """The end of the last step, in simulated seconds."""
+        return self._ends[-1] if self._ends else 0.0
+
+    def stop(self) -> None:
+        """Raise `Stopped` at the next step, where everything recorded is whole."""
+        self.step = self._stop  # type: ignore[method-assign]
+
+    def _stop(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        for rejection in plan.rejected:  # no longer the scheduler's, and not recorded yet
+            self.left(rejection.request)
+        raise Stopped
+
+
+def run_job(job: Job, recorder: Watched) -> Outcome:
+    """The run, or why there is none. `recorder` may be stopped from a signal handler."""
+    parts = None
     try:
-        return run_arm(job)
-    except PagedsimError as error:
-        return str(error)
+        parts = build(job.config, job.seed)
+        recorder.requests = len(parts.workload)
+        _simulate(parts, recorder)
+        return _finish(job, parts, recorder)
+    except Stopped:
+        assert parts is not None
+        _finish(job, parts, recorder, partial=True)
+        return Interrupted(job.folder)
+    except Exception as error:
+        now = recorder.time if parts is not None else None
+        return failure_of(error, job.config["policy"], now)
 
 
-def run_arm(job: Job) -> Run:
-    """Simulate, summarise, write. Interrupted, it writes what there is, and raises again."""
-    parts = build(job.config, job.seed)
-    recorder = Recorder()
-    backend = job.config["backend"]
-    try:
-        simulate(
-            parts.scheduler,
-            parts.workload,
-            parts.cost,
-            recorder,
-            overlap=backend["overlap"],
-            fast_forward=backend["fast_forward"],
-        )
-    except KeyboardInterrupt:
-        _write(job, parts, recorder)
-        raise
-    return _write(job, parts, recorder)
+def _simulate(parts: Parts, recorder: Watched) -> None:
+    simulate(
+        parts.scheduler,
+        parts.workload,
+        parts.cost,
+        recorder,
+        overlap=parts.backend.overlap,
+        fast_forward=parts.backend.fast_forward,
+    )
 
 
-def _write(job: Job, parts: Parts, recorder: Recorder) -> Run:
+def _finish(job: Job, parts: Parts, recorder: Watched, partial: bool = False) -> Run:
+    """Make the tables and write them; who is still alive is in them as unfinished."""
     for request in parts.scheduler.requests.values():
         recorder.left(request)
     requests, steps = recorder.requests_table(), recorder.steps_table()
     summary = _summary(job.config, parts, requests, steps)
+    summary |= {"partial": partial, "notices": notices(parts, requests)}
     write_run(job.folder, requests, steps, summary)
     return Run(job.arm, job.seed, job.folder, job.config, requests, steps, summary)
 
@@ -104,83 +127,20 @@ def _summary(config: Settings, parts: Parts, requests: pa.Table, steps: pa.Table
     )
 
 
-# -- objects from a configuration ----------------------------------------------------------------
-
-
-def build(config: Settings, seed: int) -> Parts:
-    """The objects that a configuration describes."""
-    workload = _make("workload", config, seed=seed)
-    replica = Replica(
-        model=_make("model", config),
-        hardware=_make("hardware", config),
-        tensor_parallel=config["tensor_parallel"],
-        block_size=config["memory"].get("block_size", 1),
-        kv_layout=config["memory"].get("kv_layout", "block"),
-    )
-    cost: CostModel = _make("cost", config, replica=replica)
-    needs_prices = config["preemption"].get("_target_", "").endswith(".Cheapest")
-    preemption = _make("preemption", config, **({"prices": cost.prices()} if needs_prices else {}))
-    batching = _make("batching", config)
-    server = config["server"]
-    longest = server["max_model_len"] or replica.model.max_model_len
-    tokens = server["max_batched_tokens"] or batching.default_tokens(longest, server["max_seqs"])
-    memory = _memory(config, replica, longest, tokens, swaps=preemption.swaps)
-    scheduler = Scheduler(
-        memory=memory,
-        batching=batching,
-        policy=_make("policy", config),
-        preemption=preemption,
-        max_seqs=server["max_seqs"],
-        max_batched_tokens=tokens,
-        max_model_len=longest if server["max_model_len"] else min(longest, memory.longest),
-    )
-    return Parts(workload, replica, cost, memory, scheduler)
-
-
-def _memory(config: Settings, replica: Replica, longest: int, tokens: int, swaps: bool) -> Memory:
-    settings = dict(config["memory"])
-    kind = settings.pop("kind", "paged")
-    settings.pop("kv_layout", None)
-    swap_space = settings.pop("swap_space_gib", 0.0)
-    utilization = settings.pop("gpu_memory_utilization", 0.9)
-    wants_blocks = settings.get("blocks") is None
-    wants_cpu = "cpu_blocks" in settings and settings["cpu_blocks"] is None
-    if wants_blocks or (wants_cpu and swaps):
-        room = capacity(
-            replica,
-            gpu_memory_utilization=utilization,
-            max_batched_tokens=tokens,
-            max_seqs=config["server"]["max_seqs"],
-            swap_space_gib=swap_space,
+def notices(parts: Parts, requests: pa.Table) -> list[str]:
+    """What a reader must know of the requests: what was cut, left out or rejected."""
+    workload, rows = parts.workload, len(parts.workload)
+    lines = list(workload.notices)
+    finished = requests.filter(pc.equal(requests["state"], "finished"))
+    wanted = workload.output_len[np.asarray(finished["request"].to_numpy())]
+    short = int(np.count_nonzero(np.asarray(finished["output_tokens"].to_numpy()) < wanted))
+    if short:
+        limit = parts.scheduler.max_model_len
+        lines.append(f"{short:,} of {rows:,} answers were cut at max_model_len={limit} tokens")
+    rejected = requests.filter(pc.equal(requests["state"], "rejected"))
+    if rejected.num_rows:
+        who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
+        lines.append(
+            f"{rejected.num_rows:,} of {rows:,} requests were rejected; the first, {who}: {why}"
         )
-        if wants_blocks:
-            settings["blocks"] = room.blocks
-    if wants_cpu:
-        settings["cpu_blocks"] = room.cpu_blocks if swaps else 0
-    if kind.startswith("reserved"):
-        settings["max_model_len"] = longest
-    return make_memory(kind, **settings)
-
-
-def _make(group: str, config: Settings, **more: Any) -> Any:
-    """What `config[group]` describes; errors name the group."""
-    settings: Mapping[str, Any] = config[group]
-    if "_target_" not in settings:
-        raise ConfigError(f"{group}._target_: missing; it names the class to build")
-    try:
-        # In two steps, since Hydra would turn dataclasses among the arguments into configurations.
-        return instantiate(settings, _partial_=True, _convert_="all")(**more)
-    except (InstantiationException, TypeError) as error:
-        raise _clear(group, settings, error) from error
-
-
-def _clear(group: str, settings: Mapping[str, Any], error: Exception) -> ConfigError:
-    """What was wrong with a group's settings, in one line."""
-    cause = error.__cause__ or error
-    if isinstance(cause, PagedsimError):
-        return ConfigError(str(cause))
-    text = " ".join(str(cause).split())
-    if "unexpected keyword argument" in text:
-        name = text.rsplit("'", 2)[-2]
-        return unknown(f"key of {group}", name, [k for k in settings if not k.startswith("_")])
-    return ConfigError(f"{group}={settings['_target_']}: {text}")
+    return lines

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from pagedsim.core import ConfigError
+from pagedsim.metrics.catalogue import keys_of
+
+METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
 
 
 @dataclass(frozen=True)
@@ -11,12 +16,33 @@ class Compare:
     """What to compare, and how to say it.
 
     `arms` maps a name to overrides, as one would type them; `baseline` is the arm that the others
-    are held against (the first, if not given); `metrics` are the columns of the table.
+    are held against (the first, if not given); `metrics` are the columns of the table; `swept` is
+    the setting that the arms vary, where they are points of a sweep.
     """
 
     title: str
     question: str
     arms: Mapping[str, Sequence[str]]
     baseline: str | None = None
-    metrics: Sequence[str] = field(default=("ttft", "tpot", "e2e", "output_tokens_per_s"))
+    metrics: Sequence[str] = METRICS
     swept: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arms, Mapping) or not self.arms:
+            raise ConfigError(f"arms={self.arms}: must be a mapping of names to overrides")
+        for arm, changes in self.arms.items():
+            if not _texts(changes):
+                raise ConfigError(
+                    f"arms.{arm}={changes}: must be a list of overrides, such as [policy=fcfs]"
+                )
+        if self.baseline is not None and self.baseline not in self.arms:
+            raise ConfigError(
+                f"baseline={self.baseline}: must be one of the arms {', '.join(self.arms)}"
+            )
+        if not _texts(self.metrics) or not self.metrics:
+            raise ConfigError(f"metrics={self.metrics}: must be a list such as [ttft, tpot]")
+        keys_of(self.metrics)  # raises for one that there is not
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)

@@ -3,62 +3,150 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.study import run_study
-from pagedsim.core import ConfigError, PagedsimError
+from experiments.compare import Compare
+from experiments.multirun import record_job
+from experiments.objects import make
+from experiments.study import Runs, run_study, study_of
+from pagedsim.complaint import Complaint, Interruption, verbose
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import require
 from pagedsim.metrics.study import Study
 from pagedsim.report import show, write
 from pagedsim.tracking import check_mode, track
 
 
 def run_experiment(config: DictConfig) -> None:
-    """Run `config.study`; everything that it leaves is in Hydra's output folder."""
+    """Run `config.study`; everything that it leaves is in Hydra's output folder.
+
+    As one job of several it prints nothing, and what came out or went wrong is left for the end.
+    """
     hydra = HydraConfig.get()
-    folder = _writable(Path(hydra.runtime.output_dir))
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
-    plan = instantiate(config.study, _convert_="all")
+    folder = Path(hydra.runtime.output_dir)
+    if hydra.mode != RunMode.MULTIRUN:
+        _run(config, folder, hydra, quiet=False)
+        return
+    study, error = None, None
+    try:
+        study = _run(config, folder, hydra, quiet=True)
+    except Complaint as complaint:
+        study, error = complaint.study, complaint
+    except Exception as other:
+        error = other
+    record_job(folder, list(hydra.overrides.task), study, error)
+
+
+def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
+    _check(config)
+    plan = make("study", OmegaConf.to_container(config.study, resolve=True), Compare)
+    _keep_configuration(config, folder)
+    overrides = list(hydra.overrides.task)
+    runs = run_study(plan, config, overrides, folder)
+    name = str(hydra.runtime.choices.get("experiment") or "study")
+    study = study_of(plan, runs, folder, name, overrides)
+    if runs.kept and not quiet:
+        print(f"{runs.kept} of {len(runs.jobs)} runs were there already, and the same: kept")
+    if study.runs:
+        _report(study, config, quiet, interrupted=runs.interrupted)
+    _complain(study, runs)
+    return study
+
+
+def _check(config: DictConfig) -> None:
+    """Refuse what would be found out late."""
+    for key in ("seeds", "jobs", "tensor_parallel"):
+        if config[key] is not None:
+            require(key, config[key], 1)
+    require("seed", config.seed, 0)
+    if not OmegaConf.is_dict(config.study):
+        raise ConfigError("study: must be given; choose an experiment=")
+    for key in sorted(OmegaConf.missing_keys(config.study)):
+        raise ConfigError(f"study.{key}: must be given: study.{key}=...")
+    if not OmegaConf.is_dict(config.tracking):
+        raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
     check_mode(config.tracking.mode)
-    study = run_study(plan, config, list(hydra.overrides.task), folder)
-    if not study.runs:
-        raise ConfigError(_first(study) or "no run was completed")
-    show(study)
-    report = write(study) if config.report else None
-    tracked = track(study, config.tracking.mode, project=config.tracking.project)
-    _say_where(folder, report, len(tracked))
-    if study.failed:
-        raise PagedsimError(f"{len(study.failed)} of the runs failed; {_first(study)}")
 
 
-def _first(study: Study) -> str:
-    """What failed first, and how."""
-    return next((f"{what}: {why}" for what, why in study.failed.items()), "")
+def _keep_configuration(config: DictConfig, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f"hydra.run.dir={folder}: cannot be written: {why}") from error
 
 
-def _say_where(folder: Path, report: Path | None, tracked: int) -> None:
+def _report(study: Study, config: DictConfig, quiet: bool, interrupted: bool) -> None:
+    """On the terminal, as files, and to the tracker."""
+    try:
+        if not quiet:
+            show(study)
+            for note in _notes(study):
+                print(f"note: {note}")
+        report = write(study) if config.report else None
+        mode = "none" if interrupted else cast(str, config.tracking.mode)
+        tracked = track(study, mode, project=config.tracking.project)
+    except KeyboardInterrupt:
+        raise Interruption(f"while reporting; {_all_there(study)}") from None
+    if not quiet:
+        _say_where(study.folder, report, len(tracked), config.tracking.mode)
+
+
+def _notes(study: Study) -> list[str]:
+    """What the first run of each arm has to tell a reader, each line once."""
+    whose: dict[str, list[str]] = {}
+    for arm in study.arms:
+        first = study.of(arm)[0]
+        for text in first.summary.get("notices", ()):
+            some = f" (seed {first.seed})" if len(study.of(arm)) > 1 else ""
+            whose.setdefault(text + some, []).append(arm)
+    return [
+        text if arms == study.arms else f"{', '.join(arms)}: {text}" for text, arms in whose.items()
+    ]
+
+
+def _say_where(folder: Path, report: Path | None, tracked: int, mode: str) -> None:
     """Where to look."""
-    here = Path.cwd()
-
-    def shown(path: Path) -> str:
-        return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
     print(f"results   {shown(folder)}")
     if report is not None:
         print(f"report    {shown(report)}")
         print(f"timeline  {shown(folder / 'timeline.json')}  (open it at ui.perfetto.dev)")
     if tracked:
-        print(f"tracking  {shown(folder / 'wandb')}  ({tracked} runs; `wandb sync` uploads them)")
+        later = "; `wandb sync` uploads them" if mode == "offline" else ""
+        print(f"tracking  {shown(folder / 'wandb')}  ({tracked} runs{later})")
 
 
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(f"hydra.run.dir={folder}: cannot be written: {error.strerror}") from error
-    return folder
+def _complain(study: Study, runs: Runs) -> None:
+    """Say what is missing, if anything is."""
+    if runs.interrupted:
+        raise Interruption(_all_there(study, len(runs.jobs)), study=study)
+    if not runs.failed:
+        return
+    if verbose():
+        for failure in runs.reasons.values():
+            print(failure.trace)
+    lines = [f"{w}: {f.reason}" if w else f.reason for w, f in runs.reasons.items()]
+    expected = all(failure.expected for failure in runs.failed.values())
+    raise Complaint(lines, expected=expected, study=study if study.runs else None)
+
+
+def _all_there(study: Study, jobs: int | None = None) -> str:
+    """What there is of an interrupted study, and how to go on."""
+    done = len(study.runs)
+    folder = shown(study.folder)
+    what = f"{done} of {jobs or done} runs are complete"
+    if jobs and not done:
+        what = f"no run of {jobs} is complete"
+    what += f", in {folder}" + ("; the table and the report are of these" if jobs and done else "")
+    return f"{what}; the same command with hydra.run.dir={folder} goes on from there"
+
+
+def shown(path: Path) -> str:
+    """A path from here, where it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,91 +1,160 @@
-"""Run a study: compose its arms, run them in parallel under several seeds, gather and report."""
+"""Run a study: compose its arms, run them in parallel under several seeds, gather the results."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.arm import Job, run_job
+from experiments.arm import Interrupted, Job, Outcome
 from experiments.compare import Compare
-from pagedsim.core import PagedsimError
+from experiments.failure import Failure
+from experiments.pool import inside_a_worker, run_jobs
+from experiments.stored import forget, store, stored
+from pagedsim.complaint import line
+from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run, Study
+
+Key = tuple[str, int]
+"""An arm and a seed."""
+
+
+@dataclass
+class Runs:
+    """What became of a study's jobs."""
+
+    jobs: Sequence[Job]
+    finished: dict[Key, Run] = field(default_factory=dict)
+    failed: dict[Key, Failure] = field(default_factory=dict)
+    kept: int = 0
+    """How many were there already."""
+    interrupted: bool = False
+
+    @property
+    def in_order(self) -> list[Run]:
+        """Those that are complete, arm by arm and seed by seed."""
+        keys = [(job.arm, job.seed) for job in self.jobs]
+        return [self.finished[key] for key in keys if key in self.finished]
+
+    @property
+    def reasons(self) -> dict[str, Failure]:
+        """What failed and why, each reason once; "" where it is all there is to say."""
+        by_reason: dict[str, list[Key]] = {}
+        for key, failure in self.failed.items():
+            by_reason.setdefault(failure.reason, []).append(key)
+        return {self._whose(keys): self.failed[keys[0]] for keys in by_reason.values()}
+
+    def _whose(self, keys: Sequence[Key]) -> str:
+        """Names for some of the runs: arms, and seeds where it is not all of them."""
+        if len(keys) == len(self.jobs):
+            return ""
+        arms = {job.arm: {j.seed for j in self.jobs if j.arm == job.arm} for job in self.jobs}
+        names = []
+        for arm in dict.fromkeys(arm for arm, _ in keys):
+            seeds = sorted(seed for one, seed in keys if one == arm)
+            some = "" if set(seeds) == arms[arm] else f" (seed {', '.join(map(str, seeds))})"
+            names.append(arm + some)
+        return ", ".join(names)
+
+
+def run_study(plan: Compare, config: DictConfig, overrides: Sequence[str], folder: Path) -> Runs:
+    """Run all arms; what one of them does wrong is reported at the end and stops no other."""
+    runs = Runs(jobs_of(plan, overrides, folder))
+    missing = []
+    for job in runs.jobs:
+        if run := stored(job):
+            runs.finished[job.arm, job.seed] = run
+        else:
+            forget(job)
+            missing.append(job)
+    runs.kept = len(runs.finished)
+
+    def done(job: Job, outcome: Outcome) -> None:
+        if isinstance(outcome, Run):
+            store(job)
+            runs.finished[job.arm, job.seed] = outcome
+        elif isinstance(outcome, Failure):
+            runs.failed[job.arm, job.seed] = outcome
+        else:
+            assert isinstance(outcome, Interrupted)
+
+    processes = 1 if inside_a_worker() else config.jobs or cores()
+    runs.interrupted = run_jobs(missing, processes, done)
+    return runs
 
 
 def jobs_of(plan: Compare, overrides: Sequence[str], folder: Path) -> list[Job]:
     """Every arm under every seed, each with the configuration that its overrides give."""
     jobs = []
     for arm, changes in plan.arms.items():
-        config = compose("config", overrides=[*overrides, *changes])
-        plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-        for seed in range(config.seed, config.seed + config.seeds):
-            jobs.append(Job(arm, seed, plain, folder / "runs" / arm / f"seed-{seed}"))
+        config = _composed(arm, overrides, changes)
+        place = folder / "runs" / _as_file_name(arm)
+        for seed in range(config["seed"], config["seed"] + config["seeds"]):
+            jobs.append(Job(arm, seed, config, place / f"seed-{seed}"))
     return jobs
 
 
-def run_study(plan: Compare, config: DictConfig, overrides: Sequence[str], folder: Path) -> Study:
-    """Run all arms; what one arm does wrong is reported at the end and stops no other."""
-    if plan.baseline is not None and plan.baseline not in plan.arms:
-        raise PagedsimError(
-            f"study.baseline={plan.baseline}: must be one of the arms {', '.join(plan.arms)}"
-        )
+def _composed(arm: str, overrides: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
+    try:
+        config = compose("config", overrides=[*overrides, *changes])
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except Exception as error:
+        # What is wrong without the arm's changes is not the arm's fault.
+        ours = any(change in str(error) or _key(change) in str(error) for change in changes)
+        where = f"study.arms.{arm}: " if ours else ""
+        raise ConfigError(where + line(error, [*overrides, *changes])) from error
+    return cast(dict[str, Any], plain)
+
+
+def _key(change: str) -> str:
+    return change.partition("=")[0].lstrip("+~").rpartition(".")[2]
+
+
+def _as_file_name(arm: str) -> str:
+    """An arm's name as that of a folder, whatever is in it."""
+    return re.sub(r"^\.", "%2E", quote(arm, safe=" =,+@"))
+
+
+def study_of(plan: Compare, runs: Runs, folder: Path, name: str, overrides: Sequence[str]) -> Study:
+    """The results, in the shape that reports take."""
     study = Study(
-        name=folder.name.split("-", 3)[-1],
+        name=name,
         title=plan.title,
         question=plan.question,
         folder=folder,
-        command="python -m pagedsim " + " ".join(sys.argv[1:]),
-        metrics=tuple(plan.metrics),
+        command=shlex.join(["python", "-m", "pagedsim", *overrides]),
+        runs=runs.in_order,
+        metrics=_metrics(plan, runs),
         baseline=plan.baseline or next(iter(plan.arms)),
         swept=plan.swept,
     )
-    jobs = jobs_of(plan, overrides, folder)
-    finished: dict[tuple[str, int], Run] = {}
-    try:
-        for job, result in _each(jobs, config.jobs):
-            if isinstance(result, Run):
-                finished[job.arm, job.seed] = result
-            else:
-                study.failed[f"{job.arm}, seed {job.seed}"] = result
-    except KeyboardInterrupt:
-        study.failed["interrupted"] = f"{len(finished)} of {len(jobs)} runs are complete"
-    study.runs = [finished[j.arm, j.seed] for j in jobs if (j.arm, j.seed) in finished]
-    clients = dict.fromkeys(c for run in study.runs for c in run.summary.get("clients", {}))
-    study.clients = tuple(clients)
+    study.clients = tuple(dict.fromkeys(c for run in study.runs for c in _clients(run.summary)))
+    study.failed = {whose or "all runs": failure.reason for whose, failure in runs.reasons.items()}
+    if runs.interrupted:
+        study.failed["interrupted"] = f"{len(study.runs)} of {len(runs.jobs)} runs are complete"
     return study
 
 
-def _each(jobs: Sequence[Job], processes: int | None) -> Iterator[tuple[Job, Run | str]]:
-    """Results as they come, with a progress bar."""
-    processes = min(processes or os.cpu_count() or 1, len(jobs))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), transient=True) as progress:
-        task = progress.add_task("runs", total=len(jobs))
-        for job, result in _in_processes(jobs, processes):
-            progress.advance(task)
-            yield job, result
+def _metrics(plan: Compare, runs: Runs) -> tuple[str, ...]:
+    """Those that the study names, and goodput where an objective was set."""
+    wants = any("goodput_per_s" in run.summary for run in runs.finished.values())
+    return tuple(dict.fromkeys([*plan.metrics, *(["goodput_per_s"] if wants else [])]))
 
 
-def _in_processes(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Run | str]]:
-    if processes == 1:
-        for job in jobs:
-            yield job, run_job(job)
-        return
-    # A fork shares what is imported already; elsewhere each process imports it anew.
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    with ProcessPoolExecutor(processes, multiprocessing.get_context(method)) as pool:
-        futures: dict[Future[Run | str], Job] = {pool.submit(run_job, job): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except (KeyboardInterrupt, GeneratorExit):
-            pool.shutdown(cancel_futures=True)
-            raise
+def _clients(summary: Mapping[str, Any]) -> Sequence[str]:
+    return list(summary.get("clients", {}))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.compare import Compare
+from experiments.compare import METRICS, Compare
+from pagedsim.core import ConfigError
 
 
 def sweep(
@@ -13,14 +14,26 @@ def sweep(
     over: str,
     values: Sequence[object],
     baseline: object = None,
-    metrics: Sequence[str] = ("ttft", "tpot", "e2e", "output_tokens_per_s"),
+    metrics: Sequence[str] = METRICS,
 ) -> Compare:
     """The comparison of `over=value` for each of `values`."""
+    if not isinstance(values, (list, tuple)) or not values:
+        raise ConfigError(f"values={values}: must be a list such as [8, 16]")
+    arms = {_text(value): [f"{over}={_text(value)}"] for value in values}
+    if baseline is not None and _text(baseline) not in arms:
+        raise ConfigError(f"baseline={baseline}: must be one of the values {', '.join(arms)}")
     return Compare(
         title=title,
         question=question,
-        arms={str(value): [f"{over}={value}"] for value in values},
-        baseline=None if baseline is None else str(baseline),
+        arms=arms,
+        baseline=None if baseline is None else _text(baseline),
         metrics=metrics,
         swept=over,
     )
+
+
+def _text(value: object) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,6 +8,8 @@ from contextlib import suppress
 
 from pagedsim.complaint import Complaint, guarded
 
+_FLAGS = ("-m", "--multirun", "-h", "--help")
+
 
 def run() -> None:
     """Hydra's entry; imported late, so that nothing is before the guard against errors."""
@@ -35,6 +37,10 @@ def run() -> None:
         with suppress(Complaint):
             _conclude()
         raise
+    except OSError as error:  # a study's own errors are in `failures`: this is Hydra's folder
+        key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(sys.argv) else "hydra.run.dir"
+        why = f"cannot be written: {error.strerror or error}"
+        raise Complaint([f"{key}={error.filename}: {why}"]) from error
     _conclude()
     if failures:
         raise failures[0]
@@ -57,6 +63,8 @@ def main() -> None:
     """`python -m pagedsim`."""
     if os.getcwd() not in sys.path:  # where a policy of one's own lies
         sys.path.insert(0, os.getcwd())
+    # Options may stand anywhere; argparse would have them before or after all the others.
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _FLAGS)
     sys.exit(guarded(run))
 
 

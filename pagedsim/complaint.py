@@ -12,6 +12,8 @@ from typing import Any
 from pagedsim.core import PagedsimError
 
 _VERBOSE = "hydra.verbose=true"
+_GROUP_TYPE = "Config group override must be"
+"""How Hydra begins when a group is set to null or a number."""
 _KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
 
@@ -77,6 +79,8 @@ def _offer_traceback(expected: bool) -> None:
 
 def expected(error: BaseException) -> bool:
     """Whether an error is about the input, rather than a fault of the program."""
+    if _GROUP_TYPE in str(error):
+        return True
     kinds = (PagedsimError, OSError)
     return any(isinstance(link, kinds) or _hydras(link) for link in _chain(error))
 
@@ -90,6 +94,8 @@ def line(error: BaseException, overrides: Sequence[str] | None = None) -> str:
     for link in _chain(error):
         if _hydras(link) and (text := _composition(link, words)):
             return text
+    if _GROUP_TYPE in str(error) and (text := _not_an_option(words)):
+        return text
     for link in _chain(error):
         if isinstance(link, OSError):
             return f"{link.filename or 'file'}: {link.strerror or link}"
@@ -118,21 +124,17 @@ def _composition(error: BaseException, words: Sequence[str]) -> str:
     if options := getattr(error, "options", None):
         group, _, name = str(getattr(error, "missing_cfg_file", "")).rpartition("/")
         return f"{group}={name}: unknown; {_choices(name, options)}"
-    if match := re.search(r"Could not override '([^']+)'\.? ?No match in the defaults list", text):
-        return f"{match[1]}: no such group; {_choices(match[1], _keys('', words))}"
-    if match := re.search(r"Could not (?:override|delete from config\S*) '([^']+)'", text):
-        parent, _, name = match[1].rpartition(".")
-        known = _keys(parent, words)
-        if not known:
-            return f"{match[1]}: no such key: {parent or 'the configuration'} has none below it"
-        return f"{match[1]}: no such key; {_choices(name, known)}"
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return _no_key(match[1], words)
+    if match := re.search(r"Could not delete from config\. '([^']+)'", text):
+        return f"~{match[1]}: cannot be taken away: it is not there, or null already"
     if match := re.match(r"Error merging override (.+)", text):
         return f"{match[1].strip()}: {_reason(error.__cause__)}"
-    if match := re.search(r"Missing mandatory value: (\S+)", text):
-        return f"{match[1]}: must be given: {match[1]}=..."
+    if "Missing mandatory value" in text:
+        key = getattr(error, "full_key", None) or text.rpartition(" ")[2]
+        return f"{key}: must be given: {key}=..."
     if type(error).__name__ == "OverrideParseException":
-        override = str(getattr(error, "override", ""))
-        return f"{override}: cannot be read as key=value{_syntax(text)}"
+        return f"{getattr(error, 'override', text)}: cannot be read as key=value{_syntax(text)}"
     return _flat(error)
 
 
@@ -141,16 +143,13 @@ def _reason(error: BaseException | None) -> str:
     text = str(error).splitlines()[0] if error else "does not fit"
     if match := re.search(r"could not be converted to (\w+)", text):
         return f"must be {_KINDS.get(match[1], f'a {match[1]}')}"
-    if match := re.search(r"Incompatible value '.*' for field of type '(\w+)'", text):
-        return f"must be {_KINDS.get(match[1].capitalize(), f'a {match[1]}')}"
     return text
 
 
 def _syntax(text: str) -> str:
-    """Where reading stopped, and a hint to what is mostly the reason."""
-    if match := re.search(r"'(.*)'$", text.splitlines()[0]):
-        stop = match[1].replace("<EOF>", "the end")
-        return f", from {stop!r} on; texts with special signs take quotes: 'key=\"a=b\"'"
+    """A hint to what is mostly the reason, where a value was not understood."""
+    if "no viable alternative" in text:
+        return "; a text with special signs takes quotes of its own: 'key=\"a=b\"'"
     return ""
 
 
@@ -161,8 +160,28 @@ def _choices(name: str, known: Iterable[str]) -> str:
     return f"{hint}choose from {', '.join(names)}"
 
 
-def _keys(parent: str, words: Sequence[str]) -> list[str]:
-    """The keys below `parent` in the configuration, as the group choices given make it."""
+# -- what there would have been to choose from -----------------------------------------------------
+
+
+def _no_key(key: str, words: Sequence[str]) -> str:
+    """A key that is not there: the first part of it that is not, and what there is beside it."""
+    names = key.split(".")
+    if names[0] == "hydra":
+        return f"{key}: no such key of Hydra's; --cfg hydra shows them"
+    node = _composed(words)
+    for depth, name in enumerate(names):
+        there = [str(one) for one in node] if isinstance(node, dict) else []
+        if name not in there:
+            where = ".".join(names[: depth + 1])
+            if shown := [one for one in there if not one.startswith("_")]:
+                return f"{where}: no such key; {_choices(name, shown)}"
+            return f"{where}: no such key; there are none below {'.'.join(names[:depth])}"
+        node = node[name]
+    return f"{key}: no such key"
+
+
+def _composed(words: Sequence[str]) -> Any:
+    """The configuration as the group choices among `words` make it, or else the default."""
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
@@ -172,9 +191,23 @@ def _keys(parent: str, words: Sequence[str]) -> list[str]:
     with initialize_config_module("conf", version_base="1.3"):
         for overrides in (choices, []):
             try:
-                config = compose("config", overrides=overrides)
+                return OmegaConf.to_container(compose("config", overrides=overrides))
             except Exception:
                 continue
-            node = OmegaConf.select(config, parent) if parent else config
-            return [str(key) for key in node] if OmegaConf.is_dict(node) else []
-    return []
+    return {}
+
+
+def _not_an_option(words: Sequence[str]) -> str:
+    """The first group among `words` that is set to what can be no option's name."""
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        for word in words:
+            group, _, name = word.partition("=")
+            options = loader.get_group_options(group) if group.isidentifier() else []
+            if options and name not in options:
+                return f"{word}: unknown; {_choices(name, options)}"
+    return ""

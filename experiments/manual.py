@@ -1,0 +1,199 @@
+"""The manual page that `python -m pagedsim --help` prints; its lists come from conf/ itself."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf
+
+import pagedsim
+
+WIDTH = 96
+_INDENT = 18
+
+GROUPS = {
+    "experiment": "what is studied: which arms, under which workload",
+    "policy": "who goes first, who yields",
+    "preemption": "what becomes of the memory of one who yields",
+    "batching": "how a step is composed",
+    "memory": "how keys and values are stored",
+    "model": "what is served",
+    "hardware": "on what, each from its data sheet",
+    "cost": "how long a step takes",
+    "workload": "who asks what, and when",
+    "backend": "what carries the steps out",
+    "tracking": "Weights & Biases",
+}
+"""The groups in the order of the page, and what each decides."""
+
+SETTINGS = {
+    "The study": (
+        ("seeds", "runs of each arm, each with other requests (all arms see the same)"),
+        ("seed", "the first of these seeds; the same seed gives the same bytes"),
+        ("jobs", "processes; null: as many as there are cores"),
+        ("report", "whether to draw plots and write report.html"),
+        ("slo.ttft", "seconds; with any slo.* the table has goodput (also slo.tpot, slo.e2e)"),
+    ),
+    "The load (workload=sharegpt; the others have their own, see --cfg job)": (
+        ("workload.rate", "requests/s on average"),
+        ("workload.requests", "how many; or workload.duration, in seconds"),
+        ("workload.arrivals", "poisson | gamma | fixed | burst | closed"),
+        ("workload.max_len", "tokens of prompt and answer together, at most"),
+        ("workload.prediction_sigma", "error of predicted lengths, for policies that use them"),
+    ),
+    "The server": (
+        ("server.max_seqs", "sequences in a batch, at most"),
+        ("server.max_batched_tokens", "tokens that one step computes; null: the batching's choice"),
+        ("server.max_model_len", "tokens of a request; null: the model's, if memory holds as many"),
+        ("memory.block_size", "tokens"),
+        ("memory.blocks", "GPU blocks; null: what the hardware has left beside the model"),
+        ("memory.gpu_memory_utilization", "share of the GPU's memory that is used"),
+        ("memory.swap_space_gib", "GiB of CPU memory a GPU, for preemption=swap"),
+        ("tensor_parallel", "GPUs that share the model"),
+        ("backend.overlap", "whether swapping out goes on beside the computation"),
+    ),
+    "What it leaves": (
+        ("tracking.mode", "offline needs no account; online, or none"),
+        ("hydra.run.dir", "where results go (default: outputs/<date>/<time>-<experiment>)"),
+        ("hydra.verbose", "true: errors with their traceback"),
+    ),
+}
+
+EXAMPLES = (
+    ("the default: what priority buys the urgent, and what it costs the others", ""),
+    ("one run, of what you choose", "experiment=single model=llama-3.1-8b hardware=h100"),
+    ("another comparison, on another card", "experiment=swap_vs_recompute hardware=a10"),
+    (
+        "two arms of your own",
+        "experiment=compare workload.rate=6 \\\n"
+        """    'study.arms={v0: ["batching=prefill_first"], v1: ["batching=unified"]}'""",
+    ),
+    (
+        "latency against rate, in one report",
+        "experiment=sweep study.over=workload.rate 'study.values=[2, 4, 6, 8]'",
+    ),
+    (
+        "a policy of your own: class MyPolicy in mine.py, here or on the path",
+        "experiment=single policy._target_=mine.MyPolicy +policy.some_setting=3",
+    ),
+    (
+        "a trace, ten minutes of it at twice its rate",
+        "experiment=single workload=trace workload.path=trace.csv \\\n"
+        "    workload.window=600 workload.rate_scale=2",
+    ),
+    (
+        "every combination, a report each, on all cores; ends with a table",
+        "-m experiment=single memory.block_size=8,16,32 workload.rate=2,4",
+    ),
+    ("go on with a study that was interrupted", "hydra.run.dir=outputs/<date>/<its folder>"),
+)
+
+
+def page() -> str:
+    """The manual page. `$` is doubled, since Hydra takes it for a template."""
+    return "\n".join(_lines()).replace("$", "$$")
+
+
+def _lines() -> Iterator[str]:
+    yield f"pagedsim {pagedsim.__version__}: who should be served first, and who yields its memory?"
+    yield ""
+    yield from textwrap.wrap(
+        "Simulates a server of large language models, step by step: requests arrive, a scheduler "
+        "batches them, memory runs out, somebody is preempted. Arms of a study see the same "
+        "requests, under several seeds; the end is a table, a report and plots that say by how "
+        "much one arm beats another, and how surely. No GPU, no account and no network needed.",
+        WIDTH,
+    )
+    yield from ("", "USAGE", "  python -m pagedsim [group=option] [key=value] ...")
+    yield "  python -m pagedsim -m key=value,value ...        all combinations"
+    yield "  python -m pagedsim --cfg job [group=option] ...  print the configuration, run nothing"
+    yield from ("", "GROUPS (* is the default)")
+    chosen = _defaults()
+    for group, meaning in _groups().items():
+        yield from _group(group, meaning, chosen.get(group, ""))
+    yield from ("", "SETTINGS (with their defaults)")
+    for title, settings in SETTINGS.items():
+        yield f"  {title}"
+        for key, meaning in settings:
+            value = _default(key)
+            name = f"    {key}={value}" if value else f"    {key}"
+            yield from _hanging(name, 41, meaning)
+    yield "  All of them, as they stand: --cfg job. A key that its group lacks: +group.key=value."
+    yield from ("", "EXAMPLES")
+    for meaning, words in EXAMPLES:
+        yield from (f"  # {meaning}", f"  python -m pagedsim {words}".rstrip())
+    yield from ("", "RESULTS, in outputs/<date>/<time>-<experiment>/")
+    yield "  report.html, plots/*.png        what to show others"
+    yield "  runs/<arm>/seed-<n>/            requests.parquet, steps.parquet, summary.json"
+    yield "  timeline.json                   requests and steps, for ui.perfetto.dev"
+    yield "  config.yaml                     the whole configuration"
+    yield "  wandb/                          one run an arm and seed; `wandb sync` uploads them"
+    yield "  Ctrl-C keeps what is complete. A study that is run again into the same folder goes on."
+
+
+def _group(group: str, meaning: str, default: str) -> Iterator[str]:
+    """A group's line, and its options below it."""
+    names = sorted(path.name.removesuffix(".yaml") for path in _options(group))
+    starred = [f"{name}*" if name == default else name for name in names]
+    yield from _hanging(f"  {group}", _INDENT, meaning)
+    yield from _hanging("", _INDENT, ", ".join(starred))
+
+
+def _hanging(name: str, indent: int, text: str) -> list[str]:
+    """A name, and from column `indent` on a text of as many lines as it takes."""
+    blank = " " * indent
+    lines = textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=blank,
+        subsequent_indent=blank,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    lines = lines or [blank]
+    return [f"{name:<{indent}}{lines[0][indent:]}".rstrip(), *lines[1:]]
+
+
+def _groups() -> dict[str, str]:
+    """Every group there is; one that this page does not know comes last."""
+    there = [path.name for path in _conf().iterdir() if path.is_dir() and _options(path.name)]
+    unknown = sorted(set(there) - GROUPS.keys())
+    return {group: GROUPS.get(group, "") for group in [*GROUPS, *unknown] if group in there}
+
+
+def _conf() -> Traversable:
+    return files("conf")
+
+
+def _options(group: str) -> list[Traversable]:
+    folder = _conf() / group
+    return [path for path in folder.iterdir() if path.name.endswith(".yaml")]
+
+
+def _defaults() -> dict[str, str]:
+    """The option of each group that conf/config.yaml chooses."""
+    base = OmegaConf.create((_conf() / "config.yaml").read_text(encoding="utf-8"))
+    chosen: dict[str, str] = {}
+    for entry in base.defaults:
+        if OmegaConf.is_dict(entry):
+            chosen |= {str(group): str(option) for group, option in entry.items()}
+    return chosen
+
+
+@cache
+def _plain() -> DictConfig:
+    """The configuration of one run, with every default."""
+    return compose("config", overrides=["experiment=single"])
+
+
+def _default(key: str) -> str:
+    """The default of a setting as one would type it; "" for Hydra's own."""
+    if key.startswith("hydra."):
+        return ""
+    value = OmegaConf.select(_plain(), key, throw_on_missing=True)
+    return "null" if value is None else str(value).lower()

@@ -1,0 +1,152 @@
+"""Many studies in one command (`-m`): each leaves a line, and the end is a table of them all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pagedsim.complaint import Complaint, line
+from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
+from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.study import Study
+
+_NAME = "job.json"
+Job = dict[str, Any]
+
+
+class Multirun(Callback):
+    """Where Hydra tells of a sweep; the end of the program asks for it."""
+
+    folder: ClassVar[Path | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """The sweep begins."""
+        Multirun.folder = Path(str(config.hydra.sweep.dir))
+
+
+def record_job(
+    folder: Path, overrides: Sequence[str], study: Study | None, error: Exception | None
+) -> None:
+    """Leave what came out of one job, for the table at the end."""
+    record = {
+        "overrides": list(overrides),
+        "error": None if error is None else line(error),
+        "metrics": keys_of(study.metrics) if study else [],
+        "arms": _means(study) if study else {},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _means(study: Study) -> dict[str, dict[str, float | None]]:
+    """Every arm's metrics, as means over its seeds; null for what was not measured."""
+    means: dict[str, dict[str, float | None]] = {}
+    for arm in study.arms:
+        values = {
+            key: estimate(list(values_of(study, arm, key).values())).mean
+            for key in keys_of(study.metrics)
+        }
+        means[arm] = {key: None if math.isnan(mean) else mean for key, mean in values.items()}
+    return means
+
+
+def conclude() -> None:
+    """Print the table of the sweep that ran, if one did; complain of the jobs that failed."""
+    if (folder := Multirun.folder) is None or not folder.is_dir():
+        return
+    Multirun.folder = None
+    jobs = read_jobs(folder)
+    varying = _varying(jobs)
+    console = Console()
+    if rows := _rows(jobs, varying):
+        _write_csv(folder / "sweep.csv", rows)
+        console.print()
+        console.print(_table(rows, varying))
+        from experiments.run import shown
+
+        print(f"results   {shown(folder)}/<job>, all in {shown(folder / 'sweep.csv')}")
+    failed = [f"job {n} ({_words(job, varying)}): {job['error']}" for n, job in _failed(jobs)]
+    if failed:
+        raise Complaint(failed)
+
+
+def read_jobs(folder: Path) -> dict[int, Job]:
+    """The jobs of a sweep that have ended, by number."""
+    found = {}
+    for path in folder.glob(f"*/{_NAME}"):
+        if path.parent.name.isdigit():
+            found[int(path.parent.name)] = json.loads(path.read_text(encoding="utf-8"))
+    return dict(sorted(found.items()))
+
+
+def _failed(jobs: Mapping[int, Job]) -> list[tuple[int, Job]]:
+    return [(number, job) for number, job in jobs.items() if job["error"]]
+
+
+def _settings(job: Job) -> dict[str, str]:
+    pairs = (override.partition("=") for override in job["overrides"])
+    return {key: value for key, _, value in pairs}
+
+
+def _varying(jobs: Mapping[int, Job]) -> list[str]:
+    """The settings in which the jobs differ."""
+    every = [_settings(job) for job in jobs.values()]
+    keys = dict.fromkeys(key for settings in every for key in settings)
+    return [key for key in keys if len({settings.get(key) for settings in every}) > 1]
+
+
+def _words(job: Job, varying: Sequence[str]) -> str:
+    settings = _settings(job)
+    return ", ".join(f"{key}={settings[key]}" for key in varying or settings if key in settings)
+
+
+def _rows(jobs: Mapping[int, Job], varying: Sequence[str]) -> list[dict[str, Any]]:
+    """One row an arm of a job."""
+    rows = []
+    several = any(len(job["arms"]) > 1 for job in jobs.values())
+    for number, job in jobs.items():
+        settings = _settings(job)
+        for arm, means in job["arms"].items():
+            row: dict[str, Any] = {"job": number}
+            row |= {key: settings.get(key, "") for key in varying}
+            row |= {"arm": arm} if several else {}
+            rows.append(row | {key: means.get(key) for key in job["metrics"]})
+    return rows
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], varying: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = []
+    for column in columns:
+        if column in ("job", "arm", *varying):
+            short = column.rpartition(".")[2]
+            table.add_column(short, justify="right" if column == "job" else "left")
+            cells.append([str(row.get(column, "")) for row in rows])
+            continue
+        values = [math.nan if row.get(column) is None else row[column] for row in rows]
+        scale = scale_of(column, values)
+        table.add_column(label_of(column), justify="right")
+        cells.append([scale.text(value) for value in values])
+    for row in zip(*cells, strict=True):
+        table.add_row(*map(Text, row))
+    return table

@@ -1,0 +1,147 @@
+"""Settings with a `_target_` become objects; whatever is wrong with them is said in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from inspect import Parameter, isabstract, signature
+from typing import Any, TypeVar
+
+from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.core.errors import unknown
+
+T = TypeVar("T")
+
+
+def make(group: str, settings: Any, kind: type[T], **more: Any) -> T:
+    """The `kind` that a group's settings describe; `more` is what only the program knows.
+
+    Nested settings with a `_target_` are made first. A ConfigError names the group's key.
+    """
+    if not isinstance(settings, Mapping) or not settings.get("_target_"):
+        raise ConfigError(f"{group}: needs _target_, the path of the class to make")
+    with said_of(group, settings):
+        made = _made(group, {**settings, **more})
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{group}._target_={settings['_target_']}: makes {_a(type(made).__name__)}, "
+            f"must make {_a(kind.__name__)}"
+        )
+    return made
+
+
+@contextmanager
+def said_of(group: str, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Put the group before the key that an error inside begins with, if it is one of the group."""
+    try:
+        yield
+    except PagedsimError as error:
+        text = str(error)
+        key = re.match(r"(\w+)([.=:])", text)
+        if key is None or key[1] not in settings:
+            raise
+        if key[2] == "." and not isinstance(settings[key[1]], Mapping):
+            raise  # a file that is called like the key
+        raise ConfigError(f"{group}.{text}") from error
+
+
+def takes(target: str, name: str) -> bool:
+    """Whether what `target` names has a parameter `name`."""
+    return name in signature(locate(target)).parameters
+
+
+def locate(path: str) -> Callable[..., Any]:
+    """The class or function at a dotted path; raises ConfigError where there is none."""
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:cut])
+        try:
+            found: Any = import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                continue  # the path's end may be attributes of a shorter path's module
+            raise ConfigError(f"{path}: cannot be imported: {_what(error)}") from error
+        except Exception as error:
+            raise ConfigError(f"{path}: cannot be imported: {_what(error)}") from error
+        for name in parts[cut:]:
+            if not hasattr(found, name):
+                known = [n for n in vars(found) if not n.startswith("_")]
+                raise ConfigError(f"{path}: {unknown(f'name in {module}', name, known)}")
+            found = getattr(found, name)
+        if not callable(found):
+            raise ConfigError(f"{path}: is {_a(type(found).__name__)}, must be a class")
+        made: Callable[..., Any] = found
+        return made
+    hint = "" if len(parts) > 1 else "; it takes the form module.Class"
+    raise ConfigError(f"{path}: there is no module {parts[0]!r} here{hint}")
+
+
+def _made(where: str, value: Any) -> Any:
+    """A value with all that has a `_target_` made into objects, the innermost first."""
+    if isinstance(value, (list, tuple)):
+        return [_made(f"{where}.{i}", one) for i, one in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    inner = {key: _made(f"{where}.{key}", one) for key, one in value.items()}
+    if "_target_" not in inner:
+        return inner
+    target = str(inner["_target_"])
+    settings = {str(k): v for k, v in inner.items() if not str(k).startswith("_")}
+    return _call(where, target, settings)
+
+
+def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
+    label = f"{where}._target_={target}"
+    try:
+        maker = locate(target)
+    except ConfigError as error:
+        raise ConfigError(f"{where}._target_={error}") from error.__cause__
+    if isabstract(maker):
+        raise ConfigError(f"{label}: is abstract; name a class that fills it in")
+    _refuse_settings(where, label, maker, settings)
+    try:
+        return maker(**settings)
+    except PagedsimError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{label}: {_what(error)}") from error
+
+
+def _refuse_settings(
+    where: str, label: str, maker: Callable[..., Any], settings: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError for a setting that does not exist, or one that is missing."""
+    named = {
+        name: parameter
+        for name, parameter in signature(maker).parameters.items()
+        if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    }
+    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in signature(maker).parameters.values())
+    for key in settings:
+        if key not in named and not takes_any:
+            if not named:
+                raise ConfigError(f"{where}.{key}: {label.partition('=')[2]} takes no settings")
+            raise ConfigError(f"{where}.{key}: {unknown('setting', key, named)}")
+    for key, parameter in named.items():
+        if parameter.default is Parameter.empty and key not in settings:
+            raise ConfigError(f"{where}.{key}: must be given (+{where}.{key}=...), for {label}")
+
+
+def _what(error: BaseException) -> str:
+    """An error of somebody else's code in one line, with the file where it was raised."""
+    text = " ".join(str(error).split())
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith("<") and code.co_filename != __file__:
+            place = f" ({code.co_filename}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    if isinstance(error, (ImportError, SyntaxError)):
+        place = ""  # the text says where
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
