@@ -37,7 +37,9 @@ def run() -> None:
         with suppress(Complaint):
             _conclude()
         raise
-    except OSError as error:  # a study's own errors are in `failures`: this is Hydra's folder
+    except OSError as error:  # a study's own errors are in `failures`
+        if error.filename is None:
+            raise  # not of a file: Hydra found no such option
         key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(sys.argv) else "hydra.run.dir"
         why = f"cannot be written: {error.strerror or error}"
         raise Complaint([f"{key}={error.filename}: {why}"]) from error

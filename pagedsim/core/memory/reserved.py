@@ -116,7 +116,10 @@ class ReservedMemory(Memory):
                 for target, source in zip(tables[-1][:filled], old[parent][:filled], strict=True):
                     if target != (origin := copies.get(source, source)):
                         copies[target] = origin
-        self._give(table[0] for table in spare)
+        for table in spare:
+            self._give(table[:1])
+            for block in table:
+                copies.pop(block, None)  # what was still to be copied there is not needed
         request.tables = tables
 
     def release(self, request: Request) -> None:
