@@ -78,8 +78,8 @@ ONCE_BROKEN = {
         seed=84,
     ),
     "a rebuilt group takes no more than it needs": Case(
-        Server("paged", 23, 1, "unified", "priority", displace=True, max_batched_tokens=10),
-        (Job(3, 6, width=4, priority=5), Job(3, 1, width=4, gap=5, priority=1)),
+        Server("paged", 12, 3, "unified", max_seqs=5, max_batched_tokens=10, max_model_len=8),
+        (Job(1, 7), Job(1, 7, width=4)),
     ),
     "a group alone, with fewer free blocks than sequences": Case(
         Server("paged", 4, 4, "prefill_first"), (Job(4, 3, width=2, limited=True),)
