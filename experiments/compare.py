@@ -28,7 +28,7 @@ class Compare:
     swept: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.arms, Mapping) or not self.arms:
+        if not _names(self.arms):
             raise ConfigError(f"arms={self.arms}: must be a mapping of names to overrides")
         for arm, changes in self.arms.items():
             if not _texts(changes):
@@ -42,6 +42,10 @@ class Compare:
         if not _texts(self.metrics) or not self.metrics:
             raise ConfigError(f"metrics={self.metrics}: must be a list such as [ttft, tpot]")
         keys_of(self.metrics)  # raises for one that there is not
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, Mapping) and len(value) > 0
 
 
 def _texts(value: object) -> bool:

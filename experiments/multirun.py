@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pagedsim.complaint import Complaint, line
+from pagedsim.complaint import Complaint, Interruption, line, shown
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.study import Study
@@ -61,24 +61,30 @@ def _means(study: Study) -> dict[str, dict[str, float | None]]:
     return means
 
 
-def conclude() -> None:
+def conclude(interrupted: bool = False) -> None:
     """Print the table of the sweep that ran, if one did; complain of the jobs that failed."""
     if (folder := Multirun.folder) is None or not folder.is_dir():
         return
-    Multirun.folder = None
     jobs = read_jobs(folder)
+    _show(folder, jobs)
+    if interrupted:
+        done = f"{len(jobs) or 'no'} job{'s' * (len(jobs) != 1)}"
+        raise Interruption(f"{done} had ended; results are in {shown(folder)}")
+    varying = _varying(jobs)
+    if failed := [f"job {n} ({_words(job, varying)}): {job['error']}" for n, job in _failed(jobs)]:
+        raise Complaint(failed)
+
+
+def _show(folder: Path, jobs: Mapping[int, Job]) -> None:
+    """The table, and where it lies."""
     varying = _varying(jobs)
     console = Console()
     if rows := _rows(jobs, varying):
         _write_csv(folder / "sweep.csv", rows)
         console.print()
-        console.print(_table(rows, varying))
-        from experiments.run import shown
-
-        print(f"results   {shown(folder)}/<job>, all in {shown(folder / 'sweep.csv')}")
-    failed = [f"job {n} ({_words(job, varying)}): {job['error']}" for n, job in _failed(jobs)]
-    if failed:
-        raise Complaint(failed)
+        console.print(_table(rows, varying, console.width))
+        print(f"results   {shown(folder)}")
+        print(f"table     {shown(folder / 'sweep.csv')}")
 
 
 def read_jobs(folder: Path) -> dict[int, Job]:
@@ -133,20 +139,24 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], varying: Sequence[str]) -> Table:
+def _table(rows: Sequence[Mapping[str, Any]], varying: Sequence[str], width: int) -> Table:
+    """As many columns as the terminal has room for; sweep.csv has all."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = []
-    for column in columns:
+    cells: list[list[str]] = []
+    for column in dict.fromkeys(key for row in rows for key in row):
         if column in ("job", "arm", *varying):
-            short = column.rpartition(".")[2]
-            table.add_column(short, justify="right" if column == "job" else "left")
-            cells.append([str(row.get(column, "")) for row in rows])
-            continue
-        values = [math.nan if row.get(column) is None else row[column] for row in rows]
-        scale = scale_of(column, values)
-        table.add_column(label_of(column), justify="right")
-        cells.append([scale.text(value) for value in values])
+            head, texts = column.rpartition(".")[2], [str(row.get(column, "")) for row in rows]
+        else:
+            values = [math.nan if row.get(column) is None else row[column] for row in rows]
+            scale = scale_of(column, values)
+            head = label_of(column).replace(" ", "\n") + (f"\n{scale.suffix}" * bool(scale.suffix))
+            texts = [scale.number(value) for value in values]
+        width -= max(map(len, [*head.split("\n"), *texts])) + 2
+        if width < 0:
+            break
+        left = column == "arm" or column in varying
+        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+        cells.append(texts)
     for row in zip(*cells, strict=True):
         table.add_row(*map(Text, row))
     return table

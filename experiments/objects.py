@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import Parameter, isabstract, signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import unknown
@@ -15,21 +15,23 @@ from pagedsim.core.errors import unknown
 T = TypeVar("T")
 
 
-def make(group: str, settings: Any, kind: type[T], **more: Any) -> T:
-    """The `kind` that a group's settings describe; `more` is what only the program knows.
+def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
+    """The object, of class `kind`, that a group's settings describe.
 
+    `more` is what only the program knows.
     Nested settings with a `_target_` are made first. A ConfigError names the group's key.
     """
     if not isinstance(settings, Mapping) or not settings.get("_target_"):
         raise ConfigError(f"{group}: needs _target_, the path of the class to make")
     with said_of(group, settings):
         made = _made(group, {**settings, **more})
+    assert isinstance(kind, type)
     if not isinstance(made, kind):
         raise ConfigError(
             f"{group}._target_={settings['_target_']}: makes {_a(type(made).__name__)}, "
             f"must make {_a(kind.__name__)}"
         )
-    return made
+    return cast(T, made)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -79,6 +80,17 @@ class Board:
         return min(self.done / self.requests, 1.0) if self.requests else 0.0
 
 
+class _Runs(ProgressColumn):
+    """Runs done, of all."""
+
+    def __init__(self, over: Sequence[object], runs: int) -> None:
+        super().__init__()
+        self.over, self.runs = over, runs
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{len(self.over)}/{self.runs} runs")
+
+
 class _Words(ProgressColumn):
     """Requests done, simulated time, time left."""
 
@@ -88,7 +100,7 @@ class _Words(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         board, spent = self.board, task.elapsed or 0.0
-        parts = [f"{board.done:,} of {board.requests:,} requests"] if board.requests else []
+        parts = [f"{board.done:,}/{board.requests:,} requests"] if board.requests else []
         parts.append(f"{clock(board.time)} simulated")
         if board.share > _SURE:
             parts.append(f"{clock(spent * (1 - board.share) / board.share)} left")
@@ -97,10 +109,10 @@ class _Words(ProgressColumn):
 
 class _Bar(BarColumn):
     def __init__(self, board: Board) -> None:
-        super().__init__(bar_width=24)
+        super().__init__(bar_width=16)
         self.board = board
 
-    def render(self, task: Task):  # type: ignore[no-untyped-def]
+    def render(self, task: Task) -> ProgressBar:
         task.completed = self.board.share * (task.total or 1)
         return super().render(task)
 
@@ -116,12 +128,7 @@ def bar(board: Board | None, over: Sequence[object]) -> Iterator[None]:
     if board is None:
         yield
         return
-
-    class Runs(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"run {min(len(over) + 1, board.runs)} of {board.runs}")
-
-    columns = (Runs(), _Bar(board), _Words(board))
+    columns = (_Runs(over, board.runs), _Bar(board), _Words(board))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
         progress.add_task("runs", total=1.0)

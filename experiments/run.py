@@ -13,7 +13,7 @@ from experiments.compare import Compare
 from experiments.multirun import record_job
 from experiments.objects import make
 from experiments.study import Runs, run_study, study_of
-from pagedsim.complaint import Complaint, Interruption, verbose
+from pagedsim.complaint import Complaint, Interruption, shown, verbose
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require
 from pagedsim.metrics.study import Study
@@ -31,7 +31,8 @@ def run_experiment(config: DictConfig) -> None:
     if hydra.mode != RunMode.MULTIRUN:
         _run(config, folder, hydra, quiet=False)
         return
-    study, error = None, None
+    study: Study | None = None
+    error: Exception | None = None
     try:
         study = _run(config, folder, hydra, quiet=True)
     except Complaint as complaint:
@@ -52,7 +53,7 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
     if runs.kept and not quiet:
         print(f"{runs.kept} of {len(runs.jobs)} runs were there already, and the same: kept")
     if study.runs:
-        _report(study, config, quiet, interrupted=runs.interrupted)
+        _report(study, runs, config, quiet)
     _complain(study, runs)
     return study
 
@@ -81,7 +82,7 @@ def _keep_configuration(config: DictConfig, folder: Path) -> None:
         raise ConfigError(f"hydra.run.dir={folder}: cannot be written: {why}") from error
 
 
-def _report(study: Study, config: DictConfig, quiet: bool, interrupted: bool) -> None:
+def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
     """On the terminal, as files, and to the tracker."""
     try:
         if not quiet:
@@ -89,10 +90,10 @@ def _report(study: Study, config: DictConfig, quiet: bool, interrupted: bool) ->
             for note in _notes(study):
                 print(f"note: {note}")
         report = write(study) if config.report else None
-        mode = "none" if interrupted else cast(str, config.tracking.mode)
+        mode = "none" if runs.interrupted else cast(str, config.tracking.mode)
         tracked = track(study, mode, project=config.tracking.project)
     except KeyboardInterrupt:
-        raise Interruption(f"while reporting; {_all_there(study)}") from None
+        raise Interruption(f"while reporting; {_all_there(study, runs)}") from None
     if not quiet:
         _say_where(study.folder, report, len(tracked), config.tracking.mode)
 
@@ -124,7 +125,7 @@ def _say_where(folder: Path, report: Path | None, tracked: int, mode: str) -> No
 def _complain(study: Study, runs: Runs) -> None:
     """Say what is missing, if anything is."""
     if runs.interrupted:
-        raise Interruption(_all_there(study, len(runs.jobs)), study=study)
+        raise Interruption(_all_there(study, runs), study=study)
     if not runs.failed:
         return
     if verbose():
@@ -135,18 +136,13 @@ def _complain(study: Study, runs: Runs) -> None:
     raise Complaint(lines, expected=expected, study=study if study.runs else None)
 
 
-def _all_there(study: Study, jobs: int | None = None) -> str:
+def _all_there(study: Study, runs: Runs) -> str:
     """What there is of an interrupted study, and how to go on."""
-    done = len(study.runs)
+    done, total = len(study.runs), len(runs.jobs)
     folder = shown(study.folder)
-    what = f"{done} of {jobs or done} runs are complete"
-    if jobs and not done:
-        what = f"no run of {jobs} is complete"
-    what += f", in {folder}" + ("; the table and the report are of these" if jobs and done else "")
+    what = f"{done or 'none'} of {total} runs {'is' if done == 1 else 'are'} complete"
+    if runs.interrupted and done:
+        what += ", and in the report"
+    if runs.stopped:
+        what += f"; {runs.stopped} more left the tables of what they had simulated"
     return f"{what}; the same command with hydra.run.dir={folder} goes on from there"
-
-
-def shown(path: Path) -> str:
-    """A path from here, where it lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

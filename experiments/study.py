@@ -14,7 +14,7 @@ from urllib.parse import quote
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.arm import Interrupted, Job, Outcome
+from experiments.arm import Job, Outcome
 from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.pool import inside_a_worker, run_jobs
@@ -36,6 +36,8 @@ class Runs:
     failed: dict[Key, Failure] = field(default_factory=dict)
     kept: int = 0
     """How many were there already."""
+    stopped: int = 0
+    """How many were stopped on their way, and left what they had."""
     interrupted: bool = False
 
     @property
@@ -84,10 +86,11 @@ def run_study(plan: Compare, config: DictConfig, overrides: Sequence[str], folde
         elif isinstance(outcome, Failure):
             runs.failed[job.arm, job.seed] = outcome
         else:
-            assert isinstance(outcome, Interrupted)
+            runs.stopped += outcome.folder is not None
 
     processes = 1 if inside_a_worker() else config.jobs or cores()
-    runs.interrupted = run_jobs(missing, processes, done)
+    asked = run_jobs(missing, processes, done)
+    runs.interrupted = asked and len(runs.finished) + len(runs.failed) < len(runs.jobs)
     return runs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 
 from pagedsim.complaint import Complaint, guarded
 
@@ -34,8 +33,7 @@ def run() -> None:
     try:
         study()
     except KeyboardInterrupt:
-        with suppress(Complaint):
-            _conclude()
+        _conclude(interrupted=True)
         raise
     except OSError as error:  # a study's own errors are in `failures`
         if error.filename is None:
@@ -54,11 +52,11 @@ def _manual() -> str:
     return page()
 
 
-def _conclude() -> None:
+def _conclude(interrupted: bool = False) -> None:
     """End a sweep, if there was one."""
     from experiments.multirun import conclude
 
-    conclude()
+    conclude(interrupted)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from pagedsim.core import PagedsimError
@@ -66,6 +67,12 @@ def guarded(run: Callable[[], None]) -> int:
 def verbose() -> bool:
     """Whether tracebacks are wanted."""
     return any(word.lower() == _VERBOSE for word in sys.argv[1:])
+
+
+def shown(path: Path) -> str:
+    """A path from here, where it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _say(text: str) -> None:
