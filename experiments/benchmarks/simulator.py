@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import conf
@@ -24,8 +25,6 @@ from experiments.benchmarks.yardstick import seconds, timeout_seconds
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import Roofline
-from pagedsim.sim.hardware import Hardware
-from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.workload import Workload, synthetic, trace
@@ -46,9 +45,10 @@ class Case:
 def run(case: Case, workload: Workload) -> Recorder:
     """Llama-2-7B on an A100 with 80 GB, blocks of 16 tokens."""
     folder = Path(conf.__file__).parent
-    shape = OmegaConf.load(folder / "model" / "llama-2-7b.yaml")
-    sheet = OmegaConf.load(folder / "hardware" / "a100-80gb.yaml")
-    replica = Replica(ModelShape(**_plain(shape)), Hardware(**_plain(sheet)))
+    replica = Replica(
+        model=instantiate(OmegaConf.load(folder / "model" / "llama-2-7b.yaml")),
+        hardware=instantiate(OmegaConf.load(folder / "hardware" / "a100-80gb.yaml")),
+    )
     scheduler = make_scheduler(
         memory=make_memory(blocks=case.blocks, block_size=16),
         batching=case.batching,
@@ -58,11 +58,6 @@ def run(case: Case, workload: Workload) -> Recorder:
     recorder = Recorder()
     simulate(scheduler, workload, Roofline(replica), recorder, fast_forward=case.fast_forward)
     return recorder
-
-
-def _plain(config: object) -> dict[str, object]:
-    found = OmegaConf.to_container(config)  # type: ignore[call-overload]
-    return {key: value for key, value in found.items() if not key.startswith("_")}
 
 
 def conversation(path: str | None) -> Case:

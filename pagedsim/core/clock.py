@@ -137,6 +137,8 @@ class Clock:
         context = sum(r.width * r.num_tokens for r in riders)
         if context != self.context:
             raise IntegrityError(f"the clock sums {self.context} tokens, its riders {context}")
+        if (width := sum(r.width for r in riders)) != self.width:
+            raise IntegrityError(f"the clock counts {self.width} sequences, {width} ride")
         self._check_calendar("memory", self.memory, riders, self._memory_need)
         self._check_calendar("end", self.ends, riders, self._end)
 
@@ -153,8 +155,12 @@ class Clock:
                 tick = at - request.prompt_len - request._generated
                 want.setdefault(tick, set()).add(request)
         have = {tick: set(entry) for tick, entry in calendar.items()}
-        if have != want or any(tick < self.tick for tick in have):
+        if have != want:
             raise IntegrityError(f"the {name} calendar says {have}, its riders need {want}")
+        if past := [tick for tick in have if tick < self.tick]:
+            raise IntegrityError(f"the {name} calendar still has ticks {past}: it is {self.tick}")
+        if sum(map(len, calendar.values())) > sum(map(len, want.values())):
+            raise IntegrityError(f"the {name} calendar has a rider twice: {calendar}")
 
 
 _NOBODY: list[Request] = []

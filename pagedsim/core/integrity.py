@@ -19,8 +19,21 @@ def check_scheduler(scheduler: Scheduler) -> None:
     for request in scheduler.waiting:
         if request.tables or request.cpu_tables or request.computed:
             raise IntegrityError(f"{request!r} waits, and holds blocks")
+    for request in scheduler.running:
+        _check_tables(scheduler, request)
     scheduler.clock.check([request for request in scheduler.running if request.decoding])
     scheduler.memory.check([*scheduler.running, *scheduler.swapped])
+
+
+def _check_tables(scheduler: Scheduler, request: Request) -> None:
+    """A running request has a table for each sequence, long enough for what is in memory."""
+    sequences = request.width if request.generated else len(request.tables)
+    if not request.tables or len(request.tables) != sequences:
+        raise IntegrityError(f"{request!r} has {len(request.tables)} tables for {request.width}")
+    blocks = scheduler.memory.blocks_for(request.computed)
+    if any(len(table) < blocks for table in request.tables):
+        lengths = [len(table) for table in request.tables]
+        raise IntegrityError(f"{request!r} has {request.computed} tokens in {lengths} blocks")
 
 
 def _check_places(scheduler: Scheduler) -> None:

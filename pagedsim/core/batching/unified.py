@@ -66,6 +66,8 @@ class Unified(Batching):
             if not 0 < cost <= budget:
                 break
             tokens = request.computed + count
+            if not request.decoding:  # a group's work is more than the length of any sequence
+                tokens = min(tokens, span(request))
             while memory.lacking(request, tokens) > memory.free:
                 victim = scheduler.choose_victim(tuple(scheduler.running), request)
                 decoded = victim.width if victim.decoding else 0

@@ -201,5 +201,5 @@ class PrefixMemory(PagedMemory):
         if idle != self._idle_keys:
             raise IntegrityError(f"{idle} free blocks are cached, {self._idle_keys} counted")
         listed = {block: key for key, blocks in self._blocks_of.items() for block in blocks}
-        if listed != self._key_of:
+        if listed != self._key_of or len(listed) != sum(map(len, self._blocks_of.values())):
             raise IntegrityError("the prefix cache's two indexes disagree")
