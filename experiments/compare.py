@@ -41,7 +41,10 @@ class Compare:
             )
         if not _texts(self.metrics) or not self.metrics:
             raise ConfigError(f"metrics={self.metrics}: must be a list such as [ttft, tpot]")
-        keys_of(self.metrics)  # raises for one that there is not
+        try:
+            keys_of(self.metrics)
+        except ConfigError as error:
+            raise ConfigError(f"metrics: {error}") from error
 
 
 def _names(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,7 +68,7 @@ def _check(config: DictConfig) -> None:
     if not OmegaConf.is_dict(config.study):
         raise ConfigError("study: must be given; choose an experiment=")
     for key in sorted(OmegaConf.missing_keys(config.study)):
-        raise ConfigError(f"study.{key}: must be given: study.{key}=...")
+        raise ConfigError(f"{key}: must be given: {key}=...")
     if not OmegaConf.is_dict(config.tracking):
         raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
     check_mode(config.tracking.mode)
@@ -130,7 +131,7 @@ def _complain(study: Study, runs: Runs) -> None:
         return
     if verbose():
         for failure in runs.reasons.values():
-            print(failure.trace)
+            print(failure.trace, end="", file=sys.stderr)
     lines = [f"{w}: {f.reason}" if w else f.reason for w, f in runs.reasons.items()]
     expected = all(failure.expected for failure in runs.failed.values())
     raise Complaint(lines, expected=expected, study=study if study.runs else None)

@@ -1,0 +1,444 @@
+"""What a user gets wrong, and the one line that each mistake is answered with.
+
+Everything goes through `pagedsim.__main__.main`, as on a command line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from pagedsim.__main__ import main
+
+ROOT_KEYS = (
+    "backend, batching, cost, hardware, jobs, memory, model, policy, preemption, report, seed, "
+    "seeds, server, slo, study, tensor_parallel, tracking, workload"
+)
+SINGLE = "experiment=single"
+TRACE = f"{SINGLE} workload=trace"
+HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens"
+ROWS = [f"{i},100,10" for i in range(30)]
+
+Answer = tuple[int, list[str]]
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """Run the command in an empty folder; returns its exit code and what it complains of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def called(*words: str) -> Answer:
+        quick = ["tracking=none", "report=false", "jobs=1", "seeds=1"]
+        monkeypatch.setattr(sys, "argv", ["pagedsim", *quick, *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), capsys.readouterr().err.splitlines()
+
+    return called
+
+
+def one_line(answer: Answer) -> str:
+    code, lines = answer
+    assert code == 1
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("pagedsim: ")
+    return lines[0].removeprefix("pagedsim: ")
+
+
+COMPOSITION = {
+    "unknown option": (
+        "policy=prioritty",
+        "policy=prioritty: unknown; did you mean 'priority'? choose from fcfs, priority",
+    ),
+    "option that is no name": ("policy=null", "policy=null: unknown; choose from fcfs, priority"),
+    "misspelt group": (
+        "polisy=fcfs",
+        f"polisy: no such key; did you mean 'policy'? choose from {ROOT_KEYS}",
+    ),
+    "misspelt key": (
+        "sedes=3",
+        f"sedes: no such key; did you mean 'seeds'? choose from {ROOT_KEYS}",
+    ),
+    "misspelt key of a section": (
+        "server.max_seq=3",
+        "server.max_seq: no such key; did you mean 'max_seqs'? "
+        "choose from max_batched_tokens, max_model_len, max_seqs",
+    ),
+    "misspelt section": (
+        "servr.max_seqs=3",
+        f"servr: no such key; did you mean 'server'? choose from {ROOT_KEYS}",
+    ),
+    "misspelt key of memory": (
+        "memory.block_sizee=8",
+        "memory.block_sizee: no such key; did you mean 'block_size'? choose from block_size, "
+        "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, swap_space_gib",
+    ),
+    "misspelt key of the chosen option": (
+        "policy=priority policy.displce=true",
+        "policy.displce: no such key; did you mean 'displace'? choose from displace",
+    ),
+    "key of an option without any": (
+        "policy=fcfs policy.displace=true",
+        "policy.displace: no such key; there are none below policy",
+    ),
+    "misspelt key of workload": (
+        "workload.requets=3",
+        "workload.requets: no such key; did you mean 'requests'? "
+        "choose from classes, duration, max_len, rate, requests, seed",
+    ),
+    "misspelt key deep in workload": (
+        "workload.classes.batch.rat=3",
+        "workload.classes.batch.rat: no such key; did you mean 'rate'? "
+        "choose from arrivals, cv, lengths, priority, rate",
+    ),
+    "misspelt key of study": (
+        "study.titel=x",
+        "study.titel: no such key; did you mean 'title'? "
+        "choose from arms, baseline, metrics, question, title",
+    ),
+    "misspelt key of Hydra": (
+        "hydra.verbos=true",
+        "hydra.verbos: no such key of Hydra's; --cfg hydra shows them",
+    ),
+    "bad syntax": ("policy==", "policy==: cannot be read as key=value"),
+    "no value": ("policy", "policy: cannot be read as key=value"),
+    "wrong type": ("seeds=a", "seeds=a: must be a whole number"),
+    "wrong type of a section": ("slo.ttft=soon", "slo.ttft=soon: must be a number"),
+    "taking away what is not there": (
+        "~nothing",
+        "~nothing: cannot be taken away: it is not there, or null already",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "line"), COMPOSITION.values(), ids=COMPOSITION)
+def test_what_cannot_be_composed(call: Call, words: str, line: str) -> None:
+    assert one_line(call(*words.split())) == line
+
+
+VALUES = {
+    "no seeds": ("seeds=0", "seeds=0: must be at least 1"),
+    "fewer seeds than none": ("seeds=-1", "seeds=-1: must be at least 1"),
+    "negative seed": ("seed=-1", "seed=-1: must be at least 0"),
+    "no jobs": ("jobs=0", "jobs=0: must be at least 1"),
+    "negative rate": (
+        f"{SINGLE} workload.rate=-1",
+        "workload.rate=-1: must be a number above 0",
+    ),
+    "negative rate of a class": (
+        f"{SINGLE} workload=chat_and_batch workload.classes.batch.rate=-1",
+        "workload.classes.batch: rate=-1: must be a number above 0",
+    ),
+    "added key of memory": (
+        f"{SINGLE} +memory.bloks=8",
+        "unknown setting of memory=paged 'bloks': choose from block_size, blocks, cpu_blocks; "
+        "did you mean 'blocks'?",
+    ),
+    "added key of workload": (
+        f"{SINGLE} +workload.requets=8",
+        "workload.requets: unknown setting 'requets': choose from arrivals, client, cv, deadline, "
+        "duration, lengths, max_len, prediction_sigma, prefixes, priority, rate, requests, seed, "
+        "think_time, users; did you mean 'requests'?",
+    ),
+    "added key of a policy": (
+        f"{SINGLE} +policy.displace=true",
+        "policy.displace: policies.fcfs.FCFS takes no settings",
+    ),
+    "no blocks": (f"{SINGLE} memory.blocks=0", "memory.blocks=0: must be at least 1"),
+    "block of nothing": (
+        f"{SINGLE} memory.block_size=0",
+        "memory.block_size=0: must be at least 1",
+    ),
+    "block of letters": (
+        f"{SINGLE} memory.block_size=x",
+        "memory.block_size=x: must be a whole number",
+    ),
+    "too much of the GPU": (
+        f"{SINGLE} memory.gpu_memory_utilization=2",
+        "memory.gpu_memory_utilization=2: must be above 0 and at most 1",
+    ),
+    "no seats": (f"{SINGLE} server.max_seqs=0", "server.max_seqs=0: must be at least 1"),
+    "longer than the model": (
+        f"{SINGLE} server.max_model_len=5000",
+        "server.max_model_len=5000: must be at most 4096, that of model=llama-2-7b",
+    ),
+    "longer than the memory": (
+        f"{SINGLE} server.max_model_len=2048 memory.blocks=64",
+        "server.max_model_len=2048: memory of 64 blocks × 16 tokens holds no request longer than "
+        "1024; lower max_model_len or give more blocks",
+    ),
+    "fewer tokens a step than a prompt": (
+        f"{SINGLE} server.max_batched_tokens=100",
+        "server.max_batched_tokens=100: must be at least max_model_len=4096, since PrefillFirst "
+        "never splits a prompt",
+    ),
+    "neither true nor false": (
+        f"{SINGLE} backend.overlap=perhaps",
+        "backend.overlap=perhaps: must be true or false",
+    ),
+    "impossible split": (
+        f"{SINGLE} tensor_parallel=3",
+        "tensor_parallel=3: model=llama-2-7b with 32 heads and 32 key-value heads "
+        "cannot be split so",
+    ),
+    "model too large": (
+        f"{SINGLE} model=llama-2-70b hardware=a10",
+        "model=llama-2-70b does not fit hardware=a10 with tensor_parallel=1: a GPU would hold "
+        "128.5 GiB of weights and 0.5 GiB of activations, and offers 0.9 × 22.49 = 20.2 GiB; "
+        "the smallest tensor_parallel that fits is 8",
+    ),
+    "impossible combination": (
+        f"{SINGLE} memory=reserved_max preemption=swap",
+        "preemption that swaps needs paged memory: ReservedMax keeps what it reserved until the "
+        "end; choose preemption=recompute",
+    ),
+    "swap to nowhere": (
+        f"{SINGLE} preemption=swap memory.swap_space_gib=0",
+        "preemption that swaps needs cpu_blocks: at least 1, not 0",
+    ),
+    "tracking": (
+        "tracking.mode=foo",
+        "tracking.mode=foo: must be one of offline, online, none, disabled",
+    ),
+    "baseline": (
+        "study.baseline=lifo",
+        "study.baseline=lifo: must be one of the arms fcfs, priority",
+    ),
+    "metric": (
+        "study.metrics=[ttfft]",
+        "study.metrics: unknown metric 'ttfft': choose from aborted, batch_fill_mean, "
+        "batch_size_mean, cached_tokens, e2e, finished, goodput_per_s, in_system_mean, itl, "
+        "kv_utilisation_mean, kv_waste_mean, makespan, mbu, mfu, normalized_latency, "
+        "output_tokens_per_s, preemptions, queue_time, recomputed_tokens, rejected, requests, "
+        "requests_per_s, swapped_blocks, tpot, ttft, unfinished; did you mean 'ttft'?",
+    ),
+    "no arms": ("experiment=compare", "study.arms: must be given: study.arms=..."),
+    "value that must be given": (
+        f"{SINGLE} cost=fitted",
+        "cost.path: must be given: cost.path=...",
+    ),
+    "trace that must be given": (TRACE, "workload.path: must be given: workload.path=..."),
+}
+
+
+@pytest.mark.parametrize(("words", "line"), VALUES.values(), ids=VALUES)
+def test_values_that_cannot_be(call: Call, words: str, line: str) -> None:
+    assert one_line(call(*words.split())) == line
+
+
+TRACES = {
+    "missing column": (
+        ["arrived_at,num_prefill_tokens,decode", *ROWS],
+        "trace.csv:1: no column 'num_decode_tokens' (format plain): its columns are arrived_at, "
+        "num_prefill_tokens, decode; did you mean 'num_prefill_tokens'?",
+    ),
+    "not a number in row 17": (
+        [HEADER, *ROWS[:15], "15,many,10", *ROWS[16:]],
+        "trace.csv:17: num_prefill_tokens='many': must be a whole number of tokens",
+    ),
+    "unsorted times": (
+        [HEADER, *ROWS[:15], "3,100,10", *ROWS[16:]],
+        "trace.csv:17: arrived_at is 11 s before the row above: times must not decrease "
+        "(sort=true puts them in order)",
+    ),
+    "empty file": ([], "trace.csv: the file is empty"),
+    "no rows": ([HEADER], "trace.csv: holds no requests"),
+}
+
+
+@pytest.mark.parametrize(("lines", "line"), TRACES.values(), ids=TRACES)
+def test_trace_files(call: Call, lines: list[str], line: str) -> None:
+    Path("trace.csv").write_text("".join(f"{row}\n" for row in lines))
+    assert one_line(call(*TRACE.split(), "workload.path=trace.csv")) == line
+
+
+def test_a_trace_that_is_not_there(call: Call) -> None:
+    Path("trace.csv").touch()
+    answer = call(*TRACE.split(), "workload.path=trcae.csv")
+    assert one_line(answer) == (
+        "workload.path=trcae.csv: there is no such file; did you mean trace.csv?"
+    )
+
+
+@pytest.mark.parametrize(("flag", "key"), [("", "hydra.run.dir"), ("-m", "hydra.sweep.dir")])
+def test_a_folder_that_cannot_be_written(call: Call, flag: str, key: str) -> None:
+    """A file in the way: root may write wherever there is a folder."""
+    Path("file").touch()
+    answer = call(*filter(None, [flag]), SINGLE, f"{key}=file/out")
+    assert one_line(answer).startswith(f"{key}=")
+    assert one_line(answer).endswith("file/out: cannot be written: Not a directory")
+
+
+POLICIES = dedent(
+    """\
+    from pagedsim.core import Policy
+
+    class Picky(Policy):
+        def __init__(self, share):
+            if share > 1:
+                raise ValueError(f"share={share} is more than all")
+
+    class Faulty(Policy):
+        def rank(self, request, now):
+            return 1 / (request.prompt_len - request.prompt_len)
+
+    class Thief(Policy):
+        def rank(self, request, now):
+            return request.output_len
+
+    class Stranger:
+        pass
+
+    number = 3
+    """
+)
+OWN = {
+    "no module": (
+        "nowhere.Mine",
+        "policy._target_=nowhere.Mine: there is no module 'nowhere' here",
+    ),
+    "no path": (
+        "Mine",
+        "policy._target_=Mine: there is no module 'Mine' here; it takes the form module.Class",
+    ),
+    "misspelt class": (
+        "{module}.Pickky",
+        "policy._target_={module}.Pickky: unknown name in {module} 'Pickky': choose from Faulty, "
+        "Picky, Policy, Stranger, Thief, number; did you mean 'Picky'?",
+    ),
+    "not a policy": (
+        "{module}.Stranger",
+        "policy._target_={module}.Stranger: makes a Stranger, must make a Policy",
+    ),
+    "not a class": (
+        "{module}.number",
+        "policy._target_={module}.number: is an int, must be a class",
+    ),
+    "abstract": (
+        "pagedsim.core.Batching",
+        "policy._target_=pagedsim.core.Batching: is abstract; name a class that fills it in",
+    ),
+    "missing setting": (
+        "{module}.Picky",
+        "policy.share: must be given (+policy.share=...), for policy._target_={module}.Picky",
+    ),
+    "unknown setting": (
+        "{module}.Picky +policy.shair=3",
+        "policy.shair: unknown setting 'shair': choose from share; did you mean 'share'?",
+    ),
+    "refused setting": (
+        "{module}.Picky +policy.share=3",
+        "policy._target_={module}.Picky: ValueError: share=3 is more than all ({file}:6)",
+    ),
+}
+
+
+@pytest.fixture
+def module(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A module of policies in the current folder, with a name of its own for every test."""
+    name = f"own_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(POLICIES)
+    return name
+
+
+@pytest.mark.parametrize(("target", "line"), OWN.values(), ids=OWN)
+def test_a_policy_of_ones_own(
+    call: Call, module: str, tmp_path: Path, target: str, line: str
+) -> None:
+    words = f"policy._target_={target}".format(module=module)
+    expected = line.format(module=module, file=tmp_path / f"{module}.py")
+    assert one_line(call(SINGLE, *words.split())) == expected
+
+
+def test_a_policy_that_cannot_be_imported(call: Call) -> None:
+    Path("unclosed.py").write_text("def broken(\n")
+    assert one_line(call(SINGLE, "policy._target_=unclosed.Mine")) == (
+        "policy._target_=unclosed.Mine: cannot be imported: SyntaxError: '(' was never closed "
+        "(unclosed.py, line 1)"
+    )
+
+
+def test_a_policy_that_fails_on_the_way(call: Call, module: str) -> None:
+    code, lines = call(
+        "experiment=compare",
+        f"study.arms={{ours: ['policy._target_={module}.Faulty'], fcfs: ['policy=fcfs']}}",
+        "workload.requests=20",
+        "workload.arrivals=burst",
+    )
+    assert code == 1
+    assert lines == [
+        f"pagedsim: ours: policy={module}.Faulty failed at 0 s of simulated time: "
+        f"ZeroDivisionError: division by zero ({module}.py:10, in rank)",
+        "pagedsim: add hydra.verbose=true for the traceback",
+    ]
+
+
+def test_the_true_output_length_is_not_for_policies(call: Call, module: str) -> None:
+    code, lines = call(SINGLE, f"policy._target_={module}.Thief", "workload.requests=3")
+    assert code == 1
+    assert "AttributeError: 'Request' object has no attribute 'output_len'" in lines[0]
+
+
+def test_what_many_runs_fail_of_is_said_once(call: Call) -> None:
+    assert one_line(call("workload.rate=-1", "seeds=3")) == (
+        "workload.rate=-1: must be a number above 0"
+    )
+
+
+def test_who_failed_is_named_where_others_did_not(call: Call) -> None:
+    code, lines = call(
+        "experiment=compare",
+        "study.arms={a: ['policy=fcfs'], b: ['workload.rate=-1'], c: ['workload.rate=-1']}",
+        "workload.requests=10",
+        "seeds=2",
+    )
+    assert (code, lines) == (1, ["pagedsim: b, c: workload.rate=-1: must be a number above 0"])
+
+
+ARMS = {
+    "misspelt key": (
+        "a: ['memory.blockz=1']",
+        "study.arms.a: memory.blockz: no such key; did you mean 'blocks'? choose from block_size, "
+        "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, swap_space_gib",
+    ),
+    "unknown option": (
+        "a: ['policy=fcfs'], b: ['policy=lifo']",
+        "study.arms.b: policy=lifo: unknown; choose from fcfs, priority",
+    ),
+    "not a list": (
+        "a: 'policy=fcfs'",
+        "study.arms.a=policy=fcfs: must be a list of overrides, such as [policy=fcfs]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arms", "line"), ARMS.values(), ids=ARMS)
+def test_arms(call: Call, arms: str, line: str) -> None:
+    assert one_line(call("experiment=compare", f"study.arms={{{arms}}}")) == line
+
+
+def test_the_traceback_is_there_for_who_asks(
+    call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Exception, match="policy/lifo"):
+        call("policy=lifo", "hydra.verbose=true")
+
+
+def test_the_traceback_of_a_run_too(call: Call, module: str) -> None:
+    code, lines = call(
+        SINGLE, f"policy._target_={module}.Faulty", "workload.requests=2", "hydra.verbose=true"
+    )
+    assert code == 1
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "    return 1 / (request.prompt_len - request.prompt_len)" in "".join(
+        f"{line}\n" for line in lines
+    )
+    assert lines[-1].startswith(f"pagedsim: policy={module}.Faulty failed")
