@@ -1,0 +1,333 @@
+"""The command as a whole: what it prints and leaves, that it can be stopped and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+
+from pagedsim.__main__ import main
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES = ("requests.parquet", "steps.parquet", "summary.json")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+QUICK = ("tracking=none", "report=false", "workload.requests=40", "workload.rate=20")
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """Run the command in this process, in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pagedsim", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return called
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "pagedsim", *words],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+# -- the manual page, and what else Hydra shows ----------------------------------------------------
+
+
+def test_help_is_a_manual_page(call: Call) -> None:
+    code, page, errors = call("--help")
+    assert (code, errors) == (0, "")
+    assert max(map(len, page.splitlines())) <= 96
+    for word in ("USAGE", "GROUPS", "SETTINGS", "EXAMPLES", "RESULTS"):
+        assert f"\n{word}" in page
+    words = set(re.split(r"[\s,*]+", page))
+    for option in ROOT.glob("conf/*/*.yaml"):
+        assert {option.parent.name, option.stem} <= words
+    assert "fcfs_vs_priority*" in page
+    assert "$" not in page
+
+
+def test_every_example_of_the_manual_page_composes(call: Call) -> None:
+    _, page, _ = call("--help")
+    lines = page.replace("\\\n", " ").splitlines()
+    examples = [shlex.split(line)[3:] for line in lines if line.startswith("  python -m pagedsim")]
+    examples = [words for words in examples if not {"-m", "..."} & set(words)]
+    assert len(examples) >= 7
+    for words in examples:
+        code, _, errors = call("--cfg", "job", *words)
+        assert (code, errors) == (0, ""), words
+
+
+def test_the_settings_of_the_manual_page_are_the_configuration_s(call: Call) -> None:
+    _, page, _ = call("--help")
+    config = OmegaConf.create(call("--cfg", "job", "experiment=single")[1])
+    shown = re.findall(r"^    ([a-z_.]+)=(\S+)  ", page, re.MULTILINE)
+    assert len(shown) > 15
+    for key, value in shown:
+        there = OmegaConf.select(config, key)
+        assert value == ("null" if there is None else str(there).lower()), key
+
+
+def test_info_works(call: Call) -> None:
+    code, text, _ = call("--info", "config")
+    assert code == 0
+    assert "policies.fcfs.FCFS" in text
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+
+def test_the_default_ends_with_a_table_a_report_and_plots(tmp_path: Path) -> None:
+    done = command(tmp_path, "seeds=2", "hydra.run.dir=out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Against fcfs, priority" in done.stdout
+    assert "results   out\nreport    out/report.html\ntimeline  out/timeline.json" in done.stdout
+    assert "tracking  out/wandb  (5 runs; `wandb sync` uploads them)" in done.stdout
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {
+        *("config.yaml", "plots", "report.html", "runs", "timeline.json", "wandb")
+    }
+    assert {path.stem for path in (out / "plots").iterdir()} >= {"latency", "load", "requests"}
+    for arm in ("fcfs", "priority"):
+        for seed in (0, 1):
+            assert {path.name for path in (out / "runs" / arm / f"seed-{seed}").iterdir()} == {
+                *(*TABLES, "run.json")
+            }
+
+
+def test_results_lie_in_a_folder_named_after_time_and_experiment(call: Call) -> None:
+    code, text, _ = call("experiment=single", "jobs=1", "seeds=1", *QUICK)
+    assert code == 0
+    [folder] = re.findall(r"^results   (\S+)$", text, re.MULTILINE)
+    assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-single", folder)
+    assert Path(folder, "runs/run/seed-0/steps.parquet").is_file()
+
+
+def test_a_policy_of_ones_own_beside_you(tmp_path: Path) -> None:
+    (tmp_path / "longest.py").write_text(
+        "from pagedsim.core import Policy\n\n\n"
+        "class Longest(Policy):\n"
+        '    rank_changes = "never"\n\n'
+        "    def __init__(self, weight=1):\n"
+        "        self.weight = weight\n\n"
+        "    def rank(self, request, now):\n"
+        "        return -self.weight * request.prompt_len\n"
+    )
+    done = command(
+        tmp_path,
+        "experiment=compare",
+        "study.arms={fcfs: ['policy=fcfs'], own: ['policy._target_=longest.Longest']}",
+        *QUICK,
+        "server.max_seqs=2",
+        "hydra.run.dir=out",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    tables = [tmp_path / "out/runs" / arm / "seed-0/requests.parquet" for arm in ("fcfs", "own")]
+    assert tables[0].read_bytes() != tables[1].read_bytes()
+
+
+def test_what_was_cut_and_rejected_is_said_once_and_recorded(call: Call) -> None:
+    rows = ["arrived_at,num_prefill_tokens,num_decode_tokens"]
+    rows += ["0,100,100", "1,900,50", "2,100,700", "3,100,10"]
+    Path("trace.csv").write_text("\n".join(rows) + "\n")
+    code, text, _ = call(
+        *("experiment=single", "workload=trace", "workload.path=trace.csv", "jobs=1"),
+        *("server.max_model_len=512", "workload.max_len=800", "hydra.run.dir=out"),
+        *("tracking=none", "report=false", "seeds=2"),
+    )
+    assert code == 0
+    notes = [
+        "1 of 4 requests were cut to max_len=800 tokens in all",
+        "1 of 4 answers were cut at max_model_len=512 tokens",
+        "1 of 4 requests were rejected; the first, 1: prompt of 750 tokens: max_model_len is 512",
+    ]
+    assert [line for line in text.splitlines() if line.startswith("note: ")] == [
+        f"note: {note} (seed 0)" for note in notes
+    ]
+    assert json.loads(Path("out/runs/run/seed-1/summary.json").read_text())["notices"] == notes
+
+
+def test_goodput_joins_the_table_where_there_is_an_objective(call: Call) -> None:
+    _, text, _ = call("experiment=single", "jobs=1", "seeds=1", *QUICK, "slo.ttft=0.2")
+    assert "Goodput" in text
+
+
+# -- the same bytes --------------------------------------------------------------------------------
+
+
+def tables(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for name in TABLES
+        for path in sorted(folder.rglob(name))
+    }
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Whatever the process, how many there are, and whether quiet steps are planned in one go."""
+    words = ("experiment=swap_vs_recompute", "seeds=2", "tracking=none", "report=false")
+    words += ("workload.requests=80", "workload.rate=20", "memory.blocks=400")
+    ways = {
+        "one": ("jobs=2",),
+        "two": ("jobs=2",),
+        "here": ("jobs=1",),
+        "slow": ("jobs=2", "backend.fast_forward=false"),
+    }
+    for name, more in ways.items():
+        done = command(tmp_path, *words, *more, f"hydra.run.dir={name}")
+        assert (done.returncode, done.stderr) == (0, "")
+    one = tables(tmp_path / "one")
+    assert len(one) == 4 * 2 * len(TABLES)
+    assert tables(tmp_path / "two") == one
+    assert tables(tmp_path / "here") == one
+    assert tables(tmp_path / "slow") == one
+    steps = pq.read_table(tmp_path / "one/runs/swap/seed-0/steps.parquet")
+    assert sum(steps["preempted"].to_pylist()) > 0
+
+
+# -- stopping and going on -------------------------------------------------------------------------
+
+LONG = (
+    "experiment=compare",
+    "study.arms={short: ['workload.requests=20'], long: ['workload.requests=400000']}",
+    *("workload.rate=20", "seeds=1", "tracking=none", "jobs=2", "hydra.run.dir=out"),
+)
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("signal_to", ["group", "parent"])
+def test_ctrl_c_leaves_what_there_is(tmp_path: Path, signal_to: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagedsim", *LONG],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    out = tmp_path / "out"
+    wait_for(out / "runs/short/seed-0/run.json")
+    time.sleep(0.5)  # the long one is under way
+    (os.killpg if signal_to == "group" else os.kill)(process.pid, signal.SIGINT)
+    text, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == (
+        "pagedsim: interrupted: 1 of 2 runs is complete, and in the report; 1 more left the tables "
+        "of what they had simulated; the same command with hydra.run.dir=out goes on from there\n"
+    )
+    assert "report    out/report.html" in text
+    assert "1 of 2 runs are complete" in (out / "report.html").read_text()
+    partial = out / "runs/long/seed-0"
+    assert json.loads((partial / "summary.json").read_text())["partial"] is True
+    assert not (partial / "run.json").exists()
+    states = pq.read_table(partial / "requests.parquet")["state"].to_pylist()
+    assert {"finished", "unfinished"} <= set(states)
+    with pytest.raises(ProcessLookupError):  # nobody of the group is left
+        os.killpg(process.pid, 0)
+
+
+def test_ctrl_c_in_a_single_process(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagedsim", *LONG, "jobs=1", "report=false"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(tmp_path / "out/runs/short/seed-0/run.json")
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.startswith("pagedsim: interrupted: 1 of 2 runs is complete")
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_study_goes_on_where_it_ended(call: Call) -> None:
+    words = ("experiment=single", "jobs=1", *QUICK, "hydra.run.dir=out")
+    assert "kept" not in call(*words, "seeds=2")[1]
+    run = Path("out/runs/run")
+    before = {seed: (run / f"seed-{seed}/run.json").stat().st_mtime_ns for seed in (0, 1)}
+    (run / "seed-1/run.json").unlink()  # as if it had been interrupted
+    code, text, _ = call(*words, "seeds=3")
+    assert code == 0
+    assert text.startswith("1 of 3 runs were there already, and the same: kept\n")
+    assert "Means over 3 seeds" in text
+    assert (run / "seed-0/run.json").stat().st_mtime_ns == before[0]
+    assert (run / "seed-1/run.json").stat().st_mtime_ns > before[1]
+
+
+def test_another_configuration_is_run_again(call: Call) -> None:
+    words = ("experiment=single", "jobs=1", "seeds=1", *QUICK, "hydra.run.dir=out")
+    call(*words)
+    assert "kept" in call(*words, "tracking.project=other")[1]  # which changes no run
+    assert "kept" not in call(*words, "server.max_seqs=3")[1]
+
+
+# -- sweeps ----------------------------------------------------------------------------------------
+
+
+def test_a_sweep_ends_with_a_table_and_names_what_failed(tmp_path: Path) -> None:
+    words = ("-m", "experiment=single", "memory.block_size=8,16", "workload.rate=5,-1", "seeds=2")
+    words += ("tracking=none", "report=false", "hydra.sweep.dir=out", "workload.requests=20")
+    done = command(tmp_path, *words)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"pagedsim: job {job} (memory.block_size={size}, workload.rate=-1): "
+        "workload.rate=-1: must be a number above 0"
+        for job, size in ((1, 8), (3, 16))
+    ]
+    assert re.search(r"^ +job +block_size +rate ", done.stdout, re.MULTILINE)
+    assert re.search(r"^ +0 +8 +5 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^ +2 +16 +5 ", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-2:] == ["results   out", "table     out/sweep.csv"]
+    assert (tmp_path / "out/2/runs/run/seed-1/steps.parquet").is_file()
+    header, *rows = (tmp_path / "out/sweep.csv").read_text().splitlines()
+    assert header.startswith("job,memory.block_size,workload.rate,ttft_mean,ttft_p99,")
+    assert len(rows) == 2
+
+
+def test_a_sweep_over_an_unknown_option_begins_nothing(tmp_path: Path) -> None:
+    done = command(tmp_path, "-m", "policy=fcfs,lifo", "hydra.sweep.dir=out")
+    assert done.returncode == 1
+    assert done.stderr == "pagedsim: policy=lifo: unknown; choose from fcfs, priority\n"
+    assert done.stdout == ""
+
+
+def test_flags_may_stand_anywhere(call: Call) -> None:
+    code, text, _ = call("experiment=single", "--help", "seeds=1")
+    assert code == 0
+    assert "USAGE" in text
