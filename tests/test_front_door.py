@@ -189,8 +189,10 @@ def tables(folder: Path) -> dict[str, bytes]:
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     """Whatever the process, how many there are, and whether quiet steps are planned in one go."""
-    words = ("experiment=swap_vs_recompute", "seeds=2", "tracking=none", "report=false")
-    words += ("workload.requests=80", "workload.rate=20", "memory.blocks=400")
+    words = (
+        *("experiment=swap_vs_recompute", "seeds=2", "tracking=none", "report=false"),
+        *("workload.requests=80", "workload.rate=20", "memory.blocks=400"),
+    )
     ways = {
         "one": ("jobs=2",),
         "two": ("jobs=2",),
@@ -301,8 +303,10 @@ def test_another_configuration_is_run_again(call: Call) -> None:
 
 
 def test_a_sweep_ends_with_a_table_and_names_what_failed(tmp_path: Path) -> None:
-    words = ("-m", "experiment=single", "memory.block_size=8,16", "workload.rate=5,-1", "seeds=2")
-    words += ("tracking=none", "report=false", "hydra.sweep.dir=out", "workload.requests=20")
+    words = (
+        *("-m", "experiment=single", "memory.block_size=8,16", "workload.rate=5,-1", "seeds=2"),
+        *("tracking=none", "report=false", "hydra.sweep.dir=out", "workload.requests=20"),
+    )
     done = command(tmp_path, *words)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [

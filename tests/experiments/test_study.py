@@ -1,0 +1,288 @@
+"""Studies: which runs they consist of, that arms are fed alike, and what came of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.arm import Interrupted, Job, Outcome, Watched, run_job
+from experiments.compare import Compare
+from experiments.failure import Failure
+from experiments.pool import run_jobs
+from experiments.stored import store, stored
+from experiments.study import Runs, jobs_of, run_study, study_of
+from experiments.sweep import sweep
+from pagedsim.config import register
+from pagedsim.core import ConfigError, Scheduler, StepPlan
+from pagedsim.metrics.files import read_run
+from pagedsim.metrics.study import Run
+
+QUICK = ["experiment=single", "workload.requests=30", "workload.rate=20", "seeds=2", "jobs=1"]
+ARMS = {"fcfs": ["policy=fcfs"], "urgent": ["policy=priority"], "small": ["server.max_seqs=4"]}
+PLAN = Compare("A title", "A question?", ARMS)
+
+
+@pytest.fixture(autouse=True)
+def hydra() -> Iterator[None]:
+    register()
+    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
+    with initialize_config_module("conf", version_base="1.3"):
+        yield
+
+
+def config(*overrides: str) -> DictConfig:
+    return compose("config", overrides=[*QUICK, *overrides])
+
+
+def jobs(folder: Path, *overrides: str, plan: Compare = PLAN) -> list[Job]:
+    return jobs_of(plan, [*QUICK, *overrides], folder)
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def test_a_job_for_every_arm_and_seed(tmp_path: Path) -> None:
+    made = jobs(tmp_path, "seed=5")
+    assert [(job.arm, job.seed) for job in made] == [
+        (arm, seed) for arm in ("fcfs", "urgent", "small") for seed in (5, 6)
+    ]
+    assert len({job.folder for job in made}) == len(made)
+    assert made[0].folder == tmp_path / "runs/fcfs/seed-5"
+
+
+def test_an_arm_is_the_base_with_its_overrides(tmp_path: Path) -> None:
+    fcfs, _, urgent, _, small, _ = (job.config for job in jobs(tmp_path))
+    assert urgent["policy"]["_target_"] == "policies.priority.Priority"
+    assert small["server"]["max_seqs"] == 4
+    assert fcfs | {"server": small["server"]} == small
+    assert fcfs["workload"]["requests"] == 30  # what was typed holds for all
+
+
+def test_an_arm_s_override_wins_over_the_command_line(tmp_path: Path) -> None:
+    assert jobs(tmp_path, "server.max_seqs=9")[-1].config["server"]["max_seqs"] == 4
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", "a b", "käse", "=", ".hidden"])
+def test_any_name_of_an_arm_is_a_folder_below_runs(tmp_path: Path, name: str) -> None:
+    [job, _] = jobs(tmp_path, plan=Compare("t", "q", {name: [], "other": []}))[:2]
+    assert job.folder.parent.parent == tmp_path / "runs"
+    assert job.folder.resolve() == job.folder
+
+
+def test_a_sweep_is_a_comparison_of_values() -> None:
+    plan = sweep("t", "q", "memory.block_size", [8, 16], baseline=16)
+    assert plan.arms == {"8": ["memory.block_size=8"], "16": ["memory.block_size=16"]}
+    assert (plan.baseline, plan.swept) == ("16", "memory.block_size")
+
+
+def test_a_sweep_over_words_switches_and_nothing() -> None:
+    plan = sweep("t", "q", "x", ["fcfs", True, None, 0.5])
+    assert list(plan.arms) == ["fcfs", "true", "null", "0.5"]
+    assert plan.arms["null"] == ["x=null"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"arms": {}}, "arms={}: must be a mapping of names to overrides"),
+        ({"arms": {"a": "b=c"}}, "arms.a=b=c: must be a list of overrides, such as [policy=fcfs]"),
+        ({"baseline": "b"}, "baseline=b: must be one of the arms a"),
+        ({"metrics": "ttft"}, "metrics=ttft: must be a list such as [ttft, tpot]"),
+        ({"metrics": []}, "metrics=[]: must be a list such as [ttft, tpot]"),
+    ],
+)
+def test_plans_that_cannot_be(settings: dict[str, object], line: str) -> None:
+    given = {"title": "t", "question": "q", "arms": {"a": ["policy=fcfs"]}, **settings}
+    with pytest.raises(ConfigError) as error:
+        Compare(**given)  # type: ignore[arg-type]
+    assert str(error.value) == line
+
+
+def test_sweeps_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="baseline=4: must be one of the values 8, 16"):
+        sweep("t", "q", "x", [8, 16], baseline=4)
+    with pytest.raises(ConfigError, match="values=8: must be a list"):
+        sweep("t", "q", "x", 8)  # type: ignore[arg-type]
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def asked(run: Run) -> list[list[object]]:
+    """What a run was fed with."""
+    names = ("request", "client", "priority", "arrival", "prompt_tokens", "output_tokens")
+    return [run.requests[name].to_pylist() for name in names]
+
+
+def test_arms_see_the_same_requests_and_seeds_others(tmp_path: Path) -> None:
+    runs = run_study(PLAN, config(), QUICK, tmp_path)
+    assert not runs.failed
+    for seed in (0, 1):
+        fcfs, urgent, small = (asked(runs.finished[arm, seed]) for arm in ARMS)
+        assert fcfs == urgent == small
+    assert asked(runs.finished["fcfs", 0]) != asked(runs.finished["fcfs", 1])
+
+
+def test_the_study_has_its_runs_in_order(tmp_path: Path) -> None:
+    runs = run_study(PLAN, config(), QUICK, tmp_path)
+    study = study_of(PLAN, runs, tmp_path, "name", ["policy=fcfs", "+a.b=c d"])
+    assert study.arms == list(ARMS)
+    assert [run.seed for run in study.of("small")] == [0, 1]
+    assert study.baseline == "fcfs"
+    assert study.metrics == ("ttft", "tpot", "e2e", "output_tokens_per_s")
+    assert study.command == "python -m pagedsim policy=fcfs '+a.b=c d'"
+    assert study.failed == {}
+
+
+def test_goodput_joins_the_metrics_where_there_is_an_objective(tmp_path: Path) -> None:
+    overrides = [*QUICK, "slo.ttft=1"]
+    runs = run_study(PLAN, config("slo.ttft=1"), overrides, tmp_path)
+    assert study_of(PLAN, runs, tmp_path, "name", []).metrics[-1] == "goodput_per_s"
+
+
+def test_clients_are_told_apart(tmp_path: Path) -> None:
+    overrides = [*QUICK, "workload=chat_and_batch", "workload.requests=40"]
+    runs = run_study(PLAN, config(*overrides), overrides, tmp_path)
+    assert set(study_of(PLAN, runs, tmp_path, "n", []).clients) == {"batch", "interactive"}
+
+
+def test_one_arm_s_failure_stops_no_other(tmp_path: Path) -> None:
+    plan = Compare("t", "q", {"good": [], "bad": ["workload.rate=-1"]})
+    runs = run_study(plan, config(), QUICK, tmp_path)
+    assert [run.arm for run in runs.in_order] == ["good", "good"]
+    study = study_of(plan, runs, tmp_path, "n", [])
+    assert study.failed == {"bad": "workload.rate=-1: must be a number above 0"}
+
+
+def test_processes_give_what_one_gives(tmp_path: Path) -> None:
+    results: list[dict[tuple[str, int], Run]] = []
+    for processes in (1, 3):
+        found: dict[tuple[str, int], Run] = {}
+
+        def done(job: Job, outcome: Outcome, found: dict[tuple[str, int], Run] = found) -> None:
+            assert isinstance(outcome, Run)
+            found[job.arm, job.seed] = outcome
+
+        assert not run_jobs(jobs(tmp_path / str(processes)), processes, done)
+        results.append(found)
+    assert results[0].keys() == results[1].keys()
+    for key, run in results[0].items():
+        assert run.requests.equals(results[1][key].requests)
+        assert run.steps.equals(results[1][key].steps)
+
+
+# -- reasons ---------------------------------------------------------------------------------------
+
+
+def failed(tmp_path: Path, *keys: tuple[str, int]) -> Runs:
+    runs = Runs(jobs(tmp_path))
+    runs.failed = {key: Failure("why") for key in keys}
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("keys", "whose"),
+    [
+        ([(arm, seed) for arm in ARMS for seed in (0, 1)], ""),
+        ([("fcfs", 0), ("fcfs", 1)], "fcfs"),
+        ([("fcfs", 0), ("fcfs", 1), ("small", 0), ("small", 1)], "fcfs, small"),
+        ([("fcfs", 1), ("small", 0), ("small", 1)], "fcfs (seed 1), small"),
+    ],
+)
+def test_a_reason_is_told_once_with_whose_it_is(
+    tmp_path: Path, keys: list[tuple[str, int]], whose: str
+) -> None:
+    assert list(failed(tmp_path, *keys).reasons) == [whose]
+
+
+# -- stopping, and runs that are there already -----------------------------------------------------
+
+
+class Impatient(Watched):
+    """Stopped after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps_left = steps
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        super().step(plan, start, end, scheduler)
+        self.steps_left -= 1
+        if not self.steps_left:
+            self.stop()
+
+
+def test_a_stopped_run_leaves_whole_tables(tmp_path: Path) -> None:
+    job = jobs(tmp_path)[0]
+    assert run_job(job, Impatient(10)) == Interrupted(job.folder)
+    partial = read_run(job.folder)
+    whole = run_job(job, Watched())
+    assert isinstance(whole, Run)
+    assert partial.summary["partial"]
+    assert not whole.summary["partial"]
+    assert 10 <= partial.steps.num_rows < whole.steps.num_rows
+    assert partial.steps.equals(whole.steps.slice(0, partial.steps.num_rows))
+    states = partial.requests["state"].to_pylist()
+    assert states.count("unfinished") == partial.summary["unfinished"] > 0
+    ids = partial.requests["request"].to_pylist()
+    assert ids == sorted(set(ids))  # each once, whoever has arrived
+
+
+def test_a_complete_run_is_found_again(tmp_path: Path) -> None:
+    job = jobs(tmp_path)[0]
+    assert stored(job) is None
+    run = run_job(job, Watched())
+    assert isinstance(run, Run)
+    assert stored(job) is None  # its tables are there, but nobody said that they are whole
+    store(job)
+    again = stored(job)
+    assert again is not None
+    assert again.requests.equals(run.requests)
+    assert again.steps.equals(run.steps)
+    assert json.dumps(again.summary, sort_keys=True) == json.dumps(run.summary, sort_keys=True)
+
+
+def changed(job: Job, **settings: object) -> Job:
+    return Job(job.arm, job.seed, job.config | settings, job.folder)
+
+
+def test_a_run_of_something_else_is_not_taken_for_it(tmp_path: Path) -> None:
+    job = jobs(tmp_path)[0]
+    run_job(job, Watched())
+    store(job)
+    assert stored(changed(job, seeds=7, jobs=3, report=False)) is not None
+    assert stored(changed(job, tensor_parallel=2)) is None
+    assert stored(Job(job.arm, 1, job.config, job.folder)) is None
+
+
+def test_nor_one_of_other_code_or_of_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source, trace = tmp_path / "changing_policy.py", tmp_path / "trace.csv"
+    source.write_text("from pagedsim.core import Policy\nclass Mine(Policy): pass\n")
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n")
+    overrides = ["workload=trace", f"workload.path={trace}", "workload.drop_empty=true"]
+    overrides += ["policy._target_=changing_policy.Mine"]
+    job = jobs_of(Compare("t", "q", {"a": []}), ["experiment=single", *overrides], tmp_path)[0]
+    assert isinstance(run_job(job, Watched()), Run)
+    store(job)
+    assert stored(job) is not None
+    source.write_text(source.read_text() + "# changed\n")
+    assert stored(job) is None
+    store(job)
+    trace.write_text(trace.read_text() + "1,10,10\n")
+    assert stored(job) is None
+
+
+def test_a_broken_folder_is_run_again(tmp_path: Path) -> None:
+    job = jobs(tmp_path)[0]
+    run_job(job, Watched())
+    store(job)
+    (job.folder / "steps.parquet").write_bytes(b"")
+    assert stored(job) is None
