@@ -39,7 +39,6 @@ class Cheapest(Preemption):
         self.prices = prices
 
     def keep(self, victim: Request, state: ServerState) -> Keep:
-        blocks = len({block for table in victim.tables for block in table})
-        tokens = state.stored_tokens(victim)
-        swap = self.prices.swap_seconds(blocks)
-        return Keep.SWAP if swap < self.prices.recompute_seconds(tokens) else Keep.RECOMPUTE
+        swap = self.prices.swap_seconds(state.stored_blocks(victim))
+        recompute = self.prices.recompute_seconds(state.stored_tokens(victim))
+        return Keep.SWAP if swap < recompute else Keep.RECOMPUTE

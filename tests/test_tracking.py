@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,19 @@ def history_of(found: list[Any]) -> list[dict[str, Any]]:
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Path]]:
     study = study_of(tmp_path_factory.mktemp("tracked"), seeds=2)
     report.write(study)
-    return study, track(study, "offline")
+    folders = track(study, "offline")
+    for folder in folders:
+        settle(folder)
+    return study, folders
+
+
+def settle(folder: Path) -> None:
+    """Wait until a run's file is whole: W&B writes it in a process of its own."""
+    for _ in range(300):
+        if any(record.WhichOneof("record_type") == "exit" for record in records(folder)):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{folder} was not written to its end")
 
 
 def test_one_run_an_arm_and_seed_in_a_group(tracked: tuple[Study, list[Path]]) -> None:

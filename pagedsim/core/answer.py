@@ -37,14 +37,23 @@ def _samplers(plan: StepPlan) -> list[Request]:
 
 
 def refuse_answer(
-    plan: StepPlan, tokens: Tokens | None, finished: Mapping[RequestId, str], told: bool
+    plan: StepPlan,
+    tokens: Tokens | None,
+    finished: Mapping[RequestId, str],
+    told: bool,
+    riders: int,
 ) -> None:
-    """Raise PlanError unless these answer the plan; `told`: whether earlier answers had tokens."""
+    """Raise PlanError unless these answer the plan.
+
+    `told`: whether earlier answers had tokens; `riders`: how many requests decode already.
+    """
     sampled = {request.id: request for request in sampled_in(plan)}
     problem = _stray(plan, tokens or {}, finished)
     if tokens is None:
         if told and sampled:
             problem = "its tokens are not told, though those of earlier steps were"
+    elif riders and not told:
+        problem = f"tokens are told, though {riders} requests got theirs untold"
     elif missing := sampled.keys() - tokens.keys():
         problem = f"no tokens for requests {sorted(missing, key=str)}"
     else:

@@ -9,6 +9,7 @@ models want are one product and one addition.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class Clock:
         "riders",
         "tick",
         "version",
+        "wide",
         "width",
     )
 
@@ -46,6 +48,7 @@ class Clock:
     ) -> None:
         self.tick = 0
         self.width = 0  # sequences riding
+        self.wide: dict[int, int] = {}  # riders of several sequences, by how many
         self.version = 0  # changes with every boarding and alighting
         self.memory: Calendar = {}
         self.ends: Calendar = {}
@@ -59,6 +62,11 @@ class Clock:
         """Sum of the lengths of all riding sequences."""
         return self._base + self.width * self.tick
 
+    @property
+    def widest(self) -> int:
+        """The most sequences that any rider has, and at least 1."""
+        return max(self.wide, default=1)
+
     def board(self, request: Request) -> None:
         """From now on `request` gains a token with each tick."""
         request._generated -= self.tick
@@ -67,6 +75,8 @@ class Clock:
         self.version += 1
         self.width += request.width
         self._base += request.width * (request.prompt_len + request._generated)
+        if request.width > 1:
+            self.wide[request.width] = self.wide.get(request.width, 0) + 1
         self._note(self.memory, request, self._memory_need(request))
         self._note(self.ends, request, self._end(request))
 
@@ -75,6 +85,10 @@ class Clock:
         self._strike(self.memory, request, self._memory_need(request))
         self._strike(self.ends, request, self._end(request))
         self._base -= request.width * (request.prompt_len + request._generated)
+        if request.width > 1:
+            self.wide[request.width] -= 1
+            if not self.wide[request.width]:
+                del self.wide[request.width]
         self.width -= request.width
         self.riders -= 1
         self.version += 1
@@ -139,6 +153,9 @@ class Clock:
             raise IntegrityError(f"the clock sums {self.context} tokens, its riders {context}")
         if (width := sum(r.width for r in riders)) != self.width:
             raise IntegrityError(f"the clock counts {self.width} sequences, {width} ride")
+        wide = Counter(r.width for r in riders if r.width > 1)
+        if wide != self.wide:
+            raise IntegrityError(f"the clock counts groups of {self.wide}, of {dict(wide)} ride")
         self._check_calendar("memory", self.memory, riders, self._memory_need)
         self._check_calendar("end", self.ends, riders, self._end)
 

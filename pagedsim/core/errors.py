@@ -19,6 +19,10 @@ class RequestError(PagedsimError, ValueError):
     """A request that is malformed, added twice, or not known."""
 
 
+class PolicyError(PagedsimError, ValueError):
+    """A policy's hook gave an answer that is none."""
+
+
 class PlanError(PagedsimError, RuntimeError):
     """A plan committed out of turn, or a commit that does not answer its plan."""
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from numbers import Real
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from pagedsim.core.errors import PolicyError
 
 if TYPE_CHECKING:
     from pagedsim.core.plan import StepPlan
@@ -69,7 +72,8 @@ class Policy:
     rank_changes: RankChanges = "always"
     """When `rank` may change for a given request. The scheduler asks for a rank again only where
     this says that it may be out of date, so an honest answer is what makes a policy fast:
-    "never" (a priority), "while running" (tokens left), "always" (it depends on `now`)."""
+    "never" (a priority), "while running" (tokens left), "always" (it depends on `now`), which
+    ranks the whole queue anew in every step with a free seat."""
 
     displacing: bool | None = False
     """Whether `displaces` is to be asked at all. None leaves it to the batching: vLLM 0.6.6 let
@@ -84,7 +88,10 @@ class Policy:
         return 0.0
 
     def admit(self, request: Request, state: ServerState) -> bool:
-        """May it start, given that it fits? A no holds back all that rank behind it."""
+        """May it start, given that it fits? A no holds back all that rank behind it.
+
+        It may be asked again in every step, so an answer must not cost anything.
+        """
         return True
 
     def displaces(self, waiting: Request, running: Request, now: float) -> bool:
@@ -94,7 +101,8 @@ class Policy:
     def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
         """Whose memory is taken so that `needy` can go on? Default: the last in rank.
 
-        `running` are the candidates in the order of the batch (`needy` may be among them).
+        `running` are the candidates in the order of the batch. Under `prefill_first` they are
+        those behind `needy`; under `unified` all that run, `needy` among them.
         """
         if not ranks(self):
             return running[-1]
@@ -137,4 +145,7 @@ def patient(policy: Policy, displacing: bool) -> bool:
 def rank_key(policy: Policy, request: Request, now: float) -> tuple[float, float, int]:
     """What requests are sorted by: rank, then arrival, then the order in which they were added."""
     assert request.arrival is not None  # set by Scheduler.add
-    return (policy.rank(request, now), request.arrival, request._order)
+    rank = policy.rank(request, now)
+    if rank != rank or not isinstance(rank, int | float | Real):
+        raise PolicyError(f"{type(policy).__name__}.rank gave {rank!r} for {request!r}: no number")
+    return (rank, request.arrival, request._order)

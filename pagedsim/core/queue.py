@@ -52,6 +52,9 @@ class Queue:
     def arrange(self, now: float) -> None:
         """Put it in order; to be called before `head` is used for a decision."""
 
+    def expire(self) -> None:
+        """A new step is planned: ranks that may change have changed."""
+
 
 class RankedQueue(Queue):
     """In order of a rank that may change with time: sorted anew where it can have changed."""
@@ -61,6 +64,7 @@ class RankedQueue(Queue):
         self._policy = policy
         self._steady = policy.rank_changes != "always"
         self._in_order = True
+        self._expired = False
 
     def append(self, request: Request, now: float) -> None:
         self._rank(request, now)
@@ -74,13 +78,16 @@ class RankedQueue(Queue):
 
     def arrange(self, now: float) -> None:
         self.settled = self._in_order and self._steady
-        if self.settled:
+        if self._in_order and not self._expired:
             return
-        if not self._steady:
+        if self._expired:
             for request in self._requests:
                 self._rank(request, now)
         self._requests = deque(sorted(self._requests, key=_by_key))
-        self._in_order = True
+        self._in_order, self._expired = True, False
+
+    def expire(self) -> None:
+        self._expired = not self._steady
 
     def _rank(self, request: Request, now: float) -> None:
         request._key = rank_key(self._policy, request, now)

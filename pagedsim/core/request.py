@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from enum import Enum
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from pagedsim.core.clock import STILL
 from pagedsim.core.errors import RequestError
@@ -99,7 +99,7 @@ class Request:
         if isinstance(prompt, int | Integral):
             self.prompt_len = int(prompt)
         elif hasattr(prompt, "__len__") and not isinstance(prompt, str):
-            self.prompt, self.prompt_len = prompt, len(prompt)
+            self.prompt, self.prompt_len = _plain(prompt), len(prompt)
         else:
             raise RequestError(
                 f"request {id!r}: prompt={prompt!r}: must be token ids, or their number"
@@ -189,6 +189,15 @@ class Request:
         return (
             f"Request({self.id!r}, {self.state.value}, {self.prompt_len}+{self.generated} tokens)"
         )
+
+
+def _plain(prompt: Any) -> Sequence[int]:
+    """Token ids as Python's own numbers, since those of NumPy or torch would look different."""
+    if hasattr(prompt, "tolist"):
+        return cast(Sequence[int], prompt.tolist())
+    if isinstance(prompt, list | tuple) and any(type(token) is not int for token in prompt):
+        return [int(token) for token in prompt]
+    return cast(Sequence[int], prompt)
 
 
 _ALIVE = frozenset((State.NEW, State.WAITING, State.RUNNING, State.SWAPPED))

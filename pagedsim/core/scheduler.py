@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from pagedsim.core.answer import Continuation, Tokens, refuse_answer, sampled_in
 from pagedsim.core.clock import Clock
-from pagedsim.core.errors import ConfigError, IntegrityError, PlanError, RequestError, require
+from pagedsim.core.errors import ConfigError, IntegrityError, PlanError, RequestError, require_whole
 from pagedsim.core.integrity import check_scheduler
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.plan import Chunk, Rejection, StepPlan
@@ -77,10 +77,11 @@ class Scheduler:
     ) -> None:
         """`max_model_len` bounds prompt plus output; without it, by what the memory holds.
 
-        `max_batched_tokens` bounds the tokens that one step computes; without it, the batching
+        `max_batched_tokens` bounds the tokens that one step computes (only a group of sequences
+        that is rebuilt, alone, under `prefill_first` may take more); without it, the batching
         chooses.
         """
-        require("max_seqs", max_seqs, 1)
+        require_whole("max_seqs", max_seqs, 1)
         self.memory = memory
         self.batching = batching
         self.policy = policy or Policy()
@@ -101,6 +102,7 @@ class Scheduler:
         self.seats = 0  # sequences in the batch
         self.clock = Clock(memory.need, self._end_of)
         self.state = ServerState(self)
+        self.favoured: Request | None = None  # who displaced somebody, and goes next
 
         self.ranked = ranks(self.policy)
         self._observing = observes(self.policy)
@@ -111,6 +113,7 @@ class Scheduler:
         self._seated = 0
         self._steps = 0
         self._pending: StepPlan | None = None
+        self._disturbed = False  # whether anybody came or was aborted since the plan
         self._copies: Copies = {}  # forks that the next step must copy
         self._snapshot: tuple[int, tuple[Request, ...]] = (-1, ())
         self._feasible: Request | None = None  # the last head of waiting found to be
@@ -120,8 +123,14 @@ class Scheduler:
     def _refuse_misfits(self) -> None:
         """What this combination cannot do, said at the start."""
         memory = self.memory
-        require("max_model_len", self.max_model_len, 1)
-        require("max_batched_tokens", self.max_batched_tokens, 1)
+        require_whole("max_model_len", self.max_model_len, 1)
+        require_whole("max_batched_tokens", self.max_batched_tokens, 1)
+        policy = self.policy
+        if policy.displacing is False and type(policy).displaces is not Policy.displaces:
+            raise ConfigError(
+                f"{type(policy).__name__} overrides displaces, which is never asked: "
+                "set displacing = True"
+            )
         if self.max_model_len > memory.longest:
             raise ConfigError(
                 f"max_model_len={self.max_model_len}: memory of {memory.total} blocks × "
@@ -155,14 +164,15 @@ class Scheduler:
         longest = min(self.max_model_len, self.memory.longest_of(request)) - request.prompt_len
         longest = max(longest, 1)
         output = min(longest, output_len or longest, request.max_tokens or longest)
-        self._ends[request.id] = request.prompt_len + output
         if request.arrival is None:
             request.arrival = now
         request._order = self._orders
+        self.waiting.append(request, now)  # first, since a policy's rank may fail
         self._orders += 1
+        self._ends[request.id] = request.prompt_len + output
         request.state = State.WAITING
         self.requests[request.id] = request
-        self.waiting.append(request, now)
+        self._disturbed = True
         if self._observing:
             self.policy.observe(Arrived(request, now))
 
@@ -178,6 +188,7 @@ class Scheduler:
         else:
             self._unseat(request)
             self.memory.retract(request, request.computed)
+        self._disturbed = True
         self._leave(request, State.ABORTED, "abort", now)
         return request
 
@@ -191,6 +202,8 @@ class Scheduler:
         if self._pending is not None:
             raise PlanError(f"plan {self._pending.number} is not committed yet")
         self.now = now
+        self._disturbed = False
+        self.waiting.expire()
         plan = StepPlan(self._steps, now)
         if self._copies:
             plan.copies, self._copies = self._copies, {}
@@ -211,10 +224,9 @@ class Scheduler:
         An engine tells the sampled `tokens` of every request that sampled, and which are
         `finished` and why; a simulation tells neither.
         """
-        if plan is not self._pending:
-            raise PlanError(f"plan {plan.number} is stale: {self._expected(plan)}")
+        self._refuse_stale(plan)
         if tokens is not None or finished or self.memory.told:
-            refuse_answer(plan, tokens, finished or {}, self.memory.told)
+            refuse_answer(plan, tokens, finished or {}, self.memory.told, self.clock.riders)
         self._pending = None
         self.now = now
         if tokens is not None:
@@ -234,23 +246,26 @@ class Scheduler:
         if self._observing:
             self.policy.observe(Served(plan, now))
         # In the order of the batch: the prefix cache evicts in the order of release.
-        ending = sorted(clock.ending(), key=_by_seat)
-        ended = [(request, "length") for request in ending]
+        reasons = dict.fromkeys(clock.ending(), "length")
         if finished:
-            gone = {request.id for request, _ in ended}
-            told = ((self.requests.get(i), why) for i, why in finished.items() if i not in gone)
-            ended += [(request, why) for request, why in told if request is not None]
-        for request, reason in ended:
+            told = (request for request in sampled_in(plan) if request.id in finished)
+            reasons |= {request: finished[request.id] for request in told}
+        ended = sorted(reasons, key=_by_seat)
+        for request in ended:
             self._unseat(request)
-            self._leave(request, State.FINISHED, reason, now)
-        return [request for request, _ in ended]
+            self._leave(request, State.FINISHED, reasons[request], now)
+        return ended
 
-    def _expected(self, plan: StepPlan) -> str:
+    def _refuse_stale(self, plan: StepPlan) -> None:
+        if plan is self._pending:
+            return
         if self._pending is None:
-            return "it was committed already" if plan.number < self._steps else "plan a step first"
-        if self._pending.number == plan.number:
-            return "it is another scheduler's"
-        return f"the plan to commit is {self._pending.number}"
+            expected = "it was committed already, or is not this scheduler's"
+        elif self._pending.number == plan.number:
+            expected = "it is another scheduler's"
+        else:
+            expected = f"the plan to commit is {self._pending.number}"
+        raise PlanError(f"plan {plan.number} is stale: {expected}")
 
     def in_flight(self, plan: StepPlan) -> bool:
         """Whether `plan` is still to be committed."""
@@ -264,9 +279,9 @@ class Scheduler:
         In these everybody decodes, nobody ends, and no policy could decide anything: `glide` may
         be called that many times instead of `commit` and `plan`.
         """
-        if plan is not self._pending or not plan.decodes or self.memory.told or self._observing:
+        if not self.in_flight(plan) or self._disturbed or self.memory.told or self._observing:
             return 0
-        if plan.chunks or plan.held or plan.copies or plan.swap_in:
+        if not plan.decodes or plan.chunks or plan.held or plan.copies or plan.swap_in:
             return 0
         if plan.took_memory or plan.rejected:
             return 0
@@ -288,6 +303,7 @@ class Scheduler:
 
         If not, the plan is merely committed, and another is to be planned as usual.
         """
+        self._refuse_stale(plan)
         self.now = now
         self.clock.tick += 1
         if not self.grow(plan, self.batching.slack(self)):
@@ -435,9 +451,14 @@ class Scheduler:
         """Whether those on the CPU come before those who wait."""
         if not self.swapped:
             return False
-        if not self.ranked or not self.waiting:
+        if not self.waiting:
             return True
-        self.waiting.arrange(self.now)
+        if self.ranked:
+            self.waiting.arrange(self.now)
+        if self.waiting.head is self.favoured:
+            return False
+        if not self.ranked:
+            return True
         first = rank_key(self.policy, self.next_swapped(), self.now)
         return first < rank_key(self.policy, self.waiting.head, self.now)
 
@@ -529,7 +550,7 @@ class Scheduler:
     def _append(self, request: Request, answer: int | Continuation) -> None:
         """Sampled tokens become part of a decoding request."""
         if not isinstance(answer, Continuation):
-            request.outputs[0].append(answer)
+            request.outputs[0].append(int(answer))
             return
         tokens, parents = answer
         if parents is not None and list(parents) != list(range(request.width)):
@@ -540,7 +561,7 @@ class Scheduler:
             self.memory.fork(request, parents, self._copies)
             self.clock.board(request)
         for output, token in zip(request.outputs, tokens, strict=True):
-            output.append(token)
+            output.append(int(token))
 
     @staticmethod
     def _forget_copies(copies: Copies, request: Request) -> None:

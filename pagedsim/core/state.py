@@ -66,8 +66,15 @@ class ServerState:
         return self._scheduler.memory.cpu_free
 
     def stored_tokens(self, request: Request) -> int:
-        """Tokens in memory that `request` would have to compute again, were they lost."""
+        """Tokens of `request` in memory: what it would have to compute again, were they lost.
+
+        A prefix cache may still know some of them then.
+        """
         return stored(request, self._scheduler.memory)
+
+    def stored_blocks(self, request: Request) -> int:
+        """Different blocks that hold them: what a swap would move."""
+        return self._scheduler.memory.filled_blocks(request)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens of one sequence."""

@@ -7,6 +7,7 @@ import pytest
 
 from pagedsim.core import (
     Arrived,
+    ConfigError,
     Event,
     Keep,
     Left,
@@ -566,12 +567,13 @@ def test_displaces_is_asked_only_of_a_policy_that_displaces() -> None:
         def displaces(self, waiting: Request, running: Request, now: float) -> bool:
             return waiting.id == "u"
 
-    for displacing in (True, False):
-        server = Server(policy=Everybody(displacing), max_seqs=1)
-        server.add("a", 4)
-        server.step()
-        server.add("u", 4)
-        assert ("displaced" in server.step()) is displacing
+    server = Server(policy=Everybody(True), max_seqs=1)
+    server.add("a", 4)
+    server.step()
+    server.add("u", 4)
+    assert server.step()["displaced"] == ["a"]
+    with pytest.raises(ConfigError, match=r"^Everybody overrides displaces, which is never asked"):
+        Server(policy=Everybody(False))
 
 
 def test_a_policy_without_hooks_is_first_come_first_served() -> None:
@@ -641,6 +643,8 @@ def test_no_policy_can_read_how_long_an_output_will_be(batching: str) -> None:
     peeks: list[str] = []
 
     class Spy(Policy):
+        displacing = True
+
         def look(self, where: str, *things: object) -> None:
             peeks.append(where)
             for thing in things:

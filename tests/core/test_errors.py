@@ -322,7 +322,7 @@ def test_double_commit_says_so() -> None:
     server = busy()
     plan = server.plan()
     server.commit(plan)
-    with says(PlanError, "plan 2 is stale: it was committed already"):
+    with says(PlanError, "plan 2 is stale: it was committed already, or is not this scheduler's"):
         server.scheduler.commit(plan, 9.0)
 
 
@@ -418,7 +418,7 @@ def test_tokens_told_late_are_refused() -> None:
     refused(
         server,
         PlanError,
-        "plan 1: request 'a' is told tokens, though its earlier ones were not",
+        "plan 1: tokens are told, though 1 requests got theirs untold",
         lambda: server.scheduler.commit(plan, 9.0, {"a": 1}),
     )
     server.commit(plan)

@@ -72,7 +72,7 @@ def displace(scheduler: Scheduler, plan: StepPlan, spare: int) -> None:
     if not waiting:
         return
     head = waiting.head
-    if scheduler.infeasible(head) or not policy.admit(head, scheduler.state):
+    if scheduler.infeasible(head):
         waiting.arrange(now)
         return
     victims = reversed(tuple(scheduler.running))
@@ -81,7 +81,10 @@ def displace(scheduler: Scheduler, plan: StepPlan, spare: int) -> None:
         if last is None or not policy.displaces(head, last, now):
             break
         if not plan.displaced:
+            if not policy.admit(head, scheduler.state):
+                break
             waiting.pop()  # it goes back in front of those that it pushes out
+            scheduler.favoured = head
         scheduler.preempt(plan, last, displaced=True)
     if plan.displaced:
         waiting.put_back(head, now)

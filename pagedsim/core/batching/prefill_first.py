@@ -44,7 +44,7 @@ class PrefillFirst(Batching):
         return int(self.watermark * scheduler.memory.total)
 
     def sorts_late(self, policy: Policy) -> bool:
-        return policy.sorts_late
+        return policy.sorts_late and self.displacing(policy)
 
     def compose(self, scheduler: Scheduler, plan: StepPlan) -> None:
         if self._admits(scheduler):
@@ -73,7 +73,7 @@ class PrefillFirst(Batching):
     def _prefill(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """Admit from the head of waiting until one does not fit."""
         waiting, memory, policy = scheduler.waiting, scheduler.memory, scheduler.policy
-        if not policy.sorts_late:
+        if not self.sorts_late(policy) and scheduler.seats < scheduler.max_seqs:
             waiting.arrange(scheduler.now)
         while waiting and not scheduler.swapped_first():
             request = waiting.head
@@ -101,7 +101,7 @@ class PrefillFirst(Batching):
 
     def slack(self, scheduler: Scheduler) -> int:
         # vLLM's test is conservative: it counts a block for each sequence, needed or not.
-        return max(r.width for r in scheduler.running) if scheduler.forked else 1
+        return scheduler.clock.widest
 
     def _decode_tight(self, scheduler: Scheduler, plan: StepPlan) -> None:
         """The same, where somebody may have to yield: one by one, in order."""
@@ -111,7 +111,7 @@ class PrefillFirst(Batching):
         while queue:
             needy = queue.popleft()
             while self._lacks(scheduler, needy):
-                victim = scheduler.choose_victim(queue, needy) if queue else needy
+                victim = scheduler.choose_victim(tuple(queue), needy) if queue else needy
                 scheduler.preempt(plan, victim)
                 if victim is needy:
                     break

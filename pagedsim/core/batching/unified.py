@@ -43,11 +43,10 @@ class Unified(Batching):
         prefilling, running = scheduler.prefilling, scheduler.running
         decodes_first = not prefilling or _last(prefilling, running)
         if decodes > budget or not decodes_first or not scheduler.grow(plan, self.slack(scheduler)):
-            return self._one_by_one(scheduler, plan, budget, running, set())
+            return self._one_by_one(scheduler, plan, budget, running, all_decode=False)
         if not prefilling:
             return budget - decodes
-        served = set(scheduler.decoding())
-        return self._one_by_one(scheduler, plan, budget - decodes, prefilling, served)
+        return self._one_by_one(scheduler, plan, budget - decodes, prefilling, all_decode=True)
 
     def _one_by_one(
         self,
@@ -55,10 +54,14 @@ class Unified(Batching):
         plan: StepPlan,
         budget: int,
         batch: dict[Request, None],
-        served: set[Request],
+        all_decode: bool,
     ) -> int:
-        """The same where somebody may have to yield, or to wait for the next step."""
+        """The same where somebody may have to yield, or to wait for the next step.
+
+        `all_decode`: those that decode are served already, and `batch` are the others.
+        """
         memory = scheduler.memory
+        served: set[Request] = set()
         for request in tuple(batch):
             if request not in scheduler.running:
                 continue
@@ -72,8 +75,9 @@ class Unified(Batching):
                 victim = scheduler.choose_victim(tuple(scheduler.running), request)
                 decoded = victim.width if victim.decoding else 0
                 chunked = scheduler.preempt(plan, victim)
-                if victim in served:
-                    budget += chunked + decoded
+                budget += chunked
+                if all_decode or victim in served:
+                    budget += decoded
                 if victim is request:
                     break
             else:
@@ -84,7 +88,8 @@ class Unified(Batching):
                     scheduler.advance(plan, request, count)
                 budget -= cost
                 served.add(request)
-        plan.held = [request for request in scheduler.decoding() if request not in served]
+        if not all_decode:
+            plan.held = [request for request in scheduler.decoding() if request not in served]
         return budget
 
     def _share(self, scheduler: Scheduler, request: Request, budget: int) -> tuple[int, int]:
@@ -121,7 +126,8 @@ class Unified(Batching):
     def _admit(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> int:
         """Admit the head of waiting; returns the tokens that it gets, 0 if it does not fit."""
         waiting, memory = scheduler.waiting, scheduler.memory
-        waiting.arrange(scheduler.now)
+        if scheduler.seats < scheduler.max_seqs:
+            waiting.arrange(scheduler.now)
         while reason := scheduler.infeasible(waiting.head):
             scheduler.reject(plan, reason)
             if not waiting:

@@ -161,6 +161,10 @@ class Memory(ABC):
     def retract(self, request: Request, tokens: int) -> None:
         """What lies beyond `tokens` tokens was planned, but will not be computed."""
 
+    def filled_blocks(self, request: Request) -> int:
+        """Different blocks that hold something of a request: what a swap would move."""
+        return 0
+
     def cpu_room(self, request: Request) -> bool:
         """Whether `swap_out(request)` would find room."""
         return False

@@ -173,8 +173,11 @@ class PagedMemory(Memory):
         blocks = self.blocks_for(request.computed)
         return [table[:blocks] for table in request.tables]
 
+    def filled_blocks(self, request: Request) -> int:
+        return len(set(chain.from_iterable(self._filled(request))))
+
     def cpu_room(self, request: Request) -> bool:
-        return len(set(chain.from_iterable(self._filled(request)))) <= len(self._cpu_free)
+        return self.filled_blocks(request) <= len(self._cpu_free)
 
     def swap_out(self, request: Request, copies: Copies) -> Pairs:
         filled = self._filled(request)
@@ -202,17 +205,21 @@ class PagedMemory(Memory):
     # -- looking -------------------------------------------------------------------------------
 
     def usage(self, requests: Iterable[Request]) -> Usage:
-        stored = 0
+        size = self.block_size
+        stored = reserved = 0
         counted: set[int] = set()
         for request in requests:
+            end = self.end_of(request)
             for table in request.tables:
                 for index, block in enumerate(table):
                     if block not in counted:
                         counted.add(block)
-                        rest = request.computed - index * self.block_size
-                        stored += max(0, min(self.block_size, rest))
-        owned = self.used * self.block_size
-        return Usage(stored, 0, owned - stored, self.free * self.block_size)
+                        filled = max(0, min(size, request.computed - index * size))
+                        useful = max(0, min(size, end - index * size))
+                        stored += filled
+                        reserved += max(0, useful - filled)
+        internal = self.used * size - stored - reserved
+        return Usage(stored, reserved, internal, self.free * size)
 
     def check(self, requests: Iterable[Request]) -> None:
         requests = list(requests)

@@ -95,8 +95,9 @@ class PrefixMemory(PagedMemory):
         if request.prompt is None or (request.width > 1 and request.generated):
             return ()
         hit: list[int] = []
-        for key in self._keys(request, most)[:most]:
-            equals = self._blocks_of.get(key)
+        keys = self._keys(request, most)
+        for index in range(most):
+            equals = self._blocks_of.get(keys[index])
             if equals is None:
                 break
             hit.append(equals[0])
@@ -139,7 +140,9 @@ class PrefixMemory(PagedMemory):
                 self._share((block,))
         super().admit(request, tokens, hit)
         request._registered = len(hit)
-        self._register(request, tokens)
+        # A group that is rebuilt gets all its blocks now, and fills them later.
+        if not (request.width > 1 and request.generated):
+            self._register(request, tokens)
 
     def need(self, request: Request) -> int | None:
         full = len(request.tables[0]) * self.block_size
@@ -180,7 +183,8 @@ class PrefixMemory(PagedMemory):
         full = tokens // self.block_size
         for index in range(full, request._registered):
             block = request.tables[0][index]
-            if self.references(block) == 1 and block in self._key_of:
+            own = sum(block in table for table in request.tables)
+            if self.references(block) == own and block in self._key_of:
                 self._forget(block)
         request._registered = min(request._registered, full)
 

@@ -131,8 +131,10 @@ class ReservedMemory(Memory):
         for request in requests:
             size = len(request.tables[0]) * self.block_size
             useful = min(self.end_of(request), size)
-            stored += request.computed * len(request.tables)
-            reserved += (useful - request.computed) * len(request.tables)
+            # Until it forks only the first run is filled.
+            filled = request.computed * (len(request.tables) if request.generated else 1)
+            stored += filled
+            reserved += useful * len(request.tables) - filled
             internal += (size - useful) * len(request.tables)
         slots = self.total * self.block_size
         return Usage(stored, reserved, internal, slots - stored - reserved - internal)
