@@ -643,7 +643,7 @@ def test_no_policy_can_read_how_long_an_output_will_be(batching: str) -> None:
     peeks: list[str] = []
 
     class Spy(Policy):
-        displacing = True
+        displacing = None  # where the batching knows it
 
         def look(self, where: str, *things: object) -> None:
             peeks.append(where)
