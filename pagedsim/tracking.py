@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,8 @@ def track(
     check_mode(mode)
     if mode in ("none", "disabled") or not study.runs:
         return []
+    # Offline means that nothing is sent, not even how W&B itself fares.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
     logging.getLogger("wandb").setLevel(logging.ERROR)
