@@ -90,7 +90,10 @@ EXAMPLES = (
         "every combination, a report each, on all cores; ends with a table",
         "-m experiment=single memory.block_size=8,16,32 workload.rate=2,4",
     ),
-    ("go on with a study that was interrupted", "hydra.run.dir=outputs/2026-01-31/12-00-00-fcfs_vs_priority"),
+    (
+        "go on with a study that was interrupted",
+        "hydra.run.dir=outputs/2026-01-31/12-00-00-fcfs_vs_priority",
+    ),
 )
 
 

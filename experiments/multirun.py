@@ -13,9 +13,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich import box
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from experiments.progress import on_terminal
 from pagedsim.complaint import Complaint, Interruption, line, shown
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
@@ -26,13 +28,42 @@ Job = dict[str, Any]
 
 
 class Multirun(Callback):
-    """Where Hydra tells of a sweep; the end of the program asks for it."""
+    """Where Hydra tells of a sweep; the end of the program asks for it.
+
+    What it notes belongs to the class, since Hydra sends its callbacks on to every job.
+    """
 
     folder: ClassVar[Path | None] = None
+    bar: ClassVar[Progress | None] = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """The sweep begins."""
-        Multirun.folder = Path(str(config.hydra.sweep.dir))
+        Multirun.folder = folder = Path(str(config.hydra.sweep.dir))
+        if on_terminal():
+            columns = (_Ended(folder), TimeElapsedColumn())
+            Multirun.bar = Progress(
+                *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+            )
+            Multirun.bar.add_task("jobs", total=None)
+            Multirun.bar.start()
+
+    @staticmethod
+    def over() -> None:
+        """No job is under way any more."""
+        if Multirun.bar is not None:
+            Multirun.bar.stop()
+            Multirun.bar = None
+
+
+class _Ended(ProgressColumn):
+    """How many jobs have left their results."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{sum(1 for _ in self.folder.glob(f'*/{_NAME}'))} jobs done")
 
 
 def record_job(
@@ -63,6 +94,7 @@ def _means(study: Study) -> dict[str, dict[str, float | None]]:
 
 def conclude(interrupted: bool = False) -> None:
     """Print the table of the sweep that ran, if one did; complain of the jobs that failed."""
+    Multirun.over()
     if (folder := Multirun.folder) is None or not folder.is_dir():
         return
     jobs = read_jobs(folder)

@@ -53,7 +53,8 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
 
     One process means this one. Interrupted, the runs under way write what they have.
     """
-    board = Board(len(jobs)) if on_terminal() and jobs else None
+    shown = jobs and on_terminal() and not inside_a_worker()
+    board = Board(len(jobs)) if shown else None
     over: list[Job] = []
 
     def told(job: Job, outcome: Outcome) -> None:

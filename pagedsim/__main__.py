@@ -41,6 +41,8 @@ def run() -> None:
         key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(sys.argv) else "hydra.run.dir"
         why = f"cannot be written: {error.strerror or error}"
         raise Complaint([f"{key}={error.filename}: {why}"]) from error
+    finally:
+        _over()
     _conclude()
     if failures:
         raise failures[0]
@@ -50,6 +52,14 @@ def _manual() -> str:
     from experiments.manual import page
 
     return page()
+
+
+def _over() -> None:
+    """Take down what a sweep shows while it runs."""
+    if "experiments.multirun" in sys.modules:  # else none has begun
+        from experiments.multirun import Multirun
+
+        Multirun.over()
 
 
 def _conclude(interrupted: bool = False) -> None:

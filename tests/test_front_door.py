@@ -92,10 +92,10 @@ def test_the_settings_of_the_manual_page_are_the_configuration_s(call: Call) -> 
         assert value == ("null" if there is None else str(there).lower()), key
 
 
-def test_info_works(call: Call) -> None:
-    code, text, _ = call("--info", "config")
-    assert code == 0
-    assert "policies.fcfs.FCFS" in text
+def test_info_works(tmp_path: Path) -> None:
+    done = command(tmp_path, "--info", "config")
+    assert done.returncode == 0
+    assert "policies.fcfs.FCFS" in done.stdout
 
 
 # -- a run -----------------------------------------------------------------------------------------
