@@ -146,6 +146,11 @@ class Scheduler:
             raise ConfigError("preemption that swaps needs cpu_blocks: at least 1, not 0")
         self.batching.refuse_misfits(self)
 
+    def __repr__(self) -> str:
+        how = f"{type(self.policy).__name__}, {type(self.batching).__name__}"
+        where = f"{len(self.waiting)} waiting, {len(self.running)} running"
+        return f"Scheduler({how}: {where}, {len(self.swapped)} swapped)"
+
     # -- the three calls of an executor, and add and abort ---------------------------------------
 
     def add(self, request: Request, now: float, output_len: int | None = None) -> None:

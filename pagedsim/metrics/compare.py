@@ -39,6 +39,10 @@ def student_t(freedom: int) -> float:
     return z + (z**3 + z) / (4 * n) + second / n**2 + third / n**3
 
 
+SAME = 1e-12
+"""Values no further apart than this, relative to their size, are the same."""
+
+
 class Estimate(NamedTuple):
     """A mean and its 95 % confidence interval; NaN bounds where one value gives no interval."""
 
@@ -53,14 +57,21 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean over seeds; values that are not there (NaN) are left out."""
+    """The mean over seeds; values that are not there (NaN) are left out.
+
+    Seeds that all give the same say nothing about chance (a recorded trace has none), so then
+    there is no interval.
+    """
     there = np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
     if not len(there):
         return Estimate(math.nan, math.nan, math.nan)
     mean = float(there.mean())
     if len(there) == 1:
         return Estimate(mean, math.nan, math.nan)
-    half = student_t(len(there) - 1) * float(there.std(ddof=1)) / math.sqrt(len(there))
+    deviation = float(there.std(ddof=1))
+    if deviation <= SAME * float(np.abs(there).max()):
+        return Estimate(mean, math.nan, math.nan)
+    half = student_t(len(there) - 1) * deviation / math.sqrt(len(there))
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -174,6 +185,9 @@ def _ratio(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
     ratio = float(ours.mean() / theirs.mean())
     if len(ours) == 1:
         return Estimate(ratio, math.nan, math.nan)
-    spread = estimate(list((ours - ratio * theirs) / ours.mean()))
+    off = (ours - ratio * theirs) / ours.mean()
+    if float(np.abs(off).max()) <= SAME:  # as where all but one seed have nothing to count
+        return Estimate(ratio, math.nan, math.nan)
+    spread = estimate(list(off))
     half = (spread.high - spread.low) / 2
     return Estimate(ratio, ratio * math.exp(-half), ratio * math.exp(half))

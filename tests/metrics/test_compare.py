@@ -4,10 +4,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.metrics.compare import compare, estimate, student_t
+from pagedsim.metrics.compare import _ratio, compare, estimate, student_t
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.study import Run, Study
 from tests.metrics.tables import REQUESTS, STEPS, study_of
@@ -149,3 +150,14 @@ def test_gains_and_costs_are_told_of_each_client(tmp_path: Path) -> None:
 def test_nothing_ran() -> None:
     assert finding(study({})) == ["No run was completed."]
     assert compare(study({})) == []
+
+
+def test_seeds_that_all_give_the_same_give_no_interval() -> None:
+    """A recorded trace is the same under every seed: three runs of it are one."""
+    assert not estimate([0.25, 0.25, 0.25]).known
+    assert estimate([0.25, 0.25, 0.5]).known
+
+
+def test_a_ratio_that_one_seed_decides_gives_no_interval() -> None:
+    assert not _ratio(np.array([0.0, 0.0, 6.0]), np.array([0.0, 0.0, 5.0])).known
+    assert _ratio(np.array([1.0, 1.0, 6.0]), np.array([1.0, 1.0, 5.0])).known
