@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.compare import Compare
 from experiments.multirun import record_job
 from experiments.objects import make
-from experiments.study import Runs, run_study, study_of
+from experiments.study import Runs, overruled, run_study, study_of
 from pagedsim.complaint import Complaint, Interruption, shown, verbose
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require
@@ -53,6 +53,9 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
     study = study_of(plan, runs, folder, name, overrides)
     if runs.kept and not quiet:
         print(f"{runs.kept} of {len(runs.jobs)} runs were there already, and the same: kept")
+    if not quiet:
+        for override in overruled(plan, overrides):
+            print(f"note: {override} changes nothing: every arm of experiment={name} sets it")
     if study.runs:
         _report(study, runs, config, quiet)
     _complain(study, runs)

@@ -121,6 +121,16 @@ def _key(change: str) -> str:
     return change.partition("=")[0].lstrip("+~").rpartition(".")[2]
 
 
+def overruled(plan: Compare, overrides: Sequence[str]) -> list[str]:
+    """What was typed and changes nothing, since every arm sets it."""
+    set_by_arms = [{change.partition("=")[0] for change in arm} for arm in plan.arms.values()]
+    return [
+        override
+        for override in overrides
+        if all(override.partition("=")[0] in keys for keys in set_by_arms)
+    ]
+
+
 def _as_file_name(arm: str) -> str:
     """An arm's name as that of a folder, whatever is in it."""
     return re.sub(r"^\.", "%2E", quote(arm, safe=" =,+@"))

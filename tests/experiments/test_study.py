@@ -15,7 +15,7 @@ from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.pool import run_jobs
 from experiments.stored import store, stored
-from experiments.study import Runs, jobs_of, run_study, study_of
+from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from experiments.sweep import sweep
 from pagedsim.config import register
 from pagedsim.core import ConfigError, Scheduler, StepPlan
@@ -65,6 +65,11 @@ def test_an_arm_is_the_base_with_its_overrides(tmp_path: Path) -> None:
 
 def test_an_arm_s_override_wins_over_the_command_line(tmp_path: Path) -> None:
     assert jobs(tmp_path, "server.max_seqs=9")[-1].config["server"]["max_seqs"] == 4
+
+
+def test_what_every_arm_sets_need_not_be_typed() -> None:
+    plan = Compare("t", "q", {"a": ["policy=fcfs", "seed=1"], "b": ["policy=priority"]})
+    assert overruled(plan, ["policy=priority", "seed=3", "seeds=2"]) == ["policy=priority"]
 
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "a b", "käse", "=", ".hidden"])
