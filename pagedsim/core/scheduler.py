@@ -373,11 +373,6 @@ class Scheduler:
         for chunk in chunks(request, count, self.memory):
             plan.add_chunk(chunk)
 
-    @property
-    def forked(self) -> bool:
-        """Whether any request of several sequences decodes."""
-        return self.clock.width > self.clock.riders
-
     def grow(self, plan: StepPlan, spare: int) -> bool:
         """Give all that decode the memory for their next token, if that leaves `spare` blocks.
 
