@@ -28,6 +28,8 @@ class Job:
     seed: int
     config: Settings
     folder: Path
+    again: bool = False
+    """Whether this is not the first seed of its arm."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,12 @@ class Interrupted:
     folder: Path | None = None
 
 
-Outcome = Run | Failure | Interrupted
+@dataclass(frozen=True)
+class Repeated:
+    """A run that was left out, since nothing in it depends on the seed."""
+
+
+Outcome = Run | Failure | Interrupted | Repeated
 
 
 class Stopped(Exception):
@@ -75,6 +82,8 @@ def run_job(job: Job, recorder: Watched) -> Outcome:
     parts = None
     try:
         parts = build(job.config, job.seed)
+        if job.again and not parts.workload.drawn:
+            return Repeated()
         recorder.requests = len(parts.workload)
         _simulate(parts, recorder)
         return _finish(job, parts, recorder)

@@ -11,9 +11,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.compare import Compare
+from experiments.folder import claimed, keep_configuration
 from experiments.multirun import record_job
 from experiments.objects import make
-from experiments.study import Runs, overruled, run_study, study_of
+from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from pagedsim.complaint import Complaint, Interruption, shown, verbose
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require
@@ -30,12 +31,15 @@ def run_experiment(config: DictConfig) -> None:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     if hydra.mode != RunMode.MULTIRUN:
-        _run(config, folder, hydra, quiet=False)
+        own = any(one.startswith("hydra.run.dir=") for one in hydra.overrides.hydra)
+        with claimed(folder, own) as folder:
+            _run(config, folder, hydra, quiet=False)
         return
     study: Study | None = None
     error: Exception | None = None
     try:
-        study = _run(config, folder, hydra, quiet=True)
+        with claimed(folder, own=True):
+            study = _run(config, folder, hydra, quiet=True)
     except Complaint as complaint:
         study, error = complaint.study, complaint
     except Exception as other:
@@ -46,13 +50,16 @@ def run_experiment(config: DictConfig) -> None:
 def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
     _check(config)
     plan = make("study", OmegaConf.to_container(config.study, resolve=True), Compare)
-    _keep_configuration(config, folder)
     overrides = list(hydra.overrides.task)
-    runs = run_study(plan, config, overrides, folder)
+    jobs = jobs_of(plan, overrides, folder)
+    keep_configuration(config, folder)
+    runs = run_study(jobs, config.jobs)
     name = str(hydra.runtime.choices.get("experiment") or "study")
     study = study_of(plan, runs, folder, name, overrides)
     if runs.kept and not quiet:
-        print(f"{runs.kept} of {len(runs.jobs)} runs were there already, and the same: kept")
+        print(f"{runs.kept} of {runs.wanted} runs were there already, and the same: kept")
+    if runs.repeated and not quiet:
+        print("note: under every seed the workload is the same, so each arm is run once")
     if not quiet:
         for override in overruled(plan, overrides):
             print(f"note: {override} changes nothing: every arm of experiment={name} sets it")
@@ -75,15 +82,6 @@ def _check(config: DictConfig) -> None:
     if not OmegaConf.is_dict(config.tracking):
         raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
     check_mode(config.tracking.mode)
-
-
-def _keep_configuration(config: DictConfig, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
-    except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(f"hydra.run.dir={folder}: cannot be written: {why}") from error
 
 
 def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
@@ -142,11 +140,12 @@ def _complain(study: Study, runs: Runs) -> None:
 
 def _all_there(study: Study, runs: Runs) -> str:
     """What there is of an interrupted study, and how to go on."""
-    done, total = len(study.runs), len(runs.jobs)
+    done, total = len(runs.finished), runs.wanted
     folder = shown(study.folder)
     what = f"{done or 'none'} of {total} runs {'is' if done == 1 else 'are'} complete"
     if runs.interrupted and done:
-        what += ", and in the report"
+        some = "and" if len(study.runs) == done else f"{len(study.runs)} of them"
+        what += f", {some} in the report"
     if runs.stopped:
         what += f"; {runs.stopped} more left the tables of what they had simulated"
     return f"{what}; the same command with hydra.run.dir={folder} goes on from there"

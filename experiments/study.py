@@ -12,9 +12,9 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from hydra import compose
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from experiments.arm import Job, Outcome
+from experiments.arm import Interrupted, Job, Outcome, Repeated
 from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.pool import inside_a_worker, run_jobs
@@ -38,13 +38,35 @@ class Runs:
     """How many were there already."""
     stopped: int = 0
     """How many were stopped on their way, and left what they had."""
+    repeated: int = 0
+    """How many were left out, since another seed would have changed nothing."""
     interrupted: bool = False
 
     @property
-    def in_order(self) -> list[Run]:
-        """Those that are complete, arm by arm and seed by seed."""
-        keys = [(job.arm, job.seed) for job in self.jobs]
-        return [self.finished[key] for key in keys if key in self.finished]
+    def wanted(self) -> int:
+        """How many runs make the study complete."""
+        return len(self.jobs) - self.repeated
+
+    @property
+    def comparable(self) -> list[Run]:
+        """Those that are complete under each seed that all arms have, arm by arm.
+
+        Means over other seeds would hold one arm's luck against another's. An arm without any
+        run, or seeds that no two arms share, hold back nobody.
+        """
+        seeds = [{seed for one, seed in self.finished if one == arm} for arm in self._arms]
+        shared = set.intersection(*seeds) if seeds else set()
+        runs = [self.finished[key] for arm in self._arms for key in self._keys(arm)]
+        return [run for run in runs if run.seed in shared] or runs
+
+    @property
+    def _arms(self) -> list[str]:
+        """The arms that have a run, in order."""
+        there = {arm for arm, _ in self.finished}
+        return [arm for arm in dict.fromkeys(job.arm for job in self.jobs) if arm in there]
+
+    def _keys(self, arm: str) -> list[Key]:
+        return sorted(key for key in self.finished if key[0] == arm)
 
     @property
     def reasons(self) -> dict[str, Failure]:
@@ -67,9 +89,12 @@ class Runs:
         return ", ".join(names)
 
 
-def run_study(plan: Compare, config: DictConfig, overrides: Sequence[str], folder: Path) -> Runs:
-    """Run all arms; what one of them does wrong is reported at the end and stops no other."""
-    runs = Runs(jobs_of(plan, overrides, folder))
+def run_study(jobs: Sequence[Job], processes: int | None = None) -> Runs:
+    """Run them all; what one of them does wrong is reported at the end and stops no other.
+
+    `processes`: None for as many as there are cores.
+    """
+    runs = Runs(jobs)
     missing = []
     for job in runs.jobs:
         if run := stored(job):
@@ -85,24 +110,29 @@ def run_study(plan: Compare, config: DictConfig, overrides: Sequence[str], folde
             runs.finished[job.arm, job.seed] = outcome
         elif isinstance(outcome, Failure):
             runs.failed[job.arm, job.seed] = outcome
-        else:
+        elif isinstance(outcome, Repeated):
+            runs.repeated += 1
+        elif isinstance(outcome, Interrupted):
             runs.stopped += outcome.folder is not None
 
-    processes = 1 if inside_a_worker() else config.jobs or cores()
-    asked = run_jobs(missing, processes, done)
-    runs.interrupted = asked and len(runs.finished) + len(runs.failed) < len(runs.jobs)
+    asked = run_jobs(missing, 1 if inside_a_worker() else processes or cores(), done)
+    runs.interrupted = asked and len(runs.finished) + len(runs.failed) < runs.wanted
     return runs
 
 
 def jobs_of(plan: Compare, overrides: Sequence[str], folder: Path) -> list[Job]:
-    """Every arm under every seed, each with the configuration that its overrides give."""
+    """Every arm under every seed, each with the configuration that its overrides give.
+
+    Seed by seed, so that what an interrupted study has of its arms can be compared.
+    """
     jobs = []
     for arm, changes in plan.arms.items():
         config = _composed(arm, overrides, changes)
         place = folder / "runs" / _as_file_name(arm)
-        for seed in range(config["seed"], config["seed"] + config["seeds"]):
-            jobs.append(Job(arm, seed, config, place / f"seed-{seed}"))
-    return jobs
+        first = config["seed"]
+        for seed in range(first, first + config["seeds"]):
+            jobs.append(Job(arm, seed, config, place / f"seed-{seed}", again=seed != first))
+    return sorted(jobs, key=lambda job: job.seed)
 
 
 def _composed(arm: str, overrides: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
@@ -144,7 +174,7 @@ def study_of(plan: Compare, runs: Runs, folder: Path, name: str, overrides: Sequ
         question=plan.question,
         folder=folder,
         command=shlex.join(["python", "-m", "pagedsim", *overrides]),
-        runs=runs.in_order,
+        runs=runs.comparable,
         metrics=_metrics(plan, runs),
         baseline=plan.baseline or next(iter(plan.arms)),
         swept=plan.swept,
@@ -152,7 +182,11 @@ def study_of(plan: Compare, runs: Runs, folder: Path, name: str, overrides: Sequ
     study.clients = tuple(dict.fromkeys(c for run in study.runs for c in _clients(run.summary)))
     study.failed = {whose or "all runs": failure.reason for whose, failure in runs.reasons.items()}
     if runs.interrupted:
-        study.failed["interrupted"] = f"{len(study.runs)} of {len(runs.jobs)} runs are complete"
+        study.failed["interrupted"] = f"{len(runs.finished)} of {runs.wanted} runs are complete"
+    if left_out := len(runs.finished) - len(study.runs):
+        study.failed["left out"] = (
+            f"{left_out} complete runs, under seeds that not every arm has completed"
+        )
     return study
 
 

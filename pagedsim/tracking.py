@@ -1,4 +1,4 @@
-"""Weights & Biases: one run an arm and seed, in a group that is the study.
+"""Weights & Biases: one run an arm, in a group that is the study.
 
 Offline by default: the runs lie in the study's folder, need no account and no network, and go up
 later with `wandb sync`. Nothing is printed.
@@ -10,6 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import ConfigError, PagedsimError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 MODES = ("offline", "online", "none", "disabled")
 POINTS = 4000
-"""Points in time of all runs' series together; each has between 100 and 400."""
+"""Points in time of all arms' series together; each has between 100 and 400."""
 _COMPARISON = (
     *("client", "metric", "arm", "baseline", "seeds", "ours", "theirs"),
     *("difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
@@ -48,9 +49,10 @@ def track(
 ) -> list[Path]:
     """Hand the study to Weights & Biases; returns the runs' folders (none: nothing tracked).
 
-    Each run has its configuration, its load over time and its summary; one more, "comparison",
-    has the comparison as a table and `plots` (default: what is in the study's plots/). Online, an
-    account must be set up (`wandb login`).
+    Each run has its arm's configuration, the load over time under its first seed, the summary
+    as means over its seeds, and a table of every seed's summary; one more, "comparison", has the
+    comparison as a table and `plots` (default: what is in the study's plots/). Online, an account
+    must be set up (`wandb login`).
     """
     check_mode(mode)
     if mode in ("none", "disabled") or not study.runs:
@@ -72,10 +74,10 @@ def track(
     }
     folders = []
     try:
-        for run in study.runs:
-            name, config = f"{run.arm}/seed-{run.seed}", run.config | _identity(run)
-            with wandb.init(name=name, config=config, job_type="run", **common) as tracked:
-                _log_run(tracked, run, max(100, min(400, POINTS // len(study.runs))))
+        for arm in study.arms:
+            config = study.of(arm)[0].config | {"arm": arm}
+            with wandb.init(name=arm, config=config, job_type="arm", **common) as tracked:
+                _log_arm(tracked, study.of(arm), max(100, min(400, POINTS // len(study.arms))))
                 folders.append(_folder(tracked))
         with wandb.init(name="comparison", job_type="comparison", **common) as tracked:
             if plots is None:
@@ -85,10 +87,6 @@ def track(
     except wandb.Error as error:
         raise PagedsimError(f"tracking.mode={mode}: Weights & Biases says: {error}") from error
     return folders
-
-
-def _identity(run: Run) -> dict[str, Any]:
-    return {"arm": run.arm, "seed": run.seed}
 
 
 def _settings() -> Any:
@@ -114,14 +112,34 @@ def _folder(tracked: Any) -> Path:
     return Path(tracked.dir).parent
 
 
-def _log_run(tracked: Any, run: Run, points: int) -> None:
+def _log_arm(tracked: Any, runs: Sequence[Run], points: int) -> None:
+    import wandb
+
     tracked.define_metric("time")
     tracked.define_metric("load/*", step_metric="time")
-    edges, series = load_of(run, min(points, max(run.steps.num_rows, 1)))
+    first = runs[0]
+    edges, series = load_of(first, min(points, max(first.steps.num_rows, 1)))
     columns = {f"load/{name}": values.tolist() for name, values in series.items()}
+    seeds = [{"seed": run.seed} | dict(_flat(run.summary)) for run in runs]
+    numbers = [name for name, value in seeds[0].items() if _is_number(value)]
     for i, time in enumerate(edges[1:].tolist()):
         tracked.log({"time": time} | {name: values[i] for name, values in columns.items()})
-    tracked.summary.update(dict(_flat(run.summary)))
+    rows = [[one.get(name) for name in numbers] for one in seeds]
+    tracked.log({"seeds": wandb.Table(columns=numbers, data=rows)})
+    tracked.summary.update(_means(seeds))
+
+
+def _means(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Each number's mean over the seeds that have it; the rest as under the first seed."""
+    means: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in seeds for name in one if name != "seed"):
+        values = [one[name] for one in seeds if name in one]
+        means[name] = fmean(values) if all(map(_is_number, values)) else values[0]
+    return means | {"seed_count": len(seeds)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _log_study(tracked: Any, study: Study, plots: Sequence[Path]) -> None:

@@ -84,37 +84,41 @@ def settle(folder: Path) -> None:
     raise AssertionError(f"{folder} was not written to its end")
 
 
-def test_one_run_an_arm_and_seed_in_a_group(tracked: tuple[Study, list[Path]]) -> None:
+def test_one_run_an_arm_in_a_group(tracked: tuple[Study, list[Path]]) -> None:
     study, folders = tracked
     runs = [
         next(r.run for r in records(folder) if r.WhichOneof("record_type") == "run")
         for folder in folders
     ]
-    assert [run.display_name for run in runs] == [
-        *("fcfs/seed-0", "fcfs/seed-1", "urgent/seed-0", "urgent/seed-1", "comparison")
-    ]
+    assert [run.display_name for run in runs] == ["fcfs", "urgent", "comparison"]
     assert {run.run_group for run in runs} == {"small"}
     assert all(folder.parent == study.folder / "wandb" for folder in folders)
-    config = items(runs[2].config.update)
-    assert (config["arm"], config["seed"]) == ("urgent", 0)
+    config = items(runs[1].config.update)
+    assert config["arm"] == "urgent"
     assert config["policy"] == {"name": "urgent"}
 
 
 def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, list[Path]]) -> None:
     study, folders = tracked
-    for run, folder in zip(study.runs, folders, strict=False):
+    for arm, folder in zip(study.arms, folders, strict=False):
+        first, second = study.of(arm)
         found = records(folder)
         kept = summary_of(found)
-        for name, value in run.summary.items():
+        for name, value in first.summary.items():
             if isinstance(value, float) and not math.isnan(value):
-                assert kept[name] == value
-        assert kept["clients/chat/ttft_p99"] == run.summary["clients"]["chat"]["ttft_p99"]
-        history = history_of(found)
+                assert kept[name] == pytest.approx((value + second.summary[name]) / 2)
+        assert kept["seed_count"] == 2
+        *history, last = history_of(found)
         assert len(history) == 210
         # Bins as long as a step hold each step's own value.
-        used = [100 * blocks / 10 for blocks in run.steps["used_blocks"].to_pylist()]
+        used = [100 * blocks / 10 for blocks in first.steps["used_blocks"].to_pylist()]
         assert [row["load/kv"] for row in history] == pytest.approx(used)
         assert history[-1]["time"] == pytest.approx(21.0)
+        table = json.loads((folder / "files" / last["seeds/path"]).read_text())
+        column = table["columns"].index("clients/chat/ttft_p99")
+        ttfts = [run.summary["clients"]["chat"]["ttft_p99"] for run in (first, second)]
+        assert [row[column] for row in table["data"]] == ttfts
+        assert [row[0] for row in table["data"]] == [0, 1]
 
 
 def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Study, list[Path]]) -> None:

@@ -41,6 +41,12 @@ class Labels:
     deadline: float | None = None
     prediction_sigma: float | None = None
 
+    @property
+    def drawn(self) -> bool:
+        """Whether any of it is a matter of chance."""
+        mapped = isinstance(self.priority, Mapping) or isinstance(self.client, Mapping)
+        return mapped or bool(self.prediction_sigma)
+
     def draw(
         self,
         arrival: Floats,

@@ -105,6 +105,7 @@ def trace(
         mode=mode,
         users=closed.users if closed else None,
         think_time=closed.think_time if closed else 0.0,
+        drawn=arrivals in ("poisson", "gamma") or labels.drawn,
         clipped=clipped,
         dropped=table.dropped,
         notices=(*notice(clipped, rows, max_len), *_dropped(table.dropped)),

@@ -38,6 +38,7 @@ class Workload:
     mode: Mode = "open"
     users: int | None = None  # closed loop: how many wait for answers
     think_time: float = 0.0  # closed loop: seconds between an answer and the next question
+    drawn: bool = True  # whether chance had a part in it: else every seed gives the same
     clipped: int = 0  # requests cut to fit max_len
     dropped: int = 0  # rows of a trace left out: empty, and asked to be dropped
     notices: tuple[str, ...] = ()  # one line each, for the reader of a report
@@ -58,6 +59,7 @@ class Workload:
         mode: Mode = "open",
         users: int | None = None,
         think_time: float = 0.0,
+        drawn: bool = True,
         clipped: int = 0,
         dropped: int = 0,
         notices: Sequence[str] = (),
@@ -86,6 +88,7 @@ class Workload:
             mode=mode,
             users=users,
             think_time=think_time,
+            drawn=drawn,
             clipped=clipped,
             dropped=dropped,
             notices=tuple(notices),
