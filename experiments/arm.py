@@ -44,6 +44,11 @@ class Repeated:
     """A run that was left out, since nothing in it depends on the seed."""
 
 
+OVERLOAD = 0.05
+"""The share of all requests that may be queued when the last one arrives, and nothing is said."""
+FEW = 10
+"""So many may be queued in any case."""
+
 Outcome = Run | Failure | Interrupted | Repeated
 
 
@@ -152,4 +157,18 @@ def notices(parts: Parts, requests: pa.Table) -> list[str]:
         lines.append(
             f"{rejected.num_rows:,} of {rows:,} requests were rejected; the first, {who}: {why}"
         )
+    queued = _queued_at_the_end(requests) if workload.mode == "open" else 0
+    if queued > max(OVERLOAD * rows, FEW):
+        lines.append(
+            f"overload: {queued:,} of {rows:,} requests had not begun when the last one arrived; "
+            "latencies grow with the length of the run"
+        )
     return lines
+
+
+def _queued_at_the_end(requests: pa.Table) -> int:
+    """Requests that had not begun when the last one arrived."""
+    arrival = np.asarray(requests["arrival"].to_numpy())
+    scheduled = np.asarray(requests["scheduled"].to_numpy())
+    served = np.asarray(pc.not_equal(requests["state"], "rejected"))
+    return int(np.count_nonzero(served & ~(scheduled <= arrival.max(initial=-np.inf))))

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from pagedsim.complaint import shown
 from pagedsim.core import ConfigError
@@ -78,8 +76,8 @@ def _difference(path: Path, config: DictConfig) -> str:
     """What the configuration in the file has otherwise, in words; empty: nothing that matters."""
     try:
         there = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, OmegaConfBaseException, YAMLError):
-        return ""  # none yet, or not whole
+    except Exception:  # none yet, or whatever YAML says of one that is not whole
+        return ""
     if not isinstance(there, Mapping) or not there:
         return ""
     here = OmegaConf.to_container(config, resolve=True)

@@ -89,7 +89,7 @@ def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
     try:
         if not quiet:
             show(study)
-            for note in _notes(study):
+            for note in study.notes:
                 print(f"note: {note}")
         report = write(study) if config.report else None
         mode = "none" if runs.interrupted else cast(str, config.tracking.mode)
@@ -98,19 +98,6 @@ def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
         raise Interruption(f"while reporting; {_all_there(study, runs)}") from None
     if not quiet:
         _say_where(study.folder, report, len(tracked), config.tracking.mode)
-
-
-def _notes(study: Study) -> list[str]:
-    """What the first run of each arm has to tell a reader, each line once."""
-    whose: dict[str, list[str]] = {}
-    for arm in study.arms:
-        first = study.of(arm)[0]
-        for text in first.summary.get("notices", ()):
-            some = f" (seed {first.seed})" if len(study.of(arm)) > 1 else ""
-            whose.setdefault(text + some, []).append(arm)
-    return [
-        text if arms == study.arms else f"{', '.join(arms)}: {text}" for text, arms in whose.items()
-    ]
 
 
 def _say_where(folder: Path, report: Path | None, tracked: int, mode: str) -> None:

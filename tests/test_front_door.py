@@ -106,7 +106,7 @@ def test_the_default_ends_with_a_table_a_report_and_plots(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     assert "Against fcfs, priority" in done.stdout
     assert "results   out\nreport    out/report.html\ntimeline  out/timeline.json" in done.stdout
-    assert "tracking  out/wandb  (5 runs; `wandb sync` uploads them)" in done.stdout
+    assert "tracking  out/wandb  (3 runs; `wandb sync` uploads them)" in done.stdout
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {
         *("config.yaml", "plots", "report.html", "runs", "timeline.json", "wandb")
@@ -166,9 +166,10 @@ def test_what_was_cut_and_rejected_is_said_once_and_recorded(call: Call) -> None
         "1 of 4 requests were rejected; the first, 1: prompt of 750 tokens: max_model_len is 512",
     ]
     assert [line for line in text.splitlines() if line.startswith("note: ")] == [
-        f"note: {note} (seed 0)" for note in notes
+        "note: under every seed the workload is the same, so each arm is run once",
+        *(f"note: {note}" for note in notes),
     ]
-    assert json.loads(Path("out/runs/run/seed-1/summary.json").read_text())["notices"] == notes
+    assert json.loads(Path("out/runs/run/seed-0/summary.json").read_text())["notices"] == notes
 
 
 def test_goodput_joins_the_table_where_there_is_an_objective(call: Call) -> None:

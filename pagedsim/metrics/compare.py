@@ -114,7 +114,7 @@ class Comparison:
 def compare(study: Study, metrics: Iterable[str] | None = None) -> list[Comparison]:
     """Every other arm against the baseline, in `metrics` (default: the study's).
 
-    All requests together come first, then each client where the study tells several apart.
+    Each client comes first, where the study tells several apart, then all requests together.
     """
     arms = study.arms
     if not arms:
@@ -138,8 +138,8 @@ def baseline_of(study: Study) -> str:
 
 
 def groups_of(study: Study) -> list[str | None]:
-    """All requests together (None), and each client where there are several."""
-    return [None, *(study.clients if len(study.clients) > 1 else ())]
+    """Each client where there are several, and all requests together (None)."""
+    return [*(study.clients if len(study.clients) > 1 else ()), None]
 
 
 def value_of(summary: dict[str, Any], key: str, client: str | None = None) -> float:

@@ -49,6 +49,20 @@ class Study:
         """Names of the arms, each once, in order."""
         return list(dict.fromkeys(run.arm for run in self.runs))
 
+    @property
+    def notes(self) -> list[str]:
+        """What the first run of each arm has to tell a reader, each line once."""
+        whose: dict[str, list[str]] = {}
+        for arm in self.arms:
+            runs = self.of(arm)
+            some = f" (seed {runs[0].seed})" if len(runs) > 1 else ""
+            for text in runs[0].summary.get("notices", ()):
+                whose.setdefault(text + some, []).append(arm)
+        return [
+            text if arms == self.arms else f"{', '.join(arms)}: {text}"
+            for text, arms in whose.items()
+        ]
+
     def of(self, arm: str) -> list[Run]:
         """The runs of one arm, seed by seed."""
         return [run for run in self.runs if run.arm == arm]

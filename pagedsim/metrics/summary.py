@@ -133,7 +133,7 @@ def summarise(
     if len(clients) == 1:
         groups = {clients[0]: dict(summary)}
     else:
-        groups = {c: served.measure(_is(requests, "client", c)) for c in sorted(clients)}
+        groups = {c: served.measure(_is(requests, "client", c)) for c in _by_urgency(requests)}
     summary["makespan"] = served.makespan
     summary["in_system_mean"] = littles_law(requests).number
     summary |= _use(steps, served.makespan, total_blocks, block_size, max_seqs)
@@ -209,6 +209,13 @@ def _use(
         "batch_size_mean": batch,
         "batch_fill_mean": _ratio(batch, max_seqs),
     }
+
+
+def _by_urgency(requests: pa.Table) -> list[str]:
+    """The clients, those with the smallest priorities first."""
+    mean = requests.group_by("client").aggregate([("priority", "mean")]).to_pydict()
+    pairs = zip(mean["priority_mean"], mean["client"], strict=True)
+    return [client for _, client in sorted(pairs)]
 
 
 def _ratio(some: float, of: float) -> float:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import fill
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pagedsim.metrics.catalogue import label_of, metric_of
+from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.study import Study
 from pagedsim.report.table import Cell, Section, sections
 
 _MANY = 4
+_BORDER = 3
+"""Characters between two columns."""
 _STYLES = {"better": "green", "worse": "red", "unsure": "dim"}
 
 
@@ -32,7 +35,7 @@ def show(study: Study, console: Console | None = None) -> None:
     console.print()
     parts = sections(study)
     # Many arms in many groups are for the page; here all requests together must do.
-    parts = parts[:1] if len(study.arms) > _MANY else parts
+    parts = parts[-1:] if len(study.arms) > _MANY else parts
     for table in _tables(study, parts, console.width):
         console.print(table)
     console.print(Text(_note(study), style="dim"))
@@ -40,11 +43,13 @@ def show(study: Study, console: Console | None = None) -> None:
 
 def _tables(study: Study, parts: list[Section], width: int) -> Iterator[Table]:
     """One table, or several with some of the columns each where the terminal is narrow."""
-    names = max(len(name) for name in (*study.arms, *(part.title for part in parts[1:]))) + 4
+    titles = [part.title for part in parts] if len(parts) > 1 else []
+    indent = 2 if titles else 0
+    names = max(*(len(arm) + indent for arm in study.arms), *map(len, titles), 0) + 2  # the edges
     some: list[str] = []
     left = width - names
     for key in parts[0].keys:
-        needed = _width(parts, key)
+        needed = _width(parts, key) + _BORDER
         if some and left < needed:
             yield _table(study, parts, some)
             some, left = [], width - names
@@ -54,24 +59,25 @@ def _tables(study: Study, parts: list[Section], width: int) -> Iterator[Table]:
 
 
 def _width(parts: list[Section], key: str) -> int:
-    """Characters that a column and its borders cannot do without; headings break at spaces."""
+    """Characters that a column cannot do without; headings break at spaces."""
     cells = [
         row[part.keys.index(key)]
         for part in parts
         if key in part.keys
         for row in part.rows.values()
     ]
-    texts = [*label_of(key).split(), *(text for cell in cells for text in (cell.text, cell.change))]
-    return max(map(len, texts)) + 3
+    changes = map(_change, cells)
+    texts = [*label_of(key).split(), *(cell.text for cell in cells), *changes]
+    return max(map(len, texts))
 
 
 def _table(study: Study, parts: list[Section], keys: list[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column(study.swept.rpartition(".")[2] if study.swept else "", no_wrap=True)
     for key in keys:
-        # The statistic goes below the name of its latency; other names break where they must.
-        label = "\n".join(label_of(key).rsplit(" ", 1)) if metric_of(key).latency else label_of(key)
-        table.add_column(label, justify="right", min_width=_width(parts, key) - 3)
+        width = _width(parts, key)
+        label = fill(label_of(key), width, break_long_words=False)
+        table.add_column(label, justify="right", min_width=width)
     for part in parts:
         if len(parts) > 1:
             table.add_row(Text(part.title, style="bold"))
@@ -90,8 +96,13 @@ def _add_rows(table: Table, part: Section, keys: list[str], indent: str) -> None
 def _cell(cell: Cell) -> Text:
     text = Text(cell.text, style="bold" if cell.best else "", justify="right")
     if cell.change:
-        text.append(f"\n{cell.change}", style=f"not bold {_STYLES[cell.verdict]}")
+        text.append(f"\n{_change(cell)}", style=f"not bold {_STYLES[cell.verdict]}")
     return text
+
+
+def _change(cell: Cell) -> str:
+    """In brackets where it is not sure: piped, the terminal's grey is lost."""
+    return f"({cell.change})" if cell.change and cell.verdict == "unsure" else cell.change
 
 
 def _note(study: Study) -> str:
@@ -99,5 +110,5 @@ def _note(study: Study) -> str:
     note = f"Means over {seeds} seeds" if seeds > 1 else "One seed, no confidence intervals"
     if len(study.arms) > 1:
         note += f"; bold: best; below: against {baseline_of(study)}"
-        note += ", grey where not sure (95 %)" if seeds > 1 else ""
+        note += ", in brackets where not sure (95 %)" if seeds > 1 else ""
     return note + "."

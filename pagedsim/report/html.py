@@ -67,7 +67,8 @@ def _finding(study: Study) -> str:
         if "CI" in sentences:
             sure += " CI: 95 % confidence interval of the paired ratio (Student’s t)."
         sure = f'<p class="sure">{sure}</p>'
-    return f'<section class="finding">{sentences}{sure}</section>'
+    notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in study.notes)
+    return f'<section class="finding">{sentences}{sure}{notes}</section>'
 
 
 def _failed(study: Study) -> str:

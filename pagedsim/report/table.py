@@ -79,7 +79,7 @@ class Section:
 
 
 def sections(study: Study) -> list[Section]:
-    """A section for all requests and one for each client, where the study tells several apart."""
+    """A section for each client, where the study tells several apart, and one for all requests."""
     versus = {(one.arm, one.client, one.key): one for one in compare(study)}
     found = []
     for client in groups_of(study):

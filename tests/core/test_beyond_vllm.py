@@ -316,6 +316,22 @@ def test_the_id_of_an_aborted_request_may_be_used_while_its_step_runs() -> None:
 # Static batching
 
 
+def test_a_static_batch_is_formed_over_as_many_steps_as_its_prompts_take() -> None:
+    server = Server(batching="static", max_seqs=4, budget=16, max_model_len=16)
+    server.add("a", 12, output=3)
+    server.add("b", 12, output=2)
+    server.add("c", 12, output=1)  # as it leaves, the batch is closed
+    server.add("d", 12, output=1)
+    assert server.steps(6) == [
+        {"prefill": {"a": 12}},
+        {"prefill": {"b": 12}},
+        {"prefill": {"c": 12}, "finished": ["c"]},
+        {"decode": ["a", "b"], "finished": ["b"]},
+        {"decode": ["a"], "finished": ["a"]},
+        {"prefill": {"d": 12}, "finished": ["d"]},
+    ]
+
+
 def test_a_static_batch_runs_to_its_end_before_the_next_begins() -> None:
     server = Server(batching="static", max_seqs=2)
     server.add("a", 6, output=1)

@@ -49,14 +49,14 @@ def jobs(folder: Path, *overrides: str, plan: Compare = PLAN) -> list[Job]:
 def test_a_job_for_every_arm_and_seed(tmp_path: Path) -> None:
     made = jobs(tmp_path, "seed=5")
     assert [(job.arm, job.seed) for job in made] == [
-        (arm, seed) for arm in ("fcfs", "urgent", "small") for seed in (5, 6)
+        (arm, seed) for seed in (5, 6) for arm in ("fcfs", "urgent", "small")
     ]
     assert len({job.folder for job in made}) == len(made)
     assert made[0].folder == tmp_path / "runs/fcfs/seed-5"
 
 
 def test_an_arm_is_the_base_with_its_overrides(tmp_path: Path) -> None:
-    fcfs, _, urgent, _, small, _ = (job.config for job in jobs(tmp_path))
+    fcfs, urgent, small = (job.config for job in jobs(tmp_path, "seeds=1"))
     assert urgent["policy"]["_target_"] == "policies.priority.Priority"
     assert small["server"]["max_seqs"] == 4
     assert fcfs | {"server": small["server"]} == small
@@ -125,7 +125,7 @@ def asked(run: Run) -> list[list[object]]:
 
 
 def test_arms_see_the_same_requests_and_seeds_others(tmp_path: Path) -> None:
-    runs = run_study(PLAN, config(), QUICK, tmp_path)
+    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
     assert not runs.failed
     for seed in (0, 1):
         fcfs, urgent, small = (asked(runs.finished[arm, seed]) for arm in ARMS)
@@ -134,7 +134,7 @@ def test_arms_see_the_same_requests_and_seeds_others(tmp_path: Path) -> None:
 
 
 def test_the_study_has_its_runs_in_order(tmp_path: Path) -> None:
-    runs = run_study(PLAN, config(), QUICK, tmp_path)
+    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
     study = study_of(PLAN, runs, tmp_path, "name", ["policy=fcfs", "+a.b=c d"])
     assert study.arms == list(ARMS)
     assert [run.seed for run in study.of("small")] == [0, 1]
@@ -146,20 +146,62 @@ def test_the_study_has_its_runs_in_order(tmp_path: Path) -> None:
 
 def test_goodput_joins_the_metrics_where_there_is_an_objective(tmp_path: Path) -> None:
     overrides = [*QUICK, "slo.ttft=1"]
-    runs = run_study(PLAN, config("slo.ttft=1"), overrides, tmp_path)
+    runs = run_study(jobs_of(PLAN, overrides, tmp_path), 1)
     assert study_of(PLAN, runs, tmp_path, "name", []).metrics[-1] == "goodput_per_s"
 
 
 def test_clients_are_told_apart(tmp_path: Path) -> None:
     overrides = [*QUICK, "workload=chat_and_batch", "workload.requests=40"]
-    runs = run_study(PLAN, config(*overrides), overrides, tmp_path)
+    runs = run_study(jobs_of(PLAN, overrides, tmp_path), 1)
     assert set(study_of(PLAN, runs, tmp_path, "n", []).clients) == {"batch", "interactive"}
+
+
+def test_only_seeds_that_every_arm_has_are_compared(tmp_path: Path) -> None:
+    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    del runs.finished["small", 1]
+    runs.interrupted = True
+    study = study_of(PLAN, runs, tmp_path, "n", [])
+    assert [(run.arm, run.seed) for run in study.runs] == [(arm, 0) for arm in ARMS]
+    assert study.failed == {
+        "interrupted": "5 of 6 runs are complete",
+        "left out": "2 complete runs, under seeds that not every arm has completed",
+    }
+
+
+def test_an_arm_without_a_run_holds_back_no_other(tmp_path: Path) -> None:
+    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    del runs.finished["small", 0], runs.finished["small", 1]
+    assert [(run.arm, run.seed) for run in runs.comparable] == [
+        (arm, seed) for arm in ("fcfs", "urgent") for seed in (0, 1)
+    ]
+
+
+def test_what_depends_on_no_seed_is_run_once(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,8,4\n1,8,4\n")
+    trace = ["experiment=single", "workload=trace", f"workload.path={file}", "seeds=3"]
+    plan = Compare("t", "q", {"a": [], "drawn": ["workload.priority={0:0.5,1:0.5}"]})
+    runs = run_study(jobs_of(plan, trace, tmp_path), 1)
+    assert sorted(runs.finished) == [("a", 0), *(("drawn", seed) for seed in range(3))]
+    assert (runs.repeated, runs.wanted, runs.interrupted) == (2, 4, False)
+
+
+def test_an_overload_is_said(tmp_path: Path) -> None:
+    plan = Compare("t", "q", {"a": ["workload.rate=200"], "b": ["workload.rate=1"]})
+    more = ["workload.requests=400", "seeds=1", "server.max_seqs=16"]
+    runs = run_study(jobs_of(plan, [*QUICK, *more], tmp_path), 1)
+    [note] = study_of(plan, runs, tmp_path, "n", []).notes
+    assert note.startswith("a: overload: ")
+    assert note.endswith(
+        " of 400 requests had not begun when the last one arrived; "
+        "latencies grow with the length of the run"
+    )
 
 
 def test_one_arm_s_failure_stops_no_other(tmp_path: Path) -> None:
     plan = Compare("t", "q", {"good": [], "bad": ["workload.rate=-1"]})
-    runs = run_study(plan, config(), QUICK, tmp_path)
-    assert [run.arm for run in runs.in_order] == ["good", "good"]
+    runs = run_study(jobs_of(plan, QUICK, tmp_path), 1)
+    assert [run.arm for run in runs.comparable] == ["good", "good"]
     study = study_of(plan, runs, tmp_path, "n", [])
     assert study.failed == {"bad": "workload.rate=-1: must be a number above 0"}
 

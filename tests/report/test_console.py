@@ -29,7 +29,7 @@ def test_every_arm_group_and_number(tmp_path: Path) -> None:
         assert part.title in text
         for cells in part.rows.values():
             assert all(cell.text in text and cell.change in text for cell in cells)
-    assert "Means over 3 seeds; bold: best; below: against fcfs, grey where not sure" in text
+    assert "Means over 3 seeds; bold: best; below: against fcfs, in brackets where" in text
 
 
 @pytest.mark.parametrize("width", [50, 64, 80])

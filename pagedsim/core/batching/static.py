@@ -8,13 +8,27 @@ from pagedsim.core.batching.prefill_first import PrefillFirst
 from pagedsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pagedsim.core.plan import StepPlan
     from pagedsim.core.scheduler import Scheduler
 
 
 class Static(PrefillFirst):
-    """FasterTransformer's way: nobody joins while anybody runs."""
+    """FasterTransformer's way: a batch is formed, and nobody joins once it decodes or one has left.
+
+    A batch is formed over as many steps as its prompts take, so that what limits it is
+    `max_seqs` and memory, not the tokens of one step.
+    """
 
     displaces_by_default = False
+
+    def __init__(self, watermark: float = 0.01) -> None:
+        super().__init__(watermark)
+        self._members = 0
+        """How many the batch has, while it is formed."""
+
+    def compose(self, scheduler: Scheduler, plan: StepPlan) -> None:
+        super().compose(scheduler, plan)
+        self._members = len(scheduler.running) if plan.chunks else 0
 
     def refuse_misfits(self, scheduler: Scheduler) -> None:
         super().refuse_misfits(scheduler)
@@ -25,7 +39,8 @@ class Static(PrefillFirst):
             )
 
     def _admits(self, scheduler: Scheduler) -> bool:
-        return not scheduler.running and super()._admits(scheduler)
+        running = len(scheduler.running)
+        return (not running or running == self._members) and super()._admits(scheduler)
 
     def _resumes(self, scheduler: Scheduler) -> bool:
         return not scheduler.running and super()._resumes(scheduler)
