@@ -161,6 +161,9 @@ class Memory(ABC):
     def retract(self, request: Request, tokens: int) -> None:
         """What lies beyond `tokens` tokens was planned, but will not be computed."""
 
+    def forget(self) -> None:
+        """What blocks hold cannot be trusted any more: nobody may find it."""
+
     def filled_blocks(self, request: Request) -> int:
         """Different blocks that hold something of a request: what a swap would move."""
         return 0

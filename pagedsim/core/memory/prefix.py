@@ -188,6 +188,11 @@ class PrefixMemory(PagedMemory):
                 self._forget(block)
         request._registered = min(request._registered, full)
 
+    def forget(self) -> None:
+        self._key_of.clear()
+        self._blocks_of.clear()
+        self._idle_keys = 0
+
     def release(self, request: Request) -> None:
         if request.tables:
             self._register(request, request.computed)
