@@ -1,0 +1,109 @@
+"""What attention needs to know about one step, made once and shared by all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionBatch:
+    """The sequences of one step and where their keys and values lie.
+
+    The tokens of a step stand flat, sequence after sequence, **decodes first**: the first
+    `num_decodes` sequences have one token each, so that the query of decode i is row i; the
+    chunks (prefills whole or in part) follow. A context length counts the tokens of this step,
+    and their keys and values must be in the cache before attention reads it (`attend` sees to it).
+
+    Padding, for CUDA graphs: a decode with context 0 and slot -1 reads and writes nothing and
+    gets zeros; so do tokens after the last sequence.
+
+    The tensors are on the device that computes. To reuse them over steps, as CUDA graphs must,
+    fill them in place and make a new AttentionBatch around them; on the CPU what is derived from
+    them is kept here, so one batch is good for one step.
+    """
+
+    block_tables: torch.Tensor
+    """[sequences, most blocks] int32; what stands past a sequence's last block is never read."""
+    query_start: torch.Tensor
+    """[sequences + 1] int32: where each sequence's tokens begin, and the end of the last."""
+    context_lens: torch.Tensor
+    """[sequences] int32."""
+    slots: torch.Tensor
+    """[tokens] int64: block × block size + offset for each token's key and value; -1: nowhere."""
+    num_decodes: int
+    chunks: tuple[tuple[int, int], ...] = ()
+    """(tokens in this step, context length) of each sequence after the decodes, in their order."""
+    _memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        tables: Sequence[Sequence[int]],
+        computed: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> AttentionBatch:
+        """A batch from plain lists, one entry a sequence.
+
+        `tables` are block tables, at least as long as needed; `computed` how many tokens are in
+        the cache already; `lengths` how many this step computes. The leading sequences of length
+        1 are taken as decodes.
+
+        >>> batch = AttentionBatch.build([[7, 2], [5]], [4, 0], [1, 3], block_size=4)
+        >>> batch.num_decodes, batch.chunks, batch.slots.tolist()
+        (1, ((3, 3),), [8, 20, 21, 22])
+        """
+        starts, slots, padded = [0], list[int](), list[list[int]]()
+        contexts = [done + length for done, length in zip(computed, lengths, strict=True)]
+        width = max((-(-context // block_size) for context in contexts), default=0)
+        for table, done, context in zip(tables, computed, contexts, strict=True):
+            starts.append(starts[-1] + context - done)
+            slots += _slots(table, done, context, block_size)
+            row = list(table[:width])
+            padded.append(row + [0] * (width - len(row)))
+        decodes = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
+        return cls(
+            torch.tensor(padded, dtype=torch.int32, device=device).view(len(padded), width),
+            torch.tensor(starts, dtype=torch.int32, device=device),
+            torch.tensor(contexts, dtype=torch.int32, device=device),
+            torch.tensor(slots, dtype=torch.int64, device=device),
+            decodes,
+            tuple(zip(lengths[decodes:], contexts[decodes:], strict=True)),
+        )
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Tokens of the sequences; the flat batch may be longer, with padding."""
+        return self.num_decodes + sum(length for length, _ in self.chunks)
+
+    @cached_property
+    def max_query_len(self) -> int:
+        """Tokens of the longest chunk."""
+        return max((length for length, _ in self.chunks), default=1)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, made the first time that `key` is asked for."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        made: T = self._memo[key]
+        return made
+
+
+def _slots(table: Sequence[int], begin: int, end: int, block_size: int) -> list[int]:
+    """The slots of positions [begin, end)."""
+    if end - begin == 1:
+        return [table[begin // block_size] * block_size + begin % block_size]
+    slots: list[int] = []
+    for i in range(begin // block_size, -(-end // block_size)):
+        first, last = max(begin - i * block_size, 0), min(end - i * block_size, block_size)
+        slots += range(table[i] * block_size + first, table[i] * block_size + last)
+    return slots

@@ -1,0 +1,208 @@
+"""What the engine calls: Triton on a GPU, plain torch on a CPU, where Triton need not exist.
+
+The cache is `[num_blocks, layers, 2, block_size, kv_heads, head_dim]`, so that a block is one
+contiguous run over all layers. A layer's part is a strided view of it:
+
+    k_cache, v_cache = kv[:, layer, 0], kv[:, layer, 1]  # [num_blocks, block_size, kv_heads, dim]
+
+Every function takes such views, of any block size. Query heads are a multiple of KV heads: query
+head h reads KV head h // (heads // kv_heads).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels import reference
+from kernels.batch import AttentionBatch
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """One layer of one step: write its keys and values, then attend to all of the context.
+
+    q is [tokens, heads, dim], k and v [tokens, kv_heads, dim], rows as `AttentionBatch` orders
+    them; returns [tokens, heads, dim], zeros for padding. Causal: a query sees the keys up to its
+    own position. With `window` it sees the last `window` of them, its own included. With
+    `softcap` a score s becomes softcap × tanh(s / softcap).
+
+    Nothing is read back from the device, and with no chunks in the batch the launches depend on
+    the shapes alone, so that a CUDA graph can hold them.
+    """
+    _check(q, k_cache, v_cache)
+    if not q.is_cuda:
+        reference.write_step(k, v, k_cache, v_cache, batch)
+        return reference.attention(
+            q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
+        )
+    write_kv(k, v, k_cache, v_cache, batch.slots)
+    from kernels import attention, decode
+
+    whole = q.shape[0] == batch.num_tokens
+    out = (torch.empty_like if whole else torch.zeros_like)(
+        q, memory_format=torch.contiguous_format
+    )
+    n = batch.num_decodes
+    if n:
+        decode.paged_decode(
+            q[:n],
+            k_cache,
+            v_cache,
+            batch.block_tables[:n],
+            batch.context_lens[:n],
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            out=out[:n],
+        )
+    if batch.chunks:
+        attention.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            batch.block_tables[n:],
+            batch.query_start[n:],
+            batch.context_lens[n:],
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            max_query_len=batch.max_query_len,
+            out=out,
+        )
+    return out
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    max_query_len: int,
+) -> torch.Tensor:
+    """Attention of a flat batch of prefills, chunks and decodes, in any order, from the cache.
+
+    The tensors are those of `AttentionBatch`, the rest as in `attend`; `max_query_len` is the
+    most tokens of one sequence, or more. Tokens outside `query_start` and those of sequences with
+    context 0 get zeros.
+    """
+    _check(q, k_cache, v_cache)
+    if q.is_cuda:
+        from kernels import attention
+
+        return attention.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            block_tables,
+            query_start,
+            context_lens,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            max_query_len=max_query_len,
+        )
+    batch = reference.batch_of(block_tables, query_start, context_lens)
+    return reference.attention(
+        q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
+    )
+
+
+def paged_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention where every sequence has one query token: q is [sequences, heads, dim].
+
+    On a GPU the context is cut into a fixed number of parts: the launch depends on the shapes
+    alone, and a sequence's result on that sequence alone, bit for bit.
+    """
+    _check(q, k_cache, v_cache)
+    if q.is_cuda:
+        from kernels import decode
+
+        return decode.paged_decode(
+            q,
+            k_cache,
+            v_cache,
+            block_tables,
+            context_lens,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+        )
+    batch = AttentionBatch(block_tables, context_lens, context_lens, context_lens, len(q))
+    return reference.attention(
+        q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
+    )
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Write k and v, [tokens, kv_heads, dim], where `slots` (int64, see `AttentionBatch`) says.
+
+    No two slots of a call are the same, but for -1, which writes nothing.
+    """
+    if k.is_cuda:
+        from kernels import write
+
+        write.write_kv(k, v, k_cache, v_cache, slots)
+    else:
+        reference.write_kv(k, v, k_cache, v_cache, slots)
+
+
+def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """Copy block sources[i] onto block targets[i], over all layers: `cache` is the whole of it.
+
+    The copies of a call have no order: no block may be a target twice, or a target and a source.
+    `sources` and `targets` are int64 and on the cache's device.
+    """
+    if not cache[0].is_contiguous():
+        raise ValueError("a block must be one contiguous run; give the whole cache, not a view")
+    if cache.is_cuda:
+        from kernels import copy
+
+        copy.copy_blocks(cache, sources, targets)
+    else:
+        reference.copy_blocks(cache, sources, targets)
+
+
+def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Refuse what the kernels would read wrongly without a word."""
+    kv_heads, head_dim = k_cache.shape[2:]
+    if q.shape[1] % kv_heads or q.shape[2] != head_dim or k_cache.shape != v_cache.shape:
+        raise ValueError(
+            f"q {tuple(q.shape)} does not fit caches "
+            f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    if not q.dtype == k_cache.dtype == v_cache.dtype:
+        raise TypeError(f"q is {q.dtype}, the caches are {k_cache.dtype} and {v_cache.dtype}")
+    if not q.stride(2) == k_cache.stride(3) == v_cache.stride(3) == 1:
+        raise ValueError("the elements of a head must be contiguous")

@@ -1,0 +1,171 @@
+"""Paged attention in plain torch: all decodes at once, chunks one by one.
+
+Keys and values are gathered row by row, and only rows that a query may see: past the end of a
+context the last row is gathered again, so that what an unused slot holds never matters. Row numbers
+and masks are worked out once a step; per layer there are two gathers and one attention.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.batch import AttentionBatch
+from kernels.reference.rows import rows_between, rows_of
+
+
+class Sight(NamedTuple):
+    """What some queries see."""
+
+    rows: torch.Tensor
+    """Cache rows to gather, flat."""
+    bias: torch.Tensor | None
+    """0 where a query sees a key, -inf where not; None for plain causal attention."""
+    blind: torch.Tensor | None = None
+    """Which queries see nothing at all (padding); None for none."""
+
+
+def attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """See `kernels.attend`; the keys and values of this step are in the cache already."""
+    place = rows_between(k_cache), k_cache.shape[1], window, q.dtype
+    decodes = batch.num_decodes
+    parts = []
+    if decodes:
+        sight = batch.once(("decodes", *place), lambda: _see_decodes(batch, *place))
+        parts.append(_decode(q[:decodes], k_cache, v_cache, sight, scale, softcap))
+    begin = decodes
+    for i, (length, context) in enumerate(batch.chunks):
+        queries = q[begin : begin + length]
+        begin += length
+        if length and context:
+            sight = batch.once((i, *place), partial(_see_chunk, batch, i, *place))
+            parts.append(_prefill(queries, k_cache, v_cache, sight, scale, softcap))
+        else:
+            parts.append(torch.zeros_like(queries))
+    if begin < len(q) or not parts:
+        parts.append(torch.zeros_like(q[begin:]))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def batch_of(
+    block_tables: torch.Tensor, query_start: torch.Tensor, context_lens: torch.Tensor
+) -> AttentionBatch:
+    """A batch to attend with (it has no slots) from tensors on the CPU, in any order."""
+    lengths = query_start.diff().tolist()
+    contexts = context_lens.tolist()
+    n = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
+    chunks = tuple(zip(lengths[n:], contexts[n:], strict=True))
+    return AttentionBatch(block_tables, query_start, context_lens, context_lens, n, chunks)
+
+
+def _see_decodes(
+    batch: AttentionBatch, between: int, block_size: int, window: int | None, dtype: torch.dtype
+) -> Sight:
+    n = batch.num_decodes
+    contexts = batch.context_lens[:n, None].long()
+    first = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
+    seen = (contexts - first).clamp_(min=1)
+    column = torch.arange(int(seen.max()))
+    position = first + torch.minimum(column, seen - 1)
+    blocks = batch.block_tables[:n].long()
+    rows = blocks.gather(1, position // block_size) * between + position % block_size
+    bias = torch.zeros(rows.shape, dtype=dtype).masked_fill_(column >= seen, -torch.inf)
+    blind = None
+    if bool((contexts == 0).any()):
+        blind = (contexts == 0).view(n, 1, 1)
+        rows.masked_fill_(contexts == 0, 0)  # its block table may hold anything
+    return Sight(rows.flatten(), bias[:, None, None], blind)
+
+
+def _decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    sight: Sight,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """The group of query heads that share a KV head takes the place of the query tokens."""
+    n, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    k, v = (
+        rows_of(cache).index_select(0, sight.rows).view(n, -1, kv_heads, head_dim).transpose(1, 2)
+        for cache in (k_cache, v_cache)
+    )
+    out = _softmax(q.unflatten(1, (kv_heads, -1)), k, v, sight.bias, scale, softcap)
+    out = out.reshape(n, heads, head_dim)
+    return out if sight.blind is None else out.masked_fill_(sight.blind, 0)
+
+
+def _see_chunk(
+    batch: AttentionBatch,
+    index: int,
+    between: int,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> Sight:
+    length, context = batch.chunks[index]
+    start = context - length
+    first = 0 if window is None else max(0, start + 1 - window)
+    key = torch.arange(first, context)
+    blocks = batch.block_tables[batch.num_decodes + index].long()
+    rows = blocks[key // block_size] * between + key % block_size
+    if start == first == 0 and (window is None or window >= context):
+        return Sight(rows, None)
+    query = torch.arange(start, context)[:, None]
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    return Sight(rows, torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf))
+
+
+def _prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    sight: Sight,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """KV heads take the place of the batch and the query heads of a group that of the heads."""
+    kv_heads, head_dim = k_cache.shape[2:]
+    queries = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+    k, v = (
+        rows_of(cache).index_select(0, sight.rows).view(-1, kv_heads, 1, head_dim)
+        .permute(1, 2, 0, 3).expand(-1, queries.shape[1], -1, -1)
+        for cache in (k_cache, v_cache)
+    )  # fmt: skip
+    out = _softmax(queries, k, v, sight.bias, scale, softcap)
+    return out.permute(2, 0, 1, 3).reshape(q.shape)
+
+
+def _softmax(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    if softcap is None:
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale
+        )
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * (scale / softcap)
+    scores = scores.tanh_().mul_(softcap)
+    if bias is None:
+        bias = torch.full(scores.shape[-2:], -torch.inf).triu_(1)
+    return torch.matmul(torch.softmax(scores + bias, -1), v.float()).to(q.dtype)

@@ -1,0 +1,64 @@
+"""Writing a step's keys and values, in plain torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.batch import AttentionBatch
+from kernels.reference.rows import rows_between, rows_of
+
+
+class Places(NamedTuple):
+    """Where the tokens of a step go."""
+
+    rows: torch.Tensor
+    kept: torch.Tensor | None
+    """Which tokens go anywhere; None for all."""
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """See `kernels.write_kv`."""
+    _write(k, v, k_cache, v_cache, _places(slots, rows_between(k_cache), k_cache.shape[1]))
+
+
+def write_step(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+) -> None:
+    """Write where `batch.slots` says, which is worked out once for all layers."""
+    between, block_size = rows_between(k_cache), k_cache.shape[1]
+    key = ("places", between, block_size)
+    places = batch.once(key, lambda: _places(batch.slots, between, block_size))
+    _write(k, v, k_cache, v_cache, places)
+
+
+def _places(slots: torch.Tensor, between: int, block_size: int) -> Places:
+    kept = None
+    if bool((slots < 0).any()):
+        kept = (slots >= 0).nonzero().squeeze(1)
+        slots = slots[kept]
+    return Places(slots + slots // block_size * (between - block_size), kept)
+
+
+def _write(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    places: Places,
+) -> None:
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        if places.kept is not None:
+            new = new[places.kept]
+        rows_of(cache).index_copy_(0, places.rows, new.flatten(1).to(cache.dtype))

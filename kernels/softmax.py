@@ -1,0 +1,95 @@
+"""Softmax attention over a run of paged keys: the loop that prefill and decode share.
+
+For M query rows and N keys of D dims: 4·M·N·D FLOP on 4·N·D bytes (K and V in 16 bits), so a
+program reads a key once for all its rows. The running state is what a softmax needs that sees its
+scores tile by tile: the highest score so far, the sum of weights and the weighted values. All of it
+is in fp32 and in powers of two, since the hardware's exponential is exp2.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = 1.4426950408889634
+
+
+def factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """What `fold` takes as `scale` and `cap`, so that its scores are powers of two."""
+    if softcap is None:
+        return scale * LOG2E, 0.0
+    return 2 * scale / softcap * LOG2E, softcap * LOG2E
+
+
+@triton.jit
+def rows(base, column, held, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr):
+    """One row of HEAD_DIM elements from each address in `base`, padded to DIM with zeros."""
+    at = base[:, None] + column[None, :]
+    if MASKED:
+        # A slot past the context may hold anything, NaN too, and 0 × NaN is NaN: zeros instead.
+        return tl.load(at, mask=held[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
+    if HEAD_DIM == DIM:
+        return tl.load(at)
+    return tl.load(at, mask=(column < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def fold(
+    acc,  # [ROWS, DIM] weighted sum of the values so far
+    peak,  # [ROWS] highest score so far, -inf before the first
+    total,  # [ROWS] sum of the weights, relative to peak
+    q,  # [ROWS, DIM]
+    positions,  # [ROWS] each row's position in its sequence
+    k_ptr,  # the cache, from this KV head on
+    v_ptr,
+    table_ptr,  # this sequence's blocks
+    begin,  # first key, a multiple of KEYS
+    end,  # one past the last key that any row sees
+    scale,  # see factors()
+    cap,
+    window,
+    k_block_stride,
+    k_slot_stride,
+    v_block_stride,
+    v_slot_stride,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,  # HEAD_DIM padded to a power of two
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,  # False where every row sees every key of [begin, end)
+):
+    """Fold the keys [begin, end) into the running softmax; returns acc, peak and total."""
+    column = tl.arange(0, DIM)
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        held = key < end
+        if MASKED:
+            block = tl.load(table_ptr + key // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
+        else:
+            block = tl.load(table_ptr + key // BLOCK_SIZE).to(tl.int64)
+        slot = (key % BLOCK_SIZE).to(tl.int64)
+        k_at = k_ptr + block * k_block_stride + slot * k_slot_stride
+        v_at = v_ptr + block * v_block_stride + slot * v_slot_stride
+
+        k = rows(k_at, column, held, HEAD_DIM, DIM, MASKED)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if CAPPED:
+            # cap·tanh(x), as 1 - 2/(e^2x + 1): right at ±inf, and needs no libdevice. The 2 and
+            # both log2(e) are in the factors.
+            score = cap * (1 - 2 / (tl.exp2(score) + 1))
+        if MASKED:
+            seen = (key[None, :] <= positions[:, None]) & held[None, :]
+            if WINDOWED:
+                seen = seen & (key[None, :] > positions[:, None] - window)
+            score = tl.where(seen, score, float("-inf"))
+
+        higher = tl.maximum(peak, tl.max(score, 1))
+        # A row that has seen no key yet is at -inf, and -inf - -inf is NaN.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(score - level[:, None])
+        decay = tl.exp2(peak - level)
+        total = total * decay + tl.sum(weight, 1)
+        v = rows(v_at, column, held, HEAD_DIM, DIM, MASKED)
+        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+        peak = higher
+    return acc, peak, total

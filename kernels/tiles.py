@@ -1,0 +1,71 @@
+"""How a kernel is cut up: one pure function a kernel from the problem's shape to tile sizes.
+
+Not `@triton.autotune`: it would time kernels at run time, which makes results depend on the
+machine's mood, breaks under CUDA graph capture and needs a GPU even to import. A sweep passes its
+own `Tiles` to a kernel instead: `replace(prefill_tiles(...), stages=7)`.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+SEGMENTS = 16
+"""Parts that decode cuts every context into, whatever the batch and the context. A fixed number
+keeps a sequence's result independent of its neighbours and the launch the same at every step."""
+
+MIN_ROWS = 16
+"""Rows of the smallest matrix product that tensor cores do."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of one program's work."""
+
+    rows: int
+    """Query rows: query tokens × the query heads that share a KV head."""
+    keys: int
+    """Keys of one loop iteration, whatever the size of a cache block."""
+    warps: int
+    stages: int
+    """Depth of Triton's software pipeline. A key's address is itself loaded, from the block
+    table, so the pipeline spans two loads in a row: 3 and 4 keep one tile of K and V in flight,
+    5 and 6 two, 7 three."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def prefill_tiles(
+    head_dim: int, group: int, itemsize: int, capability: tuple[int, int], max_query_len: int
+) -> Tiles:
+    """Tiles of `attention`: `group` query heads a KV head, elements of `itemsize` bytes."""
+    hopper, dim = capability >= (9, 0), power_of_two(head_dim)
+    if itemsize > 2:  # tensor cores do no full fp32: small tiles, kept in registers
+        most, keys, stages = 32, 16, 2
+    elif dim > 128:
+        most, keys, stages = (128 if hopper else 64), 32, 3
+    elif hopper or dim <= 64:
+        most, keys, stages = 128, 64, 5
+    else:  # 160 KiB of shared memory a multiprocessor (100 on small chips) instead of 228
+        most, keys, stages = 128, 32, 5
+    least = max(MIN_ROWS, power_of_two(group))
+    rows = max(least, min(most, power_of_two(max_query_len * group)))
+    return Tiles(rows, keys, 8 if rows * dim >= 64 * 64 else 4, stages)
+
+
+def decode_tiles(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> Tiles:
+    """Tiles of `decode`. Nothing here may depend on the batch or on a length, see SEGMENTS."""
+    rows = max(MIN_ROWS, power_of_two(group))
+    row_bytes = power_of_two(head_dim) * itemsize
+    keys = max(16, min(64, 16384 // row_bytes))  # at most 16 KiB of K and as much of V a tile
+    stages = 5 if capability >= (9, 0) else 3
+    return Tiles(rows, keys, 4, stages if itemsize == 2 else 2)
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability that tiles are chosen for; a Hopper's where there is no GPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)

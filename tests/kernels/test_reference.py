@@ -1,0 +1,129 @@
+"""The plain torch functions, held against fp64 attention without paging."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kernels
+from tests.kernels.cases import Case, check
+
+PLAIN = Case(((1, 40), (1, 7), (5, 30), (23, 23)))
+
+
+def attention(case: Case) -> torch.Tensor:
+    i = case.inputs
+    return kernels.paged_attention(
+        i.q,
+        i.k_cache,
+        i.v_cache,
+        i.block_tables,
+        i.query_start,
+        i.context_lens,
+        scale=case.scale,
+        window=case.window,
+        softcap=case.softcap,
+        max_query_len=max(length for length, _ in case.sequences),
+    )
+
+
+def decode(case: Case) -> torch.Tensor:
+    i = case.inputs
+    return kernels.paged_decode(
+        i.q,
+        i.k_cache,
+        i.v_cache,
+        i.block_tables,
+        i.context_lens,
+        scale=case.scale,
+        window=case.window,
+        softcap=case.softcap,
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"window": 1},
+        {"window": 8},
+        {"window": 100},
+        {"softcap": 2.0, "spread": 4.0},
+        {"softcap": 30.0, "window": 9},
+        {"tail": 3},
+        {"block_size": 1},
+        {"block_size": 12},
+        {"block_size": 128},
+        {"group": 1},
+        {"group": 7, "kv_heads": 1},
+        {"head_dim": 80, "dtype": torch.float16},
+        {"dtype": torch.bfloat16},
+        {"dtype": torch.bfloat16, "softcap": 5.0},
+        {"spread": 30.0},
+    ],
+    ids=str,
+)
+def test_a_mixed_batch(change: dict[str, object]) -> None:
+    case = replace(PLAIN, **change)  # type: ignore[arg-type]
+    check(attention(case), case)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    contexts = draw(st.lists(st.integers(0, 50), min_size=1, max_size=5))
+    return Case(
+        tuple((draw(st.integers(0, context or 3)), context) for context in contexts),
+        kv_heads=draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 4)),
+        head_dim=draw(st.sampled_from([8, 16, 20])),
+        block_size=draw(st.sampled_from([1, 2, 5, 8, 12, 16, 64])),
+        window=draw(st.none() | st.integers(1, 60)),
+        softcap=draw(st.none() | st.sampled_from([1.0, 20.0])),
+        tail=draw(st.integers(0, 2)),
+        seed=draw(st.integers(0, 9)),
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(cases())
+def test_any_batch(case: Case) -> None:
+    check(attention(case), case)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cases())
+def test_any_decodes(case: Case) -> None:
+    case = replace(case, sequences=tuple((1, context) for _, context in case.sequences), tail=0)
+    check(decode(case), case)
+
+
+def test_no_tokens_at_all() -> None:
+    i = PLAIN.inputs
+    out = kernels.paged_attention(
+        i.q[:0],
+        i.k_cache,
+        i.v_cache,
+        i.block_tables[:0],
+        i.query_start[:1],
+        i.context_lens[:0],
+        scale=1.0,
+        max_query_len=1,
+    )
+    assert out.shape == (0, 4, 64)
+
+
+@pytest.mark.parametrize("wrong", ["heads", "dims", "dtype", "strides"])
+def test_what_does_not_fit_is_refused(wrong: str) -> None:
+    i = PLAIN.inputs
+    q = {
+        "heads": i.q[:, :3],
+        "dims": i.q[:, :, :32],
+        "dtype": i.q.half(),
+        "strides": i.q.transpose(1, 2).contiguous().transpose(1, 2),
+    }[wrong]
+    with pytest.raises(TypeError if wrong == "dtype" else ValueError):
+        kernels.paged_decode(q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=1.0)
