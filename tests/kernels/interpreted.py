@@ -1,0 +1,185 @@
+"""The Triton kernels on a CPU, in Triton's interpreter, held against fp64 attention.
+
+Not collected by itself: the interpreter is chosen for a whole process, when kernels are decorated.
+`test_interpreter.py` runs this file in a process of its own; by hand:
+
+    TRITON_INTERPRET=1 pytest tests/kernels/interpreted.py
+
+A loop iteration over a tile of keys takes about 5 ms, so the cases are small. bf16 is left out:
+the interpreter computes it wrongly and says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import attention, copy, decode, write
+from kernels.tiles import Tiles
+from tests.kernels.cases import LAYER, Case, check
+
+torch.set_num_threads(1)
+
+MIXED = Case(((1, 70), (1, 0), (1, 3), (0, 0), (9, 41), (20, 20)), kv_heads=1, tail=2)
+DECODES = Case(((1, 70), (1, 0), (1, 1), (1, 17)), kv_heads=1)
+SMALL = Tiles(rows=16, keys=16, warps=4, stages=2)
+"""Tiles so small that a short context has many."""
+
+HALF = {"dtype": torch.float16}
+PEAKED = {"spread": 20.0}
+SHAPES: list[dict[str, Any]] = [
+    *({"group": group} for group in (1, 3, 4, 5, 6, 7, 8)),
+    {"group": 20},
+    {"kv_heads": 3, "group": 2},
+    *({"head_dim": dim} for dim in (16, 64, 80, 96, 128)),
+    *({"head_dim": dim, **HALF} for dim in (64, 80, 128, 256)),
+    *({"block_size": size} for size in (1, 8, 12, 32, 128)),
+    {"block_size": 12, **HALF},
+]
+MASKS: list[dict[str, Any]] = [
+    {"window": 1},
+    {"window": 16},
+    {"window": 17, **HALF},
+    {"window": 1000},
+    {"softcap": 2.0, **PEAKED},
+    {"softcap": 50.0, "window": 20, **HALF},
+    PEAKED,
+]
+
+
+def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
+    i = case.inputs
+    return attention.paged_attention(
+        i.q,
+        i.k_cache,
+        i.v_cache,
+        i.block_tables,
+        i.query_start,
+        i.context_lens,
+        scale=case.scale,
+        window=case.window,
+        softcap=case.softcap,
+        max_query_len=max(length for length, _ in case.sequences),
+        tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
+    )
+
+
+def decode_all(case: Case, segments: int = 16, tiles: Tiles | None = None) -> torch.Tensor:
+    i = case.inputs
+    return decode.paged_decode(
+        i.q,
+        i.k_cache,
+        i.v_cache,
+        i.block_tables,
+        i.context_lens,
+        scale=case.scale,
+        window=case.window,
+        softcap=case.softcap,
+        segments=segments,
+        tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
+    )
+
+
+@pytest.mark.parametrize("change", [*SHAPES, *MASKS], ids=str)
+def test_attention(change: dict[str, Any]) -> None:
+    case = replace(MIXED, **change)
+    check(attend(case), case)
+
+
+@pytest.mark.parametrize("length", [1, 3, 40])
+def test_attention_in_its_own_tiles(length: int) -> None:
+    case = replace(MIXED, sequences=((length, 150), (1, 2)), head_dim=32)
+    check(attend(case, None), case)
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_every_token_has_its_tile(rows: int) -> None:
+    """Lengths about the size of a tile; with three heads a group a tile has a row to spare."""
+    queries = rows // 3
+    lengths = (queries, queries + 1, 0, 1, 2 * queries, queries - 1, 2 * queries + 1, 0)
+    case = Case(tuple((n, n) for n in lengths), kv_heads=1, group=3, head_dim=16, tail=rows)
+    check(attend(case, replace(SMALL, rows=rows, keys=64)), case)
+
+
+@pytest.mark.parametrize("change", [*SHAPES, *MASKS], ids=str)
+def test_decode(change: dict[str, Any]) -> None:
+    case = replace(DECODES, **change)
+    check(decode_all(case, tiles=SMALL), case)
+
+
+@pytest.mark.parametrize(("segments", "context"), [(16, 300), (4, 300), (1, 100), (16, 256)])
+def test_decode_cuts_the_context(segments: int, context: int) -> None:
+    case = Case(((1, context),), kv_heads=1, head_dim=16)
+    check(decode_all(case, segments, SMALL), case)
+    windowed = replace(case, window=100)
+    check(decode_all(windowed, segments, SMALL), windowed)
+
+
+def test_decode_in_its_own_tiles() -> None:
+    case = replace(DECODES, sequences=((1, 700), (1, 65)), head_dim=32)
+    check(decode_all(case), case)
+
+
+def test_a_sequence_does_not_feel_its_neighbours() -> None:
+    many = decode_all(DECODES)
+    i = DECODES.inputs
+    for n in range(len(DECODES.sequences)):
+        alone = decode.paged_decode(
+            i.q[n : n + 1],
+            i.k_cache,
+            i.v_cache,
+            i.block_tables[n : n + 1],
+            i.context_lens[n : n + 1],
+            scale=DECODES.scale,
+        )
+        assert torch.equal(alone, many[n : n + 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("heads", "dim", "size"), [(1, 64, 1), (2, 80, 16), (3, 96, 12)])
+def test_write(heads: int, dim: int, size: int, dtype: torch.dtype) -> None:
+    case = Case(((1, 20), (4, 9)), heads, head_dim=dim, block_size=size, dtype=dtype, tail=2)
+    i = case.inputs
+    new_k = i.new_k.repeat(1, 2, 1)[:, :heads]  # as a fused projection gives it
+    kv, expected = torch.zeros(2, *i.kv.shape, dtype=dtype)
+    write.write_kv(new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], i.slots)
+    for token, slot in enumerate(i.slots.tolist()):
+        if slot >= 0:
+            expected[slot // size, LAYER, 0, slot % size] = i.new_k[token]
+            expected[slot // size, LAYER, 1, slot % size] = i.new_v[token]
+    assert torch.equal(kv, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_copy(dtype: torch.dtype) -> None:
+    cache = torch.randn(6, 3, 2, 12, 3, 80).to(dtype)  # more than a program copies, not a multiple
+    expected = cache[[1, 1, 5, 1, 4, 5]]
+    copy.copy_blocks(cache, torch.tensor([1, 1, 5]), torch.tensor([3, 0, 2]))
+    assert torch.equal(cache, expected)
+
+
+CROSS = [
+    Case(
+        ((1, 50), (1, 0), (6, 37)),
+        kv_heads=1,
+        group=group,
+        head_dim=dim,
+        block_size=size,
+        dtype=dtype,
+    )
+    for group in range(1, 9)
+    for dim in (64, 80, 96, 128)
+    for size in (1, 8, 16, 32, 128)
+    for dtype in (torch.float32, torch.float16)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CROSS, ids=str)
+def test_the_cross_product(case: Case) -> None:
+    check(attend(case), case)
+    case = replace(case, sequences=((1, 50), (1, 0)), window=30 if case.group % 2 else None)
+    check(decode_all(case, tiles=SMALL), case)
