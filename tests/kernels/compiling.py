@@ -1,0 +1,162 @@
+"""Compile the kernels for a GPU that is not there, and say what they take of it.
+
+A program of its own (`test_compile.py` runs it), because it puts a stand-in in the place of
+Triton's driver. The kernels are called as the engine calls them, with tensors on the CPU; where
+Triton would load and launch what it compiled, this stops. So what is measured is what a GPU would
+get: the same specialisation, tile sizes and options.
+
+    python -m tests.kernels.compiling 90 < cases.json     # a list of cases, see Call
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+import tempfile
+from dataclasses import replace
+from typing import Any, TypedDict
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from kernels import attention, copy, decode, write
+from kernels.tiles import decode_tiles, prefill_tiles
+
+PRODUCTS = ("wgmma", "mma.sync")
+
+
+class Call(TypedDict, total=False):
+    """What to compile, and for what."""
+
+    kernel: str
+    dtype: str
+    head_dim: int
+    group: int
+    block_size: int
+    queries: int
+    window: int | None
+    softcap: float | None
+    tiles: dict[str, int]
+    """What to change in the tile sizes that the kernel chooses."""
+
+
+class Taken(TypedDict):
+    """What one compiled kernel takes of a multiprocessor."""
+
+    name: str
+    spilled: int
+    """Bytes of registers stored to memory and loaded back, and of stack."""
+    registers: int
+    shared: int
+    warps: int
+    products: str
+    """The tensor cores' instruction that does its matrix products; "none" for none."""
+
+
+class StandIn:
+    """As much of a driver as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compiled(case: Call, capability: int, known: dict[str, Taken]) -> list[Taken]:
+    """Call the case's kernel; every Triton kernel that this would launch."""
+    taken: list[Taken] = []
+
+    def stop_before_launch(self: Any, grid: Any) -> Any:
+        def compile_only(*args: Any, **kwargs: Any) -> None:
+            log = io.StringIO()
+            with contextlib.redirect_stdout(log):
+                kernel = self.run(*args, grid=grid, warmup=True, **kwargs)
+            if kernel.hash not in known:  # what was compiled before is not compiled again
+                known[kernel.hash] = measured(kernel, log.getvalue())
+            taken.append(known[kernel.hash])
+
+        return compile_only
+
+    original = JITFunction.__getitem__
+    JITFunction.__getitem__ = stop_before_launch
+    try:
+        call(case, (capability // 10, capability % 10))
+    finally:
+        JITFunction.__getitem__ = original
+    return taken
+
+
+def measured(kernel: Any, log: str) -> Taken:
+    """`log` is what ptxas -v said; without one there is nothing to go by."""
+    spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log)
+    registers = re.search(r"Used (\d+) registers", log)
+    assert len(spills) == 3 and registers, f"ptxas said nothing of spills: {log!r}"
+    return {
+        "name": kernel.name,
+        "spilled": sum(map(int, spills)),
+        "registers": int(registers[1]),
+        "shared": kernel.metadata.shared,
+        "warps": kernel.metadata.num_warps,
+        "products": next((p for p in PRODUCTS if p in kernel.asm["ptx"]), "none"),
+    }
+
+
+def call(case: Call, capability: tuple[int, int]) -> None:
+    dtype = getattr(torch, case["dtype"])
+    dim, group, size = case.get("head_dim", 128), case.get("group", 4), case.get("block_size", 16)
+    heads, tokens = 8, case.get("queries", 512)
+    q = torch.zeros(tokens, heads * group, dim, dtype=dtype)
+    k = torch.zeros(tokens, heads, dim, dtype=dtype)
+    kv = torch.zeros(2, 4, 2, size, heads, dim, dtype=dtype)
+    k_cache, v_cache = kv[:, 1, 0], kv[:, 1, 1]
+    ints = torch.zeros(64, dtype=torch.int32)
+    tables = torch.zeros(8, 64, dtype=torch.int32)
+    slots = torch.zeros(tokens, dtype=torch.int64)
+    masks: dict[str, Any] = {"window": case.get("window"), "softcap": case.get("softcap")}
+    item = q.element_size()
+    match case["kernel"]:
+        case "attention":
+            tiles = prefill_tiles(dim, group, item, capability, tokens)
+            attention.paged_attention(
+                q, k_cache, v_cache, tables, ints[:9], ints[:8], scale=0.1,
+                max_query_len=tokens, tiles=replace(tiles, **case.get("tiles", {})), **masks,
+            )  # fmt: skip
+        case "decode":
+            tiles = decode_tiles(dim, group, item, capability)
+            decode.paged_decode(
+                q[:8], k_cache, v_cache, tables, ints[:8], scale=0.1,
+                tiles=replace(tiles, **case.get("tiles", {})), **masks,
+            )  # fmt: skip
+        case "write":
+            write.write_kv(k, k, k_cache, v_cache, slots)
+        case "copy":
+            copy.copy_blocks(kv, slots[:2], slots[:2])
+        case other:
+            raise ValueError(other)
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    triton.runtime.driver.set_active(StandIn(capability))
+    triton.knobs.nvidia.dump_ptxas_log = True
+    with tempfile.TemporaryDirectory() as cache:  # what is in a cache is not compiled, nor logged
+        triton.knobs.cache.dir = cache
+        known: dict[str, Taken] = {}
+        calls = json.load(sys.stdin)
+        json.dump([compiled(case, capability, known) for case in calls], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The kernels compiled for an A100 and an H100, without either: nothing spills, everything fits."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BOTH = pytest.mark.parametrize("capability", [80, 90])
+
+SHARED = {80: 99 * 1024, 90: 227 * 1024}
+"""Bytes that one program may have. An A100 has 163 KiB, but 8.6 and 8.9 get the same tiles."""
+
+SPILL_FP32 = 128
+"""fp32 is for checking and does without tensor cores. There ptxas, to fit more programs side by
+side, now and then stops at 56 to 96 registers and spills a handful; more than that is a fault."""
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+
+def taken(calls: list[dict[str, Any]], capability: int) -> list[list[dict[str, Any]]]:
+    """What `compiling.py` says of each call's kernels."""
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compiling", str(capability)],
+        input=json.dumps(calls),
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    answer: list[list[dict[str, Any]]] = json.loads(child.stdout)
+    return answer
+
+
+def faults(call: dict[str, Any], kernels: list[dict[str, Any]], capability: int) -> list[str]:
+    half = call["dtype"] != "float32"
+    found = []
+    for kernel in kernels:
+        says = f"{call}: {kernel}"
+        if kernel["spilled"] > (0 if half else SPILL_FP32):
+            found.append(f"spills: {says}")
+        if kernel["shared"] > SHARED[capability]:
+            found.append(f"too much shared memory: {says}")
+        if kernel["name"] in ("_attention", "_part") and half == (kernel["products"] == "none"):
+            found.append(f"the wrong units: {says}")
+    return found
+
+
+@BOTH
+def test_what_a_model_runs(capability: int) -> None:
+    calls: list[dict[str, Any]] = [
+        {"kernel": "attention", "dtype": "bfloat16"},
+        {"kernel": "attention", "dtype": "float16", "head_dim": 80, "group": 7, "window": 128},
+        {"kernel": "attention", "dtype": "bfloat16", "head_dim": 256, "softcap": 50.0},
+        {"kernel": "attention", "dtype": "float32", "head_dim": 64, "block_size": 12},
+        {"kernel": "decode", "dtype": "bfloat16"},
+        {"kernel": "decode", "dtype": "float32", "head_dim": 64, "window": 128, "softcap": 50.0},
+        {"kernel": "write", "dtype": "bfloat16"},
+        {"kernel": "copy", "dtype": "bfloat16"},
+    ]
+    kernels = taken(calls, capability)
+    assert [[kernel["name"] for kernel in launched] for launched in kernels] == [
+        *[["_attention"]] * 4,
+        *[["_part", "_merge"]] * 2,
+        ["_write"],
+        ["_copy"],
+    ]
+    assert kernels[0][0]["products"] == ("wgmma" if capability == 90 else "mma.sync")
+    for call, launched in zip(calls, kernels, strict=True):
+        assert faults(call, launched, capability) == []
+
+
+def test_a_spill_is_seen() -> None:
+    call = {"kernel": "attention", "dtype": "bfloat16", "tiles": {"keys": 64, "warps": 4}}
+    (fault,) = (f for f in faults(call, taken([call], 80)[0], 80) if f.startswith("spills"))
+    assert fault
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("kernel", ["attention", "decode"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_shape(kernel: str, dtype: str, capability: int) -> None:
+    masks = [(1, None, None), (7, None, None), (4, 128, None), (4, None, 50.0)]
+    calls = [
+        {
+            "kernel": kernel,
+            "dtype": dtype,
+            "head_dim": dim,
+            "group": group,
+            "queries": queries,
+            "window": window,
+            "softcap": softcap,
+        }
+        for dim, queries, (group, window, softcap) in itertools.product(
+            (16, 64, 80, 128, 256), (1, 16, 512) if kernel == "attention" else (8,), masks
+        )
+    ]
+    found = zip(calls, taken(calls, capability), strict=True)
+    assert [fault for call, launched in found for fault in faults(call, launched, capability)] == []
+
+
+@pytest.mark.slow
+@BOTH
+def test_every_depth_of_the_pipeline(capability: int) -> None:
+    """The depths that a sweep on a GPU tries, on Llama-3-8B's shape, fit."""
+    calls = [
+        {"kernel": kernel, "dtype": "bfloat16", "tiles": {"stages": stages}}
+        for kernel in ("attention", "decode")
+        for stages in (2, 3, 5, 7)
+    ]
+    for call, launched in zip(calls, taken(calls, capability), strict=True):
+        for kernel in launched:
+            assert kernel["shared"] <= SHARED[capability], (call, kernel)
