@@ -60,6 +60,9 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
         print(f"{runs.kept} of {runs.wanted} runs were there already, and the same: kept")
     if runs.repeated and not quiet:
         print("note: under every seed the workload is the same, so each arm is run once")
+    if runs.changed and not quiet:
+        arms = ", ".join(sorted(runs.changed))
+        print(f"note: the code or a file of {arms} changed on the way: not kept, to be run again")
     if not quiet:
         for override in overruled(plan, overrides):
             print(f"note: {override} changes nothing: every arm of experiment={name} sets it")

@@ -1,19 +1,18 @@
 """Runs that are there already: a study that is started again goes on where it ended.
 
 A complete run keeps in run.json what it was made from. It is taken as it is where that is the
-same: the configuration, the version, and the code and files that the configuration names.
+same: the configuration, the simulator's code, and the code and files that the configuration names.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pagedsim
+from experiments import code
 from experiments.arm import Job
 from pagedsim.metrics.files import read_run
 from pagedsim.metrics.study import Run
@@ -23,10 +22,14 @@ _NO_MATTER = ("study", "tracking", "report", "jobs", "seed", "seeds")
 """Keys of the configuration that change no run, or are part of the job."""
 
 
-def stored(job: Job) -> Run | None:
-    """The run as it was left, if it is complete and what `job` would do again."""
+Recipe = dict[str, Any]
+"""All that decides what comes out of a run."""
+
+
+def stored(job: Job, made_of: Recipe) -> Run | None:
+    """The run as it was left, if it is complete and made of the same."""
     try:
-        same = json.loads((job.folder / _NAME).read_text(encoding="utf-8")) == recipe(job)
+        same = json.loads((job.folder / _NAME).read_text(encoding="utf-8")) == made_of
         records = read_run(job.folder) if same else None
     except (OSError, ValueError):  # not there, or not whole
         return None
@@ -38,14 +41,21 @@ def forget(job: Job) -> None:
     (job.folder / _NAME).unlink(missing_ok=True)
 
 
-def store(job: Job) -> None:
-    """Mark the run in the folder as complete."""
-    text = json.dumps(recipe(job), indent=2, sort_keys=True)
+def store(job: Job, made_of: Recipe) -> bool:
+    """Mark the run in the folder as complete, unless what it was made of has changed meanwhile.
+
+    `made_of` is the recipe from before the run. Which code ran is not known where it was edited
+    since, so such a run is made again by whoever goes on with the study.
+    """
+    if recipe(job) != made_of:
+        return False
+    text = json.dumps(made_of, indent=2, sort_keys=True)
     (job.folder / _NAME).write_text(text + "\n", encoding="utf-8")
+    return True
 
 
-def recipe(job: Job) -> dict[str, Any]:
-    """All that decides what comes out of a run."""
+def recipe(job: Job) -> Recipe:
+    """What `job` is made of, as it is now."""
     config = {key: value for key, value in job.config.items() if key not in _NO_MATTER}
     if isinstance(config.get("workload"), Mapping):
         config["workload"] = {k: v for k, v in config["workload"].items() if k != "seed"}
@@ -53,10 +63,11 @@ def recipe(job: Job) -> dict[str, Any]:
         "version": pagedsim.__version__,
         "seed": job.seed,
         "config": config,
-        "code": {target: _source(target) for target in sorted(set(_named(config, "_target_")))},
+        "simulator": code.of_the_simulator(),
+        "code": {path: code.of_target(path) for path in sorted(set(_named(config, "_target_")))},
         "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
     }
-    plain: dict[str, Any] = json.loads(json.dumps(made, default=str))
+    plain: Recipe = json.loads(json.dumps(made, default=str))
     return plain
 
 
@@ -67,19 +78,6 @@ def _named(value: Any, *keys: str) -> Iterator[str]:
             if key in keys and isinstance(inner, str):
                 yield inner
             yield from _named(inner, *keys)
-
-
-def _source(target: str) -> str | None:
-    """A digest of the module that a class or function comes from."""
-    parts = target.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            spec = find_spec(".".join(parts[:cut]))
-        except (ImportError, ValueError, AttributeError):
-            continue
-        if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
-            return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:16]
-    return None
 
 
 def _stamp(path: str) -> list[int] | None:

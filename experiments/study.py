@@ -18,7 +18,7 @@ from experiments.arm import Interrupted, Job, Outcome, Repeated
 from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.pool import inside_a_worker, run_jobs
-from experiments.stored import forget, store, stored
+from experiments.stored import forget, recipe, store, stored
 from pagedsim.complaint import line
 from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run, Study
@@ -40,6 +40,8 @@ class Runs:
     """How many were stopped on their way, and left what they had."""
     repeated: int = 0
     """How many were left out, since another seed would have changed nothing."""
+    changed: set[str] = field(default_factory=set)
+    """Arms whose code or files changed while they ran."""
     interrupted: bool = False
 
     @property
@@ -95,9 +97,10 @@ def run_study(jobs: Sequence[Job], processes: int | None = None) -> Runs:
     `processes`: None for as many as there are cores.
     """
     runs = Runs(jobs)
-    missing = []
+    missing, recipes = [], {}
     for job in runs.jobs:
-        if run := stored(job):
+        made_of = recipes[job.arm, job.seed] = recipe(job)
+        if run := stored(job, made_of):
             runs.finished[job.arm, job.seed] = run
         else:
             forget(job)
@@ -106,7 +109,8 @@ def run_study(jobs: Sequence[Job], processes: int | None = None) -> Runs:
 
     def done(job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, Run):
-            store(job)
+            if not store(job, recipes[job.arm, job.seed]):
+                runs.changed.add(job.arm)
             runs.finished[job.arm, job.seed] = outcome
         elif isinstance(outcome, Failure):
             runs.failed[job.arm, job.seed] = outcome

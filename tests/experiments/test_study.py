@@ -10,11 +10,12 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
+from experiments import code
 from experiments.arm import Interrupted, Job, Outcome, Watched, run_job
 from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.pool import run_jobs
-from experiments.stored import store, stored
+from experiments.stored import recipe, store, stored
 from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from experiments.sweep import sweep
 from pagedsim.config import register
@@ -280,14 +281,19 @@ def test_a_stopped_run_leaves_whole_tables(tmp_path: Path) -> None:
     assert ids == sorted(set(ids))  # each once, whoever has arrived
 
 
+def kept(job: Job) -> Run | None:
+    """The run as whoever goes on with the study finds it."""
+    return stored(job, recipe(job))
+
+
 def test_a_complete_run_is_found_again(tmp_path: Path) -> None:
     job = jobs(tmp_path)[0]
-    assert stored(job) is None
+    assert kept(job) is None
     run = run_job(job, Watched())
     assert isinstance(run, Run)
-    assert stored(job) is None  # its tables are there, but nobody said that they are whole
-    store(job)
-    again = stored(job)
+    assert kept(job) is None  # its tables are there, but nobody said that they are whole
+    assert store(job, recipe(job))
+    again = kept(job)
     assert again is not None
     assert again.requests.equals(run.requests)
     assert again.steps.equals(run.steps)
@@ -301,35 +307,64 @@ def changed(job: Job, **settings: object) -> Job:
 def test_a_run_of_something_else_is_not_taken_for_it(tmp_path: Path) -> None:
     job = jobs(tmp_path)[0]
     run_job(job, Watched())
-    store(job)
-    assert stored(changed(job, seeds=7, jobs=3, report=False)) is not None
-    assert stored(changed(job, tensor_parallel=2)) is None
-    assert stored(Job(job.arm, 1, job.config, job.folder)) is None
+    store(job, recipe(job))
+    assert kept(changed(job, seeds=7, jobs=3, report=False)) is not None
+    assert kept(changed(job, tensor_parallel=2)) is None
+    assert kept(Job(job.arm, 1, job.config, job.folder)) is None
+
+
+def test_nor_one_of_another_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs(tmp_path)[0]
+    run_job(job, Watched())
+    store(job, recipe(job))
+    monkeypatch.setattr(code, "of_the_simulator", lambda: "another")
+    assert kept(job) is None
 
 
 def test_nor_one_of_other_code_or_of_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    source, trace = tmp_path / "changing_policy.py", tmp_path / "trace.csv"
-    source.write_text("from pagedsim.core import Policy\nclass Mine(Policy): pass\n")
+    source, helper = tmp_path / "changing_policy.py", tmp_path / "changing_helper.py"
+    trace = tmp_path / "trace.csv"
+    source.write_text(
+        "import changing_helper\nfrom pagedsim.core import Policy\nclass Mine(Policy): pass\n"
+    )
+    helper.write_text("WEIGHT = 1\n")
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n")
     overrides = ["workload=trace", f"workload.path={trace}", "workload.drop_empty=true"]
     overrides += ["policy._target_=changing_policy.Mine"]
     job = jobs_of(Compare("t", "q", {"a": []}), ["experiment=single", *overrides], tmp_path)[0]
     assert isinstance(run_job(job, Watched()), Run)
-    store(job)
-    assert stored(job) is not None
-    source.write_text(source.read_text() + "# changed\n")
-    assert stored(job) is None
-    store(job)
-    trace.write_text(trace.read_text() + "1,10,10\n")
-    assert stored(job) is None
+    for file in (source, helper, trace):
+        assert store(job, recipe(job))
+        assert kept(job) is not None
+        file.write_text(file.read_text() + "\n")
+        assert kept(job) is None
+
+
+def test_code_that_changes_while_it_runs_is_kept_under_neither_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "edited_policy.py"
+    source.write_text(
+        "from pathlib import Path\n"
+        "from pagedsim.core import Policy\n"
+        "class Mine(Policy):\n"
+        "    def __init__(self):\n"
+        "        Path(__file__).write_text(Path(__file__).read_text() + '# edited\\n')\n"
+    )
+    plan = Compare("t", "q", {"same": [], "edited": ["policy._target_=edited_policy.Mine"]})
+    made = jobs(tmp_path, plan=plan)
+    runs = run_study(made, 1)
+    assert (len(runs.finished), runs.changed) == (4, {"edited"})
+    assert [job.arm for job in made if kept(job)] == ["same", "same"]
 
 
 def test_a_broken_folder_is_run_again(tmp_path: Path) -> None:
     job = jobs(tmp_path)[0]
     run_job(job, Watched())
-    store(job)
+    store(job, recipe(job))
     (job.folder / "steps.parquet").write_bytes(b"")
-    assert stored(job) is None
+    assert kept(job) is None
