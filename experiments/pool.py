@@ -1,4 +1,4 @@
-"""Runs in processes of their own; Ctrl-C stops them all and keeps what there is."""
+"""Runs in processes of their own; Ctrl-C or SIGTERM stops them all and keeps what there is."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from experiments.arm import Interrupted, Job, Outcome, Watched, run_job
 from experiments.failure import Failure
 from experiments.progress import Board, bar, on_terminal
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Both ask to stop: a Ctrl-C, and a batch system whose time is up."""
+
 Done = Callable[[Job, Outcome], None]
 """Told of every outcome as it comes."""
 
 
 class Attention:
-    """Notes a Ctrl-C, and stops the run between two steps, where all that is recorded is whole."""
+    """Notes a signal, and stops the run between two steps, where all that is recorded is whole."""
 
     def __init__(self, patient: bool) -> None:
         """`patient`: asked again it does nothing more; otherwise it breaks off at once."""
@@ -87,10 +90,10 @@ def _in_processes(
     # A fork shares what is imported already; elsewhere it is not safe, so processes start anew.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(processes, context, _enter, (board,))
-    with _blocked(), _handling(signal.default_int_handler, signal.SIGTERM):
+    with _blocked(), _handling(signal.default_int_handler):
         # Processes begin here: before any thread does, and deaf until they know what to do.
         futures = {pool.submit(_work, number, job): job for number, job in enumerate(jobs)}
-    with pool, _handling(signal.default_int_handler, signal.SIGTERM), bar(board, over):
+    with pool, _handling(signal.default_int_handler), bar(board, over):
         try:
             for future in as_completed(futures):
                 done(futures[future], _outcome(future))
@@ -101,19 +104,20 @@ def _in_processes(
 
 
 def _stop(futures: dict[Future[Outcome], Job], over: list[Job], done: Done) -> None:
-    """Wait for what the runs under way can still write; a second Ctrl-C does not wait."""
+    """Wait for what the runs under way can still write; a second Ctrl-C does not wait.
+
+    Jobs that have not begun are not taken back: a process that was asked to stop gives each
+    another `Interrupted` at once, and a pool that breaks meanwhile may answer all of them.
+    """
     try:
-        for future in futures:
-            future.cancel()
         for child in multiprocessing.active_children():
             if child.pid is not None:  # a Ctrl-C reaches all, but another signal only this one
                 os.kill(child.pid, signal.SIGINT)
-        for future in as_completed([f for f in futures if not f.cancelled()]):
+        for future in as_completed(futures):
             if not any(futures[future] is job for job in over):
                 done(futures[future], _outcome(future))
     except KeyboardInterrupt:
-        for child in multiprocessing.active_children():
-            child.kill()
+        _kill()
         raise
 
 
@@ -121,7 +125,13 @@ def _outcome(future: Future[Outcome]) -> Outcome:
     try:
         return future.result()
     except BrokenProcessPool:
+        _kill()  # those that are left would finish their runs for nobody
         return Failure("a process died, perhaps for want of memory; fewer jobs= take less")
+
+
+def _kill() -> None:
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 # -- in a worker -----------------------------------------------------------------------------------
@@ -134,10 +144,10 @@ def _enter(board: Board | None) -> None:
     """A worker begins."""
     global _board
     _board = board
-    signal.signal(signal.SIGINT, _attention)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in _SIGNALS:
+        signal.signal(number, _attention)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _work(number: int, job: Job) -> Outcome:
@@ -148,29 +158,28 @@ def _work(number: int, job: Job) -> Outcome:
 
 
 @contextmanager
-def _handling(
-    handler: Callable[[int, FrameType | None], object], number: int = signal.SIGINT
-) -> Iterator[None]:
-    """Handle a signal so in the body, where this is the thread that gets signals."""
+def _handling(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle both signals so in the body, where this is the thread that gets signals."""
     try:
-        before = signal.signal(number, handler)
+        before = {number: signal.signal(number, handler) for number in _SIGNALS}
     except ValueError:
         yield
         return
     try:
         yield
     finally:
-        signal.signal(number, before)
+        for number, handled in before.items():
+            signal.signal(number, handled)
 
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Keep a Ctrl-C waiting."""
+    """Keep both signals waiting."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -228,21 +228,29 @@ def wait_for(path: Path, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("signal_to", ["group", "parent"])
-def test_ctrl_c_leaves_what_there_is(tmp_path: Path, signal_to: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pagedsim", *LONG],
-        cwd=tmp_path,
+def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start the command as the head of a process group, as a shell does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pagedsim", *words],
+        cwd=folder,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_to", ["group", "parent"])
+def test_who_is_asked_to_stop_leaves_what_there_is(
+    tmp_path: Path, signal_to: str, number: signal.Signals
+) -> None:
+    process = begin(tmp_path, *LONG)
     out = tmp_path / "out"
     wait_for(out / "runs/short/seed-0/run.json")
     time.sleep(0.5)  # the long one is under way
-    (os.killpg if signal_to == "group" else os.kill)(process.pid, signal.SIGINT)
+    (os.killpg if signal_to == "group" else os.kill)(process.pid, number)
     text, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors == (
@@ -260,23 +268,40 @@ def test_ctrl_c_leaves_what_there_is(tmp_path: Path, signal_to: str) -> None:
         os.killpg(process.pid, 0)
 
 
-def test_ctrl_c_in_a_single_process(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pagedsim", *LONG, "jobs=1", "report=false"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_single_process_too(tmp_path: Path, number: signal.Signals) -> None:
+    process = begin(tmp_path, *LONG, "jobs=1", "report=false")
     wait_for(tmp_path / "out/runs/short/seed-0/run.json")
     time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors.startswith("pagedsim: interrupted: 1 of 2 runs is complete")
     assert len(errors.splitlines()) == 1
+
+
+def test_runs_that_wait_for_a_process_are_not_begun(tmp_path: Path) -> None:
+    process = begin(tmp_path, *LONG, "seeds=40")
+    wait_for(tmp_path / "out/runs/short/seed-0/run.json")
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.startswith("pagedsim: interrupted: ") and len(errors.splitlines()) == 1
+    assert len(list((tmp_path / "out/runs").glob("*/*"))) < 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
+    process = begin(tmp_path, *LONG, "seeds=2")
+    wait_for(tmp_path / "out/runs/short/seed-0/run.json")
+    time.sleep(0.5)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "a process died, perhaps for want of memory; fewer jobs= take less" in errors
+    assert "Traceback" not in errors
 
 
 def test_a_study_goes_on_where_it_ended(call: Call) -> None:
