@@ -18,16 +18,22 @@ from pagedsim.core import (
     Scheduler,
 )
 from pagedsim.core.errors import require
-from pagedsim.sim.capacity import capacity
+from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import CostModel
-from pagedsim.sim.hardware import GIB, Hardware
+from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.workload import Workload
 
 Settings = dict[str, Any]
 
-_NOT_MEMORYS = ("kind", "kv_layout", "swap_space_gib", "gpu_memory_utilization")
+_NOT_MEMORYS = (
+    "kind",
+    "kv_layout",
+    "swap_space_gib",
+    "gpu_memory_utilization",
+    "reserved_gib",
+)
 """Settings of the group `memory` that say how large it is, or how its blocks lie."""
 
 
@@ -167,13 +173,13 @@ def _of_size(settings: Settings, replica: Replica, limits: dict[str, int], swaps
         own["blocks"] = capacity(
             replica,
             gpu_memory_utilization=settings.get("gpu_memory_utilization", 0.9),
+            reserved_gib=settings.get("reserved_gib", 0.5),
             max_batched_tokens=limits["max_batched_tokens"],
             max_seqs=limits["max_seqs"],
         ).blocks
     if own.get("cpu_blocks", 0) is None:
-        space = settings.get("swap_space_gib", 0.0)
-        require("swap_space_gib", space, 0)
-        own["cpu_blocks"] = int(space * GIB // replica.block_bytes) if swaps else 0
+        fitting = cpu_blocks(replica, settings.get("swap_space_gib", 0.0))
+        own["cpu_blocks"] = fitting if swaps else 0
     if str(settings.get("kind", "paged")).startswith("reserved"):
         own["max_model_len"] = limits["max_model_len"]
     return make_memory(settings.get("kind", "paged"), **own)

@@ -79,7 +79,8 @@ COMPOSITION = {
     "misspelt key of memory": (
         "memory.block_sizee=8",
         "memory.block_sizee: no such key; did you mean 'block_size'? choose from block_size, "
-        "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, swap_space_gib",
+        "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, reserved_gib, "
+        "swap_space_gib",
     ),
     "misspelt key of the chosen option": (
         "policy=priority policy.displce=true",
@@ -192,7 +193,8 @@ VALUES = {
     "model too large": (
         f"{SINGLE} model=llama-2-70b hardware=a10",
         "model=llama-2-70b does not fit hardware=a10 with tensor_parallel=1: a GPU would hold "
-        "128.5 GiB of weights and 0.5 GiB of activations, and offers 0.9 × 22.49 = 20.2 GiB; "
+        "128.5 GiB of weights and 1.0 GiB of activations and other, and offers "
+        "0.9 × 21.99 = 19.8 GiB; "
         "the smallest tensor_parallel that fits is 8",
     ),
     "impossible combination": (
@@ -407,7 +409,8 @@ ARMS = {
     "misspelt key": (
         "a: ['memory.blockz=1']",
         "study.arms.a: memory.blockz: no such key; did you mean 'blocks'? choose from block_size, "
-        "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, swap_space_gib",
+        "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, reserved_gib, "
+        "swap_space_gib",
     ),
     "unknown option": (
         "a: ['policy=fcfs'], b: ['policy=lifo']",

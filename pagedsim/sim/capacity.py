@@ -18,7 +18,6 @@ class Capacity:
     """Blocks of a replica, and the bytes of each of its GPUs that led to them."""
 
     blocks: int
-    cpu_blocks: int
     weight_bytes: float
     activation_bytes: float
     kv_bytes: float
@@ -29,43 +28,43 @@ def capacity(
     replica: Replica,
     *,
     gpu_memory_utilization: float = 0.9,
+    reserved_gib: float = 0.5,
     max_batched_tokens: int = 2048,
     max_seqs: int = 256,
-    activation_gib: float | None = None,
-    swap_space_gib: float = 4.0,
 ) -> Capacity:
-    """Blocks = (utilization × memory − weights − peak activations) / bytes of a block, on each GPU.
+    """Blocks = (utilization × memory − weights − peak activations − reserved) / bytes of a block.
 
-    Activations are estimated unless given. `swap_space_gib` is the CPU memory for each GPU, as
-    in vLLM. Raises ConfigError where not one block is left.
+    All of it on each GPU. `reserved_gib` is for what is none of the others: the CUDA context, the
+    libraries' workspaces, graphs. Raises ConfigError where not one block is left.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise ConfigError(
             f"gpu_memory_utilization={gpu_memory_utilization}: must be above 0 and at most 1"
         )
+    require("reserved_gib", reserved_gib, 0)
     require("max_batched_tokens", max_batched_tokens, 1)
     require("max_seqs", max_seqs, 1)
-    require("swap_space_gib", swap_space_gib, 0)
-    if activation_gib is not None:
-        require("activation_gib", activation_gib, 0)
 
-    def activations(tensor_parallel: int) -> float:
-        if activation_gib is not None:
-            return activation_gib * GIB
-        return activation_bytes(replica.model, tensor_parallel, max_batched_tokens, max_seqs)
+    def beside(tensor_parallel: int) -> float:
+        active = activation_bytes(replica.model, tensor_parallel, max_batched_tokens, max_seqs)
+        return active + reserved_gib * GIB
 
     usable = gpu_memory_utilization * replica.hardware.memory_bytes
-    active = activations(replica.tensor_parallel)
-    left = usable - replica.weight_bytes - active
+    left = usable - replica.weight_bytes - beside(replica.tensor_parallel)
     if left < replica.block_bytes:
-        raise _too_large(replica, gpu_memory_utilization, activations)
+        raise _too_large(replica, gpu_memory_utilization, beside)
     return Capacity(
         blocks=int(left // replica.block_bytes),
-        cpu_blocks=int(swap_space_gib * GIB // replica.block_bytes),
         weight_bytes=replica.weight_bytes,
-        activation_bytes=active,
+        activation_bytes=beside(replica.tensor_parallel) - reserved_gib * GIB,
         kv_bytes=left,
     )
+
+
+def cpu_blocks(replica: Replica, swap_space_gib: float) -> int:
+    """Blocks that so much CPU memory for each GPU holds, as in vLLM."""
+    require("swap_space_gib", swap_space_gib, 0)
+    return int(swap_space_gib * GIB // replica.block_bytes)
 
 
 def activation_bytes(
@@ -85,15 +84,14 @@ def activation_bytes(
     return max_batched_tokens * token * 2 + max_seqs * model.vocab * 4 * 4
 
 
-def _too_large(
-    replica: Replica, utilization: float, activations: Callable[[int], float]
-) -> ConfigError:
+def _too_large(replica: Replica, utilization: float, beside: Callable[[int], float]) -> ConfigError:
+    """`beside(tensor_parallel)`: bytes of a GPU that are neither weights nor blocks."""
     model, hardware = replica.model, replica.hardware
     usable = utilization * hardware.memory_bytes
 
     def need(tensor_parallel: int) -> float:
         each = replace(replica, tensor_parallel=tensor_parallel)
-        return each.weight_bytes + activations(tensor_parallel) + each.block_bytes
+        return each.weight_bytes + beside(tensor_parallel) + each.block_bytes
 
     choices = [n for n in range(1, hardware.gpus_per_node + 1) if can_split(model, n)]
     fitting = [n for n in choices if need(n) <= usable]
@@ -110,6 +108,6 @@ def _too_large(
         f"model={model.name} does not fit hardware={hardware.name} with "
         f"tensor_parallel={replica.tensor_parallel}: a GPU would hold "
         f"{replica.weight_bytes / GIB:.1f} GiB of weights and "
-        f"{activations(replica.tensor_parallel) / GIB:.1f} GiB of activations, and offers "
+        f"{beside(replica.tensor_parallel) / GIB:.1f} GiB of activations and other, and offers "
         f"{utilization:g} × {hardware.memory_gib:g} = {usable / GIB:.1f} GiB; {hint}"
     )

@@ -20,7 +20,8 @@ class Hardware:
 
     name: str
     memory_gib: float
-    """What the driver offers to programs: less than the data sheet's where ECC takes a part."""
+    """What CUDA offers to programs (torch.cuda.mem_get_info): less than the data sheet and
+    nvidia-smi say, since ECC and the driver take a part."""
     bandwidth_gb_s: float
     fp16_tflops: float
     pcie_gb_s: float

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.sim.capacity import capacity
+from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.replica import Replica
 from tests.sim.shapes import hardware, model, replica
@@ -15,7 +15,8 @@ def test_tensor_parallelism_divides_weights_and_heads() -> None:
     one, two = (replica("llama-2-7b", "a100-40gb", tensor_parallel=n) for n in (1, 2))
     assert two.weight_bytes == one.weight_bytes / 2
     assert two.block_bytes == one.block_bytes / 2
-    left = [capacity(where, activation_gib=0.0).kv_bytes for where in (one, two)]
+    found = [capacity(where) for where in (one, two)]
+    left = [each.kv_bytes + each.activation_bytes for each in found]
     assert left[1] - left[0] == pytest.approx(one.weight_bytes / 2)
 
 
@@ -37,10 +38,29 @@ def test_more_memory_and_fewer_activations_give_more_blocks() -> None:
     base = capacity(where)
     assert capacity(where, gpu_memory_utilization=0.95).blocks > base.blocks
     assert capacity(where, max_batched_tokens=16384).blocks < base.blocks
-    assert capacity(where, swap_space_gib=0).cpu_blocks == 0
     for found in (base, capacity(where, gpu_memory_utilization=0.5)):
         used = found.weight_bytes + found.activation_bytes + found.blocks * where.block_bytes
-        assert used <= 0.9 * 40 * GIB
+        assert used <= 0.9 * 39.5 * GIB - 0.5 * GIB
+
+
+def test_blocks_are_those_that_vllm_found_on_a_4090() -> None:
+    """vLLM 0.19: Llama-3.1-8B, 2,048 tokens and 256 sequences a step, 0.9 of the memory."""
+    where = replica("llama-3.1-8b", "rtx4090")
+    assert capacity(where).blocks == pytest.approx(2588, rel=0.03)
+
+
+def test_what_is_reserved_takes_blocks_away() -> None:
+    where = replica("llama-3.1-8b", "rtx4090")
+    none, one = (capacity(where, reserved_gib=gib).blocks for gib in (0.0, 1.0))
+    assert none - one == pytest.approx(GIB / where.block_bytes, abs=1)
+
+
+def test_activations_are_what_the_widest_layer_and_the_sampler_hold() -> None:
+    # A token: residual and normalised input, then gate, up and product; a sequence: 4 × logits.
+    expected = 2048 * (2 * 4096 + 3 * 14336) * 2 + 256 * 128256 * 16
+    assert activation_bytes(model("llama-3.1-8b"), 1, 2048, 256) == expected
+    halved = 2048 * (2 * 4096 + 3 * 14336 / 2) * 2 + 256 * 128256 * 16
+    assert activation_bytes(model("llama-3.1-8b"), 2, 2048, 256) == halved
 
 
 def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
@@ -48,7 +68,8 @@ def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
         capacity(replica("llama-2-70b", "a100-80gb"))
     assert str(caught.value) == (
         "model=llama-2-70b does not fit hardware=a100-80gb with tensor_parallel=1: a GPU would "
-        "hold 128.5 GiB of weights and 0.5 GiB of activations, and offers 0.9 × 80 = 72.0 GiB; "
+        "hold 128.5 GiB of weights and 1.0 GiB of activations and other, and offers "
+        "0.9 × 79.25 = 71.3 GiB; "
         "the smallest tensor_parallel that fits is 2"
     )
     assert capacity(replica("llama-2-70b", "a100-80gb", tensor_parallel=2)).blocks > 0
@@ -64,13 +85,19 @@ def test_a_model_too_large_for_a_whole_node_asks_for_larger_gpus() -> None:
     [
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0: must be above 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5: must be above 0"),
-        ({"swap_space_gib": -1.0}, "swap_space_gib=-1.0: must be at least 0"),
-        ({"activation_gib": -1.0}, "activation_gib=-1.0: must be at least 0"),
+        ({"reserved_gib": -1.0}, "reserved_gib=-1.0: must be at least 0"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         capacity(replica("tiny", "a10"), **settings)  # type: ignore[arg-type]
+
+
+def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
+    where = replica("llama-2-7b", "a10")
+    assert cpu_blocks(where, 0.0) == 0
+    with pytest.raises(ConfigError, match=r"swap_space_gib=-1.0: must be at least 0"):
+        cpu_blocks(where, -1.0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pagedsim.sim.capacity import capacity
+from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.work import Work, matrix_product
 from pagedsim.sim.hardware import GIB, Hardware
@@ -97,32 +97,37 @@ def test_a_product_of_7168_squared_crosses_the_roofline(m: int, bound: str) -> N
 
 def test_kv_memory_is_utilisation_of_total_less_weights_and_activations() -> None:
     where = replica("llama-2-7b", "a100-80gb")
-    found = capacity(where, gpu_memory_utilization=0.9, activation_gib=1.0, swap_space_gib=4)
-    left = 0.9 * 80 * GIB - 2 * where.model.weight_params - GIB
+    found = capacity(where, gpu_memory_utilization=0.9, reserved_gib=1.0)
+    left = 0.9 * 79.25 * GIB - 2 * where.model.weight_params - found.activation_bytes - GIB
     assert found.kv_bytes == pytest.approx(left)
     assert found.blocks == left // (512 * 1024 * 16)
-    assert found.cpu_blocks == 4 * GIB // (512 * 1024 * 16)
-    assert found.cpu_blocks * where.block_bytes <= 4 * GIB
 
 
-def test_opt_13b_leaves_15728_slots_of_an_a100_40gb() -> None:
-    """12 GiB hold 15,728 slots; 0.9 × 40 GiB less 26 GB of weights and the activations is that."""
+def test_blocks_on_the_cpu_are_what_its_memory_holds() -> None:
+    where = replica("llama-2-7b", "a100-80gb")
+    assert cpu_blocks(where, 4.0) == 4 * GIB // (512 * 1024 * 16)
+    assert cpu_blocks(where, 4.0) * where.block_bytes <= 4 * GIB
+
+
+def test_opt_13b_has_26_gb_of_weights_and_15728_slots_in_12_gib() -> None:
     where = replica("opt-13b", "a100-40gb")
     assert where.weight_bytes == pytest.approx(26e9, rel=0.02)
     assert int(12 * GIB / where.kv_bytes_per_token) == 15_728
-    assert 16 * capacity(where).blocks == pytest.approx(15_728, rel=0.03)
-    tokens_and_logits = 0.9 * 40 * GIB - where.weight_bytes - 12 * GIB
-    exact = capacity(where, activation_gib=tokens_and_logits / GIB)
-    assert 16 * exact.blocks == 16 * (15_728 // 16)
 
 
 @pytest.mark.parametrize(
     ("name", "gpu", "gpus", "slots"),
-    [("opt-66b", "a100-40gb", 4, 9_700), ("opt-175b", "a100-80gb", 8, 60_100)],
+    [
+        ("opt-13b", "a100-40gb", 1, 15_728),
+        ("opt-66b", "a100-40gb", 4, 9_700),
+        ("opt-175b", "a100-80gb", 8, 60_100),
+    ],
 )
-def test_slots_of_the_larger_opt_models(name: str, gpu: str, gpus: int, slots: int) -> None:
+def test_slots_of_the_opt_models(name: str, gpu: str, gpus: int, slots: int) -> None:
+    """The paper does not say how much of the memory it took: 0.9 is too little, 0.95 too much."""
     where = replica(name, gpu, tensor_parallel=gpus)
-    assert 16 * capacity(where).blocks == pytest.approx(slots, rel=0.1)
+    less, more = (capacity(where, gpu_memory_utilization=part).blocks for part in (0.9, 0.95))
+    assert 16 * less < slots < 16 * more < 1.15 * slots
 
 
 @pytest.mark.parametrize(
