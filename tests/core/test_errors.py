@@ -494,6 +494,10 @@ def test_a_victim_who_is_no_candidate() -> None:
             {"max_tokens": 0},
             "max_tokens=0: must be at least 1, or None for as many as the model can",
         ),
+        ({"min_tokens": -1}, "min_tokens=-1: must be 0 to max_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens=5: must be 0 to max_tokens"),
+        ({"early_stopping": "soon"}, "early_stopping=soon: must be False, True or 'never'"),
+        ({"stop": ["a", ""]}, "stop=('a', ''): must be strings of at least one character"),
         ({"temperature": -0.5}, "temperature=-0.5: must be 0 (greedy) or more"),
         ({"top_p": 0}, "top_p=0: must be in (0, 1]"),
         ({"top_p": 1.5}, "top_p=1.5: must be in (0, 1]"),
@@ -506,6 +510,11 @@ def test_a_victim_who_is_no_candidate() -> None:
 def test_sampling_params_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     with says(RequestError, f"SamplingParams.{message}"):
         SamplingParams(**settings)
+
+
+def test_stops_may_be_given_as_one_string_or_as_lists() -> None:
+    loose: dict[str, Any] = {"stop": "end", "stop_token_ids": [3, 4]}
+    assert SamplingParams(**loose) == SamplingParams(stop=("end",), stop_token_ids=(3, 4))
 
 
 @pytest.mark.parametrize(
