@@ -27,6 +27,15 @@ class Chunk(NamedTuple):
         """Tokens that its last token attends to."""
         return self.start + self.length
 
+    @property
+    def pairs(self) -> int:
+        """Pairs of tokens that attend to each other: the first to `start` + 1, and so on.
+
+        >>> Chunk(request=None, start=10, length=3, samples=True).pairs  # 11 + 12 + 13
+        36
+        """
+        return self.length * (2 * self.start + self.length + 1) // 2
+
 
 class Rejection(NamedTuple):
     """A request that can never be served, and why."""
@@ -72,6 +81,8 @@ class StepPlan:
     """Sum over chunks of the tokens that the chunk's last token attends to."""
     prefill_attention: int = 0
     """Sum over chunks of tokens × context."""
+    prefill_pairs: int = 0
+    """Pairs of tokens of which one, in a chunk, attends to the other or is it."""
     decode_count: int = 0
     decode_context: int = 0
     """Sum over decoding sequences of the tokens that they attend to."""
@@ -97,6 +108,7 @@ class StepPlan:
         self.prefill_tokens += chunk.length
         self.prefill_context += chunk.context
         self.prefill_attention += chunk.length * chunk.context
+        self.prefill_pairs += chunk.pairs
 
     def drop_chunks(self, request: Request) -> int:
         """Take back what was planned for `request`; returns how many tokens that were."""
@@ -106,4 +118,5 @@ class StepPlan:
             self.prefill_tokens -= chunk.length
             self.prefill_context -= chunk.context
             self.prefill_attention -= chunk.length * chunk.context
+            self.prefill_pairs -= chunk.pairs
         return sum(chunk.length for chunk in mine)

@@ -114,14 +114,6 @@ class ModelShape:
         return self._body(self.moe.experts if self.moe else 0) + embeddings + head + norms
 
     @property
-    def active_params(self) -> float:
-        """Those that one token passes: the experts not chosen left out, embeddings included."""
-        if not self.moe:
-            return self.weight_params
-        idle = self.moe.experts - self.moe.experts_per_token
-        return self.weight_params - self.moe_layers * idle * self.expert_params
-
-    @property
     def body_params(self) -> float:
         """Of the matrices that every token is multiplied with; the LM head is apart."""
         if self.params is not None:

@@ -227,6 +227,9 @@ class Run:
         assert plan.prefill_tokens == sum(c.length for c in chunks)
         assert plan.prefill_context == sum(c.start + c.length for c in chunks)
         assert plan.prefill_attention == sum(c.length * (c.start + c.length) for c in chunks)
+        assert plan.prefill_pairs == sum(
+            sum(range(c.start + 1, c.start + c.length + 1)) for c in chunks
+        )
         assert plan.decode_count == sum(r.width for r in decodes)
         assert plan.decode_context == sum(r.width * r.num_tokens for r in decodes)
         assert plan.swapped_blocks == len(plan.swap_out) + len(plan.swap_in)

@@ -195,7 +195,8 @@ def test_a_victim_gives_back_the_chunk_that_this_step_planned_for_it() -> None:
     assert server.step() == {"decode": ["b", "c"], "prefill": {"p": 6}}
     plan = server.plan()
     assert shown(plan) == {"decode": ["b", "c"], "preempted": ["p"]}
-    assert (plan.prefill_tokens, plan.prefill_context, plan.prefill_attention) == (0, 0, 0)
+    assert (plan.prefill_tokens, plan.prefill_context) == (0, 0)
+    assert (plan.prefill_attention, plan.prefill_pairs) == (0, 0)
     assert server.memory.cached == 1  # of p's blocks, the one that an earlier step had filled
     server.commit(plan)
 

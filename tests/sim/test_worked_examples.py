@@ -6,7 +6,7 @@ import pytest
 
 from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
-from pagedsim.sim.cost.work import Work, matrix_product
+from pagedsim.sim.cost.work import Work
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
@@ -87,12 +87,12 @@ def test_14_gb_in_14_ms_at_2_tb_a_second_use_half_of_the_bandwidth() -> None:
 
 @pytest.mark.parametrize(("m", "bound"), [(32, "bandwidth"), (4096, "compute")])
 def test_a_product_of_7168_squared_crosses_the_roofline(m: int, bound: str) -> None:
-    flop_rate, bandwidth = 376e12, 2e12
-    product = matrix_product(m, 7168, 7168)
-    assert product.flop == 2 * m * 7168 * 7168
-    computing, reading = product.flop / flop_rate, product.bytes / bandwidth
-    assert ("compute" if computing > reading else "bandwidth") == bound
-    assert product.seconds(flop_rate, bandwidth) == max(computing, reading)
+    gpu = Hardware("fast", memory_gib=80, bandwidth_gb_s=2000, fp16_tflops=376, pcie_gb_s=32)
+    cost = ideal(Replica(replace(model("llama-2-7b"), params=7168**2), gpu))
+    (product,) = (term for term in cost.explain(plan(decodes=m)).terms if term.seconds)
+    computing, reading = 2 * m * 7168 * 7168 / 376e12, 2 * 7168 * 7168 / 2e12
+    assert product.bound == bound
+    assert product.seconds == pytest.approx(max(computing, reading))
 
 
 def test_kv_memory_is_utilisation_of_total_less_weights_and_activations() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagedsim.core import StepPlan
 from pagedsim.core.errors import ConfigError, require
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
-from pagedsim.sim.cost.work import Work, causal_pairs, step_work
+from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
 
 ALL_REDUCES = 2
@@ -103,7 +103,7 @@ class Roofline(CostModel):
         return self._mixed(
             plan.prefill_tokens,
             plan.prefill_context,
-            plan.prefill_attention,
+            plan.prefill_pairs,
             len(plan.chunks),
             plan.decode_count,
             plan.decode_context,
@@ -124,7 +124,7 @@ class Roofline(CostModel):
         self,
         tokens: int,
         context: int,
-        attention: int,
+        pairs: int,
         chunks: int,
         decodes: int,
         decode_context: int,
@@ -136,7 +136,7 @@ class Roofline(CostModel):
             weights -= self._experts * self._others**every
         if linear < weights:
             linear = weights
-        prefill = self._pair * causal_pairs(tokens, context, attention)
+        prefill = self._pair * pairs
         reading = self._reading * (context - tokens)  # its own are still in the caches
         if prefill < reading:
             prefill = reading
@@ -149,7 +149,7 @@ class Roofline(CostModel):
     def recompute_seconds(self, tokens: int) -> float:
         if not tokens:
             return 0.0
-        return self._mixed(tokens, tokens, tokens * tokens, 1, 0, 0)
+        return self._mixed(tokens, tokens, tokens * (tokens + 1) // 2, 1, 0, 0)
 
     def work(self, plan: StepPlan) -> Work:
         return step_work(self.replica, plan)
@@ -165,9 +165,9 @@ class Roofline(CostModel):
                 weights -= self._experts * self._others**every
             terms.append(_longer("matrix products", products, "weights", weights))
         if tokens:
-            pairs = causal_pairs(tokens, plan.prefill_context, plan.prefill_attention)
+            attention = self._pair * plan.prefill_pairs
             reading = self._reading * (plan.prefill_context - tokens)
-            terms.append(_longer("attention", self._pair * pairs, "KV of chunks", reading))
+            terms.append(_longer("attention", attention, "KV of chunks", reading))
         if decodes:
             read = self._context == self._reading
             term = Term("KV", plan.decode_context * self._context, "bandwidth")
