@@ -1,0 +1,116 @@
+"""What changes logits before a token is drawn: penalties, top-k, top-p, min-p.
+
+Every function takes [rows, vocab] in float32 and returns a new tensor. What is ruled out becomes
+-inf. No row's result depends on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagedsim.core import SamplingParams
+
+Tokens = Sequence[int]
+
+PREFIX = 256
+"""Most probable tokens among which a top-p set is sought before a whole row is sorted."""
+
+
+def penalised(params: SamplingParams) -> bool:
+    """Whether `penalise` would change anything."""
+    return (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+
+
+def penalise(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    prompts: Sequence[Tokens],
+    outputs: Sequence[Tokens],
+) -> Tensor:
+    """Penalties for what was said already.
+
+    Repetition looks at prompt and output and scales (as in transformers); presence and frequency
+    look at the output alone and subtract (as in vLLM and OpenAI's API).
+    """
+    settings = torch.tensor(
+        [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params],
+        device=logits.device,
+    )
+    repetition, presence, frequency = settings[:, :, None].unbind(1)
+    said = _counts(outputs, logits)
+    if any(p.repetition_penalty != 1 for p in params):
+        seen = (said > 0) | (_counts(prompts, logits) > 0)
+        scaled = torch.where(logits < 0, logits * repetition, logits / repetition)
+        logits = torch.where(seen, scaled, logits)
+    return logits - frequency * said - presence * (said > 0)
+
+
+def _counts(texts: Sequence[Tokens], like: Tensor) -> Tensor:
+    """How often each row's text has each token."""
+    rows, vocab = like.shape
+    sizes = [len(text) for text in texts]
+    flat = np.fromiter(chain.from_iterable(texts), np.int64, sum(sizes))
+    flat += np.repeat(np.arange(rows) * vocab, sizes)
+    counts = torch.bincount(torch.from_numpy(flat).to(like.device), minlength=rows * vocab)
+    return counts.view(rows, vocab)
+
+
+def forbid(logits: Tensor, tokens: Sequence[Tokens]) -> Tensor:
+    """Rule out each row's own `tokens`."""
+    sizes = torch.tensor([len(one) for one in tokens])
+    rows = torch.repeat_interleave(torch.arange(len(tokens)), sizes)
+    flat = torch.tensor(list(chain.from_iterable(tokens)), dtype=torch.int64)
+    logits = logits.clone()
+    logits[rows.to(logits.device), flat.to(logits.device)] = -torch.inf
+    return logits
+
+
+def keep_top_k(logits: Tensor, k: Tensor, largest: int) -> Tensor:
+    """Keep each row's k largest, k [rows, 1], and what equals the last of them."""
+    values = logits.topk(largest).values
+    return logits.masked_fill(logits < values.gather(1, k - 1), -torch.inf)
+
+
+def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
+    """Keep each row's smallest set of most probable tokens that reaches p, p [rows, 1].
+
+    Of equally probable tokens those with the smaller ids come first.
+    """
+    best, size = _nucleus(logits, p, min(PREFIX, logits.shape[1]))
+    last = best.gather(1, size - 1)
+    tied = logits == last
+    among = size - (best > last).sum(1, keepdim=True)  # of the tied ones, how many are in
+    first = tied.cumsum(1, dtype=torch.int32) <= among
+    return logits.masked_fill(~((logits > last) | (tied & first)), -torch.inf)
+
+
+def _nucleus(logits: Tensor, p: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
+    """Each row's largest logits in order, and how many of them reach p.
+
+    Sums are in float64, so that they do not depend on how a device splits them.
+    """
+    top = logits.amax(1, keepdim=True)
+    total = (logits - top).exp().sum(1, keepdim=True, dtype=torch.float64)
+    while True:
+        best = logits.topk(prefix).values
+        mass = (best - top).exp().double()
+        before = mass.cumsum(1) - mass
+        size = (before < p * total).sum(1, keepdim=True)
+        if prefix == logits.shape[1] or not bool((size == prefix).any()):
+            return best, size
+        prefix = min(prefix * 16, logits.shape[1])
+
+
+def keep_min_p(logits: Tensor, log_min_p: Tensor) -> Tensor:
+    """Keep what is at least min_p times as probable as the most probable, its log [rows, 1]."""
+    least = logits.amax(1, keepdim=True) + log_min_p
+    return logits.masked_fill(logits < least, -torch.inf)

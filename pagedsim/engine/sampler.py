@@ -1,0 +1,195 @@
+"""From logits to tokens.
+
+A row's token is a function of its logits, its settings and its place alone: the argmax of what the
+settings leave of the logits, plus the noise of (stream, position) unless it is greedy. Rows of all
+settings go through in one call; each setting costs something only for the rows that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pagedsim.core import SamplingParams
+from pagedsim.engine.logits import (
+    forbid,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    penalise,
+    penalised,
+)
+from pagedsim.engine.noise import gumbel
+
+COLDEST = 1e-5
+"""Below this temperature a row is greedy: its logits divided by it would overflow."""
+
+
+class Row(NamedTuple):
+    """One token to be sampled."""
+
+    params: SamplingParams
+    key: int
+    """64 bits: the random stream of the sequence."""
+    position: int
+    """How many tokens precede it."""
+    prompt: Sequence[int]
+    output: Sequence[int]
+    """Prompt and output are read for penalties only."""
+    forbidden: Sequence[int] = ()
+    """Tokens that must not come here: the ends, while there are too few tokens."""
+
+
+class Sample(NamedTuple):
+    """A token and, for rows that ask for it, how probable it was.
+
+    Log-probabilities are the model's own, before penalties, temperature and truncation.
+    """
+
+    token: int
+    logprob: float | None = None
+    rank: int = 0
+    """1 for the most probable token."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The `params.logprobs` most probable tokens, best first."""
+
+
+def wants_logprob(params: SamplingParams) -> bool:
+    """Whether the log-probability of each sampled token is needed."""
+    return params.logprobs is not None or params.width > params.n
+
+
+class Sampler:
+    """Samples a token for each row. Remembers nothing but the settings of the last batch."""
+
+    def __init__(self) -> None:
+        self._columns: Columns | None = None
+
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
+        """One sample for each row of `logits` [rows, vocab] in float32, which stay as they are."""
+        columns = self._columns_of([row.params for row in rows], logits)
+        scores = _adjusted(logits, rows, columns)
+        at = columns.random
+        if not at.rows:
+            picked = scores.argmax(1)
+        else:
+            drawn = _drawn(at.of(scores), rows, columns)
+            picked = drawn if at.all else at.put(scores.argmax(1), drawn)
+        tokens: list[int] = picked.tolist()
+        if not columns.scored.rows:
+            return [Sample(token) for token in tokens]
+        scored = zip(columns.scored.rows, _scored(logits, picked, columns), strict=True)
+        samples = dict(scored)
+        return [samples.get(i) or Sample(token) for i, token in enumerate(tokens)]
+
+    def _columns_of(self, params: list[SamplingParams], logits: Tensor) -> Columns:
+        columns = self._columns
+        if columns is None or not columns.fits(params, logits):
+            columns = self._columns = Columns(params, logits)
+        return columns
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Some rows of a batch."""
+
+    rows: list[int]
+    index: Tensor
+    all: bool
+
+    def of(self, x: Tensor) -> Tensor:
+        """These rows of x."""
+        return x if self.all else x[self.index]
+
+    def put(self, x: Tensor, values: Tensor) -> Tensor:
+        """x with these rows replaced; x itself is left alone."""
+        return values if self.all else x.index_copy(0, self.index, values)
+
+
+class Columns:
+    """The settings of a batch, side by side: which rows ask for what, and with which numbers."""
+
+    def __init__(self, params: list[SamplingParams], like: Tensor) -> None:
+        self.params = params
+        self.vocab, self.device = like.shape[1], like.device
+        self.penalised = self._at(penalised(p) for p in params)
+        self.scored = self._at(wants_logprob(p) for p in params)
+        self.logprobs = [params[i].logprobs or 0 for i in self.scored.rows]
+        self.random = self._at(p.temperature >= COLDEST for p in params)
+        # From here on by place among the random rows.
+        drawn = [params[i] for i in self.random.rows]
+        self.temperature = self._column([p.temperature for p in drawn])
+        self.top_k = self._at(0 < p.top_k < self.vocab for p in drawn)
+        self.k = self._column([drawn[i].top_k for i in self.top_k.rows])
+        self.largest_k = max((drawn[i].top_k for i in self.top_k.rows), default=0)
+        self.top_p = self._at(p.top_p < 1 for p in drawn)
+        self.p = self._column([drawn[i].top_p for i in self.top_p.rows], torch.float64)
+        self.min_p = self._at(p.min_p > 0 for p in drawn)
+        self.log_min_p = self._column([log(drawn[i].min_p) for i in self.min_p.rows])
+
+    def _at(self, asked: Iterable[bool]) -> At:
+        asked = list(asked)
+        rows = [i for i, yes in enumerate(asked) if yes]
+        return At(rows, torch.tensor(rows, device=self.device), len(rows) == len(asked))
+
+    def _column(self, values: list[float] | list[int], dtype: torch.dtype | None = None) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)[:, None]
+
+    def fits(self, params: list[SamplingParams], like: Tensor) -> bool:
+        """Whether these are the settings of that batch too."""
+        same = self.vocab == like.shape[1] and self.device == like.device
+        return same and self.params == params
+
+
+def _adjusted(logits: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
+    """The logits after penalties and without forbidden tokens."""
+    if (at := columns.penalised).rows:
+        asked = [rows[i] for i in at.rows]
+        params, prompts = [row.params for row in asked], [row.prompt for row in asked]
+        values = penalise(at.of(logits), params, prompts, [row.output for row in asked])
+        logits = at.put(logits, values)
+    if any(row.forbidden for row in rows):
+        logits = forbid(logits, [row.forbidden for row in rows])
+    return logits
+
+
+def _drawn(x: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
+    """The tokens of the random rows, x being their logits."""
+    x = x / columns.temperature
+    if (at := columns.top_k).rows:
+        x = at.put(x, keep_top_k(at.of(x), columns.k, columns.largest_k))
+    if (at := columns.top_p).rows:
+        x = at.put(x, keep_top_p(at.of(x), columns.p))
+    if (at := columns.min_p).rows:
+        x = at.put(x, keep_min_p(at.of(x), columns.log_min_p))
+    keys = [rows[i].key for i in columns.random.rows]
+    positions = [rows[i].position for i in columns.random.rows]
+    return gumbel(keys, positions, x.shape[1], x.device).add_(x).argmax(1)
+
+
+def _scored(logits: Tensor, picked: Tensor, columns: Columns) -> list[Sample]:
+    """Samples of the rows that want log-probabilities."""
+    at = columns.scored
+    logprobs = at.of(logits).log_softmax(1)
+    tokens = at.of(picked)[:, None]
+    own = logprobs.gather(1, tokens)
+    ranks = (logprobs > own).sum(1) + 1
+    best = logprobs.topk(min(max(columns.logprobs), columns.vocab))
+    told = zip(
+        tokens[:, 0].tolist(),
+        own[:, 0].tolist(),
+        ranks.tolist(),
+        best.indices.tolist(),
+        best.values.tolist(),
+        columns.logprobs,
+        strict=True,
+    )
+    return [
+        Sample(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token, logprob, rank, ids, values, count in told
+    ]

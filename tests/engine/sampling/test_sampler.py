@@ -1,0 +1,289 @@
+"""Logits to tokens, held against transformers' processors and against plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.generation import logits_process as hf
+
+from pagedsim.core import SamplingParams
+from pagedsim.engine.logits import forbid, keep_min_p, keep_top_k, keep_top_p, penalise
+from pagedsim.engine.noise import gumbel, stream_key
+from pagedsim.engine.sampler import Row, Sample, Sampler
+
+GREEDY = SamplingParams(temperature=0)
+VOCAB = 97
+
+
+def row(params: SamplingParams, number: int = 0, **given: Any) -> Row:
+    defaults: dict[str, Any] = {"prompt": [1, 2, 2], "output": [3, 3, 3, 4]}
+    return Row(params, stream_key(number), 7, **{**defaults, **given})
+
+
+def some_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def kept(logits: Tensor) -> list[list[int]]:
+    """The tokens of each row that are not ruled out."""
+    return [torch.nonzero(one > -torch.inf)[:, 0].tolist() for one in logits]
+
+
+def column(*values: float, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.tensor(values, dtype=dtype)[:, None]
+
+
+# Greedy
+
+
+def test_greedy_is_the_argmax_and_leaves_the_logits_alone() -> None:
+    logits = some_logits(4)
+    before = logits.clone()
+    samples = Sampler().sample(logits, [row(GREEDY)] * 4)
+    assert samples == [Sample(token) for token in before.argmax(1).tolist()]
+    assert torch.equal(logits, before)
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+    logits = some_logits(1)
+    params = SamplingParams(temperature=1e-30)
+    assert Sampler().sample(logits, [row(params)])[0].token == logits.argmax()
+
+
+# Log-probabilities
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    logits = some_logits(2)
+    params = SamplingParams(temperature=0.5, logprobs=3, repetition_penalty=2, top_k=5)
+    samples = Sampler().sample(logits, [row(params), row(GREEDY)])
+    raw = logits[0].log_softmax(0)
+    sample = samples[0]
+    assert sample.logprob == pytest.approx(float(raw[sample.token]))
+    assert sample.rank == 1 + int((raw > raw[sample.token]).sum())
+    assert [token for token, _ in sample.top] == raw.topk(3).indices.tolist()
+    assert [value for _, value in sample.top] == pytest.approx(raw.topk(3).values.tolist())
+    assert samples[1] == Sample(int(logits[1].argmax()))
+
+
+def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
+    asked = [SamplingParams(logprobs=count) for count in (0, 2, VOCAB + 5)]
+    samples = Sampler().sample(some_logits(3), [row(params) for params in asked])
+    assert [len(sample.top) for sample in samples] == [0, 2, VOCAB]
+    assert all(sample.logprob is not None for sample in samples)
+
+
+def test_best_of_needs_the_logprob_of_its_samples_only() -> None:
+    sample = Sampler().sample(some_logits(1), [row(SamplingParams(best_of=2))])[0]
+    assert sample.logprob is not None and sample.top == ()
+
+
+# Truncation
+
+
+def test_top_k_keeps_the_k_largest() -> None:
+    logits = torch.tensor([[1.0, 4.0, 3.0, 2.0]] * 2)
+    assert kept(keep_top_k(logits, column(1, 3), 3)) == [[1], [1, 2, 3]]
+
+
+def test_top_k_keeps_what_equals_the_last() -> None:
+    logits = torch.tensor([[1.0, 4.0, 1.0, 1.0]])
+    assert kept(keep_top_k(logits, column(2), 2)) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("p", "tokens"),
+    [
+        (0.01, [2]),
+        (0.4, [2]),
+        (0.41, [0, 2]),
+        (0.69, [0, 2]),
+        (0.71, [0, 1, 2]),
+        (0.99, [*range(4)]),
+    ],
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_p(p: float, tokens: list[int]) -> None:
+    logits = torch.tensor([[0.3, 0.2, 0.4, 0.1]]).log()
+    assert kept(keep_top_p(logits, column(p - 1e-6, dtype=torch.float64))) == [tokens]
+
+
+def test_of_equally_probable_tokens_top_p_keeps_the_first() -> None:
+    assert kept(keep_top_p(torch.zeros(1, 1000), column(0.3, dtype=torch.float64))) == [
+        [*range(300)]
+    ]
+
+
+def test_min_p_is_relative_to_the_most_probable() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 2).log()
+    assert kept(keep_min_p(logits, column(math.log(0.29), math.log(0.7)))) == [[0, 1, 2], [0]]
+
+
+DISTRIBUTIONS = st.lists(st.integers(-60, 60), min_size=2, max_size=40, unique=True).map(
+    lambda steps: [step * 0.13 for step in steps]
+)
+
+
+@given(DISTRIBUTIONS, st.integers(1, 40), st.floats(0.01, 0.999), st.floats(0.001, 1))
+@settings(max_examples=200, deadline=None)
+def test_truncation_is_that_of_plain_python(x: list[float], k: int, p: float, m: float) -> None:
+    logits = torch.tensor([x])
+    k = min(k, len(x))
+    order = sorted(range(len(x)), key=lambda i: -x[i])
+    assert kept(keep_top_k(logits, column(k), k)) == [sorted(order[:k])]
+    weights = [math.exp(x[i] - x[order[0]]) for i in order]
+    reached, nucleus = 0.0, 0
+    while reached < p * sum(weights):
+        reached += weights[nucleus]
+        nucleus += 1
+    if (
+        abs(reached - p * sum(weights)) > 1e-5
+        and abs(reached - weights[nucleus - 1] - p * sum(weights)) > 1e-5
+    ):
+        got = keep_top_p(logits, column(p, dtype=torch.float64))
+        assert kept(got) == [sorted(order[:nucleus])]
+    if all(abs(weight - m) > 1e-5 for weight in weights[1:]):
+        expected = sorted(i for i, weight in zip(order, weights, strict=True) if weight >= m)
+        assert kept(keep_min_p(logits, column(math.log(m)))) == [expected]
+
+
+@pytest.mark.parametrize("vocab", [64, 1000, 5000])
+def test_truncation_is_that_of_transformers(vocab: int) -> None:
+    """All in its order: temperature, top-k, top-p, min-p; the prefix that is sorted may not do."""
+    for seed, (k, p, m) in enumerate([(50, 0.9, 0.05), (20, 0.99, 0.001), (vocab, 0.95, 0.02)]):
+        logits = some_logits(5, vocab, seed) / (1 + 4 * seed)
+        theirs = hf.LogitsProcessorList(
+            [
+                hf.TemperatureLogitsWarper(0.7),
+                hf.TopKLogitsWarper(k),
+                hf.TopPLogitsWarper(p),
+                hf.MinPLogitsWarper(m),
+            ]
+        )(torch.zeros(5, 1, dtype=torch.int64), logits)
+        ours = keep_top_k(logits / 0.7, column(*[k] * 5), k)
+        ours = keep_top_p(ours, column(*[p] * 5, dtype=torch.float64))
+        ours = keep_min_p(ours, column(*[math.log(m)] * 5))
+        assert kept(ours) == kept(theirs)
+
+
+# Penalties
+
+
+def test_the_repetition_penalty_is_that_of_transformers() -> None:
+    logits = some_logits(3)
+    texts = [[5, 6, 6], [7, 90, 8], [9, 9, 9]]
+    params = [SamplingParams(repetition_penalty=1.3)] * 3
+    theirs = hf.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(texts), logits.clone())
+    ours = penalise(logits, params, [text[:2] for text in texts], [text[2:] for text in texts])
+    assert torch.equal(ours, theirs)
+
+
+def test_presence_and_frequency_count_the_output_alone() -> None:
+    logits = some_logits(1)
+    params = [SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)]
+    change = (penalise(logits, params, [[1, 2]], [[3, 3, 3, 4]]) - logits)[0]
+    want = {3: -0.5 - 3 * 0.25, 4: -0.5 - 0.25}
+    assert change.tolist() == pytest.approx([want.get(i, 0) for i in range(VOCAB)], abs=1e-6)
+
+
+def test_penalties_reach_greedy_rows_and_leave_the_others() -> None:
+    logits = torch.zeros(3, 5)
+    logits[:, 3] = 1
+    harsh = SamplingParams(temperature=0, frequency_penalty=1)
+    rows = [row(GREEDY), row(harsh), row(harsh, output=[])]
+    assert [sample.token for sample in Sampler().sample(logits, rows)] == [3, 0, 3]
+
+
+def test_forbidden_tokens_are_never_taken() -> None:
+    logits = torch.tensor([[0.0, 5.0, 4.0]] * 3)
+    assert kept(forbid(logits, [(1,), (), (1, 2)])) == [[0, 2], [0, 1, 2], [0]]
+    rows = [row(GREEDY, forbidden=(1,)), row(GREEDY), row(SamplingParams(), forbidden=(1, 2))]
+    assert [sample.token for sample in Sampler().sample(logits, rows)] == [2, 1, 0]
+
+
+# Drawing
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=2.5),
+        SamplingParams(top_k=4),
+        SamplingParams(top_p=0.7),
+        SamplingParams(temperature=0.8, top_k=9, top_p=0.9, min_p=0.05),
+    ],
+)
+def test_frequencies_are_the_probabilities(params: SamplingParams) -> None:
+    draws, vocab = 20_000, 16
+    logits = some_logits(1, vocab, seed=3) / 2
+    rows = [row(params, number) for number in range(draws)]
+    samples = Sampler().sample(logits.expand(draws, -1), rows)
+    counts = np.bincount([sample.token for sample in samples], minlength=vocab)
+    want = reference(logits[0].tolist(), params) * draws
+    assert not counts[want == 0].any()
+    live = want > 0
+    statistic = float(((counts - want)[live] ** 2 / want[live]).sum())
+    freedom = int(live.sum()) - 1
+    assert statistic < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def reference(logits: Sequence[float], params: SamplingParams) -> np.ndarray:
+    """What the probabilities are, slowly."""
+    weights = np.exp(np.array(logits) / params.temperature)
+    order = np.argsort(-weights)
+    if params.top_k:
+        weights[order[params.top_k :]] = 0
+    before = np.concatenate(([0], np.cumsum(weights[order])[:-1]))
+    weights[order[before >= params.top_p * weights.sum()]] = 0
+    weights[weights < params.min_p * weights.max()] = 0
+    return weights / weights.sum()
+
+
+def test_a_token_is_the_argmax_of_logits_and_noise() -> None:
+    logits = some_logits(2)
+    params = SamplingParams(temperature=1.7)
+    samples = Sampler().sample(logits, [row(params, 4), row(params, 5)])
+    noise = gumbel([stream_key(4), stream_key(5)], [7, 7], VOCAB)
+    want = (logits / 1.7 + noise).argmax(1).tolist()
+    assert [sample.token for sample in samples] == want
+
+
+SETTINGS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.9]),
+    top_k=st.sampled_from([0, 0, 1, 7, 60, 10_000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.5, 0.97]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.5]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.2]),
+    logprobs=st.sampled_from([None, None, 0, 3]),
+)
+ROWS = st.builds(
+    row,
+    SETTINGS,
+    st.integers(0, 99),
+    prompt=st.lists(st.integers(0, VOCAB - 1), max_size=5),
+    output=st.lists(st.integers(0, VOCAB - 1), max_size=9),
+    forbidden=st.sampled_from([(), (), (3, 5)]),
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=12), st.sampled_from([VOCAB, 700]))
+@settings(max_examples=100, deadline=None)
+def test_a_row_does_not_depend_on_the_batch(rows: list[Row], vocab: int) -> None:
+    """To the last bit, in one batch of settings after another."""
+    logits = some_logits(len(rows), vocab, seed=len(rows))
+    sampler = Sampler()
+    together = sampler.sample(logits, rows)
+    alone = [sampler.sample(logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]
+    assert together == alone
+    assert sampler.sample(logits.flip(0), rows[::-1]) == together[::-1]
