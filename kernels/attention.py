@@ -106,8 +106,12 @@ def _owner(tile, base, query_start_ptr, sequences, QUERIES: tl.constexpr):
     return low
 
 
-# What varies from step to step is not specialised on: a multiple of 16 must not compile anew.
-@triton.jit(do_not_specialize=["sequences", "window", "table_stride"])
+# What varies from step to step is not specialised on: a multiple of 16 must not compile anew. The
+# batch's tensors are often the end of longer ones, after the decodes, so their alignment varies.
+@triton.jit(
+    do_not_specialize=["sequences", "window", "table_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "query_start_ptr", "context_lens_ptr"],
+)
 def _attention(
     out_ptr,
     q_ptr,

@@ -40,7 +40,7 @@ def attend(
     the shapes alone, so that a CUDA graph can hold them.
     """
     _check(q, k_cache, v_cache)
-    if not q.is_cuda:
+    if not on_gpu(q):
         reference.write_step(k, v, k_cache, v_cache, batch)
         return reference.attention(
             q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
@@ -102,7 +102,7 @@ def paged_attention(
     context 0 get zeros.
     """
     _check(q, k_cache, v_cache)
-    if q.is_cuda:
+    if on_gpu(q):
         from kernels import attention
 
         return attention.paged_attention(
@@ -140,7 +140,7 @@ def paged_decode(
     alone, and a sequence's result on that sequence alone, bit for bit.
     """
     _check(q, k_cache, v_cache)
-    if q.is_cuda:
+    if on_gpu(q):
         from kernels import decode
 
         return decode.paged_decode(
@@ -170,7 +170,7 @@ def write_kv(
 
     No two slots of a call are the same, but for -1, which writes nothing.
     """
-    if k.is_cuda:
+    if on_gpu(k):
         from kernels import write
 
         write.write_kv(k, v, k_cache, v_cache, slots)
@@ -186,12 +186,17 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
     """
     if not cache[0].is_contiguous():
         raise ValueError("a block must be one contiguous run; give the whole cache, not a view")
-    if cache.is_cuda:
+    if on_gpu(cache):
         from kernels import copy
 
         copy.copy_blocks(cache, sources, targets)
     else:
         reference.copy_blocks(cache, sources, targets)
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Where Triton computes; a test says yes to have it interpreted."""
+    return tensor.is_cuda
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:

@@ -42,7 +42,7 @@ def fold(
     v_ptr,
     table_ptr,  # this sequence's blocks
     begin,  # first key, a multiple of KEYS
-    end,  # one past the last key that any row sees
+    end,  # one past the last key that any row that counts sees
     scale,  # see factors()
     cap,
     window,
@@ -78,7 +78,7 @@ def fold(
             # both log2(e) are in the factors.
             score = cap * (1 - 2 / (tl.exp2(score) + 1))
         if MASKED:
-            seen = (key[None, :] <= positions[:, None]) & held[None, :]
+            seen = key[None, :] <= positions[:, None]
             if WINDOWED:
                 seen = seen & (key[None, :] > positions[:, None] - window)
             score = tl.where(seen, score, float("-inf"))

@@ -8,11 +8,13 @@ not is found out.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
+
+from kernels import AttentionBatch
 
 LAYERS, LAYER = 3, 1
 NOWHERE = 2**30
@@ -52,8 +54,16 @@ class Case:
     def inputs(self) -> Inputs:
         return _inputs(self)
 
-    def alone(self, index: int) -> Case:
-        return replace(self, sequences=(self.sequences[index],), tail=0)
+    @property
+    def batch(self) -> AttentionBatch:
+        """The same for the engine's front door; decodes must come first."""
+        i = self.inputs
+        lengths = [length for length, _ in self.sequences]
+        decodes = next((n for n, length in enumerate(lengths) if length != 1), len(lengths))
+        chunks = self.sequences[decodes:]
+        return AttentionBatch(
+            i.block_tables, i.query_start, i.context_lens, i.slots, decodes, chunks
+        )
 
 
 class Inputs(NamedTuple):
@@ -102,7 +112,8 @@ def _inputs(case: Case) -> Inputs:
     kv = kv.to(case.dtype)
     tokens = sum(length for length, _ in case.sequences) + case.tail
     # As a fused projection gives it: a view into something wider, so that strides matter.
-    q = torch.randn(tokens, heads + 1, case.head_dim).to(case.dtype)[:, :-1]
+    fused = torch.randn(tokens, heads + 1, case.head_dim).to(case.dtype)
+    q = fused[:, :-1]
     new_k, new_v = torch.randn(2, tokens, case.kv_heads, case.head_dim).to(case.dtype)
     starts, answers, allowances = [0], [], []
     for (length, context), table in zip(case.sequences, tables, strict=True):
@@ -122,7 +133,7 @@ def _inputs(case: Case) -> Inputs:
     padded = [table + [NOWHERE] * (width - len(table)) for table in tables]
     to = case.device
     return Inputs(
-        q.to(to) if to != "cpu" else q,
+        fused.to(to)[:, :-1],
         kv.to(to),
         torch.tensor(padded, dtype=torch.int32, device=to),
         torch.tensor(starts, dtype=torch.int32, device=to),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import kernels
 from kernels import attention, copy, decode, write
 from kernels.tiles import Tiles
 from tests.kernels.cases import LAYER, Case, check
@@ -159,6 +160,33 @@ def test_copy(dtype: torch.dtype) -> None:
     expected = cache[[1, 1, 5, 1, 4, 5]]
     copy.copy_blocks(cache, torch.tensor([1, 1, 5]), torch.tensor([3, 0, 2]))
     assert torch.equal(cache, expected)
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        ((1, 70), (1, 0), (1, 33), (9, 41), (20, 20), (0, 5), (1, 4)),
+        ((1, 70), (1, 0)),
+        ((20, 20), (2, 8)),
+        (),
+    ],
+    ids=["mixed", "decodes", "chunks", "nothing"],
+)
+@pytest.mark.parametrize("tail", [0, 3])
+def test_a_step_as_on_a_gpu(
+    sequences: tuple[tuple[int, int], ...], tail: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels.ops, "on_gpu", lambda tensor: True)
+    case = Case(sequences, kv_heads=1, block_size=12, window=25, tail=tail)
+    i = case.inputs
+    kv, live = i.kv.clone(), i.slots[i.slots >= 0]
+    kv[live // 12, LAYER, :, live % 12] = torch.nan
+    out = kernels.attend(
+        i.q, i.new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], case.batch,
+        scale=case.scale, window=case.window,
+    )  # fmt: skip
+    check(out, case)
+    assert torch.equal(kv.nan_to_num(), i.kv.nan_to_num())
 
 
 CROSS = [

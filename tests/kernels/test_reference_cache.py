@@ -14,18 +14,11 @@ from tests.kernels.cases import LAYER, Case, check
 CASE = Case(((1, 40), (1, 0), (1, 33), (5, 30), (23, 23)), block_size=12, tail=2)
 
 
-def batch_of(case: Case) -> AttentionBatch:
-    i = case.inputs
-    decodes = next(n for n, (length, _) in enumerate(case.sequences) if length != 1)
-    chunks = case.sequences[decodes:]
-    return AttentionBatch(i.block_tables, i.query_start, i.context_lens, i.slots, decodes, chunks)
-
-
 @pytest.mark.parametrize("window", [None, 9])
 def test_a_layer_writes_then_attends(window: int | None) -> None:
     case = replace(CASE, window=window)
     i = case.inputs
-    whole, batch = i.kv.clone(), batch_of(case)
+    whole, batch = i.kv.clone(), case.batch
     blank = i.kv.clone().flatten(0, 3)
     kv = whole.clone()
     live = i.slots[i.slots >= 0]

@@ -1,0 +1,173 @@
+"""The kernels on a real GPU, held against fp64: what the interpreter cannot show.
+
+bf16 and tensor cores; the tiles that are chosen for the chip; CUDA graphs; offsets past 2³¹.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from kernels import AttentionBatch
+from tests.kernels.cases import LAYER, Case, check
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=lambda d: str(d)[6:]
+)
+MIXED = Case(
+    ((1, 900), (1, 0), (1, 33), (1, 1), (0, 0), (70, 300), (333, 333), (5, 700), (1, 40)),
+    device="cuda",
+    tail=5,
+)
+DECODES = Case(((1, 2000), (1, 0), (1, 33), (1, 1), (1, 640), (1, 16)), device="cuda")
+CHANGES: list[dict[str, Any]] = [
+    *({"group": group, "kv_heads": 1} for group in (1, 3, 5, 8, 20)),
+    *({"head_dim": dim} for dim in (16, 80, 96, 128, 256)),
+    *({"block_size": size} for size in (1, 8, 12, 32, 128)),
+    {"window": 1},
+    {"window": 100},
+    {"softcap": 2.0, "spread": 4.0},
+    {"softcap": 50.0, "window": 64, "head_dim": 256},
+    {"spread": 20.0},
+]
+
+
+def attend(case: Case, batch: AttentionBatch | None = None) -> torch.Tensor:
+    """As the engine does it, into a cache that lacks this step's tokens."""
+    i = case.inputs
+    kv, live = i.kv.clone(), i.slots[i.slots >= 0]
+    kv[live // case.block_size, LAYER, :, live % case.block_size] = torch.nan
+    out = kernels.attend(
+        i.q, i.new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], batch or case.batch,
+        scale=case.scale, window=case.window, softcap=case.softcap,
+    )  # fmt: skip
+    assert torch.equal(kv.nan_to_num(), i.kv.nan_to_num())
+    return out
+
+
+@DTYPES
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_step(change: dict[str, Any], dtype: torch.dtype) -> None:
+    case = replace(MIXED, dtype=dtype, **change)
+    check(attend(case), case)
+
+
+@DTYPES
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_decodes_both_ways(change: dict[str, Any], dtype: torch.dtype) -> None:
+    case = replace(DECODES, dtype=dtype, **change)
+    i = case.inputs
+    masks: dict[str, Any] = {
+        "scale": case.scale,
+        "window": case.window,
+        "softcap": case.softcap,
+    }
+    args = (i.q, i.k_cache, i.v_cache, i.block_tables)
+    check(kernels.paged_decode(*args, i.context_lens, **masks), case)
+    flat = kernels.paged_attention(*args, i.query_start, i.context_lens, max_query_len=1, **masks)
+    check(flat, case)
+
+
+def test_a_sequence_does_not_feel_its_neighbours() -> None:
+    case = replace(DECODES, dtype=torch.bfloat16, head_dim=128)
+    i = case.inputs
+    many = kernels.paged_decode(
+        i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=case.scale
+    )
+    for n in range(len(case.sequences)):
+        alone = kernels.paged_decode(
+            i.q[n : n + 1],
+            i.k_cache,
+            i.v_cache,
+            i.block_tables[n : n + 1],
+            i.context_lens[n : n + 1],
+            scale=case.scale,
+        )
+        assert torch.equal(alone, many[n : n + 1])
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_a_graph_holds_a_decode_step(window: int | None, softcap: float | None) -> None:
+    """Captured with padding alone, replayed on batches that it has not seen."""
+    case = replace(DECODES, dtype=torch.bfloat16, window=window, softcap=softcap)
+    cases = [replace(case, seed=seed) for seed in (1, 2)]
+    names = ("q", "new_k", "new_v", "kv", "block_tables", "context_lens", "slots")
+    blocks = max(c.inputs.kv.shape[0] for c in cases)
+    static = {name: torch.zeros_like(getattr(case.inputs, name)) for name in names}
+    static["kv"] = torch.zeros(blocks, *case.inputs.kv.shape[1:], device="cuda").bfloat16()
+    static["slots"].fill_(-1)
+    batch = AttentionBatch(
+        static["block_tables"],
+        case.inputs.query_start,
+        static["context_lens"],
+        static["slots"],
+        len(case.sequences),
+    )
+
+    def step() -> torch.Tensor:
+        return kernels.attend(
+            static["q"], static["new_k"], static["new_v"],
+            static["kv"][:, LAYER, 0], static["kv"][:, LAYER, 1], batch,
+            scale=case.scale, window=window, softcap=softcap,
+        )  # fmt: skip
+
+    step()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for other in cases:
+        for name in names:
+            source = getattr(other.inputs, name)
+            static[name][: len(source)] = source
+        graph.replay()
+        check(out, other)
+
+
+def test_offsets_past_two_to_the_31() -> None:
+    """Block 0 and the last of a cache of 2³² elements hold the same, so they give the same."""
+    case = Case(((1, 60), (20, 50)), block_size=64, dtype=torch.bfloat16, device="cuda")
+    i = case.inputs
+    blocks = 2**32 // i.kv[0].numel() + 1
+    if torch.cuda.mem_get_info()[0] < 3 * 2**32:
+        pytest.skip("less than 12 GiB of memory free")
+    kv = torch.empty(blocks, *i.kv.shape[1:], dtype=case.dtype, device="cuda")
+    used = torch.tensor([table[0] for table in i.block_tables.tolist()], device="cuda")
+    far = torch.tensor([blocks - 1, blocks - 2], device="cuda")
+    near = torch.tensor([0, 1], device="cuda")
+    kv[near] = i.kv[used].nan_to_num()
+    kernels.copy_blocks(kv, near, far)
+    assert torch.equal(kv[far], kv[near])
+    slots = i.slots + ((far - used) * 64).repeat_interleave(i.query_start.diff())
+    kv[slots // 64, LAYER, :, slots % 64] = torch.nan
+    batch = AttentionBatch(
+        far[:, None].int(),
+        i.query_start,
+        i.context_lens,
+        slots,
+        1,
+        ((20, 50),),
+    )
+    out = kernels.attend(
+        i.q, i.new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], batch, scale=case.scale
+    )
+    check(out, case)
+
+
+@DTYPES
+def test_copies(dtype: torch.dtype) -> None:
+    cache = torch.randn(6, 3, 2, 12, 3, 80, device="cuda").to(dtype)
+    expected = cache[[1, 1, 5, 1, 4, 5]]
+    sources, targets = torch.tensor([[1, 1, 5], [3, 0, 2]], device="cuda")
+    kernels.copy_blocks(cache, sources, targets)
+    assert torch.equal(cache, expected)
