@@ -1,8 +1,11 @@
 """One arm against another: by how much, and how surely.
 
-Arms see the same requests under each seed, so a comparison is paired: what is averaged over seeds
-is the difference within each, and what all arms share cancels. Intervals are Student's t at 95 %,
-which with few seeds are wide; with one seed there is none.
+A comparison is paired: what is averaged over seeds is the difference within each, and what all arms
+share, such as the same requests, cancels. What a seed's load does to both arms it does in
+proportion, so a change is the geometric mean of the seeds' ratios, which no heavy seed outweighs.
+Intervals are Student's t at 95 %, which with few seeds are wide; with one seed there is none.
+
+Each interval stands for itself: of twenty comparisons of arms that do not differ, one looks sure.
 """
 
 from __future__ import annotations
@@ -89,14 +92,13 @@ class Comparison:
     theirs: float
     difference: Estimate
     ratio: Estimate
-    """Ours over theirs, of the means; NaN where theirs is 0."""
+    """Ours over theirs: the geometric mean over seeds; NaN where theirs is 0, or any is below."""
 
     @property
     def sure(self) -> bool:
         """Whether the interval leaves no room for "no difference".
 
-        It is that of the ratio, since what a seed's load does to both arms it does in proportion;
-        where there is no ratio, that of the difference.
+        It is that of the ratio; where there is none, that of the difference.
         """
         if self.ratio.known:
             return not self.ratio.low <= 1 <= self.ratio.high
@@ -108,7 +110,8 @@ class Comparison:
         way = metric_of(self.key).better
         if not way or self.ours == self.theirs:
             return None
-        return (self.ours > self.theirs) == (way > 0)
+        more = self.ours > self.theirs if math.isnan(self.ratio.mean) else self.ratio.mean > 1
+        return more == (way > 0)
 
 
 def compare(study: Study, metrics: Iterable[str] | None = None) -> list[Comparison]:
@@ -178,13 +181,23 @@ def _compare(
 
 
 def _ratio(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
-    """The ratio of paired means; its interval is on the scale of logarithms, so never below 0."""
-    if not theirs.mean() or not ours.mean():
-        ratio = 0.0 if theirs.mean() else math.nan
-        return Estimate(ratio, math.nan, math.nan)
+    """Ours over theirs under each seed, averaged as logarithms; there is no ratio to 0 or below."""
+    if min(ours.min(), theirs.min()) > 0:
+        logs = np.log(ours / theirs)
+        if float(np.ptp(logs)) <= SAME:
+            return Estimate(float(ours[0] / theirs[0]), math.nan, math.nan)
+        mean, low, high = estimate(list(logs))
+        return Estimate(math.exp(mean), math.exp(low), math.exp(high))
+    return _ratio_of_means(ours, theirs)
+
+
+def _ratio_of_means(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
+    """Where some seeds have nothing to count; its interval holds 5 % only if seeds are alike."""
+    if min(ours.min(), theirs.min()) < 0 or not theirs.mean():
+        return Estimate(math.nan, math.nan, math.nan)
+    if not ours.mean():
+        return Estimate(0.0, math.nan, math.nan)
     ratio = float(ours.mean() / theirs.mean())
-    if len(ours) == 1:
-        return Estimate(ratio, math.nan, math.nan)
     off = (ours - ratio * theirs) / ours.mean()
     if float(np.abs(off).max()) <= SAME:  # as where all but one seed have nothing to count
         return Estimate(ratio, math.nan, math.nan)

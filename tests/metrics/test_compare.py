@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,31 @@ def test_differences_are_paired() -> None:
     # By hand: -0.9, -2 and -3.1 have a mean of -2 and a deviation of 1.1.
     half = 4.30265 * 1.1 / math.sqrt(3)
     assert one.difference == pytest.approx((-2.0, -2.0 - half, -2.0 + half), abs=1e-5)
-    # And 0.1, 0 and -0.1 are left of b - 0.99 a.
-    half = 4.30265 * 0.1 / math.sqrt(3) / 198
-    assert one.ratio.mean == pytest.approx(0.99)
-    assert one.ratio.low == pytest.approx(0.99 * math.exp(-half), rel=1e-6)
-    assert one.ratio.high == pytest.approx(0.99 * math.exp(half), rel=1e-6)
+    # And the ratios are 0.991, 0.99 and 0.98967: their logarithms' mean and deviation by hand.
+    logs = [math.log(0.991), math.log(0.99), math.log(296.9 / 300)]
+    half = 4.30265 * statistics.stdev(logs) / math.sqrt(3)
+    middle = sum(logs) / 3
+    assert one.ratio.mean == pytest.approx(math.exp(middle))
+    assert one.ratio.low == pytest.approx(math.exp(middle - half), rel=1e-6)
+    assert one.ratio.high == pytest.approx(math.exp(middle + half), rel=1e-6)
+
+
+def test_a_heavy_seed_does_not_outweigh_the_others() -> None:
+    # Twice as slow under three seeds; the fourth, a hundred times as long, is as it was.
+    (one,) = compare(study({"a": [1.0, 1.0, 1.0, 100.0], "b": [2.0, 2.0, 2.0, 100.0]}))
+    assert one.ratio.mean == pytest.approx(2**0.75)
+
+
+@pytest.mark.parametrize("load", [0.0, 1.0, 1.5])
+def test_one_in_twenty_of_equal_arms_looks_sure(load: float) -> None:
+    """However much seeds differ in load: `load` is the deviation of its logarithm."""
+    random = np.random.default_rng(7)
+    pairs, seeds = 4000, 5
+    loads = np.exp(load * random.standard_normal((pairs, seeds, 1)))
+    values = loads * random.gamma(4.0, size=(pairs, seeds, 2))
+    ratios = [_ratio(pair[:, 0], pair[:, 1]) for pair in values]
+    sure = sum(not ratio.low <= 1 <= ratio.high for ratio in ratios) / pairs
+    assert 0.04 < sure < 0.06
 
 
 def test_what_seeds_scale_in_proportion_is_sure() -> None:
