@@ -13,9 +13,10 @@ from experiments.failure import Failure, failure_of
 from experiments.parts import Parts, Settings, build
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.metrics.files import write_run
+from pagedsim.metrics.notice import Notice, as_records, notice_of
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.study import Run
-from pagedsim.metrics.summary import Slo, summarise
+from pagedsim.metrics.summary import summarise
 from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.simulate import simulate
 
@@ -117,23 +118,22 @@ def _finish(job: Job, parts: Parts, recorder: Watched, partial: bool = False) ->
     for request in parts.scheduler.requests.values():
         recorder.left(request)
     requests, steps = recorder.requests_table(), recorder.steps_table()
-    summary = _summary(job.config, parts, requests, steps)
-    summary |= {"partial": partial, "notices": notices(parts, requests)}
+    summary = _summary(parts, requests, steps)
+    summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
     write_run(job.folder, requests, steps, summary)
     return Run(job.arm, job.seed, job.folder, job.config, requests, steps, summary)
 
 
-def _summary(config: Settings, parts: Parts, requests: pa.Table, steps: pa.Table) -> Settings:
+def _summary(parts: Parts, requests: pa.Table, steps: pa.Table) -> Settings:
     hardware = parts.replica.hardware
     work = total_work(parts.replica, steps)
-    slo = {name: bound for name, bound in config["slo"].items() if bound is not None}
     return summarise(
         requests,
         steps,
         total_blocks=parts.memory.total,
         block_size=parts.memory.block_size,
         max_seqs=parts.scheduler.max_seqs,
-        slo=Slo(**slo) if slo else None,
+        slo=parts.slo,
         flops=work.flop,
         bytes=work.bytes,
         peak_flops=hardware.flop_rate,
@@ -141,29 +141,29 @@ def _summary(config: Settings, parts: Parts, requests: pa.Table, steps: pa.Table
     )
 
 
-def notices(parts: Parts, requests: pa.Table) -> list[str]:
+def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     """What a reader must know of the requests: what was cut, left out or rejected."""
     workload, rows = parts.workload, len(parts.workload)
-    lines = list(workload.notices)
+    found = [notice_of(text) for text in workload.notices]
     finished = requests.filter(pc.equal(requests["state"], "finished"))
     wanted = workload.output_len[np.asarray(finished["request"].to_numpy())]
     short = int(np.count_nonzero(np.asarray(finished["output_tokens"].to_numpy()) < wanted))
     if short:
         limit = parts.scheduler.max_model_len
-        lines.append(f"{short:,} of {rows:,} answers were cut at max_model_len={limit} tokens")
+        found.append(Notice(f"answers were cut at max_model_len={limit} tokens", short, rows))
     rejected = requests.filter(pc.equal(requests["state"], "rejected"))
     if rejected.num_rows:
         who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
-        lines.append(
-            f"{rejected.num_rows:,} of {rows:,} requests were rejected; the first, {who}: {why}"
-        )
+        more = f"the first, {who}: {why}"
+        found.append(Notice("requests were rejected", rejected.num_rows, rows, more))
     queued = _queued_at_the_end(requests) if workload.mode == "open" else 0
     if queued > max(OVERLOAD * rows, FEW):
-        lines.append(
-            f"overload: {queued:,} of {rows:,} requests had not begun when the last one arrived; "
+        what = (
+            "requests had not begun when the last one arrived, an overload: "
             "latencies grow with the length of the run"
         )
-    return lines
+        found.append(Notice(what, queued, rows))
+    return found
 
 
 def _queued_at_the_end(requests: pa.Table) -> int:

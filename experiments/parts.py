@@ -18,6 +18,7 @@ from pagedsim.core import (
     Scheduler,
 )
 from pagedsim.core.errors import require
+from pagedsim.metrics.summary import Slo
 from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.hardware import Hardware
@@ -47,6 +48,7 @@ class Parts:
     memory: Memory
     scheduler: Scheduler
     backend: Simulated
+    slo: Slo | None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Simulated:
 
 def build(config: Settings, seed: int) -> Parts:
     """The objects that a configuration describes."""
+    bounds = {name: bound for name, bound in config["slo"].items() if bound is not None}
+    slo = Slo(**bounds) if bounds else None
     backend = make("backend", config["backend"], Simulated)
     replica = _replica(config)
     cost = make("cost", config["cost"], CostModel, replica=replica)
@@ -79,7 +83,7 @@ def build(config: Settings, seed: int) -> Parts:
         )
     # Last, since a long trace takes longest to read.
     workload = make("workload", config["workload"], Workload, seed=seed)
-    return Parts(workload, replica, cost, memory, scheduler, backend)
+    return Parts(workload, replica, cost, memory, scheduler, backend, slo)
 
 
 def _replica(config: Settings) -> Replica:

@@ -206,6 +206,7 @@ VALUES = {
         f"{SINGLE} preemption=swap memory.swap_space_gib=0",
         "preemption that swaps needs cpu_blocks: at least 1, not 0",
     ),
+    "objective": (f"{SINGLE} slo.ttft=-1", "slo.ttft=-1.0: must be at least 0"),
     "tracking": (
         "tracking.mode=foo",
         "tracking.mode=foo: must be one of offline, online, none, disabled",
@@ -277,6 +278,11 @@ def test_a_folder_that_cannot_be_written(call: Call, flag: str, key: str) -> Non
     answer = call(*filter(None, [flag]), SINGLE, f"{key}=file/out")
     assert one_line(answer).startswith(f"{key}=")
     assert one_line(answer).endswith("file/out: cannot be written: Not a directory")
+
+
+def test_an_objective_is_refused_before_anything_runs(call: Call) -> None:
+    call(SINGLE, "slo.e2e=-1", "hydra.run.dir=out")
+    assert not list(Path("out").rglob("*.parquet"))
 
 
 POLICIES = dedent(

@@ -1,4 +1,4 @@
-"""A study's results: arms that saw the same requests, under several seeds."""
+"""A study's results: arms side by side, under several seeds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from pagedsim.metrics.notice import added_up
 
 
 @dataclass(frozen=True)
@@ -50,18 +53,42 @@ class Study:
         return list(dict.fromkeys(run.arm for run in self.runs))
 
     @property
+    def same_requests(self) -> bool:
+        """Whether all arms were asked the same under each seed: arms may set the workload, too."""
+        workloads = [run.config.get("workload") for run in self.runs]
+        return all(one == workloads[0] for one in workloads)
+
+    @property
     def notes(self) -> list[str]:
-        """What the first run of each arm has to tell a reader, each line once."""
+        """What a reader must know of the arms' requests, each line once."""
         whose: dict[str, list[str]] = {}
         for arm in self.arms:
-            runs = self.of(arm)
-            some = f" (seed {runs[0].seed})" if len(runs) > 1 else ""
-            for text in runs[0].summary.get("notices", ()):
-                whose.setdefault(text + some, []).append(arm)
-        return [
+            for text in added_up([run.summary for run in self.of(arm)]):
+                whose.setdefault(text, []).append(arm)
+        lines = [
             text if arms == self.arms else f"{', '.join(arms)}: {text}"
             for text, arms in whose.items()
         ]
+        return [*self._survivors(), *lines]
+
+    def _survivors(self) -> list[str]:
+        """Whether the arms' latencies are of different requests."""
+        if not self.same_requests:
+            return []
+        finished: dict[int, list[pa.ChunkedArray]] = {}
+        for run in self.runs:
+            states = run.requests["state"].cast(pa.string())  # of no rows it has no type
+            finished.setdefault(run.seed, []).append(pc.equal(states, "finished"))
+        if all(one.equals(arms[0]) for arms in finished.values() for one in arms):
+            return []
+        counts = ", ".join(f"{arm} {self._finished(arm):,}" for arm in self.arms)
+        return [
+            f"the arms finished different requests ({counts}), and their latencies are of those "
+            "alone: compare them with care"
+        ]
+
+    def _finished(self, arm: str) -> int:
+        return sum(run.summary["finished"] for run in self.of(arm))
 
     def of(self, arm: str) -> list[Run]:
         """The runs of one arm, seed by seed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,13 @@ def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urg
         clients=("chat", "batch"),
         baseline=arms[0] if arms else None,
     )
+
+
+def with_rejected(run: Run, count: int) -> Run:
+    """The same, but for its last `count` requests, which were rejected as they came."""
+    rows = run.requests.to_pylist()
+    for row in rows[-count:]:
+        row |= {"state": "rejected", "scheduled": NAN, "first_token": NAN}
+        row |= {"finished": row["arrival"], "reason": "too long"}
+    requests = requests_of(*rows)
+    return replace(run, requests=requests, summary=summarise(requests, run.steps, **SIZES))
