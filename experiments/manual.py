@@ -33,7 +33,7 @@ GROUPS = {
 
 SETTINGS = {
     "The study": (
-        ("seeds", "runs of each arm, each with other requests (all arms see the same)"),
+        ("seeds", "runs of each arm, each with other requests (the same for every arm)"),
         ("seed", "the first of these seeds; the same seed gives the same bytes"),
         ("jobs", "processes; null: as many as there are cores"),
         ("report", "whether to draw plots and write report.html"),
@@ -108,8 +108,9 @@ def _lines() -> Iterator[str]:
     yield from textwrap.wrap(
         "Simulates a server of large language models, step by step: requests arrive, a scheduler "
         "batches them, memory runs out, somebody is preempted. Arms of a study see the same "
-        "requests, under several seeds; the end is a table, a report and plots that say by how "
-        "much one arm beats another, and how surely. No GPU, no account and no network needed.",
+        "requests, unless they set workload.*, under several seeds; the end is a table, a report "
+        "and plots that say by how much one arm beats another, and how surely. No GPU, no account "
+        "and no network needed.",
         WIDTH,
     )
     yield from ("", "USAGE", "  python -m pagedsim [group=option] [key=value] ...")

@@ -110,5 +110,7 @@ def _note(study: Study) -> str:
     note = f"Means over {seeds} seeds" if seeds > 1 else "One seed, no confidence intervals"
     if len(study.arms) > 1:
         note += f"; bold: best; below: against {baseline_of(study)}"
-        note += ", in brackets where not sure (95 %)" if seeds > 1 else ""
+        note += ", seed by seed, in brackets where not sure (95 %)" if seeds > 1 else ""
+        if not study.same_requests:
+            note += ". The arms had different workloads, drawn from the same seeds"
     return note + "."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.metrics.compare import baseline_of
@@ -15,6 +17,7 @@ from pagedsim.report.style import (
     PAPER,
     PREFILL,
     QUEUED,
+    REJECTED,
     YIELD,
     key,
     margins,
@@ -32,20 +35,28 @@ MOST_ARMS = 3
 
 
 def draw_gantt(study: Study) -> Figure:
-    """The same requests under each arm, side by side, grouped by client."""
+    """The same requests under each arm, side by side, grouped by client.
+
+    Arms that had different workloads show each its own.
+    """
     from matplotlib.lines import Line2D
 
     arms = shown_arms(study)
-    chosen = busiest(study.of(baseline_of(study))[0], ROWS)
+    runs = {arm: study.of(arm)[0] for arm in arms}
+    whose = {arm: baseline_of(study) if study.same_requests else arm for arm in arms}
+    chosen = {arm: busiest(runs[whose[arm]], ROWS) for arm in arms}
     figure = new_figure(5.4)
     panels = figure.subplots(1, len(arms), squeeze=False, sharex=True, sharey=True)[0]
     for axes, arm in zip(panels, arms, strict=True):
-        _panel(axes, study, arm, chosen, first=axes is panels[0])
+        _panel(axes, study, runs[arm], chosen[arm], first=axes is panels[0])
         axes.set_title(f"{study.swept.rpartition('.')[2]} {arm}" if study.swept else arm)
     margins(figure, left=0.9)
     figure.subplots_adjust(wspace=0.05)
     yielded = Line2D([], [], ls="", marker="|", mew=2, ms=8, color=YIELD, label="was preempted")
-    key(figure, {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE, "": yielded})
+    entries = {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE, "": yielded}
+    if any(_rejected(runs[arm])[chosen[arm]].any() for arm in arms):
+        entries["rejected"] = REJECTED
+    key(figure, entries)
     return figure
 
 
@@ -59,9 +70,14 @@ def shown_arms(study: Study) -> list[str]:
 
 
 def busiest(run: Run, count: int) -> NDArray[np.int64]:
-    """Rows of `count` requests in a row, by arrival, that waited longest in all."""
-    columns = _columns(run)
+    """Rows of `count` requests in a row, by arrival, that waited longest in all.
+
+    Those that were rejected count only where nobody was served.
+    """
+    columns, rejected = _columns(run), _rejected(run)
     order = np.argsort(columns["arrival"], kind="stable")
+    if not rejected.all():
+        order = order[~rejected[order]]
     if len(order) <= count:
         return order
     wait = np.nan_to_num((columns["scheduled"] - columns["arrival"])[order])
@@ -70,8 +86,7 @@ def busiest(run: Run, count: int) -> NDArray[np.int64]:
     return order[first : first + count]
 
 
-def _panel(axes: Axes, study: Study, arm: str, rows: NDArray[np.int64], first: bool) -> None:
-    run = study.of(arm)[0]
+def _panel(axes: Axes, study: Study, run: Run, rows: NDArray[np.int64], first: bool) -> None:
     columns = {name: values[rows] for name, values in _columns(run).items()}
     clients = np.asarray(run.requests["client"].take(rows).to_pylist(), dtype=object)
     names = [*study.clients, *sorted(set(clients) - set(study.clients))]
@@ -79,14 +94,17 @@ def _panel(axes: Axes, study: Study, arm: str, rows: NDArray[np.int64], first: b
     group = np.asarray([names.index(client) for client in clients])
     order = np.lexsort((columns["arrival"], group))
     columns, clients = {name: v[order] for name, v in columns.items()}, clients[order]
+    rejected = _rejected(run)[rows][order]
     gap = 1.5  # rows of space between clients
     y = np.arange(len(rows)) + gap * group[order]
     last = float(np.asarray(run.steps["end"].to_numpy()).max(initial=0.0))
     stages = ("arrival", "scheduled", "first_token", "finished")
     times = [np.where(np.isnan(columns[s]), last, columns[s]) for s in stages]
     times[1] = np.minimum(times[1], times[2])
+    served = ~rejected
     for colour, begin, end in zip((QUEUED, PREFILL, DECODE), times, times[1:], strict=False):
-        axes.add_collection(_bars(y, begin, end, colour))
+        axes.add_collection(_bars(y[served], begin[served], end[served], colour))
+    axes.add_collection(_bars(y[rejected], times[0][rejected], times[3][rejected], REJECTED))
     hit = columns["preemptions"] > 0
     axes.plot(times[3][hit], y[hit], ls="", marker="|", mew=2, ms=4.5, color=YIELD)
     axes.set_ylim(float(y.max(initial=0)) + 1, -1)
@@ -112,6 +130,11 @@ def _bars(
     corners = ((begin, y - half), (end, y - half), (end, y + half), (begin, y + half))
     shapes = np.stack([np.stack(corner, axis=1) for corner in corners], axis=1)
     return PolyCollection(list(shapes), facecolors=colour, linewidths=0)
+
+
+def _rejected(run: Run) -> NDArray[np.bool_]:
+    states = run.requests["state"].cast(pa.string())  # of no rows it has no type
+    return np.asarray(pc.equal(states, "rejected"), dtype=np.bool_)
 
 
 def _columns(run: Run) -> dict[str, NDArray[Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pagedsim
 from pagedsim.metrics.catalogue import METRICS, keys_of, metric_of
-from pagedsim.metrics.compare import baseline_of
+from pagedsim.metrics.compare import baseline_of, compare
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.study import Study
 from pagedsim.report.plots import COLOURS, Plot
@@ -60,15 +60,26 @@ def _variables() -> str:
 
 def _finding(study: Study) -> str:
     sentences = "".join(f"<p>{escape(one)}</p>" for one in finding(study) if one)
-    seeds = max((len(study.of(arm)) for arm in study.arms), default=0)
-    sure = ""
-    if seeds > 1 and len(study.arms) > 1:
-        sure = f"Over {seeds} seeds; under each, all arms served the same requests."
-        if "CI" in sentences:
-            sure += " CI: 95 % confidence interval of the paired ratio (Student’s t)."
-        sure = f'<p class="sure">{sure}</p>'
+    sure = f'<p class="sure">{words}</p>' if (words := _how_sure(study, "CI" in sentences)) else ""
     notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in study.notes)
     return f'<section class="finding">{sentences}{sure}{notes}</section>'
+
+
+def _how_sure(study: Study, intervals: bool) -> str:
+    """What the comparison rests on, and how its intervals (if any) are to be read."""
+    seeds = max((len(study.of(arm)) for arm in study.arms), default=0)
+    if seeds < 2 or len(study.arms) < 2:
+        return ""
+    words = f"Over {seeds} seeds; under each, all arms served the same requests."
+    if not study.same_requests:
+        words = f"Over {seeds} seeds; the arms had different workloads, drawn from the same seeds."
+    if intervals:
+        words += (
+            " CI: 95 % confidence interval of the change, which is the geometric mean of the "
+            f"seeds’ ratios (Student’s t). Named are the largest of {len(compare(study))} "
+            "differences compared; where arms do not differ, one in twenty looks sure."
+        )
+    return words
 
 
 def _failed(study: Study) -> str:
@@ -90,7 +101,7 @@ def _results(study: Study) -> Iterable[str]:
     if seeds > 1 and len(parts[0].keys) <= _ROOMY:
         note = (
             f"Means over {seeds} seeds, ± half of the 95 % confidence interval, which holds how "
-            "much seeds differ; the change below is paired seed by seed, and surer."
+            "much seeds differ; the change below, geometric mean of the seeds’ ratios, is surer."
         )
     if len(study.arms) > 1:
         note += f" Bold: best. Below: against {escape(baseline_of(study))}"

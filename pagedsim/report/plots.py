@@ -12,7 +12,7 @@ from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.study import Study
 from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep
-from pagedsim.report.gantt import ROWS, draw_gantt
+from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load
 from pagedsim.report.style import DARK, DPI, drawing
 
@@ -52,7 +52,7 @@ def _chosen(study: Study) -> Iterator[tuple[str, str, str, Callable[[Study], Fig
     bars = "Bars are 95 % confidence intervals over seeds" if seeds > 1 else "One seed: no bars"
     if study.swept:
         shared = ": all arms saw the same requests, so differences are surer than bars suggest"
-        bars += shared if seeds > 1 else ""
+        bars += shared if seeds > 1 and study.same_requests else ""
         yield "sweep", f"Along {study.swept}", f"{bars}.", draw_sweep
     elif len(study.arms) > 1:
         yield (
@@ -76,12 +76,14 @@ def _chosen(study: Study) -> Iterator[tuple[str, str, str, Callable[[Study], Fig
         f"seed {first}.",
         draw_load,
     )
+    count = len(busiest(study.of(baseline)[0], ROWS))
+    whose = f"those under {baseline}" if study.same_requests else "those of each arm's own"
     yield (
         "requests",
         "Requests, one by one",
-        f"{ROWS} requests in a row, where those under {baseline} waited longest; seed {first}. "
-        "A mark at the end of a bar: the request was preempted on the way, so its bar includes the "
-        "time until it ran again.",
+        (f"{count} requests in a row, where {whose} waited longest" if count > 1 else "One request")
+        + f"; seed {first}. A mark at the end of a bar: the request was preempted on the way, so "
+        "its bar includes the time until it ran again.",
         draw_gantt,
     )
 

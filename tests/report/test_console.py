@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.study import Study
+from pagedsim.report.console import _change
 from pagedsim.report.table import sections
 from tests.metrics.tables import study_of
 
@@ -29,7 +32,38 @@ def test_every_arm_group_and_number(tmp_path: Path) -> None:
         assert part.title in text
         for cells in part.rows.values():
             assert all(cell.text in text and cell.change in text for cell in cells)
-    assert "Means over 3 seeds; bold: best; below: against fcfs, in brackets where" in text
+    assert "below: against fcfs, seed by seed, in brackets where not sure" in text
+
+
+def rows_of(text: str, arms: list[str]) -> list[tuple[str, list[str], list[str]]]:
+    """Each arm's row of the table: its name, its cells, and the changes below them."""
+    found: list[tuple[str, list[str], list[str]]] = []
+    for line in text.partition("──")[2].splitlines()[1:]:
+        first, *more = re.split(r"\s{2,}", line.strip())
+        if first in arms:
+            found.append((first, more, []))
+        elif line.startswith("     ") and first:
+            found[-1][2].extend([first, *more])
+    return found
+
+
+def test_every_cell_stands_in_its_own_row_and_column(tmp_path: Path) -> None:
+    study = study_of(tmp_path, arms=("fcfs", "urgent", "third"))
+    study.metrics = ("ttft_mean", "tpot_mean", "preemptions")
+    rows = [row for part in sections(study) for row in part.rows.items()]
+    assert rows_of(shown(study), study.arms) == [
+        (arm, [cell.text for cell in cells], [_change(cell) for cell in cells if cell.change])
+        for arm, cells in rows
+    ]
+
+
+def test_arms_with_workloads_of_their_own_are_told(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    assert "different workloads" not in shown(study)
+    first = study.runs[0]
+    study.runs[0] = replace(first, config={**first.config, "workload": {"rate": 2}})
+    text = " ".join(shown(study).split())
+    assert "The arms had different workloads, drawn from the same seeds." in text
 
 
 @pytest.mark.parametrize("width", [50, 64, 80])

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
-from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.compare import compare, estimate, values_of
 from pagedsim.metrics.summary import summarise
 from pagedsim.report import html
 from pagedsim.report.plots import draw
@@ -90,6 +90,46 @@ def test_every_arm_and_number_is_there(page: str, tmp_path: Path) -> None:
                 mean = estimate(list(values_of(study, arm, key, part.client).values())).mean
                 assert cell.estimate.mean == mean
                 assert cell.text in text and cell.change in text
+
+
+def test_every_cell_stands_in_its_own_row_and_column(page: str, tmp_path: Path) -> None:
+    table = re.search(r'<table class="results">.*?</table>', page, re.DOTALL)
+    assert table is not None
+    found = [
+        re.findall(r"<td.*?</td>", row, re.DOTALL)
+        for row in re.findall(r"<tr><td>.*?</tr>", table[0], re.DOTALL)
+    ]
+    expected = [
+        (arm, [(cell.text, cell.margin, cell.change, cell.verdict, cell.best) for cell in cells])
+        for part in sections(study_of(tmp_path))
+        for arm, cells in part.rows.items()
+    ]
+    assert len(found) == len(expected)
+    for cells, (arm, values) in zip(found, expected, strict=True):
+        assert cells[0] == f"<td>{arm}</td>"
+        for cell, (text, margin, change, verdict, best) in zip(cells[1:], values, strict=True):
+            assert f'<span class="value">{text}</span>' in cell
+            assert (f"± {margin}<" in cell) == bool(margin)
+            assert (f'<span class="change {verdict}">{change}</span>' in cell) == bool(change)
+            assert ('class="best"' in cell) == best
+
+
+def test_it_is_said_whether_the_arms_were_fed_alike(page: str, tmp_path: Path) -> None:
+    alike, other = "under each, all arms served the same requests", "had different workloads"
+    assert alike in page and other not in page
+    study = study_of(tmp_path)
+    first = study.runs[0]
+    study.runs[0] = replace(first, config={**first.config, "workload": {"rate": 2}})
+    study.swept = "workload.rate"
+    plots = draw(study)
+    text = html.page(study, plots)
+    assert other in text and alike not in text
+    assert not any("the same requests" in plot.caption for plot in plots)
+
+
+def test_it_is_said_how_many_comparisons_there_were(page: str, tmp_path: Path) -> None:
+    count = len(compare(study_of(tmp_path)))
+    assert f"Named are the largest of {count} differences compared" in page
 
 
 def test_the_arms_differences_are_told_apart_from_what_they_share(page: str) -> None:

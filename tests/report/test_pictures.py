@@ -1,0 +1,134 @@
+"""What is drawn: the numbers of lines, bars and dots, and whose colour they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from pagedsim.metrics.compare import compare, estimate, values_of
+from pagedsim.metrics.study import Study
+from pagedsim.report.distribution import draw_latency
+from pagedsim.report.effect import draw_effect, draw_sweep
+from pagedsim.report.gantt import ROWS, busiest, draw_gantt
+from pagedsim.report.load import draw_load, load_of
+from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks
+from tests.metrics.tables import study_of, with_rejected
+
+
+@pytest.fixture(autouse=True)
+def styled() -> Iterator[None]:
+    with drawing():
+        yield
+
+
+def sweep_of(folder: Path, *metrics: str) -> Study:
+    study = study_of(folder, arms=("1", "2", "4"))
+    study.swept, study.metrics = "server.max_seqs", metrics
+    return study
+
+
+def means(study: Study, key: str) -> list[float]:
+    return [estimate(list(values_of(study, arm, key).values())).mean for arm in study.arms]
+
+
+def test_a_sweep_s_lines_are_the_means(tmp_path: Path) -> None:
+    study = sweep_of(tmp_path, "ttft_mean", "kv_utilisation_mean")
+    first, second = draw_sweep(study).axes[:2]
+    ttft, use = first.lines[0], second.lines[0]
+    assert ttft.get_xdata() == pytest.approx([1, 2, 4])
+    assert ttft.get_ydata() == pytest.approx(1e3 * np.array(means(study, "ttft_mean")))
+    assert first.get_title(loc="left") == "TTFT mean (ms)"
+    assert use.get_ydata() == pytest.approx(100 * np.array(means(study, "kv_utilisation_mean")))
+    assert first.get_ylim()[0] == 0
+
+
+def test_latency_curves_rise_to_all_requests(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=2)
+    study.clients = ()
+    axes = draw_latency(study).axes[0]
+    look = looks(study.arms)
+    for arm, line in zip(study.arms, axes.lines, strict=True):
+        times, shares = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+        assert to_hex(line.get_color()) == look[arm].colour
+        assert (np.diff(times) >= 0).all() and (shares[0], shares[-1]) == (0, 1)
+        runs = [run.requests for run in study.of(arm)]
+        waits = np.concatenate(
+            [np.subtract(run["first_token"].to_numpy(), run["arrival"].to_numpy()) for run in runs]
+        )
+        assert np.interp(0.5, shares, times) == pytest.approx(1e3 * np.median(waits), rel=0.02)
+
+
+def test_effects_are_dots_at_their_ratios(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    axes = draw_effect(study).axes[0]
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    found = compare(study)
+    assert [float(np.asarray(dot.get_xdata())[0]) for dot in dots] == [
+        pytest.approx(one.ratio.mean) for one in found
+    ]
+    low, high = axes.get_xlim()
+    assert low < 1 < high
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[0].startswith("chat: TTFT")
+
+
+def test_the_load_is_each_arm_s_own(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1)
+    look = looks(study.arms)
+    for axes, name in zip(draw_load(study).axes, ("waiting", "running", "kv"), strict=True):
+        for arm, stairs in zip(study.arms, axes.patches, strict=True):
+            _, series = load_of(study.of(arm)[0], 320)
+            drawn: Any = stairs
+            assert drawn.get_data().values == pytest.approx(series[name])
+            assert to_hex(stairs.get_edgecolor()) == look[arm].colour
+
+
+def bars(axes: Any, colour: str) -> np.ndarray:
+    """Begin and end of each bar of a colour."""
+    [found] = [one for one in axes.collections if to_hex(one.get_facecolor()[0]) == colour]
+    return np.array([[path.vertices[0, 0], path.vertices[1, 0]] for path in found.get_paths()])
+
+
+def test_a_request_s_bars_are_its_stages(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1)
+    study.clients = ()
+    for arm, axes in zip(study.arms, draw_gantt(study).axes, strict=True):
+        table = study.of(arm)[0].requests.sort_by(
+            [("client", "ascending"), ("arrival", "ascending")]
+        )
+        stages = ("arrival", "scheduled", "first_token", "finished")
+        times = [table[name].to_numpy() for name in stages]
+        for colour, begin, end in zip((QUEUED, PREFILL, DECODE), times, times[1:], strict=False):
+            assert bars(axes, colour) == pytest.approx(np.stack([begin, end], axis=1))
+
+
+def test_who_was_rejected_is_not_drawn_as_served(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1, arms=("a", "b"))
+    study.runs[1] = with_rejected(study.runs[1], 5)
+    one, other = draw_gantt(study).axes
+    assert len(bars(one, DECODE)) == 40
+    assert len(bars(other, DECODE)) == 35
+    rejected = bars(other, REJECTED)
+    assert len(rejected) == 5
+    assert (rejected[:, 0] == rejected[:, 1]).all()  # as they came
+
+
+def test_the_busiest_requests_were_served(tmp_path: Path) -> None:
+    run = with_rejected(study_of(tmp_path, seeds=1).runs[0], 5)
+    assert list(busiest(run, ROWS)) == list(range(35))
+    assert len(busiest(with_rejected(run, 40), ROWS)) == 40
+
+
+def test_arms_with_other_numbers_of_requests_are_drawn(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1, arms=("long", "short"))
+    short = study.runs[1]
+    config = {**short.config, "workload": {"requests": 10}}
+    study.runs[1] = replace(short, requests=short.requests.slice(0, 10), config=config)
+    one, other = draw_gantt(study).axes
+    assert (len(bars(one, DECODE)), len(bars(other, DECODE))) == (40, 10)
