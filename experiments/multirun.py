@@ -39,6 +39,8 @@ class Multirun(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """The sweep begins."""
         Multirun.folder = folder = Path(str(config.hydra.sweep.dir))
+        for left in folder.glob(f"*/{_NAME}"):  # by another sweep, or this one as it was
+            left.unlink()
         if on_terminal():
             columns = (_Ended(folder), TimeElapsedColumn())
             Multirun.bar = Progress(

@@ -169,7 +169,11 @@ def test_what_was_cut_and_rejected_is_said_once_and_recorded(call: Call) -> None
         "note: under every seed the workload is the same, so each arm is run once",
         *(f"note: {note}" for note in notes),
     ]
-    assert json.loads(Path("out/runs/run/seed-0/summary.json").read_text())["notices"] == notes
+    recorded = json.loads(Path("out/runs/run/seed-0/summary.json").read_text())["notices"]
+    assert recorded[1] == {
+        "what": "answers were cut at max_model_len=512 tokens",
+        **{"count": 1, "of": 4, "more": ""},
+    }
 
 
 def test_goodput_joins_the_table_where_there_is_an_objective(call: Call) -> None:
@@ -355,6 +359,14 @@ def test_a_sweep_over_an_unknown_option_begins_nothing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == "pagedsim: policy=lifo: unknown; choose from fcfs, priority\n"
     assert done.stdout == ""
+
+
+def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(tmp_path: Path) -> None:
+    words = ("-m", "experiment=single", *QUICK, "seeds=1", "hydra.sweep.dir=out")
+    assert command(tmp_path, *words, "server.max_seqs=1,2,3").returncode == 0
+    done = command(tmp_path, *words, "server.max_seqs=1,2")
+    assert done.returncode == 0
+    assert len((tmp_path / "out/sweep.csv").read_text().splitlines()) == 3
 
 
 def test_flags_may_stand_anywhere(call: Call) -> None:
