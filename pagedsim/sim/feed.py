@@ -40,11 +40,8 @@ def feed(environment: Environment, server: Server, source: Source) -> None:
     """Send what `source` holds to `server`, and close it after the last."""
     jobs = source.requests()
     if source.mode == "closed":
-        users = [
+        for _ in range(source.users or 1):
             environment.process(_user(environment, server, jobs, source.think_time))
-            for _ in range(source.users or 1)
-        ]
-        environment.process(_close(environment, server, users))
     else:
         environment.process(_arrive(environment, server, jobs, at_once=source.mode == "burst"))
 
@@ -54,11 +51,18 @@ def _arrive(
 ) -> Generator[simpy.Event, None, None]:
     for request, output_len in jobs:
         if at_once:
-            request.arrival = environment.now
+            _arrives(request, environment.now)
         elif request.arrival is not None and request.arrival > environment.now:
             yield environment.at(request.arrival)
         server.submit(request, output_len)
     server.close()
+
+
+def _arrives(request: Request, now: float) -> None:
+    """The request arrives now, and so much later falls due as it was to arrive before."""
+    if request.deadline is not None:
+        request.deadline += now - (request.arrival or 0.0)
+    request.arrival = now
 
 
 def _user(
@@ -66,15 +70,9 @@ def _user(
 ) -> Generator[simpy.Event, None, None]:
     """Ask, wait for the answer, think, ask again."""
     for request, output_len in jobs:
-        request.arrival = environment.now
+        _arrives(request, environment.now)
         answered = server.done[request.id] = environment.event()
         server.submit(request, output_len)
         yield answered
         yield environment.timeout(think_time)
-
-
-def _close(
-    environment: Environment, server: Server, users: list[simpy.Process]
-) -> Generator[simpy.Event, None, None]:
-    yield environment.all_of(users)
-    server.close()
+    server.close()  # what is left to answer has been asked: all users take from the same jobs

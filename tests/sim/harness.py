@@ -44,13 +44,14 @@ class Affine(Constant):
 
 @dataclass
 class Jobs:
-    """A workload written down: (arrival, prompt, output) a row."""
+    """A workload written down: (arrival, prompt, output) a row, due so long after its arrival."""
 
     rows: Sequence[tuple[float, int, int]]
     mode: Literal["open", "closed", "burst"] = "open"
     users: int | None = None
     think_time: float = 0.0
     priorities: Sequence[int] = field(default_factory=lambda: (0,))
+    due: float | None = None
 
     def requests(self) -> Iterator[tuple[Request, int]]:
         for number, (arrival, prompt, output) in enumerate(self.rows):
@@ -60,6 +61,7 @@ class Jobs:
                 arrival=arrival,
                 priority=self.priorities[number % len(self.priorities)],
                 predicted_len=output,
+                deadline=None if self.due is None else arrival + self.due,
             )
             yield request, output
 

@@ -10,7 +10,7 @@ import pytest
 
 from pagedsim.build import make_memory, make_preemption, make_scheduler
 from pagedsim.core import ConfigError, PagedsimError, Policy, Preemption, Request, Scheduler
-from pagedsim.core.policy import RankChanges
+from pagedsim.core.policy import Arrived, RankChanges
 from pagedsim.core.state import ServerState
 from policies.priority import Priority
 from tests.sim.harness import Affine, Constant, Jobs, run
@@ -47,6 +47,28 @@ def test_users_in_a_closed_loop_ask_again_after_thinking() -> None:
     assert requests["arrival"].to_pylist() == [0.0, 7.0, 14.0]
 
 
+@pytest.mark.parametrize(("mode", "arrival"), [("closed", [0, 7, 14]), ("burst", [0, 0, 0])])
+def test_a_deadline_moves_with_the_arrival(mode: str, arrival: list[float]) -> None:
+    class Due(Policy):
+        def observe(self, event: object) -> None:
+            if isinstance(event, Arrived):
+                request = event.request
+                seen.append((request.arrival, request.deadline))
+
+    seen: list[tuple[float | None, float | None]] = []
+    rows = [(0.0, 4, 2), (1.0, 4, 2), (2.0, 4, 2)]
+    jobs = Jobs(rows, mode=mode, users=1, think_time=5.0, due=1.5)  # type: ignore[arg-type]
+    run(scheduler(policy=Due()), jobs)
+    assert seen == [(at, at + 1.5) for at in arrival]
+
+
+def test_a_closed_loop_serves_what_is_still_asked_when_the_first_user_stops() -> None:
+    jobs = Jobs([(0.0, 4, 2), (0.0, 4, 30)], mode="closed", users=3, think_time=0.5)
+    requests, _ = run(scheduler(), jobs)
+    assert requests["state"].to_pylist() == ["finished"] * 2
+    assert requests["arrival"].to_pylist() == [0.0, 0.0]
+
+
 def swapping() -> Scheduler:
     memory = make_memory(blocks=4, block_size=4, cpu_blocks=8)
     return make_scheduler(memory=memory, preemption="swap", batching="unified")
@@ -65,6 +87,18 @@ def test_swaps_lie_on_the_critical_path_unless_they_overlap() -> None:
     steps = serial.num_rows
     assert busy[0] == pytest.approx(steps + 0.25 * (out + back))
     assert busy[1] == pytest.approx(steps + 0.25 * back)
+
+
+def test_who_comes_back_waits_for_the_bus() -> None:
+    """What was swapped out is still on its way when there is room for it again."""
+    jobs = Jobs([(0.0, 6, 8), (0.0, 6, 8)])
+    _, steps = run(swapping(), jobs, Constant(1.0, block=5.0), overlap=True)
+    rows = steps.to_pylist()
+    (out,) = (row for row in rows if row["swap_out"])
+    (back,) = (row for row in rows if row["swap_in"])
+    moved = 5.0 * (out["swap_out"] + back["swap_in"])
+    assert back["start"] < out["start"] + 5.0 * out["swap_out"]
+    assert back["end"] == out["start"] + moved + 1.0
 
 
 def test_a_policy_that_admits_nobody_is_told_of() -> None:
