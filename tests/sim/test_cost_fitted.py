@@ -166,6 +166,15 @@ def test_leave_one_out_is_that_of_fitting_again_without_each() -> None:
     assert leave_one_out(a, b, nnls(a, b)) == pytest.approx(np.mean(errors))
 
 
+def test_a_step_that_alone_decides_a_coefficient_is_predicted_without_it() -> None:
+    """Nine small batches and one large: what the large one costs, nobody else can tell."""
+    small = [Sample(1.0, decode_count=1, decode_context=100 + i) for i in range(9)]
+    large = Sample(10.0, decode_count=256, decode_context=100)
+    found = fit([*small, large], KINDS["decode"])
+    assert found.coefficients["decode_count"] == pytest.approx(9 / 255)
+    assert found.error > 0.05  # predicted from the small ones it is off by most of its time
+
+
 def test_beyond_what_was_fitted_it_warns_once(recwarn: pytest.WarningsRecorder) -> None:
     cost = Fitted.fit(recording(), replica("llama-3.1-8b", "h100"), echo=None)
     cost.decode_seconds(10, 1000)

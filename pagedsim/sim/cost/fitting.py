@@ -26,6 +26,9 @@ KINDS = {
 }
 """Which features matter in which kind of step."""
 
+ALONE = 1e-6
+"""With a leverage this near to 1 nothing but a row itself tells what its time is."""
+
 
 class Sample(NamedTuple):
     """One recorded step: the totals of its plan, and how long it took."""
@@ -104,9 +107,13 @@ def leave_one_out(a: Matrix, b: Matrix, x: Matrix) -> float:
     """Mean error of each row as predicted from all the others.
 
     It takes no refit: leaving a row out magnifies its residual by 1 / (1 − leverage). That holds
-    as long as the same coefficients stay at 0.
+    as long as the same coefficients stay at 0; a row that alone decides one is left out in earnest.
     """
-    used = a[:, x > 0]
-    q, _ = np.linalg.qr(used)
-    leverage = np.minimum((q**2).sum(axis=1), 1 - 1e-9)
-    return float(np.abs((b - a @ x) / (1 - leverage)).mean())
+    q, _ = np.linalg.qr(a[:, x > 0])
+    leverage = (q**2).sum(axis=1)
+    alone = leverage > 1 - ALONE
+    errors = np.abs(b - a @ x) / np.where(alone, 1.0, 1 - leverage)
+    for row in np.flatnonzero(alone):
+        others = np.arange(len(a)) != row
+        errors[row] = abs(b[row] - a[row] @ nnls(a[others], b[others]))
+    return float(errors.mean())
