@@ -71,7 +71,9 @@ class ModelShape:
     tied_embeddings: bool = False
     learned_positions: int = 0
     dtype_bytes: float = 2.0
-    """Bytes of one weight."""
+    """Bytes of one weight, but those of the embeddings and the LM head."""
+    head_dtype_bytes: float = 2.0
+    """Bytes of one weight of these: quantised checkpoints leave them in 16 bits."""
     kv_dtype_bytes: float = 2.0
     moe: MoE | None = None
     mla: MLA | None = None
@@ -80,7 +82,7 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_model_len")
-        for key in (*sizes, "intermediate", "dtype_bytes", "kv_dtype_bytes"):
+        for key in (*sizes, "intermediate", "dtype_bytes", "head_dtype_bytes", "kv_dtype_bytes"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"model.{key}={getattr(self, key)}: must be above 0")
         if self.heads % self.kv_heads:
@@ -108,10 +110,8 @@ class ModelShape:
         """All that must be kept in memory."""
         if self.params is not None:
             return self.params
-        embeddings = (self.vocab + self.learned_positions) * self.hidden
-        head = 0 if self.tied_embeddings else self.head_params
         norms = (2 * self.layers + 1) * self.hidden
-        return self._body(self.moe.experts if self.moe else 0) + embeddings + head + norms
+        return self._body(self.moe.experts if self.moe else 0) + norms + self._ends
 
     @property
     def body_params(self) -> float:
@@ -134,6 +134,14 @@ class ModelShape:
     def moe_layers(self) -> int:
         """Layers that have experts."""
         return self.layers - self.moe.dense_layers if self.moe else 0
+
+    @property
+    def _ends(self) -> float:
+        """Of the embeddings and the LM head."""
+        if self.params is not None:
+            return 0
+        embeddings = (self.vocab + self.learned_positions) * self.hidden
+        return embeddings + (0 if self.tied_embeddings else self.head_params)
 
     def _body(self, experts: int) -> float:
         """All layers' matrices with so many experts each; norms and biases do not count."""
@@ -165,7 +173,8 @@ class ModelShape:
     @property
     def weight_bytes(self) -> float:
         """Of all weights."""
-        return self.weight_params * self.dtype_bytes
+        ends = self._ends
+        return (self.weight_params - ends) * self.dtype_bytes + ends * self.head_dtype_bytes
 
     def read_bytes(self, tokens: float) -> float:
         """Of the weights that a step over `tokens` tokens reads.
@@ -173,11 +182,12 @@ class ModelShape:
         Of experts only those that some token is expected to choose; of the input embedding
         nothing, since a lookup touches a row.
         """
+        head = self.head_params * self.head_dtype_bytes
         if self.moe is None:
-            return (self.body_params + self.head_params) * self.dtype_bytes
+            return self.body_params * self.dtype_bytes + head
         touched = self.moe.expected_experts(tokens) - self.moe.experts_per_token
         experts = self.moe_layers * touched * self.expert_params
-        return (self.body_params + experts + self.head_params) * self.dtype_bytes
+        return (self.body_params + experts) * self.dtype_bytes + head
 
     @property
     def kv_bytes_per_token(self) -> float:

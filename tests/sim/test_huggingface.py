@@ -123,9 +123,17 @@ def test_gemma2_and_phi3_and_qwen2() -> None:
     assert ModelShape.from_hf(qwen).weight_params == pytest.approx(7_615_616_512, rel=0.01)
 
 
-def test_quantized_weights_are_smaller() -> None:
+def test_quantized_weights_are_smaller_but_for_embeddings_and_head() -> None:
     four = LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}}
-    assert ModelShape.from_hf(four).dtype_bytes == 0.5
+    shape, ends = ModelShape.from_hf(four), 2 * 32_000 * 4096
+    assert shape.dtype_bytes == 0.5
+    assert shape.weight_bytes == 0.5 * (6_738_415_616 - ends) + 2 * ends
+    assert shape.read_bytes(1) == 0.5 * shape.body_params + 2 * 32_000 * 4096
+
+
+def test_fp8_experts_are_read_in_fp8_and_the_head_is_not() -> None:
+    shape = ModelShape.from_hf(CONFIGS["deepseek-v3"])
+    assert shape.read_bytes(1) == pytest.approx(shape.body_params + 2 * 129_280 * 7168)
 
 
 @pytest.mark.parametrize(
