@@ -1,0 +1,98 @@
+"""What a client gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pagedsim.core import Request, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How probable a token was, to the model itself."""
+
+    logprob: float
+    rank: int
+    """1 for the most probable token."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sequence."""
+
+    index: int
+    """0 to n-1; the best first where they are ranked (`best_of`, beams)."""
+    text: str
+    """Without the token or the string that ended it; empty if there is no tokenizer."""
+    token_ids: Sequence[int]
+    """With the token that ended it."""
+    cumulative_logprob: float | None = None
+    """Sum over its tokens, where log-probabilities were asked for or needed."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """For each token, the sampled one and the most probable ones."""
+    finish_reason: str | None = None
+    """"stop", "length", "abort", ...; None while it goes on."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token that ended it; None for the model's own end of sequence."""
+    score: float | None = None
+    """Of a beam: by what it is ranked, its log-probability under the length penalty."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will be added."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When what happened, on the engine's clock, and how often it was disturbed."""
+
+    arrival: float | None
+    first_scheduled: float | None
+    first_token: float | None
+    finished: float | None
+    preemptions: int
+    recomputed_tokens: int
+    swapped_blocks: int
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, request: Request) -> RequestMetrics:
+        """As the scheduler knows it."""
+        return cls(
+            arrival=request.arrival,
+            first_scheduled=request.scheduled_at,
+            first_token=request.first_token_at,
+            finished=request.finished_at,
+            preemptions=request.preemptions,
+            recomputed_tokens=request.recomputed_tokens,
+            swapped_blocks=request.swapped_blocks,
+            cached_tokens=request.cached_tokens,
+        )
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and what came of it so far."""
+
+    request_id: RequestId
+    prompt: str | None
+    """None where only its tokens were given."""
+    prompt_token_ids: Sequence[int] = field(repr=False)
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        prompt: str | None,
+        outputs: list[CompletionOutput],
+        finished: bool,
+    ) -> RequestOutput:
+        """The output of a request of the core's."""
+        ids = list(request.prompt or ())
+        metrics = RequestMetrics.of(request)
+        return cls(request.id, prompt, ids, outputs, finished, metrics)

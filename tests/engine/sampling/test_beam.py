@@ -1,0 +1,264 @@
+"""Beam search gives what transformers' generate gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from pagedsim.core import Request, RequestError, SamplingParams
+from pagedsim.engine.answer import answers
+from pagedsim.engine.beam import Beams
+from pagedsim.engine.sampler import Sampler
+from pagedsim.engine.sequence import Sequences, make_group
+from tests.engine.sampling.fake import Loop
+
+VOCAB = 24
+PROMPT = [5, 9, 4, 17]
+
+
+@cache
+def tiny(kind: str, seed: int, sharpness: float = 4.0) -> Any:
+    """A random model whose distributions are peaked enough for ends to matter."""
+    torch.manual_seed(seed)
+    model: Any
+    if kind == "llama":
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=16,
+                intermediate_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                max_position_embeddings=128,
+            )
+        )
+    else:
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=128)
+        )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3)
+        norm = model.model.norm if kind == "llama" else model.transformer.ln_f
+        norm.weight.mul_(sharpness)
+    return model.eval()
+
+
+@cache
+def end_of(model: Any) -> int:
+    """A token that its beams often come to, but seldom at once."""
+    lines, _ = theirs(model, 4, 4, 14, eos_token_id=None)
+    first = {line[0] for line in lines}
+    later = Counter(token for line in lines for token in line[1:] if token not in first)
+    return max(later or Counter(lines[0]), key=lambda token: (later[token], token))
+
+
+def forward(model: Any) -> Callable[[list[list[int]]], Tensor]:
+    """Logits after each of some texts of equal length."""
+
+    @torch.inference_mode()
+    def logits(texts: list[list[int]]) -> Tensor:
+        return model(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1].float()
+
+    return logits
+
+
+def theirs(model: Any, beams: int, n: int, tokens: int, **more: Any) -> tuple[list, list]:
+    """Sequences and scores; what follows an end is padding."""
+    found = model.generate(
+        torch.tensor([PROMPT]),
+        num_beams=beams,
+        num_return_sequences=n,
+        do_sample=False,
+        max_new_tokens=tokens,
+        output_scores=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+        **more,
+    )
+    ends = (
+        more["eos_token_id"] if isinstance(more["eos_token_id"], list) else [more["eos_token_id"]]
+    )
+    sequences = []
+    for line in found.sequences[:, len(PROMPT) :].tolist():
+        stop = next((i for i, token in enumerate(line) if token in ends), len(line))
+        sequences.append(line[: stop + 1])
+    return sequences, found.sequences_scores.tolist()
+
+
+def ours(model: Any, params: SamplingParams) -> tuple[list, list]:
+    loop = Loop(forward(model), eos=(end_of(model),))
+    loop.add("a", PROMPT, params)
+    outputs = loop.run()["a"].outputs
+    return [list(output.token_ids) for output in outputs], [output.score for output in outputs]
+
+
+def agree(model: Any, beams: int, tokens: int, n: int | None = None, **settings: Any) -> None:
+    """`settings` are those of both. With one end, and with so many that most beams end early."""
+    n = n or beams
+    for more in ((), (8, 13, 21, 22)):
+        params = SamplingParams(
+            n=n,
+            best_of=beams,
+            beam_search=True,
+            max_tokens=tokens,
+            stop_token_ids=more,
+            **settings,
+        )
+        ends = sorted({end_of(model), *more})
+        want, scores = theirs(model, beams, n, tokens, eos_token_id=ends, **settings)
+        got, got_scores = ours(model, params)
+        assert got == want
+        assert got_scores == pytest.approx(scores, abs=1e-3, rel=1e-4)
+
+
+EARLY: list[Any] = [False, True, "never"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("early", EARLY)
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.5])
+def test_sequences_and_scores_are_those_of_transformers(
+    kind: str, early: Any, penalty: float
+) -> None:
+    for seed in range(3):
+        for beams, tokens in ((2, 9), (4, 14)):
+            model = tiny(kind, seed)
+            agree(model, beams, tokens, early_stopping=early, length_penalty=penalty)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("early", EARLY)
+def test_over_many_models_lengths_and_penalties(kind: str, early: Any) -> None:
+    for seed in range(25):
+        model = tiny(kind, seed, sharpness=2.0 + seed % 5 * 1.5)
+        for beams, tokens in ((2, 1), (3, 2), (3, 20), (5, 11), (8, 7)):
+            penalty = (-0.5, 0.0, 0.7, 1.0, 1.8)[(seed + beams) % 5]
+            agree(model, beams, tokens, early_stopping=early, length_penalty=penalty)
+
+
+def test_ends_do_occur_in_these_tests() -> None:
+    """Otherwise they would show little."""
+    found = [
+        ours(tiny(kind, seed), SamplingParams(n=4, beam_search=True, max_tokens=14))[0]
+        for kind in ("llama", "gpt2")
+        for seed in range(3)
+    ]
+    ended = sum(len(line) < 14 for lines in found for line in lines)
+    assert 6 <= ended <= 18, ended
+
+
+def test_fewer_sequences_than_beams() -> None:
+    agree(tiny("llama", 1), beams=5, tokens=10, n=2)
+
+
+def test_repetition_penalty() -> None:
+    for seed in range(3):
+        agree(tiny("gpt2", seed), beams=3, tokens=12, repetition_penalty=1.4)
+
+
+def test_several_ends_and_no_end() -> None:
+    model = tiny("llama", 2)
+    want = theirs(model, 3, 3, 10, eos_token_id=[end_of(model), 7, 8])
+    params = SamplingParams(n=3, beam_search=True, max_tokens=10, stop_token_ids=(7, 8))
+    got = ours(model, params)
+    assert got[0] == want[0]
+    assert got[1] == pytest.approx(want[1], abs=1e-3)
+    want = theirs(model, 3, 3, 10, eos_token_id=None)
+    got = ours(model, SamplingParams(n=3, beam_search=True, max_tokens=10, ignore_eos=True))
+    assert got[0] == want[0]
+    assert all(len(line) == 10 for line in got[0])
+
+
+def test_min_tokens() -> None:
+    for seed in range(3):
+        model = tiny("llama", seed)
+        want = theirs(model, 3, 3, 10, min_new_tokens=6, eos_token_id=end_of(model))
+        params = SamplingParams(n=3, beam_search=True, max_tokens=10, min_tokens=6)
+        got = ours(model, params)
+        assert got[0] == want[0]
+        assert all(len(line) >= 6 for line in got[0])
+
+
+def test_one_beam_is_greedy_search() -> None:
+    model = tiny("llama", 0)
+    found = model.generate(
+        torch.tensor([PROMPT]),
+        do_sample=False,
+        max_new_tokens=8,
+        eos_token_id=end_of(model),
+        pad_token_id=0,
+    )
+    got, _ = ours(model, SamplingParams(beam_search=True, max_tokens=8))
+    assert got == [found[0, len(PROMPT) :].tolist()]
+
+
+def test_reasons_and_scores_of_beams() -> None:
+    model = tiny("llama", 0)
+    end = end_of(model)
+    loop = Loop(forward(model), eos=(end,))
+    loop.add("a", PROMPT, SamplingParams(n=4, beam_search=True, max_tokens=14))
+    outputs = loop.run()["a"].outputs
+    assert [output.index for output in outputs] == [0, 1, 2, 3]
+    scores = [output.score or 0 for output in outputs]
+    assert scores == sorted(scores, reverse=True)
+    for output in outputs:
+        ended = output.token_ids[-1] == end
+        assert output.finish_reason == ("stop" if ended else "length")
+        assert output.stop_reason is None
+        assert output.cumulative_logprob is not None and output.score is not None
+        assert output.score == pytest.approx(output.cumulative_logprob / len(output.token_ids))
+
+
+def test_a_length_that_only_the_scheduler_knows_ends_the_running_beams() -> None:
+    """max_model_len is not among the settings: `close` has the last word."""
+    model = tiny("gpt2", 1)
+    end = end_of(model)
+    loop = Loop(forward(model), eos=(end,), max_model_len=len(PROMPT) + 9)
+    loop.add("a", PROMPT, SamplingParams(n=3, beam_search=True))
+    got = loop.run()["a"].outputs
+    assert [list(output.token_ids) for output in got] == theirs(model, 3, 3, 9, eos_token_id=end)[0]
+
+
+def test_while_it_runs_the_output_is_that_of_the_running_beams() -> None:
+    request = Request("a", PROMPT, SamplingParams(n=2, beam_search=True, max_tokens=5))
+    group = make_group(request, eos=(3,))
+    assert isinstance(group, Beams)
+    assert [output.token_ids for output in group.output(finished=False).outputs] == [[], []]
+    request.outputs = [[4], [7]]
+    group.take(torch.zeros(1, VOCAB))
+    outputs = group.output(finished=False).outputs
+    assert [output.token_ids for output in outputs] == [[4], [7]]
+    assert not any(output.finished for output in outputs)
+    group.close("abort")
+    assert [o.finish_reason for o in group.output(finished=True).outputs] == ["abort"] * 2
+
+
+def test_the_first_token_of_all_beams_comes_from_one_row() -> None:
+    request = Request("a", PROMPT, SamplingParams(n=2, beam_search=True, max_tokens=5))
+    group = make_group(request)
+    assert isinstance(group, Beams)
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+    tokens, finished = answers(logits, [(request, 1)], {"a": group}, Sampler())
+    assert (tokens, finished) == ({"a": ([1, 3], None)}, {})
+
+
+@pytest.mark.parametrize("settings", [{"stop": ("x",)}, {"logprobs": 3}])
+def test_what_beams_cannot_do(settings: dict[str, Any]) -> None:
+    request = Request("a", 4, SamplingParams(n=2, beam_search=True, **settings))
+    with pytest.raises(RequestError, match=r"^request 'a': SamplingParams\.\w+=.*: not with beam"):
+        make_group(request)
+
+
+def test_one_beam_is_no_group() -> None:
+    group = make_group(Request("a", 4, SamplingParams(beam_search=True)))
+    assert isinstance(group, Sequences) and group.plain
