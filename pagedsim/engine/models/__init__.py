@@ -1,0 +1,6 @@
+"""Models: transformers' decoders, made to attend through the paged kernels."""
+
+from pagedsim.engine.models.load import load_model
+from pagedsim.engine.models.loaded import LoadedModel
+
+__all__ = ["LoadedModel", "load_model"]

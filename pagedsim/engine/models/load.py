@@ -1,0 +1,216 @@
+"""Loading: configuration, checks, weights, proof."""
+
+from __future__ import annotations
+
+import copy
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagedsim.core.errors import ConfigError, unknown
+from pagedsim.engine.models import attention, tiny, weights
+from pagedsim.engine.models.attention import Layer, Step
+from pagedsim.engine.models.dtypes import parse_dtype
+from pagedsim.engine.models.loaded import LoadedModel
+from pagedsim.engine.models.positions import hold_frequencies, longest
+from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
+from pagedsim.engine.models.source import brief, read_config
+from pagedsim.engine.models.trial import try_out
+
+FORMATS = ("auto", "dummy")
+
+REACH = (
+    "what can be is a decoder whose every layer attends through transformers' AttentionInterface, "
+    "such as Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma2, Phi-3, GPT-2, GPT-NeoX or OPT"
+)
+
+
+def load_model(
+    model: str | os.PathLike[str] | Any,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    load_format: str = "auto",
+    seed: int = 0,
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    """Load a model that attends through the paged kernels; raises ConfigError where it cannot.
+
+    `model` is `"tiny"` (see tiny.py), a folder with a config.json, a name on the Hugging Face hub,
+    or a transformers object: a configuration, which gets random weights, or a model, which is
+    taken over and belongs to the engine from then on. `load_format="dummy"` makes random weights
+    from the configuration alone; on one kind of device they follow from `seed`. `dtype="auto"` is
+    what the configuration says. `max_model_len` may be less than the model's.
+
+    Before it returns, a few tokens are computed through a paged cache and compared with what
+    transformers computes for them.
+
+    >>> loaded = load_model("tiny")
+    >>> loaded.num_layers, loaded.num_kv_heads, loaded.head_dim, loaded.max_model_len
+    (4, 4, 32, 2048)
+    """
+    if load_format not in FORMATS:
+        raise unknown("load_format", load_format, FORMATS)
+    wanted, place = parse_dtype(dtype), _device(device)
+    attention.register()
+    source = _source(model)
+    try:
+        source.check_kind()
+        length = longest(source.text_config, max_model_len, f"model={source.name}")
+        if source.module is None:
+            source.check_skeleton(length)
+        module = source.build(wanted, place, load_format, seed)
+        module = module.eval().requires_grad_(False).to(place)
+        hold_frequencies(module)
+        sights = probe(module, source.text_config.num_hidden_layers, length)
+        loaded = _assemble(source, module, sights, length, wanted or module.dtype)
+        try_out(loaded)
+    except Refusal as refusal:
+        raise ConfigError(
+            f"model={source.name}: {source.architecture} cannot be served: {refusal}; {REACH}"
+        ) from refusal
+    return loaded
+
+
+@dataclass(frozen=True)
+class Source:
+    """What `model=` stands for."""
+
+    name: str
+    config: Any
+    module: Any = None
+    """The model itself, where it was given as an object."""
+    stored: bool = False
+    """Whether there are weights to read, in a folder or on the hub."""
+
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the decoder, where a model has more parts."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def architecture(self) -> str:
+        """The model's class."""
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        if self.module is not None:
+            return type(self.module).__name__
+        named = getattr(self.config, "architectures", None)
+        if named:
+            return str(named[0])
+        known = type(self.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.config)] if known else type(self.config)
+        return str(made.__name__)
+
+    def check_kind(self) -> None:
+        """Raise Refusal for what its configuration alone rules out."""
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        if getattr(self.config, "is_encoder_decoder", False):
+            raise Refusal("it is an encoder-decoder")
+        if self.module is None and type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise Refusal("transformers has no causal language model of its type")
+
+    def check_skeleton(self, length: int) -> None:
+        """Raise Refusal for what shows before weights of many gigabytes are read."""
+        try:
+            empty = weights.skeleton(self.config).eval()
+        except Exception as error:
+            raise ConfigError(
+                f"model={self.name}: its configuration makes no model: {brief(error)}"
+            ) from error
+        with suppress(Unanswered):  # the loaded model will answer
+            probe(empty, self.text_config.num_hidden_layers, length)
+
+    def build(
+        self, dtype: torch.dtype | None, device: torch.device, load_format: str, seed: int
+    ) -> Any:
+        """The module with its weights."""
+        from transformers import GenerationConfig
+
+        if self.module is not None:
+            if dtype is not None:  # buffers keep the precision that they were given
+                for parameter in self.module.parameters():
+                    parameter.data = parameter.data.to(dtype)
+            return self.module
+        if self.name == tiny.NAME:
+            return weights.tiny_model(dtype)
+        if self.stored and load_format == "auto":
+            return weights.stored(self.name, self.config, dtype)
+        module = weights.random(self.config, dtype, device, seed)
+        if self.stored:
+            with suppress(OSError):  # many models have no generation_config.json
+                module.generation_config = GenerationConfig.from_pretrained(self.name)
+        return module
+
+
+def _source(model: Any) -> Source:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    if isinstance(model, PreTrainedModel):
+        return Source(type(model).__name__, model.config, module=model)
+    if isinstance(model, PreTrainedConfig):
+        return Source(type(model).__name__, copy.deepcopy(model))
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(
+            f"model={type(model).__name__}: must be a name, a folder, or a transformers model or "
+            "configuration"
+        )
+    if model == tiny.NAME:
+        return Source(tiny.NAME, tiny.tiny_config())
+    return Source(os.fspath(model), read_config(model), stored=True)
+
+
+def _assemble(
+    source: Source, module: Any, sights: list[Sight], length: int, dtype: torch.dtype
+) -> LoadedModel:
+    """Tie the module's layers to one step; from here on it attends through the cache."""
+    step = Step()
+    for number, sight in enumerate(sights):
+        layer = Layer(number, sight.scale, sight.window, sight.softcap, step)
+        setattr(sight.module, attention.ATTRIBUTE, layer)
+    set_attention(module, attention.NAME)
+    head = module.get_output_embeddings()
+    return LoadedModel(
+        name=source.name,
+        module=module,
+        config=source.text_config,
+        num_layers=len(sights),
+        num_kv_heads=sights[0].kv_heads,
+        head_dim=sights[0].head_dim,
+        vocab_size=source.text_config.vocab_size if head is None else head.weight.shape[0],
+        max_model_len=length,
+        dtype=dtype,
+        device=module.device,
+        eos_token_ids=_ends(source.text_config, module),
+        step=step,
+    )
+
+
+def _ends(config: Any, module: Any) -> tuple[int, ...]:
+    """The tokens that end a text: the generation config's, or else the config's."""
+    ends = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        ends = getattr(config, "eos_token_id", None)
+    if ends is None:
+        return ()
+    return tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device={device}: must be cpu, cuda or cuda:N") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device}: must be cpu, cuda or cuda:N")
+    if place.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise ConfigError(f"device={device}: torch finds no CUDA device")
+        if (place.index or 0) >= count:
+            raise ConfigError(f"device={device}: there are {count} CUDA devices")
+    return place

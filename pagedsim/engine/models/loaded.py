@@ -1,0 +1,69 @@
+"""A model that is ready to run steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernels import AttentionBatch
+from pagedsim.engine.models.attention import Step
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A decoder with its weights on the device, and the facts that the rest of the engine needs."""
+
+    name: str
+    module: nn.Module
+    config: Any
+    """transformers' configuration of the text model."""
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    """How many logits there are; some models pad beyond their tokenizer's vocabulary."""
+    max_model_len: int
+    dtype: torch.dtype
+    """Of the weights and of the KV cache."""
+    device: torch.device
+    eos_token_ids: tuple[int, ...]
+    step: Step
+
+    @property
+    def architecture(self) -> str:
+        """The model's class, as config.json names it."""
+        return type(self.module).__name__
+
+    def new_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
+        """An empty KV cache that `forward` takes, on the model's device."""
+        shape = (num_blocks, self.num_layers, 2, block_size, self.num_kv_heads, self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        cache: torch.Tensor,
+        logits_at: torch.Tensor,
+    ) -> torch.Tensor:
+        """One step: the keys and values of its tokens go into `cache`; returns logits.
+
+        `input_ids` and `positions` are [tokens], flat, in the order of `batch`. `logits_at` is
+        [rows] int64: of which tokens logits are wanted (none is fine). The logits are
+        [rows, vocab_size] in float32.
+        """
+        self.step.begin(batch, cache)
+        output = self.module(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=logits_at,
+            return_dict=True,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits.float()

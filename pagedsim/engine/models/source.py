@@ -1,0 +1,123 @@
+"""Where a model comes from: a folder, the Hugging Face hub, or an object."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pagedsim.core.errors import ConfigError
+
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def folder_of(model: str | os.PathLike[str]) -> Path | None:
+    """The folder that `model` names; None for a name on the hub. Raises ConfigError."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ConfigError(f"model={model}: is a file; give the folder that it is in")
+    name = os.fspath(model)
+    if not name or name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1:
+        raise ConfigError(f"model={model}: no such folder")
+    return None
+
+
+def read_config(model: str | os.PathLike[str]) -> Any:
+    """transformers' configuration of a folder or of a model on the hub; raises ConfigError."""
+    from transformers import AutoConfig
+
+    folder = folder_of(model)
+    if folder is not None:
+        _check_json(model, folder / "config.json")
+    try:
+        return AutoConfig.from_pretrained(os.fspath(folder or model))
+    except Exception as error:  # transformers raises what comes, KeyError included
+        if folder is None:
+            raise not_on_hub(model, error) from error
+        raise ConfigError(f"model={model}: config.json: {brief(error)}") from error
+
+
+def check_weights(model: str | os.PathLike[str]) -> None:
+    """Raise ConfigError where a folder lacks weights or a part of them."""
+    folder = folder_of(model)
+    if folder is None:
+        return
+    found = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"model={model}: has no weights ({WEIGHTS[0]} or {WEIGHTS[2]}); "
+            "load_format=dummy makes random ones"
+        )
+    if found.suffix != ".json":
+        return
+    try:
+        parts = set(json.loads(found.read_text())["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"model={model}: {found.name} is broken: {brief(error)}") from error
+    missing = sorted(part for part in parts if not (folder / part).is_file())
+    if missing:
+        raise ConfigError(
+            f"model={model}: {found.name} names {missing[0]}, which is missing "
+            f"({len(missing)} of {len(parts)} parts are)"
+        )
+
+
+def not_on_hub(model: str | os.PathLike[str], error: Exception) -> ConfigError:
+    """The error for a name that is neither a folder nor to be had from the hub."""
+    return ConfigError(
+        f"model={model}: no such folder, and not to be had from the Hugging Face hub: "
+        f"{brief(error)}"
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within, transformers logs errors only: what it would warn of is checked and refused here."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def brief(error: Exception, most: int = 200) -> str:
+    """An error's text in one line that is not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _check_json(model: str | os.PathLike[str], path: Path) -> None:
+    """Raise ConfigError unless `path` holds a configuration that names its model type."""
+    if not path.is_file():
+        raise ConfigError(f"model={model}: the folder has no config.json")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"model={model}: config.json is not JSON: {brief(error)}") from error
+    if not isinstance(config, dict) or not config.get("model_type"):
+        raise ConfigError(f"model={model}: config.json names no model_type")
+    _check_known(model, config["model_type"])
+
+
+def _check_known(model: str | os.PathLike[str], model_type: Any) -> None:
+    """Raise ConfigError for what transformers does not know; a model's own code is not run."""
+    from transformers import CONFIG_MAPPING, __version__
+
+    if model_type not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"model={model}: config.json: model_type {model_type!r} is not known to transformers "
+            f"{__version__}"
+        )

@@ -1,0 +1,287 @@
+"""Where models come from: folders, configurations, objects; and what is wrong with some."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaConfig
+
+from pagedsim.core.errors import ConfigError
+from pagedsim.engine.models import LoadedModel, load_model
+from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, reference
+from tests.engine.models.serving import served, texts, whole
+
+transformers.utils.logging.disable_progress_bar()
+
+
+def logits(model: LoadedModel) -> torch.Tensor:
+    sequences = texts([12, 5], VOCAB)
+    return torch.cat(served(model, sequences, whole([12, 5])))
+
+
+def weights(model: LoadedModel) -> dict[str, torch.Tensor]:
+    return dict(model.module.state_dict())
+
+
+def same(one: LoadedModel, other: LoadedModel) -> bool:
+    first, second = weights(one), weights(other)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral", "opt", "gpt2"])
+@pytest.mark.parametrize("shards", [None, "20KB"], ids=["one file", "shards"])
+def test_a_folder_equals_the_object_that_it_was_saved_from(
+    name: str, shards: str | None, tmp_path: Path
+) -> None:
+    size = {"max_shard_size": shards} if shards else {}
+    reference(name).save_pretrained(tmp_path, **size)
+    stored = load_model(tmp_path)
+    assert stored.name == str(tmp_path)
+    assert torch.equal(logits(stored), logits(load_model(copy.deepcopy(reference(name)))))
+
+
+def test_tied_embeddings_stay_one_tensor(tmp_path: Path) -> None:
+    reference("qwen2").save_pretrained(tmp_path)
+    for load_format in ("auto", "dummy"):
+        module: Any = load_model(tmp_path, load_format=load_format).module
+        assert module.lm_head.weight is module.model.embed_tokens.weight
+
+
+def test_dummy_weights_need_no_file_and_follow_from_the_seed(tmp_path: Path) -> None:
+    CONFIGS["llama"]().save_pretrained(tmp_path)
+    state = torch.get_rng_state()
+    first = load_model(tmp_path, load_format="dummy", seed=3)
+    assert torch.equal(torch.get_rng_state(), state), "torch's own generator was used up"
+    torch.rand(7)
+    assert same(first, load_model(tmp_path, load_format="dummy", seed=3))
+    assert same(first, load_model(CONFIGS["llama"](), seed=3))
+    assert not same(first, load_model(tmp_path, load_format="dummy", seed=4))
+
+
+def test_a_configuration_is_left_as_it_was() -> None:
+    config = CONFIGS["llama"]()
+    before = config.to_dict()
+    load_model(config, dtype="bfloat16")
+    assert config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("float32", torch.float32),
+        ("float", torch.float32),
+        ("half", torch.float16),
+        ("float16", torch.float16),
+        ("bfloat16", torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+        ("auto", torch.float16),
+    ],
+    ids=str,
+)
+def test_dtypes(name: str | torch.dtype, dtype: torch.dtype) -> None:
+    model = load_model(LlamaConfig(**SHAPE, dtype="float16"), dtype=name)
+    assert model.dtype == dtype
+    assert {parameter.dtype for parameter in model.module.parameters()} == {dtype}
+    assert model.new_cache(1, 4).dtype == dtype
+
+
+def test_auto_is_float32_where_nothing_is_said() -> None:
+    assert load_model(LlamaConfig(**SHAPE)).dtype == torch.float32
+
+
+def test_tokens_that_end_a_text(tmp_path: Path) -> None:
+    assert load_model(LlamaConfig(**SHAPE)).eos_token_ids == (2,)
+    assert load_model(LlamaConfig(**SHAPE | {"eos_token_id": [2, 5]})).eos_token_ids == (2, 5)
+    assert load_model(LlamaConfig(**SHAPE | {"eos_token_id": None})).eos_token_ids == ()
+    reference("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert load_model(tmp_path).eos_token_ids == (2, 7)
+    assert load_model(tmp_path, load_format="dummy").eos_token_ids == (2, 7)
+
+
+def test_the_longest_sequence() -> None:
+    assert load_model(CONFIGS["gpt2"]()).max_model_len == 64
+    assert load_model(CONFIGS["llama"](), max_model_len=7).max_model_len == 7
+    assert load_model(CONFIGS["llama"](), max_model_len=1).max_model_len == 1
+    assert load_model(CONFIGS["phi3-longrope"]()).max_model_len == 32
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_one_long_sequence_does_not_change_the_frequencies_of_others(kind: str) -> None:
+    """As it would in transformers, which goes by the longest of a batch."""
+    ropes: dict[str, dict[str, Any]] = {
+        "dynamic": {"factor": 2.0},
+        "longrope": {
+            "short_factor": [1.0] * 4,
+            "long_factor": [9.0] * 4,
+            "original_max_position_embeddings": 64,
+            "factor": 2.0,
+        },
+    }
+    rope = {"rope_type": kind, "rope_theta": 1e4, **ropes[kind]}
+    model = load_model(LlamaConfig(**SHAPE, rope_parameters=rope))
+    assert model.max_model_len == 64
+    before = logits(model)
+    served(model, texts([80], VOCAB), whole([80]))
+    assert torch.equal(logits(model), before)
+
+
+# What is refused, word for word.
+
+
+def config_of(text: str) -> Callable[[Path], None]:
+    return lambda folder: void((folder / "config.json").write_text(text))
+
+
+def without_weights(folder: Path) -> None:
+    CONFIGS["llama"]().save_pretrained(folder)
+
+
+def broken_weights(folder: Path) -> None:
+    reference("llama").save_pretrained(folder)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(300)
+
+
+def a_part_is_missing(folder: Path) -> None:
+    reference("llama").save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model-00002-of-00008.safetensors").unlink()
+
+
+def broken_index(folder: Path) -> None:
+    without_weights(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+
+
+def without_head(folder: Path) -> None:
+    reference("llama").model.save_pretrained(folder)
+
+
+def void(_: object) -> None:
+    """For a lambda that only acts."""
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "empty": (void, "the folder has no config.json"),
+    "half a config": (
+        config_of('{"model_type":'),
+        "config.json is not JSON: Expecting value: line 1 column 15 (char 14)",
+    ),
+    "a list": (config_of("[1]"), "config.json names no model_type"),
+    "no type": (config_of("{}"), "config.json names no model_type"),
+    "unknown type": (
+        config_of('{"model_type": "abacus", "auto_map": {}}'),
+        f"config.json: model_type 'abacus' is not known to transformers {transformers.__version__}",
+    ),
+    "wrong value": (
+        config_of('{"model_type": "llama", "hidden_size": "x"}'),
+        "config.json: Validation error for field 'hidden_size': TypeError: Field 'hidden_size' "
+        "expected int, got str (value: 'x')",
+    ),
+    "no weights": (
+        without_weights,
+        "has no weights (model.safetensors or pytorch_model.bin); "
+        "load_format=dummy makes random ones",
+    ),
+    "broken weights": (
+        broken_weights,
+        "its weights cannot be loaded: Error while deserializing header: invalid header length",
+    ),
+    "a part is missing": (
+        a_part_is_missing,
+        "model.safetensors.index.json names model-00002-of-00008.safetensors, which is missing "
+        "(1 of 8 parts are)",
+    ),
+    "broken index": (
+        broken_index,
+        "model.safetensors.index.json is broken: 'int' object has no attribute 'values'",
+    ),
+    "no head": (without_head, "its weights lack lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize("fault", FOLDERS)
+def test_what_is_wrong_with_a_folder(fault: str, tmp_path: Path) -> None:
+    spoil, words = FOLDERS[fault]
+    spoil(tmp_path)
+    assert error_of(tmp_path) == f"model={tmp_path}: {words}"
+
+
+def test_what_is_no_folder(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert error_of(gone) == f"model={gone}: no such folder"
+    assert error_of("./gone") == "model=./gone: no such folder"
+    assert error_of("a/b/c") == "model=a/b/c: no such folder"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    file = tmp_path / "config.json"
+    assert error_of(file) == f"model={file}: is a file; give the folder that it is in"
+
+
+def test_what_is_not_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoConfig
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("We couldn't connect\nto the hub")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
+    assert error_of("somebody/something") == (
+        "model=somebody/something: no such folder, and not to be had from the Hugging Face hub: "
+        "We couldn't connect to the hub"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dtype": "float64"}, "unknown dtype 'float64': choose from auto, bfloat16, float, "
+         "float16, float32, half; did you mean 'float16'?"),
+        ({"dtype": torch.int8}, "unknown dtype 'int8': choose from auto, bfloat16, float, "
+         "float16, float32, half"),
+        ({"dtype": 3}, "dtype=3: must be a name or a torch.dtype"),
+        ({"load_format": "dumy"}, "unknown load_format 'dumy': choose from auto, dummy; did you "
+         "mean 'dummy'?"),
+        ({"device": "abacus"}, "device=abacus: must be cpu, cuda or cuda:N"),
+        ({"device": "meta"}, "device=meta: must be cpu, cuda or cuda:N"),
+        ({"max_model_len": 2049}, "max_model_len=2049: model=tiny goes up to 2048, its "
+         "max_position_embeddings"),
+        ({"max_model_len": 0}, "max_model_len=0: must be at least 1"),
+        ({"max_model_len": 1.5}, "max_model_len=1.5: must be a whole number"),
+    ],
+)  # fmt: skip
+def test_wrong_settings(settings: dict[str, Any], words: str) -> None:
+    assert error_of("tiny", **settings) == words
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_gpu() -> None:
+    assert error_of("tiny", device="cuda") == "device=cuda: torch finds no CUDA device"
+
+
+def test_frequencies_that_change_set_the_limit() -> None:
+    assert error_of(CONFIGS["phi3-longrope"](), max_model_len=33) == (
+        "max_model_len=33: model=Phi3Config goes up to 32, where its longrope rotary scaling begins"
+    )
+
+
+def test_no_limit_at_all() -> None:
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4)
+    assert error_of(config) == (
+        "model=BloomConfig: its config has no max_position_embeddings: give max_model_len"
+    )
+
+
+def test_what_is_no_model() -> None:
+    assert error_of(3) == (
+        "model=int: must be a name, a folder, or a transformers model or configuration"
+    )
+
+
+def error_of(model: Any, **settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_model(model, **settings)
+    return str(caught.value)

@@ -1,0 +1,211 @@
+"""Models that cannot be served are found out, whatever they are called."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from pagedsim.core.errors import ConfigError
+from pagedsim.engine.models import load_model
+from pagedsim.engine.models.load import REACH
+from pagedsim.engine.models.probe import MaskFunction, Refusal, window_of
+from tests.engine.models.architectures import CONFIGS, SHAPE, build
+
+GPT: dict[str, Any] = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+ELSEWHERE = "its attention does not go through transformers' AttentionInterface"
+APART = "its tokens reach each other outside of attention"
+
+REFUSED = {
+    "GPTJForCausalLM": (lambda: transformers.GPTJConfig(**GPT, rotary_dim=4), ELSEWHERE),
+    "BloomForCausalLM": (
+        lambda: transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4),
+        ELSEWHERE,
+    ),
+    "FalconForCausalLM": (
+        lambda: transformers.FalconConfig(
+            vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+        ),
+        ELSEWHERE,
+    ),
+    "MambaForCausalLM": (
+        lambda: transformers.MambaConfig(
+            vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4
+        ),
+        ELSEWHERE,
+    ),
+    "JambaForCausalLM": (
+        lambda: transformers.JambaConfig(
+            **SHAPE, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4
+        ),
+        APART,
+    ),
+    "Lfm2ForCausalLM": (
+        lambda: transformers.Lfm2Config(
+            **SHAPE, layer_types=["conv", "full_attention", "full_attention"]
+        ),
+        APART,
+    ),
+    "GptOssForCausalLM": (
+        lambda: transformers.GptOssConfig(
+            **SHAPE,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+        "its attention takes s_aux, which the kernels do not know",
+    ),
+    "DeepseekV3ForCausalLM": (
+        lambda: transformers.DeepseekV3Config(**SHAPE),
+        "its keys have 192 dimensions and its values 128",
+    ),
+    "Llama4ForCausalLM": (
+        lambda: transformers.Llama4TextConfig(**SHAPE),
+        "its attention's mask is no plain function of two positions",
+    ),
+    "BertLMHeadModel": (
+        lambda: transformers.BertConfig(
+            vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, max_position_embeddings=64,
+        ),
+        "its attention's mask is neither causal nor a sliding window",
+    ),
+    "T5Config": (lambda: transformers.T5Config(), "it is an encoder-decoder"),
+    "BartForCausalLM": (lambda: transformers.BartConfig(), "it is an encoder-decoder"),
+    "ViTConfig": (
+        lambda: transformers.ViTConfig(),
+        "transformers has no causal language model of its type",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_an_architecture_that_cannot_be_reached(architecture: str) -> None:
+    make, why = REFUSED[architecture]
+    config = make()
+    with pytest.raises(ConfigError) as caught:
+        load_model(config, max_model_len=64)
+    name = type(config).__name__
+    assert str(caught.value) == f"model={name}: {architecture} cannot be served: {why}; {REACH}"
+
+
+def test_it_is_found_out_before_weights_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedsim.engine.models import weights
+
+    monkeypatch.delattr(weights, "random")
+    with pytest.raises(ConfigError, match="GPTJForCausalLM cannot be served"):
+        load_model(transformers.GPTJConfig(**GPT, rotary_dim=4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_hybrid_whose_every_layer_attends(dtype: str) -> None:
+    """Attention beside a state space in each layer: the attention alone looks as it should."""
+    config = transformers.FalconH1Config(
+        **SHAPE | {"num_hidden_layers": 1, "initializer_range": 0.02},
+        mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=4, mamba_chunk_size=4,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=APART):
+        load_model(config, dtype=dtype)
+
+
+class Shift(nn.Module):
+    """A layer's input with a little of the token before it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        shifted: torch.Tensor = self.inner(hidden + 1e-3 * hidden.roll(1, dims=1))
+        return shifted
+
+
+class Counting(LlamaForCausalLM):
+    """A Llama that counts its positions itself."""
+
+    def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+def test_a_model_that_looks_back_on_its_own() -> None:
+    model = build(CONFIGS["llama"]())
+    model.model.layers[1].mlp = Shift(model.model.layers[1].mlp)
+    with pytest.raises(ConfigError, match=APART):
+        load_model(model)
+
+
+def test_a_model_that_counts_positions_on_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"differ from transformers' own by \d+\.\d\d%"):
+        load_model(Counting(CONFIGS["llama"]()))
+
+
+def test_a_layer_that_does_not_attend() -> None:
+    model = build(CONFIGS["llama"]())
+    model.config.num_hidden_layers = 4
+    with pytest.raises(ConfigError, match="3 of its 4 layers attend, in 3 calls"):
+        load_model(model)
+
+
+def test_layers_of_different_shape() -> None:
+    model = build(CONFIGS["llama"]())
+    other = build(transformers.LlamaConfig(**SHAPE, head_dim=8))
+    attention = other.model.layers[1].self_attn
+    inside = model.model.layers[1].self_attn
+    inside.forward = lambda hidden_states, **kwargs: attention.forward(
+        hidden_states,
+        **kwargs
+        | {"position_embeddings": tuple(x[..., :8] for x in kwargs["position_embeddings"])},
+    )
+    attention.config = model.config
+    with pytest.raises(ConfigError, match="KV heads of different shapes"):
+        load_model(model)
+
+
+def test_a_refused_model_attends_as_before() -> None:
+    model = build(CONFIGS["llama"]())
+    model.model.layers[1].mlp = Shift(model.model.layers[1].mlp)
+    with pytest.raises(ConfigError):
+        load_model(model)
+    assert model.config._attn_implementation == "eager"
+
+
+# The window that a mask function amounts to.
+
+
+def causal(_: Any, __: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return k <= q
+
+
+def sliding(width: int) -> MaskFunction:
+    return lambda _, __, q, k: (k <= q) & (k > q - width)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 10, 4096])
+def test_causal_masks_have_no_window(length: int) -> None:
+    assert window_of(causal, length) is None
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 99])
+def test_windows(width: int) -> None:
+    assert window_of(sliding(width), 100) == width
+    assert window_of(sliding(width), width) is None
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda _, __, q, k: k <= q + 1,
+        lambda _, __, q, k: k >= 0,
+        lambda _, __, q, k: k < q,
+        lambda _, __, q, k: (k <= q) & (k // 16 == q // 16),
+        lambda _, __, q, k: (k <= q) & ((k > q - 9) | (k == 0)),
+        lambda _, __, q, k: (k <= q) & ((q - k) % 2 == 0),
+    ],
+    ids=["ahead", "all", "behind", "chunks", "a sink", "dilated"],
+)
+def test_other_masks_are_refused(mask: MaskFunction) -> None:
+    with pytest.raises(Refusal, match="neither causal nor a sliding window"):
+        window_of(mask, 100)
