@@ -1,0 +1,78 @@
+"""The engine's settings, under the names that people know from vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from pagedsim.core import Batching, ConfigError, Policy, Preemption
+from pagedsim.core.errors import require, require_whole, unknown
+
+DEVICES = ("auto", "cuda", "cpu")
+LOAD_FORMATS = ("auto", "dummy")
+MEMORIES = ("paged", "prefix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What an engine is built from; `LLM` and `LLMEngine` take the same by keyword.
+
+    The policy axes take a name, a path to a class of your own, or an object; they are those of the
+    simulator. What is None is chosen from the model and the machine.
+    """
+
+    model: Any = "tiny"
+    """A folder, a name on the Hugging Face Hub, "tiny", which needs no download, or one of
+    transformers' own objects: a configuration, or a model."""
+    tokenizer: str | None = None
+    """If it is not the model's own."""
+    dtype: str = "auto"
+    """Of weights, computation and cache."""
+    device: str = "auto"
+    load_format: str = "auto"
+    """dummy: random weights, from the configuration alone."""
+    seed: int = 0
+    """For sampling where a request has none of its own, and for random weights."""
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    """The share of the GPU's memory for weights, activations and cache together."""
+    num_gpu_blocks: int | None = None
+    """Blocks of the cache, instead of as many as fit."""
+    swap_space: float = 4.0
+    """GiB of host memory for blocks that are swapped out."""
+    num_cpu_blocks: int | None = None
+    """Blocks for these, instead of `swap_space`."""
+
+    policy: str | Policy = "fcfs"
+    preemption: str | Preemption = "recompute"
+    batching: str | Batching = "prefill_first"
+    memory: str = "paged"
+    """prefix: with a prefix cache."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("device", self.device, DEVICES),
+            ("load_format", self.load_format, LOAD_FORMATS),
+            ("memory", self.memory, MEMORIES),
+        ):
+            if value not in known:
+                raise unknown(name, str(value), known)
+        for name in ("max_num_seqs", "block_size"):
+            require_whole(name, getattr(self, name), 1)
+        for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks"):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value, 1)
+        if self.num_cpu_blocks is not None:
+            require_whole("num_cpu_blocks", self.num_cpu_blocks, 0)
+        if not isinstance(self.seed, Integral) or self.seed < 0:
+            raise ConfigError(f"seed={self.seed!r}: must be a whole number, 0 or more")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, up to 1"
+            )
+        require("swap_space", self.swap_space, 0)

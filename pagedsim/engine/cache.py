@@ -1,0 +1,54 @@
+"""The blocks themselves: keys and values on the GPU, and room for swapped ones on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one block holds.
+
+    All layers' keys and values of `block_size` tokens lie in one contiguous run, so that a swap
+    is one copy a block.
+    """
+
+    layers: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def block(self) -> tuple[int, int, int, int, int]:
+        """The shape of a block."""
+        return self.layers, 2, self.block_size, self.kv_heads, self.head_dim
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        values = 2 * self.layers * self.block_size * self.kv_heads * self.head_dim
+        return values * self.dtype.itemsize
+
+
+class Cache:
+    """Two pools of blocks: `gpu`, where attention reads, and `cpu`, for who was swapped out.
+
+    Where there is no GPU both lie in host memory, and `gpu` is still where attention reads.
+    """
+
+    def __init__(
+        self, shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device
+    ) -> None:
+        self.shape = shape
+        self.gpu = _pool(shape, blocks, device, pinned=False)
+        self.cpu = _pool(shape, cpu_blocks, torch.device("cpu"), pinned=device.type == "cuda")
+
+
+def _pool(shape: CacheShape, blocks: int, device: torch.device, pinned: bool) -> torch.Tensor:
+    # Zeros, since what was never written is masked out by a factor of 0, and 0 × NaN is NaN.
+    return torch.zeros(
+        (blocks, *shape.block), dtype=shape.dtype, device=device, pin_memory=pinned and blocks > 0
+    )

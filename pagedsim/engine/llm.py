@@ -1,0 +1,99 @@
+"""Prompts in, answers out: the engine for who has a list of prompts and no server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from pagedsim.core import RequestError, SamplingParams
+from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.output import RequestOutput
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
+
+
+class LLM:
+    """A model that answers.
+
+    >>> llm = LLM("tiny", device="cpu")
+    >>> answers = llm.generate(
+    ...     ["Once", "upon"], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False
+    ... )
+    >>> [len(answer.outputs[0].token_ids) for answer in answers]
+    [4, 4]
+    """
+
+    def __init__(self, model: Any = "tiny", **settings: Any) -> None:
+        """`settings` are those of `Arguments`: dtype, device, block_size, preemption, ..."""
+        self.engine = LLMEngine(model=model, **settings)
+        self._served = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[float] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer all prompts, texts or lists of token ids; the answers come in their order.
+
+        One `sampling_params` holds for all prompts, a list has one for each. A smaller `priority`
+        is more urgent, where the policy asks for it.
+        """
+        asked = _listed(prompts)
+        params = _each("sampling_params", sampling_params, len(asked), SamplingParams)
+        ranks = priority if priority is not None else [0] * len(asked)
+        if len(ranks) != len(asked):
+            raise RequestError(f"priority: {len(ranks)} for {len(asked)} prompts")
+        first = self._served
+        self._served += len(asked)
+        added: list[str] = []
+        try:
+            for i, prompt in enumerate(asked):
+                name = str(first + i)
+                self.engine.add_request(name, prompt, params[i], priority=ranks[i])
+                added.append(name)
+            return self._answers(added, use_tqdm)
+        finally:
+            self._drop(added)
+
+    def _answers(self, names: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
+        answers: dict[str, RequestOutput] = {}
+        with tqdm(total=len(names), unit="prompt", disable=not use_tqdm) as bar:
+            while len(answers) < len(names):
+                for output in self.engine.step():
+                    answers[str(output.request_id)] = output
+                    bar.update()
+        return [answers[name] for name in names]
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Nobody waits for these any more: an error or a Ctrl-C leaves nothing behind."""
+        for name in names:
+            if name in self.engine.scheduler.requests:
+                self.engine.abort_request(name)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts as a list, also where only one was given."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several: list[Any] = list(prompts)
+    if several and all(isinstance(one, int) for one in several):
+        return [several]
+    return several
+
+
+def _each(
+    name: str, given: Any, count: int, kind: type[SamplingParams]
+) -> Sequence[SamplingParams]:
+    if given is None:
+        return [kind()] * count
+    if isinstance(given, kind):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(f"{name}: {len(given)} for {count} prompts")
+    return list(given)

@@ -1,0 +1,78 @@
+"""Moves whole blocks: out to the host, in again, and from one place to another on the GPU.
+
+On a GPU both directions of the bus share one stream beside the computation's. Events order them,
+on the device and never through the host:
+
+    computation  ── step n ──●(a)              wait(b) ── copies ──●(c)      wait(d) ── step n+1
+    bus                       └ wait(a) ─ out ──●(b)                └ wait(c) ─ in ──●(d)
+
+Nothing is read before the step that wrote it has ended (a), nothing is overwritten before it has
+been read (b, c), and nothing is attended to before it has come (d).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from kernels import copy_blocks
+from pagedsim.core import StepPlan
+from pagedsim.core.memory import Pairs
+from pagedsim.engine.cache import Cache
+
+
+class Mover:
+    """Carries out the moves of a plan, in the order of its fields."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        device = cache.gpu.device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def move(self, plan: StepPlan) -> None:
+        """All moves of `plan`; what is queued on the computation's stream next sees them done."""
+        if plan.swap_out:
+            self._over_the_bus(self.cache.gpu, self.cache.cpu, plan.swap_out)
+        if plan.copies:
+            device = self.cache.gpu.device
+            sources, targets = list(plan.copies.values()), list(plan.copies)
+            copy_blocks(
+                self.cache.gpu,
+                torch.tensor(sources, device=device),
+                torch.tensor(targets, device=device),
+            )
+        if plan.swap_in:
+            self._over_the_bus(self.cache.cpu, self.cache.gpu, plan.swap_in)
+
+    def _over_the_bus(self, source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:
+        if self.stream is None:
+            copy_runs(source, target, pairs)
+            return
+        here = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            copy_runs(source, target, pairs)
+        here.wait_stream(self.stream)
+
+
+def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:
+    """Copy blocks, those that follow one another on both sides in one go."""
+    for begin, end in runs(pairs):
+        (origin, place), count = pairs[begin], end - begin
+        target[place : place + count].copy_(source[origin : origin + count], non_blocking=True)
+
+
+def runs(pairs: Pairs) -> list[tuple[int, int]]:
+    """Where pairs follow one another on both sides, as [begin, end).
+
+    >>> runs([(4, 0), (5, 1), (9, 2), (3, 7)])
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    cuts = [
+        i + 1
+        for i, (one, other) in enumerate(pairwise(pairs))
+        if (other[0] - one[0], other[1] - one[1]) != (1, 1)
+    ]
+    bounds = [0, *cuts, len(pairs)]
+    return list(pairwise(bounds))

@@ -1,0 +1,73 @@
+"""A plan as flat inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Continuation, Request, SamplingParams, Scheduler
+from pagedsim.engine.batch import flat_batch
+
+CPU = torch.device("cpu")
+
+
+def server(**settings: Any) -> Scheduler:
+    given = {"batching": "unified", "max_seqs": 8, "max_batched_tokens": 8, "max_model_len": 32}
+    return make_scheduler(memory=make_memory(blocks=16, block_size=4), **{**given, **settings})
+
+
+def test_decodes_come_first_then_chunks() -> None:
+    scheduler = server()
+    scheduler.add(Request("a", [10, 11, 12]), now=0)
+    plan = scheduler.plan(0)
+    scheduler.commit(plan, 0, {"a": 50})
+    scheduler.add(Request("b", range(20, 32)), now=0)  # longer than what the step has left
+    plan = scheduler.plan(0)
+    batch = flat_batch(plan, 4, CPU)
+    assert batch.input_ids.tolist() == [50, *range(20, 27)]
+    assert batch.positions.tolist() == [3, *range(7)]
+    assert batch.logits_at.tolist() == [0]  # b's prompt is not at its end
+    assert [(r.id, rows) for r, rows in batch.samplers] == [("a", 1)]
+    assert batch.attention.num_decodes == 1
+    assert batch.attention.chunks == ((7, 7),)
+    a, b = (scheduler.requests[name].tables[0] for name in "ab")
+    assert batch.attention.slots.tolist() == [
+        a[0] * 4 + 3,
+        *(b[i // 4] * 4 + i % 4 for i in range(7)),
+    ]
+    scheduler.commit(plan, 0, {"a": 51})
+    batch = flat_batch(scheduler.plan(0), 4, CPU)
+    assert batch.input_ids.tolist() == [51, *range(27, 32)]
+    assert batch.logits_at.tolist() == [0, 5]
+    assert [(r.id, rows) for r, rows in batch.samplers] == [("a", 1), ("b", 1)]
+
+
+def test_a_group_has_one_row_for_its_first_token_and_then_one_a_sequence() -> None:
+    scheduler = server()
+    scheduler.add(Request("g", [1, 2, 3, 4, 5], SamplingParams(n=2)), now=0)
+    plan = scheduler.plan(0)
+    assert flat_batch(plan, 4, CPU).samplers == [(scheduler.requests["g"], 1)]
+    scheduler.commit(plan, 0, {"g": Continuation((7, 8))})
+    plan = scheduler.plan(0)
+    batch = flat_batch(plan, 4, CPU)
+    assert batch.input_ids.tolist() == [7, 8]
+    assert batch.samplers == [(scheduler.requests["g"], 2)]
+    one, other = scheduler.requests["g"].tables
+    assert batch.attention.slots.tolist() == [one[1] * 4 + 1, other[1] * 4 + 1]
+    assert one[0] == other[0] and one[1] != other[1]
+
+
+def test_what_was_generated_is_computed_again_after_a_preemption() -> None:
+    scheduler = server(batching="prefill_first", max_batched_tokens=32)
+    scheduler.add(Request("a", [10, 11, 12]), now=0)
+    for token in (50, 51):
+        scheduler.commit(scheduler.plan(0), 0, {"a": token})
+    plan = scheduler.plan(0)
+    scheduler.preempt(plan, scheduler.requests["a"])  # as a batching would, short of memory
+    plan.decodes, plan.decode_count = (), 0
+    scheduler.commit(plan, 0, {})
+    batch = flat_batch(scheduler.plan(0), 4, CPU)
+    assert batch.input_ids.tolist() == [10, 11, 12, 50, 51]
+    assert batch.logits_at.tolist() == [4]
