@@ -28,6 +28,7 @@ REACH = (
 )
 
 
+@torch.inference_mode(False)  # derivatives are taken, whatever the caller is about
 def load_model(
     model: str | os.PathLike[str] | Any,
     *,

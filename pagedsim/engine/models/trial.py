@@ -30,7 +30,7 @@ def try_out(model: LoadedModel) -> None:
     off = float((_together(model, prompts) - alone).abs().mean() / alone.abs().mean())
     # Half precision rounds, and rounding may send a token to other experts; what is wrong in
     # float32 is wrong by far more than its rounding.
-    allowed = 1e-4 if model.dtype == torch.float32 else 0.25
+    allowed = 1e-3 if model.dtype == torch.float32 else 0.25
     if off > allowed:  # not so for NaN: what is no number alone cannot be compared
         raise Refusal(
             f"its logits through the paged cache differ from transformers' own by {off:.2%}"

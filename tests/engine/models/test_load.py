@@ -63,6 +63,13 @@ def test_dummy_weights_need_no_file_and_follow_from_the_seed(tmp_path: Path) -> 
     assert not same(first, load_model(tmp_path, load_format="dummy", seed=4))
 
 
+def test_loading_within_inference_mode() -> None:
+    with torch.inference_mode():
+        within = load_model(CONFIGS["llama"](), seed=3)
+        assert torch.equal(logits(within), logits(load_model(CONFIGS["llama"](), seed=3)))
+    assert not any(weight.is_inference() for weight in within.module.parameters())
+
+
 def test_a_configuration_is_left_as_it_was() -> None:
     config = CONFIGS["llama"]()
     before = config.to_dict()
