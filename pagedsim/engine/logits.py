@@ -17,8 +17,8 @@ from pagedsim.core import SamplingParams
 
 Tokens = Sequence[int]
 
-PREFIX = 256
-"""Most probable tokens among which a top-p set is sought before a whole row is sorted."""
+PREFIXES = (256, 4096)
+"""How many of the most probable tokens are sorted to find a top-p set, before all of them are."""
 
 
 def penalised(params: SamplingParams) -> bool:
@@ -85,7 +85,7 @@ def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
 
     Of equally probable tokens those with the smaller ids come first.
     """
-    best, size = _nucleus(logits, p, min(PREFIX, logits.shape[1]))
+    best, size = _nucleus(logits, p)
     last = best.gather(1, size - 1)
     tied = logits == last
     among = size - (best > last).sum(1, keepdim=True)  # of the tied ones, how many are in
@@ -93,21 +93,22 @@ def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
     return logits.masked_fill(~((logits > last) | (tied & first)), -torch.inf)
 
 
-def _nucleus(logits: Tensor, p: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
+def _nucleus(logits: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """Each row's largest logits in order, and how many of them reach p.
 
     Sums are in float64, so that they do not depend on how a device splits them.
     """
     top = logits.amax(1, keepdim=True)
     total = (logits - top).exp().sum(1, keepdim=True, dtype=torch.float64)
-    while True:
+    vocab = logits.shape[1]
+    for prefix in (*(size for size in PREFIXES if 2 * size < vocab), vocab):
         best = logits.topk(prefix).values
         mass = (best - top).exp().double()
         before = mass.cumsum(1) - mass
         size = (before < p * total).sum(1, keepdim=True)
-        if prefix == logits.shape[1] or not bool((size == prefix).any()):
-            return best, size
-        prefix = min(prefix * 16, logits.shape[1])
+        if prefix == vocab or not bool((size == prefix).any()):
+            break
+    return best, size
 
 
 def keep_min_p(logits: Tensor, log_min_p: Tensor) -> Tensor:

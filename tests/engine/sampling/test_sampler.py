@@ -154,7 +154,7 @@ def test_truncation_is_that_of_plain_python(x: list[float], k: int, p: float, m:
         assert kept(keep_min_p(logits, column(math.log(m)))) == [expected]
 
 
-@pytest.mark.parametrize("vocab", [64, 1000, 5000])
+@pytest.mark.parametrize("vocab", [64, 1000, 10_000])
 def test_truncation_is_that_of_transformers(vocab: int) -> None:
     """All in its order: temperature, top-k, top-p, min-p; the prefix that is sorted may not do."""
     for seed, (k, p, m) in enumerate([(50, 0.9, 0.05), (20, 0.99, 0.001), (vocab, 0.95, 0.02)]):
