@@ -16,12 +16,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = pytest.mark.parametrize("capability", [80, 90])
 
-SHARED = {80: 99 * 1024, 90: 227 * 1024}
-"""Bytes that one program may have. An A100 has 163 KiB, but 8.6 and 8.9 get the same tiles."""
+SHARED = {80: 163 * 1024, 90: 227 * 1024}
+"""Bytes that one program may have."""
+CHOSEN = {80: 99 * 1024, 90: 227 * 1024}
+"""The same for tiles that the kernels choose: 8.6 and 8.9 have less than 8.0 and get the same."""
 
-SPILL_FP32 = 128
-"""fp32 is for checking and does without tensor cores. There ptxas, to fit more programs side by
-side, now and then stops at 56 to 96 registers and spills a handful; more than that is a fault."""
+FEW = 128
+"""Bytes that may spill in fp32, which does without tensor cores and is for checking, and in toy
+models' heads of less than 64 dims. To fit more programs side by side, ptxas now and then stops at
+56 to 96 registers there and spills a handful; more than that is a fault."""
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -48,9 +51,9 @@ def faults(call: dict[str, Any], kernels: list[dict[str, Any]], capability: int)
     found = []
     for kernel in kernels:
         says = f"{call}: {kernel}"
-        if kernel["spilled"] > (0 if half else SPILL_FP32):
+        if kernel["spilled"] > (0 if half and call.get("head_dim", 128) >= 64 else FEW):
             found.append(f"spills: {says}")
-        if kernel["shared"] > SHARED[capability]:
+        if kernel["shared"] > CHOSEN[capability]:
             found.append(f"too much shared memory: {says}")
         if kernel["name"] in ("_attention", "_part") and half == (kernel["products"] == "none"):
             found.append(f"the wrong units: {says}")
@@ -92,6 +95,9 @@ def test_a_spill_is_seen() -> None:
 @pytest.mark.parametrize("kernel", ["attention", "decode"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_shape(kernel: str, dtype: str, capability: int) -> None:
+    half = dtype == "bfloat16"
+    dims = (16, 64, 80, 128, 256) if half else (64, 128)
+    lengths = (8,) if kernel == "decode" else (1, 16, 512) if half else (1, 512)
     masks = [(1, None, None), (7, None, None), (4, 128, None), (4, None, 50.0)]
     calls = [
         {
@@ -103,9 +109,7 @@ def test_every_shape(kernel: str, dtype: str, capability: int) -> None:
             "window": window,
             "softcap": softcap,
         }
-        for dim, queries, (group, window, softcap) in itertools.product(
-            (16, 64, 80, 128, 256), (1, 16, 512) if kernel == "attention" else (8,), masks
-        )
+        for dim, queries, (group, window, softcap) in itertools.product(dims, lengths, masks)
     ]
     found = zip(calls, taken(calls, capability), strict=True)
     assert [fault for call, launched in found for fault in faults(call, launched, capability)] == []
