@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from dataclasses import replace
 
 import pytest
@@ -83,3 +84,7 @@ def test_a_batch_from_lists_is_that_of_the_case() -> None:
 def test_an_empty_batch() -> None:
     batch = AttentionBatch.build([], [], [], block_size=16)
     assert (batch.num_decodes, batch.num_tokens, batch.max_query_len) == (0, 0, 1)
+
+
+def test_the_example() -> None:
+    assert doctest.testmod(kernels.batch) == (0, 2)
