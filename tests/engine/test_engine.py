@@ -1,0 +1,156 @@
+"""The engine as its users call it: answers, aborts, refusals, and steps that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pagedsim.core import ConfigError, RequestError, SamplingParams, StepPlan
+from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.llm import LLM
+from pagedsim.engine.output import RequestOutput
+from tests.engine.architectures import made
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def engine(**settings: Any) -> LLMEngine:
+    given = {"device": "cpu", "block_size": 4, "num_gpu_blocks": 64, "max_model_len": 64}
+    return LLMEngine(model=made("llama"), **{**given, **settings})
+
+
+def run(server: LLMEngine) -> dict[Any, RequestOutput]:
+    found = {}
+    while server.has_unfinished_requests():
+        found |= {output.request_id: output for output in server.step()}
+    return found
+
+
+def test_answers_come_in_the_order_of_the_prompts() -> None:
+    llm = LLM(made("llama"), device="cpu", num_gpu_blocks=64, max_model_len=64, max_num_seqs=2)
+    prompts = [[5, 6, 7], [8], [9, 10]]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 2, 5)]
+    answers = llm.generate(prompts, params, use_tqdm=False)
+    assert [answer.prompt_token_ids for answer in answers] == prompts
+    assert [len(answer.outputs[0].token_ids) for answer in answers] == [9, 2, 5]
+    assert [answer.outputs[0].finish_reason for answer in answers] == ["length"] * 3
+    assert llm.generate([5, 6, 7], params[0], use_tqdm=False)[0].outputs == answers[0].outputs
+
+
+def test_several_sequences_and_their_shared_blocks() -> None:
+    server = engine()
+    server.add_request("a", list(range(3, 21)), SamplingParams(n=3, seed=1, max_tokens=6))
+    server.step()
+    shared = server.scheduler.memory.used
+    server.step()
+    server.scheduler.check()
+    # Four full blocks of the prompt are shared; its last, half full, is one for each sequence.
+    assert (shared, server.scheduler.memory.used) == (5, 4 + 3)
+    outputs = run(server)["a"].outputs
+    assert len({tuple(output.token_ids) for output in outputs}) == 3
+
+
+def test_a_stream_tells_what_there_is() -> None:
+    server = engine()
+    server.add_request("a", [5, 6, 7], GREEDY, stream=True)
+    server.add_request("b", [5, 6, 7], GREEDY)
+    seen = [output for _ in range(6) for output in server.step()]
+    assert [(o.request_id, len(o.outputs[0].token_ids)) for o in seen if not o.finished] == [
+        ("a", count) for count in range(1, 6)
+    ]
+    assert {o.request_id for o in seen if o.finished} == {"a", "b"}
+
+
+def test_an_abort_frees_everything() -> None:
+    server = engine()
+    server.add_request("a", [5, 6, 7], GREEDY)
+    server.step()
+    output = server.abort_request("a")
+    assert output.outputs[0].finish_reason == "abort"
+    assert len(output.outputs[0].token_ids) == 1
+    assert not server.has_unfinished_requests()
+    assert server.scheduler.memory.used == 0
+
+
+@pytest.mark.parametrize("memory", ["paged", "prefix"])
+def test_a_step_that_fails_ends_its_own_requests_only(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = engine(memory=memory, max_num_seqs=2)
+    alone = engine()
+    alone.add_request("c", [9, 9, 9, 9, 9], GREEDY)
+    wanted = run(alone)["c"].outputs[0].token_ids
+    for name in "abc":
+        server.add_request(name, [9, 9, 9, 9, 9], GREEDY)
+    server.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(server.runner, "execute", fails)
+        failed = server.step()
+    assert {o.request_id: o.outputs[0].finish_reason for o in failed} == {
+        "a": "error",
+        "b": "error",
+    }
+    server.scheduler.check()
+    assert server.scheduler.memory.cached == 0  # what the step was to fill cannot be trusted
+    rest = run(server)
+    assert list(rest) == ["c"]
+    assert rest["c"].outputs[0].token_ids == wanted
+    assert server.scheduler.memory.used == 0
+
+
+def fails(plan: StepPlan) -> Any:
+    raise RuntimeError("a kernel failed")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "line"),
+    [
+        ([5] * 70, GREEDY, "request 'a': prompt of 70 tokens: max_model_len is 64"),
+        (
+            [5] * 60,
+            GREEDY,
+            "request 'a': prompt of 60 + max_tokens 6 = 66 tokens: max_model_len is 64",
+        ),
+        ([5, 97], GREEDY, "request 'a': prompt has token 97: ids of LlamaForCausalLM are 0 to 96"),
+        (
+            "text",
+            GREEDY,
+            "request 'a': the prompt is a text, and LlamaForCausalLM has no tokenizer; "
+            "give token ids",
+        ),
+    ],
+)
+def test_requests_that_can_never_be_served(prompt: Any, params: Any, line: str) -> None:
+    server = engine()
+    with pytest.raises(RequestError) as error:
+        server.add_request("a", prompt, params)
+    assert str(error.value) == line
+    assert not server.has_unfinished_requests()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"max_model_len": 200},
+            "max_model_len=200: must be at most 128, that of LlamaForCausalLM",
+        ),
+        ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda; did you mean"),
+        ({"load_format": "none"}, "unknown load_format 'none': choose from auto, dummy"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: must be above 0, up to 1"),
+        ({"block_size": 0}, "block_size=0: must be at least 1"),
+        ({"num_gpu_blocks": 3}, "max_model_len=64: memory of 3 blocks × 4 tokens holds no request"),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        engine(**settings)
+    assert str(error.value).startswith(line.removesuffix("; did you mean"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="device=cuda: torch finds no GPU here; choose device="):
+        engine(device="cuda")
