@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.catalogue import keys_of
 
 METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
+_NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
+"""What there is once in a study, whatever its arms."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,10 @@ class Compare:
         for arm, changes in self.arms.items():
             if not _texts(changes):
                 raise ConfigError(
-                    f"arms.{arm}={changes}: must be a list of overrides, such as [policy=fcfs]"
+                    f'arms.{arm}={changes}: must be a list of overrides, such as ["policy=fcfs"]'
                 )
+            for change in changes:
+                refuse_of_an_arm(f"arms.{arm}: {change}", change)
         if self.baseline is not None and self.baseline not in self.arms:
             raise ConfigError(
                 f"baseline={self.baseline}: must be one of the arms {', '.join(self.arms)}"
@@ -45,6 +50,16 @@ class Compare:
             keys_of(self.metrics)
         except ConfigError as error:
             raise ConfigError(f"metrics: {error}") from error
+
+    def key_of(self, arm: str) -> str:
+        """The setting that an arm comes from, for an error about it."""
+        return f"study.arms.{arm}" if self.swept is None else f"study.over={self.swept}"
+
+
+def refuse_of_an_arm(where: str, change: str) -> None:
+    """Raise ConfigError for an override of what belongs to the study as a whole."""
+    if re.split(r"[.=@]", change.lstrip("+~"))[0] in _NOT_OF_AN_ARM:
+        raise ConfigError(f"{where}: is the study's own, and the same for all arms")
 
 
 def _names(value: object) -> bool:

@@ -100,7 +100,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix[:-1]: value}
     found: dict[str, Any] = {}
     for key, inner in value.items():
-        if (prefix or key not in _FREE) and f"{prefix}{key}" != "workload.seed":
+        if prefix or key not in _FREE:
             found |= _flat(inner, f"{prefix}{key}.")
     return found
 

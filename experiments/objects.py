@@ -23,6 +23,8 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
     """
     if not isinstance(settings, Mapping) or not settings.get("_target_"):
         raise ConfigError(f"{group}: needs _target_, the path of the class to make")
+    for key in settings.keys() & more.keys():
+        raise ConfigError(f"{group}.{key}={settings[key]}: is filled in by the run, not to be set")
     with said_of(group, settings):
         made = _made(group, {**settings, **more})
     assert isinstance(kind, type)
@@ -36,17 +38,33 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
 
 @contextmanager
 def said_of(group: str, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Put the group before the key that an error inside begins with, if it is one of the group."""
+    """Put the group before the key that an error inside is about, if it is one of the group."""
     try:
         yield
     except PagedsimError as error:
-        text = str(error)
-        key = re.match(r"(\w+)([.=:])", text)
-        if key is None or key[1] not in settings:
+        text = _with_group(group, settings, str(error))
+        if text == str(error):
             raise
-        if key[2] == "." and not isinstance(settings[key[1]], Mapping):
-            raise  # a file that is called like the key
-        raise ConfigError(f"{group}.{text}") from error
+        raise ConfigError(text) from error
+
+
+def _with_group(group: str, settings: Mapping[str, Any], text: str) -> str:
+    """An error's text with its whole key at the beginning; as it is, where it has none of ours."""
+    if text.startswith("needs "):
+        return f"{group}: {text}"
+    if extra := re.match(r"unknown setting of (([\w.]*?)\w+=\S+) '(.*?)': (.*)", text):
+        whose, inside, key, instead = extra.groups()
+        inside = inside if inside.endswith(".") else ""
+        return f"{group}.{inside}{key}: no such setting of {whose}; {instead}"
+    if name := re.match(r"unknown ([\w.]+) '(.*?)': (.*)", text):
+        text = f"{name[1]}={name[2]}: unknown; {name[3]}"
+    key = re.match(r"(\w+)([.=:])", text)
+    if key is None or key[1] not in settings:
+        return text
+    if key[2] == "." and not isinstance(settings[key[1]], Mapping):
+        return text  # a file that is called like the key
+    # What a setting takes besides is not in the configuration yet.
+    return re.sub(r"^((?:\w+\.){2,})(\w+=\S+: needs )(\w+)=$", r"\1\2+\1\3=...", f"{group}.{text}")
 
 
 def takes(target: str, name: str) -> bool:

@@ -66,8 +66,8 @@ class Simulated:
                 raise ConfigError(f"{key}={getattr(self, key)}: must be true or false")
 
 
-def build(config: Settings, seed: int) -> Parts:
-    """The objects that a configuration describes."""
+def build(config: Settings, seed: int, workload: Workload | None = None) -> Parts:
+    """The objects that a configuration describes; a `workload` that is there is not made anew."""
     bounds = {name: bound for name, bound in config["slo"].items() if bound is not None}
     slo = Slo(**bounds) if bounds else None
     backend = make("backend", config["backend"], Simulated)
@@ -82,7 +82,7 @@ def build(config: Settings, seed: int) -> Parts:
             memory=memory, batching=batching, policy=policy, preemption=preemption, **limits
         )
     # Last, since a long trace takes longest to read.
-    workload = make("workload", config["workload"], Workload, seed=seed)
+    workload = workload or make("workload", config["workload"], Workload, seed=seed)
     return Parts(workload, replica, cost, memory, scheduler, backend, slo)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,17 +11,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.check import check_arms, check_base
 from experiments.compare import Compare
+from experiments.failure import Failure
 from experiments.folder import claimed, keep_configuration
 from experiments.multirun import record_job
 from experiments.objects import make
 from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from pagedsim.complaint import Complaint, Interruption, shown, verbose
-from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
 from pagedsim.metrics.study import Study
 from pagedsim.report import show, write
-from pagedsim.tracking import check_mode, track
+from pagedsim.tracking import track
 
 
 def run_experiment(config: DictConfig) -> None:
@@ -48,10 +49,12 @@ def run_experiment(config: DictConfig) -> None:
 
 
 def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
-    _check(config)
+    check_base(config)
     plan = make("study", OmegaConf.to_container(config.study, resolve=True), Compare)
     overrides = list(hydra.overrides.task)
     jobs = jobs_of(plan, overrides, folder)
+    if refused := check_arms(plan, jobs):
+        raise _complaint(refused)
     keep_configuration(config, folder)
     runs = run_study(jobs, config.jobs)
     name = str(hydra.runtime.choices.get("experiment") or "study")
@@ -72,21 +75,6 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
     return study
 
 
-def _check(config: DictConfig) -> None:
-    """Refuse what would be found out late."""
-    for key in ("seeds", "jobs", "tensor_parallel"):
-        if config[key] is not None:
-            require(key, config[key], 1)
-    require("seed", config.seed, 0)
-    if not OmegaConf.is_dict(config.study):
-        raise ConfigError("study: must be given; choose an experiment=")
-    for key in sorted(OmegaConf.missing_keys(config.study)):
-        raise ConfigError(f"{key}: must be given: {key}=...")
-    if not OmegaConf.is_dict(config.tracking):
-        raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
-    check_mode(config.tracking.mode)
-
-
 def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
     """On the terminal, as files, and to the tracker."""
     try:
@@ -96,7 +84,7 @@ def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
                 print(f"note: {note}")
         report = write(study) if config.report else None
         mode = "none" if runs.interrupted else cast(str, config.tracking.mode)
-        tracked = track(study, mode, project=config.tracking.project)
+        tracked = track(study, mode, project=config.tracking.project, entity=config.tracking.entity)
     except KeyboardInterrupt:
         raise Interruption(f"while reporting; {_all_there(study, runs)}") from None
     if not quiet:
@@ -120,12 +108,17 @@ def _complain(study: Study, runs: Runs) -> None:
         raise Interruption(_all_there(study, runs), study=study)
     if not runs.failed:
         return
+    raise _complaint(runs.reasons, study if study.runs else None)
+
+
+def _complaint(failures: Mapping[str, Failure], study: Study | None = None) -> Complaint:
+    """A line for each failure, after whose it is."""
     if verbose():
-        for failure in runs.reasons.values():
+        for failure in failures.values():
             print(failure.trace, end="", file=sys.stderr)
-    lines = [f"{w}: {f.reason}" if w else f.reason for w, f in runs.reasons.items()]
-    expected = all(failure.expected for failure in runs.failed.values())
-    raise Complaint(lines, expected=expected, study=study if study.runs else None)
+    lines = [f"{w}: {f.reason}" if w else f.reason for w, f in failures.items()]
+    expected = all(failure.expected for failure in failures.values())
+    return Complaint(lines, expected=expected, study=study)
 
 
 def _all_there(study: Study, runs: Runs) -> str:

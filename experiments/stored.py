@@ -57,8 +57,6 @@ def store(job: Job, made_of: Recipe) -> bool:
 def recipe(job: Job) -> Recipe:
     """What `job` is made of, as it is now."""
     config = {key: value for key, value in job.config.items() if key not in _NO_MATTER}
-    if isinstance(config.get("workload"), Mapping):
-        config["workload"] = {k: v for k, v in config["workload"].items() if k != "seed"}
     made = {
         "version": pagedsim.__version__,
         "seed": job.seed,

@@ -131,7 +131,7 @@ def jobs_of(plan: Compare, overrides: Sequence[str], folder: Path) -> list[Job]:
     """
     jobs = []
     for arm, changes in plan.arms.items():
-        config = _composed(arm, overrides, changes)
+        config = _composed(plan.key_of(arm), overrides, changes)
         place = folder / "runs" / _as_file_name(arm)
         first = config["seed"]
         for seed in range(first, first + config["seeds"]):
@@ -139,14 +139,14 @@ def jobs_of(plan: Compare, overrides: Sequence[str], folder: Path) -> list[Job]:
     return sorted(jobs, key=lambda job: job.seed)
 
 
-def _composed(arm: str, overrides: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
+def _composed(whose: str, overrides: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
     try:
         config = compose("config", overrides=[*overrides, *changes])
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except Exception as error:
         # What is wrong without the arm's changes is not the arm's fault.
         ours = any(change in str(error) or _key(change) in str(error) for change in changes)
-        where = f"study.arms.{arm}: " if ours else ""
+        where = f"{whose}: " if ours else ""
         raise ConfigError(where + line(error, [*overrides, *changes])) from error
     return cast(dict[str, Any], plain)
 

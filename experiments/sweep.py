@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.compare import METRICS, Compare
+from experiments.compare import METRICS, Compare, refuse_of_an_arm
 from pagedsim.core import ConfigError
 
 
@@ -19,7 +19,10 @@ def sweep(
     """The comparison of `over=value` for each of `values`."""
     if not isinstance(values, (list, tuple)) or not values:
         raise ConfigError(f"values={values}: must be a list such as [8, 16]")
+    refuse_of_an_arm(f"over={over}", over)
     arms = {_text(value): [f"{over}={_text(value)}"] for value in values}
+    if len(arms) < len(values):
+        raise ConfigError(f"values={list(values)}: must differ from each other")
     if baseline is not None and _text(baseline) not in arms:
         raise ConfigError(f"baseline={baseline}: must be one of the values {', '.join(arms)}")
     return Compare(

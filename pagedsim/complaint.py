@@ -130,13 +130,17 @@ def _composition(error: BaseException, words: Sequence[str]) -> str:
     text = str(error)
     if options := getattr(error, "options", None):
         group, _, name = str(getattr(error, "missing_cfg_file", "")).rpartition("/")
-        return f"{group}={name}: unknown; {_choices(name, options)}"
+        return f"{group}={name}: unknown; {choices(name, options)}"
     if match := re.search(r"Could not override '([^']+)'", text):
-        return _no_key(match[1], words)
+        # A mapping given as a whole is refused for one of its keys, which only the cause names.
+        return _no_key(getattr(error.__cause__, "full_key", None) or match[1], words)
     if match := re.search(r"Could not delete from config\. '([^']+)'", text):
         return f"~{match[1]}: cannot be taken away: it is not there, or null already"
     if match := re.match(r"Error merging override (.+)", text):
         return f"{match[1].strip()}: {_reason(error.__cause__)}"
+    if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        key, _, values = match[1].partition("=")
+        return f"{match[1]}: several values: -m tries each; a list is written {key}=[{values}]"
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", None) or text.rpartition(" ")[2]
         return f"{key}: must be given: {key}=..."
@@ -148,6 +152,10 @@ def _composition(error: BaseException, words: Sequence[str]) -> str:
 def _reason(error: BaseException | None) -> str:
     """Why a value does not go where it was put."""
     text = str(error).splitlines()[0] if error else "does not fit"
+    if "is not Optional" in text:
+        return "must be given"
+    if "is not a valid bool" in text:
+        return f"must be {_KINDS['Boolean']}"
     if match := re.search(r"could not be converted to (\w+)", text):
         return f"must be {_KINDS.get(match[1], f'a {match[1]}')}"
     return text
@@ -156,11 +164,12 @@ def _reason(error: BaseException | None) -> str:
 def _syntax(text: str) -> str:
     """A hint to what is mostly the reason, where a value was not understood."""
     if "no viable alternative" in text:
-        return "; a text with special signs takes quotes of its own: 'key=\"a=b\"'"
+        return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
     return ""
 
 
-def _choices(name: str, known: Iterable[str]) -> str:
+def choices(name: str, known: Iterable[str]) -> str:
+    """What there is instead of a name that is not there, the nearest first."""
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
@@ -175,16 +184,34 @@ def _no_key(key: str, words: Sequence[str]) -> str:
     names = key.split(".")
     if names[0] == "hydra":
         return f"{key}: no such key of Hydra's; --cfg hydra shows them"
-    node = _composed(words)
+    root = node = _composed(words)
     for depth, name in enumerate(names):
         there = [str(one) for one in node] if isinstance(node, dict) else []
         if name not in there:
-            where = ".".join(names[: depth + 1])
-            if shown := [one for one in there if not one.startswith("_")]:
-                return f"{where}: no such key; {_choices(name, shown)}"
-            return f"{where}: no such key; there are none below {'.'.join(names[:depth])}"
+            where = _dotted(names[: depth + 1])
+            return f"{where}: no such {_instead(names[: depth + 1], root, there)}"
         node = node[name]
     return f"{key}: no such key"
+
+
+def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
+    """What to do, where the last of `names` is not `there` beside the others."""
+    *above, name = names
+    if above == ["study", "arms"]:
+        return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
+    if above and name in root:
+        return f"key; use {name}="
+    known = [one for one in there if not one.startswith("_")]
+    text = f"key; {choices(name, known) if known else f'there are none below {_dotted(above)}'}"
+    # What the class behind a group takes besides is added, where it was not a slip.
+    takes_more = above[:1] == ["policy"] or (above[:1] == ["workload"] and len(above) > 1)
+    if takes_more and not get_close_matches(name, known):
+        text += f"; +{_dotted(names)}=... adds it"
+    return text
+
+
+def _dotted(names: Sequence[str]) -> str:
+    return ".".join(names)
 
 
 def _composed(words: Sequence[str]) -> Any:
@@ -216,5 +243,5 @@ def _not_an_option(words: Sequence[str]) -> str:
             group, _, name = word.partition("=")
             options = loader.get_group_options(group) if group.isidentifier() else []
             if options and name not in options:
-                return f"{word}: unknown; {_choices(name, options)}"
+                return f"{word}: unknown; {choices(name, options)}"
     return ""

@@ -23,7 +23,9 @@ from pagedsim.report.load import load_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-MODES = ("offline", "online", "none", "disabled")
+SETTINGS = ("mode", "project", "entity")
+"""The keys of the group `tracking`."""
+MODES = ("offline", "online", "none")
 POINTS = 4000
 """Points in time of all arms' series together; each has between 100 and 400."""
 _COMPARISON = (
@@ -55,7 +57,7 @@ def track(
     must be set up (`wandb login`).
     """
     check_mode(mode)
-    if mode in ("none", "disabled") or not study.runs:
+    if mode == "none" or not study.runs:
         return []
     # Offline means that nothing is sent, not even how W&B itself fares.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

@@ -88,17 +88,45 @@ COMPOSITION = {
     ),
     "key of an option without any": (
         "policy=fcfs policy.displace=true",
-        "policy.displace: no such key; there are none below policy",
+        "policy.displace: no such key; there are none below policy; +policy.displace=... adds it",
     ),
     "misspelt key of workload": (
         "workload.requets=3",
         "workload.requets: no such key; did you mean 'requests'? "
-        "choose from classes, duration, max_len, rate, requests, seed",
+        "choose from classes, duration, max_len, rate, requests",
     ),
     "misspelt key deep in workload": (
         "workload.classes.batch.rat=3",
         "workload.classes.batch.rat: no such key; did you mean 'rate'? "
         "choose from arrivals, cv, lengths, priority, rate",
+    ),
+    "key of an open mapping": (
+        f"{TRACE} workload.path=x workload.where.Model=GPT-4",
+        "workload.where.Model: no such key; there are none below workload.where; "
+        "+workload.where.Model=... adds it",
+    ),
+    "open mapping as a whole": (
+        f"{TRACE} workload.path=x workload.where={{Model:GPT-4}}",
+        "workload.where.Model: no such key; there are none below workload.where; "
+        "+workload.where.Model=... adds it",
+    ),
+    "lengths of another shape": (
+        f"{SINGLE} workload.lengths={{shape:fixed,prompt:10}}",
+        "workload.lengths.prompt: no such key; choose from shape; "
+        "+workload.lengths.prompt=... adds it",
+    ),
+    "section as a whole": (
+        "slo={ttft:1,foo:2}",
+        "slo.foo: no such key; choose from e2e, tpot, ttft",
+    ),
+    "seed of the workload": (
+        f"{SINGLE} workload.seed=77",
+        "workload.seed: no such key; use seed=",
+    ),
+    "arms of one's own in another experiment": (
+        f"{SINGLE} study.arms={{a:['policy=fcfs']}}",
+        "study.arms.a: no such arm: an experiment's arms stand as they are; "
+        "choose experiment=compare for others",
     ),
     "misspelt key of study": (
         "study.titel=x",
@@ -113,6 +141,33 @@ COMPOSITION = {
     "no value": ("policy", "policy: cannot be read as key=value"),
     "wrong type": ("seeds=a", "seeds=a: must be a whole number"),
     "wrong type of a section": ("slo.ttft=soon", "slo.ttft=soon: must be a number"),
+    "nothing where something must be": (
+        "server.max_seqs=null",
+        "server.max_seqs=null: must be given",
+    ),
+    "neither true nor false": ("report=maybe", "report=maybe: must be true or false"),
+    "several values": (
+        "workload.rate=1,2",
+        "workload.rate=1,2: several values: -m tries each; a list is written workload.rate=[1,2]",
+    ),
+    "override in an arm without quotes": (
+        "experiment=compare study.arms={a:[policy=fcfs]}",
+        "study.arms={a:[policy=fcfs]}: cannot be read as key=value; a text with special signs "
+        "takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'",
+    ),
+    "added key": (f"{SINGLE} +foo=1", f"foo: no such key; choose from {ROOT_KEYS}"),
+    "added key of a section": (
+        f"{SINGLE} +server.foo=1",
+        "server.foo: no such key; choose from max_batched_tokens, max_model_len, max_seqs",
+    ),
+    "added key of an objective": (
+        f"{SINGLE} +slo.tttf=1",
+        "slo.tttf: no such key; did you mean 'ttft'? choose from e2e, tpot, ttft",
+    ),
+    "added key of the tracker": (
+        f"{SINGLE} +tracking.foo=1",
+        "tracking.foo: no such key; choose from entity, mode, project",
+    ),
     "taking away what is not there": (
         "~nothing",
         "~nothing: cannot be taken away: it is not there, or null already",
@@ -140,8 +195,8 @@ VALUES = {
     ),
     "added key of memory": (
         f"{SINGLE} +memory.bloks=8",
-        "unknown setting of memory=paged 'bloks': choose from block_size, blocks, cpu_blocks; "
-        "did you mean 'blocks'?",
+        "memory.bloks: no such setting of memory=paged; "
+        "choose from block_size, blocks, cpu_blocks; did you mean 'blocks'?",
     ),
     "added key of workload": (
         f"{SINGLE} +workload.requets=8",
@@ -152,6 +207,35 @@ VALUES = {
     "added key of a policy": (
         f"{SINGLE} +policy.displace=true",
         "policy.displace: policies.fcfs.FCFS takes no settings",
+    ),
+    "added seed of the workload": (
+        f"{SINGLE} +workload.seed=77",
+        "workload.seed=77: is filled in by the run, not to be set",
+    ),
+    "shape without its settings": (
+        f"{SINGLE} workload.lengths.shape=fixed",
+        "workload.lengths.shape=fixed: needs +workload.lengths.prompt=...",
+    ),
+    "unknown shape": (
+        f"{SINGLE} workload.lengths.shape=fixd",
+        "workload.lengths.shape=fixd: unknown; choose from alpaca, empirical, fixed, lognormal, "
+        "sharegpt, uniform; did you mean 'fixed'?",
+    ),
+    "setting of another shape": (
+        f"{SINGLE} +workload.lengths.foo=3 workload=fixed",
+        "workload.lengths.foo: no such setting of lengths.shape=fixed; choose from output, prompt",
+    ),
+    "workload without an end": (
+        f"{SINGLE} workload.requests=null",
+        "workload: needs requests= or duration=",
+    ),
+    "goodput without an objective": (
+        f"{SINGLE} study.metrics=[goodput_per_s]",
+        "study.metrics: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e=",
+    ),
+    "arm with a seed of its own": (
+        "experiment=compare study.arms={a:['seed=3']}",
+        "study.arms.a: seed=3: is the study's own, and the same for all arms",
     ),
     "no blocks": (f"{SINGLE} memory.blocks=0", "memory.blocks=0: must be at least 1"),
     "block of nothing": (
@@ -209,7 +293,7 @@ VALUES = {
     "objective": (f"{SINGLE} slo.ttft=-1", "slo.ttft=-1.0: must be at least 0"),
     "tracking": (
         "tracking.mode=foo",
-        "tracking.mode=foo: must be one of offline, online, none, disabled",
+        "tracking.mode=foo: must be one of offline, online, none",
     ),
     "baseline": (
         "study.baseline=lifo",
@@ -408,7 +492,22 @@ def test_who_failed_is_named_where_others_did_not(call: Call) -> None:
         "workload.requests=10",
         "seeds=2",
     )
-    assert (code, lines) == (1, ["pagedsim: b, c: workload.rate=-1: must be a number above 0"])
+    assert code == 1
+    assert lines == [
+        "pagedsim: study.arms.b, study.arms.c: workload.rate=-1: must be a number above 0"
+    ]
+    assert not list(Path().rglob("*.parquet"))  # and before the arm that is fine has run
+
+
+def test_a_wrong_value_of_a_sweep_is_said_of_the_sweep(call: Call) -> None:
+    words = ("experiment=sweep", "study.over=server.max_seqs", "study.values=[4,0]")
+    assert one_line(call(*words)) == (
+        "study.over=server.max_seqs: server.max_seqs=0: must be at least 1"
+    )
+    words = ("experiment=sweep", "study.over=workload.rte", "workload=fixed")
+    assert one_line(call(*words)).startswith(
+        "study.over=workload.rte: workload.rte: no such key; did you mean 'rate'? choose from "
+    )
 
 
 ARMS = {
@@ -424,7 +523,7 @@ ARMS = {
     ),
     "not a list": (
         "a: 'policy=fcfs'",
-        "study.arms.a=policy=fcfs: must be a list of overrides, such as [policy=fcfs]",
+        'study.arms.a=policy=fcfs: must be a list of overrides, such as ["policy=fcfs"]',
     ),
 }
 

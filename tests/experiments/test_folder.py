@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from experiments.folder import claimed, keep_configuration
 from pagedsim.core import ConfigError
 
-BASE = {"seeds": 3, "workload": {"rate": 2, "seed": 0}, "study": {"arms": {"a": ["policy=fcfs"]}}}
+BASE = {"seeds": 3, "workload": {"rate": 2}, "study": {"arms": {"a": ["policy=fcfs"]}}}
 
 
 def test_two_studies_of_one_name_get_a_folder_each(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_nothing_is_left_of_a_study_that_did_not_begin(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_ones_own_is_gone_on_with(tmp_path: Path) -> None:
-    for changes in ({}, {"seeds": 5}, {"workload": {"rate": 2, "seed": 7}, "seed": 7}):
+    for changes in ({}, {"seeds": 5}, {"seed": 7}):
         with claimed(tmp_path, own=True) as folder:
             keep_configuration(OmegaConf.create({**BASE, **changes}), folder)
         assert folder == tmp_path

@@ -69,8 +69,8 @@ def test_an_arm_s_override_wins_over_the_command_line(tmp_path: Path) -> None:
 
 
 def test_what_every_arm_sets_need_not_be_typed() -> None:
-    plan = Compare("t", "q", {"a": ["policy=fcfs", "seed=1"], "b": ["policy=priority"]})
-    assert overruled(plan, ["policy=priority", "seed=3", "seeds=2"]) == ["policy=priority"]
+    plan = Compare("t", "q", {"a": ["policy=fcfs", "memory=prefix"], "b": ["policy=priority"]})
+    assert overruled(plan, ["policy=priority", "memory=paged", "seeds=2"]) == ["policy=priority"]
 
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "a b", "käse", "=", ".hidden"])
@@ -96,7 +96,17 @@ def test_a_sweep_over_words_switches_and_nothing() -> None:
     ("settings", "line"),
     [
         ({"arms": {}}, "arms={}: must be a mapping of names to overrides"),
-        ({"arms": {"a": "b=c"}}, "arms.a=b=c: must be a list of overrides, such as [policy=fcfs]"),
+        (
+            {"arms": {"a": "b=c"}},
+            'arms.a=b=c: must be a list of overrides, such as ["policy=fcfs"]',
+        ),
+        *(
+            (
+                {"arms": {"a": [change]}},
+                f"arms.a: {change}: is the study's own, and the same for all arms",
+            )
+            for change in ("seed=1", "+seeds=2", "tracking=none", "study.title=x", "report=false")
+        ),
         ({"baseline": "b"}, "baseline=b: must be one of the arms a"),
         ({"metrics": "ttft"}, "metrics=ttft: must be a list such as [ttft, tpot]"),
         ({"metrics": []}, "metrics=[]: must be a list such as [ttft, tpot]"),
@@ -114,6 +124,10 @@ def test_sweeps_that_cannot_be() -> None:
         sweep("t", "q", "x", [8, 16], baseline=4)
     with pytest.raises(ConfigError, match="values=8: must be a list"):
         sweep("t", "q", "x", 8)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"values=\[4, 4\]: must differ from each other"):
+        sweep("t", "q", "x", [4, 4])
+    with pytest.raises(ConfigError, match="over=seed: is the study's own"):
+        sweep("t", "q", "seed", [1, 2])
 
 
 # -- runs ------------------------------------------------------------------------------------------

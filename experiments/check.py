@@ -1,0 +1,95 @@
+"""What is refused before anything runs, so that no mistake is found out late."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.arm import Job
+from experiments.compare import Compare
+from experiments.failure import Failure, failure_of
+from experiments.parts import build
+from pagedsim.complaint import choices
+from pagedsim.config import Config, Server, Slo
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import require
+from pagedsim.metrics.catalogue import keys_of
+from pagedsim.tracking import SETTINGS, check_mode
+from pagedsim.workload import Workload
+
+_SECTIONS = {
+    "": tuple(field.name for field in fields(Config)),
+    "server": tuple(field.name for field in fields(Server)),
+    "slo": tuple(field.name for field in fields(Slo)),
+    "tracking": SETTINGS,
+}
+"""Where a key that is added (+server.foo=1) would be read by nobody, and the keys there are."""
+
+
+def check_base(config: DictConfig) -> None:
+    """Raise ConfigError for what is wrong with a study whatever its arms are."""
+    for key in ("seeds", "jobs", "tensor_parallel"):
+        if config[key] is not None:
+            require(key, config[key], 1)
+    require("seed", config.seed, 0)
+    if not OmegaConf.is_dict(config.study):
+        raise ConfigError("study: must be given; choose an experiment=")
+    for key in sorted(OmegaConf.missing_keys(config.study)):
+        raise ConfigError(f"{key}: must be given: {key}=...")
+    if not OmegaConf.is_dict(config.tracking):
+        raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
+    _refuse_added(config)
+    check_mode(config.tracking.mode)
+
+
+def check_arms(plan: Compare, jobs: Sequence[Job]) -> dict[str, Failure]:
+    """Build every arm once; what fails, with whose it is ("" where it is everybody's).
+
+    Raises ConfigError for what is wrong with the arms as a whole.
+    """
+    firsts = [job for job in jobs if not job.again]
+    if "goodput_per_s" in keys_of(plan.metrics) and not any(map(_has_objective, firsts)):
+        raise ConfigError(
+            "study.metrics: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="
+        )
+    workloads: dict[str, Workload] = {}
+    failures: dict[str, Failure] = {}
+    arms: dict[str, list[str]] = {}
+    for job in firsts:
+        try:
+            _check(job, workloads)
+        except Exception as error:
+            failure = failure_of(error, job.config["policy"], None)
+            failures[failure.reason] = failure
+            arms.setdefault(failure.reason, []).append(job.arm)
+    return {_whose(plan, arms[why]): failure for why, failure in failures.items()}
+
+
+def _whose(plan: Compare, arms: Sequence[str]) -> str:
+    if len(arms) == len(plan.arms):
+        return ""
+    return ", ".join(dict.fromkeys(plan.key_of(arm) for arm in arms))
+
+
+def _check(job: Job, workloads: dict[str, Workload]) -> None:
+    """Build the arm's objects; a workload that several arms share, such as a long trace, once."""
+    _refuse_added(job.config)
+    settings = json.dumps(job.config["workload"], sort_keys=True, default=str)
+    workloads[settings] = build(job.config, job.seed, workloads.get(settings)).workload
+
+
+def _refuse_added(config: Mapping[Any, Any] | DictConfig) -> None:
+    for section, known in _SECTIONS.items():
+        inside = config[section] if section else config
+        for key in inside:
+            if key not in known:
+                where = f"{section}.{key}" if section else key
+                raise ConfigError(f"{where}: no such key; {choices(str(key), known)}")
+
+
+def _has_objective(job: Job) -> bool:
+    return any(bound is not None for bound in job.config["slo"].values())
