@@ -125,6 +125,7 @@ class LLMEngine:
         reason = self.scheduler.infeasible(request)
         if reason is not None:
             raise RequestError(f"request {request.id!r}: {reason}")
+        longest = self.scheduler.max_model_len - request.prompt_len
         group = make_group(
             request,
             tokenizer=self.tokenizer,
@@ -132,6 +133,7 @@ class LLMEngine:
             seed=self.arguments.seed,
             number=next(self._numbers),
             text=text,
+            limit=min(longest, output_len or longest),
         )
         self.scheduler.add(request, self.now, output_len)
         self._groups[request.id] = group

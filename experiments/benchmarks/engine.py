@@ -1,0 +1,102 @@
+"""Tokens per second of the engine against transformers' `generate_batch`, in one run.
+
+    python -m experiments.benchmarks.engine
+
+The tiny model, greedy, the same prompts and lengths, one thread; both are warm, and what they
+allocate at their start is not counted. The ratio is of the best of `--repeats` rounds each, which
+take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import time
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from pagedsim.core import SamplingParams
+from pagedsim.engine.llm import LLM
+from pagedsim.engine.models import load_model
+
+Prompts = list[list[int]]
+
+
+def main() -> None:
+    """Print both rates and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    rng = random.Random(0)
+    prompts = [
+        [rng.randrange(3, 250) for _ in range(rng.randint(8, 64))] for _ in range(asked.prompts)
+    ]
+    llm = LLM("tiny", device="cpu")
+    peer = _Peer(asked.tokens)
+    ours, theirs = [], []
+    try:
+        for _ in range(asked.repeats + 1):
+            ours.append(_ours(llm, prompts, asked.tokens))
+            theirs.append(peer.rate(prompts))
+    finally:
+        peer.close()
+    best, others = max(ours[1:]), max(theirs[1:])  # the first round warms up
+    print(f"{asked.prompts} prompts of 8 to 64 tokens, {asked.tokens} tokens generated for each")
+    print(f"pagedsim                      {best:8,.0f} tokens/s")
+    print(f"transformers' generate_batch  {others:8,.0f} tokens/s")
+    print(f"ratio                         {best / others:8.2f}")
+
+
+class _Plain(argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+def _ours(llm: LLM, prompts: Prompts, tokens: int) -> float:
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    begin = time.perf_counter()
+    answers = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    return sum(len(answer.outputs[0].token_ids) for answer in answers) / seconds
+
+
+class _Peer:
+    """transformers' continuous batching over the same weights, kept running between rounds."""
+
+    def __init__(self, tokens: int) -> None:
+        module: Any = load_model("tiny").module
+        module.set_attn_implementation("sdpa")
+        config = GenerationConfig(
+            max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        self.tokens = tokens
+        self.manager = module.init_continuous_batching(generation_config=config)
+        self.manager.start()
+
+    def rate(self, prompts: Prompts) -> float:
+        """Tokens per second."""
+        begin = time.perf_counter()
+        self.manager.add_requests(prompts, max_new_tokens=self.tokens)
+        done, produced = 0, 0
+        while done < len(prompts):
+            result = self.manager.get_result(timeout=60)
+            if result is None:
+                raise RuntimeError("generate_batch gave no answer within a minute")
+            if result.is_finished():
+                done += 1
+                produced += len(result.generated_tokens)
+        return produced / (time.perf_counter() - begin)
+
+    def close(self) -> None:
+        """Stop its thread."""
+        self.manager.stop(block=True)
+
+
+if __name__ == "__main__":
+    main()
