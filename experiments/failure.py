@@ -18,9 +18,14 @@ class Failure:
     """A run that failed."""
 
     reason: str
+    """The same for all that failed alike."""
     trace: str = ""
     expected: bool = True
     """Whether the reason says it all; if not, somebody will want the traceback."""
+    when: str = ""
+
+    def __str__(self) -> str:
+        return self.reason + self.when
 
 
 def failure_of(error: BaseException, policy: Any, now: float | None) -> Failure:
@@ -39,10 +44,10 @@ def failure_of(error: BaseException, policy: Any, now: float | None) -> Failure:
     for code, line in reversed(places):
         if file and code.co_filename == file:
             return Failure(
-                f"policy={target} failed{when}: {what} ({_at(code, line)})", trace, False
+                f"policy={target} failed: {what} ({_at(code, line)})", trace, False, when
             )
     where = f" ({_at(*places[-1])})" if places else ""
-    return Failure(f"{what}{where}{when}", trace, False)
+    return Failure(what + where, trace, False, when)
 
 
 def _places(error: BaseException) -> Iterator[tuple[CodeType, int]]:

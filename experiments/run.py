@@ -106,9 +106,10 @@ def _complain(study: Study, runs: Runs) -> None:
     """Say what is missing, if anything is."""
     if runs.interrupted:
         raise Interruption(_all_there(study, runs), study=study)
-    if not runs.failed:
-        return
-    raise _complaint(runs.reasons, study if study.runs else None)
+    if runs.failed:
+        raise _complaint(runs.reasons, study if study.runs else None)
+    if not study.finished:
+        raise Complaint([": ".join(["no request finished", *study.notes[:1]])], study=study)
 
 
 def _complaint(failures: Mapping[str, Failure], study: Study | None = None) -> Complaint:
@@ -116,7 +117,7 @@ def _complaint(failures: Mapping[str, Failure], study: Study | None = None) -> C
     if verbose():
         for failure in failures.values():
             print(failure.trace, end="", file=sys.stderr)
-    lines = [f"{w}: {f.reason}" if w else f.reason for w, f in failures.items()]
+    lines = [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
     expected = all(failure.expected for failure in failures.values())
     return Complaint(lines, expected=expected, study=study)
 

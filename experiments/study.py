@@ -184,7 +184,7 @@ def study_of(plan: Compare, runs: Runs, folder: Path, name: str, overrides: Sequ
         swept=plan.swept,
     )
     study.clients = tuple(dict.fromkeys(c for run in study.runs for c in _clients(run.summary)))
-    study.failed = {whose or "all runs": failure.reason for whose, failure in runs.reasons.items()}
+    study.failed = {whose or "all runs": str(failure) for whose, failure in runs.reasons.items()}
     if runs.interrupted:
         study.failed["interrupted"] = f"{len(runs.finished)} of {runs.wanted} runs are complete"
     if left_out := len(runs.finished) - len(study.runs):

@@ -467,10 +467,28 @@ def test_a_policy_that_fails_on_the_way(call: Call, module: str) -> None:
     )
     assert code == 1
     assert lines == [
-        f"pagedsim: ours: policy={module}.Faulty failed at 0 s of simulated time: "
-        f"ZeroDivisionError: division by zero ({module}.py:10, in rank)",
+        f"pagedsim: ours: policy={module}.Faulty failed: ZeroDivisionError: division by zero "
+        f"({module}.py:10, in rank) at 0 s of simulated time",
         "pagedsim: add hydra.verbose=true for the traceback",
     ]
+
+
+def test_a_policy_that_fails_under_every_seed_is_said_once(call: Call, module: str) -> None:
+    code, lines = call(
+        SINGLE, f"policy._target_={module}.Faulty", "workload.requests=20", "seeds=3"
+    )
+    assert code == 1
+    assert [line.partition(" at ")[0] for line in lines[:-1]] == [
+        f"pagedsim: policy={module}.Faulty failed: ZeroDivisionError: division by zero "
+        f"({module}.py:10, in rank)"
+    ]
+
+
+def test_a_study_in_which_nothing_finished_is_an_error(call: Call) -> None:
+    assert one_line(call(SINGLE, "workload=fixed", "server.max_model_len=20")) == (
+        "no request finished: 100 of 100 requests were rejected; "
+        "the first, 0: prompt of 512 tokens: max_model_len is 20"
+    )
 
 
 def test_the_true_output_length_is_not_for_policies(call: Call, module: str) -> None:

@@ -108,7 +108,8 @@ METRICS = {
             "share",
             -1,
             "Slots of used blocks that hold no token, as a share, averaged over the time of steps "
-            "that only decode; below zero where requests share blocks.",
+            "that only decode; below zero where requests share blocks, whose slots then count for "
+            "several at once.",
         ),
         Metric(
             "batch_size_mean",

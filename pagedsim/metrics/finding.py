@@ -25,23 +25,26 @@ def finding(study: Study) -> list[str]:
     arms = study.arms
     if not arms:
         return ["No run was completed."]
+    if not study.finished:
+        return ["No request finished."]
     if len(arms) == 1:
         return [_alone(study, arms[0])]
     if study.swept or len(arms) > FEW:
         return [*_extremes(study), *_sureness(study)]
     found = compare(study)
+    others = {arm: [one for one in found if one.arm == arm] for arm in arms}
+    del others[baseline_of(study)]
     sentences = [
-        sentence([one for one in found if one.arm == arm], study)
-        for arm in arms
-        if arm != baseline_of(study)
+        sentence(some, study)
+        if some
+        else f"There is nothing to compare {arm} with {baseline_of(study)} by."
+        for arm, some in others.items()
     ]
     return [*sentences, *_sureness(study)]
 
 
 def sentence(found: Sequence[Comparison], study: Study) -> str:
     """What one arm buys, and what it costs, against the baseline."""
-    if not found:
-        return ""
     arm, baseline = found[0].arm, found[0].baseline
     telling = [one for one in found if _telling(one, study)]
     sure = [one for one in telling if one.sure or not one.difference.known]
@@ -58,7 +61,9 @@ def sentence(found: Sequence[Comparison], study: Study) -> str:
     if len(said) == 2:
         return f"{versus}{said[0]}; it {said[1]}."
     other = "loses" if gains else "gains"
-    return f"{versus}{said[0]}; nothing that it {other} is {'sure' if _known(sure) else 'seen'}."
+    if any(one.gain is not bool(gains) for one in telling):
+        return f"{versus}{said[0]}; nothing that it {other} is sure."
+    return f"{versus}{said[0]}; it {other} in nothing."
 
 
 def in_words(one: Comparison) -> str:
@@ -106,10 +111,6 @@ def _strongest(found: Sequence[Comparison]) -> list[Comparison]:
 def _strength(one: Comparison) -> float:
     ratio = one.ratio.mean
     return abs(math.log(ratio)) if ratio > 0 else math.inf if ratio == 0 else 0.0
-
-
-def _known(found: Sequence[Comparison]) -> bool:
-    return any(one.difference.known for one in found)
 
 
 def _alone(study: Study, arm: str) -> str:

@@ -87,6 +87,11 @@ class Study:
             "alone: compare them with care"
         ]
 
+    @property
+    def finished(self) -> int:
+        """How many requests were served to their end, in all runs."""
+        return sum(self._finished(arm) for arm in self.arms)
+
     def _finished(self, arm: str) -> int:
         return sum(run.summary["finished"] for run in self.of(arm))
 

@@ -7,6 +7,7 @@ from textwrap import fill
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,8 @@ from pagedsim.metrics.study import Study
 from pagedsim.report.table import Cell, Section, sections
 
 _MANY = 4
+_NAME = 24
+"""Characters of an arm's name in a line; what is longer is broken."""
 _BORDER = 3
 """Characters between two columns."""
 _STYLES = {"better": "green", "worse": "red", "unsure": "dim"}
@@ -36,6 +39,8 @@ def show(study: Study, console: Console | None = None) -> None:
     parts = sections(study)
     # Many arms in many groups are for the page; here all requests together must do.
     parts = parts[-1:] if len(study.arms) > _MANY else parts
+    if not parts[-1].keys:  # nothing was measured
+        return
     for table in _tables(study, parts, console.width):
         console.print(table)
     console.print(Text(_note(study), style="dim"))
@@ -45,7 +50,8 @@ def _tables(study: Study, parts: list[Section], width: int) -> Iterator[Table]:
     """One table, or several with some of the columns each where the terminal is narrow."""
     titles = [part.title for part in parts] if len(parts) > 1 else []
     indent = 2 if titles else 0
-    names = max(*(len(arm) + indent for arm in study.arms), *map(len, titles), 0) + 2  # the edges
+    names = max(*(len(arm) + indent for arm in study.arms), *map(len, titles), 0)
+    names = min(names, _NAME) + 2  # the edges
     some: list[str] = []
     left = width - names
     for key in parts[0].keys:
@@ -73,7 +79,8 @@ def _width(parts: list[Section], key: str) -> int:
 
 def _table(study: Study, parts: list[Section], keys: list[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column(study.swept.rpartition(".")[2] if study.swept else "", no_wrap=True)
+    swept = study.swept.rpartition(".")[2] if study.swept else ""
+    table.add_column(swept, max_width=_NAME, overflow="fold")
     for key in keys:
         width = _width(parts, key)
         label = fill(label_of(key), width, break_long_words=False)
@@ -81,16 +88,18 @@ def _table(study: Study, parts: list[Section], keys: list[str]) -> Table:
     for part in parts:
         if len(parts) > 1:
             table.add_row(Text(part.title, style="bold"))
-        _add_rows(table, part, keys, indent="  " if len(parts) > 1 else "")
+        _add_rows(table, part, keys, indent=2 if len(parts) > 1 else 0)
     return table
 
 
-def _add_rows(table: Table, part: Section, keys: list[str], indent: str) -> None:
+def _add_rows(table: Table, part: Section, keys: list[str], indent: int) -> None:
     last = list(part.rows)[-1]
     for arm, cells in part.rows.items():
         by_key = dict(zip(part.keys, cells, strict=True))
         texts = [_cell(by_key[key]) if key in by_key else Text("–") for key in keys]
-        table.add_row(indent + arm, *texts, end_section=bool(indent) and arm == last)
+        table.add_row(
+            Padding(arm, (0, 0, 0, indent)), *texts, end_section=bool(indent) and arm == last
+        )
 
 
 def _cell(cell: Cell) -> Text:
@@ -109,7 +118,7 @@ def _note(study: Study) -> str:
     seeds = max(len(study.of(arm)) for arm in study.arms)
     note = f"Means over {seeds} seeds" if seeds > 1 else "One seed, no confidence intervals"
     if len(study.arms) > 1:
-        note += f"; bold: best; below: against {baseline_of(study)}"
+        note += f"; bold: best mean; below: against {baseline_of(study)}"
         note += ", seed by seed, in brackets where not sure (95 %)" if seeds > 1 else ""
         if not study.same_requests:
             note += ". The arms had different workloads, drawn from the same seeds"

@@ -21,6 +21,7 @@ from pagedsim.report.style import (
     margins,
     new_figure,
     plain_log_ticks,
+    short,
     tidy,
 )
 
@@ -110,7 +111,7 @@ def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) 
         if (place > 0.3 if side == "right" else place < 0.7) and apart.max() > 0.05:
             offset = (-5, 0) if side == "right" else (5, 0)
             axes.annotate(
-                arm,
+                short(arm, 12),
                 (x, y),
                 offset,
                 textcoords="offset points",

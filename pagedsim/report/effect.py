@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import Comparison, baseline_of, compare, estimate, values_of
 from pagedsim.metrics.study import Study
-from pagedsim.report.style import GRID, INK, MUTED, key, looks, margins, new_figure, tidy
+from pagedsim.report.style import GRID, INK, MUTED, key, looks, margins, new_figure, short, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+def without_ratio(study: Study) -> list[str]:
+    """Names of what differs and cannot be a multiple: from or to 0, or below it."""
+    found = [one for one in compare(study) if not one.ratio.mean > 0 and one.ours != one.theirs]
+    return list(dict.fromkeys(_name(one.client, one.key) for one in found))
 
 
 def draw_effect(study: Study) -> Figure:
@@ -36,12 +42,13 @@ def draw_effect(study: Study) -> Figure:
     axes.set_yticks(list(places.values()), [_name(*row) for row in places], color=INK)
     axes.set_ylim(y - 0.4, -0.6)
     _ratio_axis(axes, found)
-    tidy(axes, x=f"relative to {baseline_of(study)} (bars: 95 % confidence)")
+    tidy(axes, x=f"relative to {short(baseline_of(study), 60)} (bars: 95 % confidence)")
     single = len(others) == 1
     margins(figure, left=2.2, right=1.9 if single else 0.3, top=0.4 if single else 0.62)
     if len(others) > 1:
         key(figure, {arm: look[arm] for arm in others})
-    axes.set_title(f"{others[0]} against {baseline_of(study)}" if len(others) == 1 else "")
+    else:
+        axes.set_title(f"{short(others[0], 60)} against {short(baseline_of(study), 60)}")
     return figure
 
 
@@ -61,7 +68,7 @@ def draw_sweep(study: Study) -> Figure:
         bars = [max(0.0, (v.high - v.mean) * scale.factor) if v.known else 0.0 for v in values]
         axes.errorbar(where, means, bars, marker="o", ms=4, color=look.colour, ecolor=MUTED, lw=1.5)
         axes.set_title(label_of(name) + (f" ({scale.suffix})" if scale.suffix else ""))
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.set_xticks(where, study.arms)
         tidy(axes, x=study.swept if i >= len(keys) - columns else None)
         if len(study.arms) > 6 and not numeric:
@@ -102,8 +109,8 @@ def _ratio_axis(axes: Axes, found: list[Comparison]) -> None:
     means = [one.ratio.mean for one in found] or [1.0]
     lows = [one.ratio.low for one in found if one.ratio.known]
     highs = [one.ratio.high for one in found if one.ratio.known]
-    low = max(min([*means, *lows, 0.8]), min(means) / 10) / 1.1
-    high = min(max([*means, *highs, 1.25]), max(means) * 10) * 1.1
+    low = max(min([*means, *lows, 0.8]), min(*means, 1) / 10) / 1.1
+    high = min(max([*means, *highs, 1.25]), max(*means, 1) * 10) * 1.1
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     wide = math.log10(high / low)

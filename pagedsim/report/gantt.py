@@ -22,6 +22,7 @@ from pagedsim.report.style import (
     key,
     margins,
     new_figure,
+    short,
     tidy,
 )
 
@@ -49,7 +50,8 @@ def draw_gantt(study: Study) -> Figure:
     panels = figure.subplots(1, len(arms), squeeze=False, sharex=True, sharey=True)[0]
     for axes, arm in zip(panels, arms, strict=True):
         _panel(axes, study, runs[arm], chosen[arm], first=axes is panels[0])
-        axes.set_title(f"{study.swept.rpartition('.')[2]} {arm}" if study.swept else arm)
+        name = f"{study.swept.rpartition('.')[2]} {arm}" if study.swept else arm
+        axes.set_title(short(name, 96 // len(arms)))
     margins(figure, left=0.9)
     figure.subplots_adjust(wspace=0.05)
     yielded = Line2D([], [], ls="", marker="|", mew=2, ms=8, color=YIELD, label="was preempted")

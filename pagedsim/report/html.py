@@ -104,7 +104,7 @@ def _results(study: Study) -> Iterable[str]:
             "much seeds differ; the change below, geometric mean of the seeds’ ratios, is surer."
         )
     if len(study.arms) > 1:
-        note += f" Bold: best. Below: against {escape(baseline_of(study))}"
+        note += f" Bold: best mean. Below: against {escape(baseline_of(study))}"
         note += "; grey where that is not sure, or neither way is better." if seeds > 1 else "."
     swept = escape(study.swept.rpartition(".")[2]) if study.swept else ""
     yield "<h2>Results</h2>"
@@ -142,7 +142,7 @@ def _cell(cell: Cell, roomy: bool) -> str:
 def _figure(plot: Plot) -> str:
     svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{escape(plot.title)}" ', 1)
     return (
-        f"<h2>{escape(plot.title)}</h2>\n<figure>{svg}"
+        f'<h2>{escape(plot.title)}</h2>\n<figure><div class="scroll">{svg}</div>'
         f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
     )
 

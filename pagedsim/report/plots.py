@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.study import Study
 from pagedsim.report.distribution import draw_latency
-from pagedsim.report.effect import draw_effect, draw_sweep
+from pagedsim.report.effect import draw_effect, draw_sweep, without_ratio
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load
 from pagedsim.report.style import DARK, DPI, drawing
@@ -55,13 +55,12 @@ def _chosen(study: Study) -> Iterator[tuple[str, str, str, Callable[[Study], Fig
         bars += shared if seeds > 1 and study.same_requests else ""
         yield "sweep", f"Along {study.swept}", f"{bars}.", draw_sweep
     elif len(study.arms) > 1:
-        yield (
-            "effect",
-            f"Against {baseline}",
-            f"Each metric as a multiple of what it is under {baseline}, on a logarithmic scale. "
-            + (f"{bars}; a hollow dot's includes no difference." if seeds > 1 else f"{bars}."),
-            draw_effect,
-        )
+        caption = f"Each metric as a multiple of what it is under {baseline}, on a logarithmic "
+        caption += f"scale. {bars}"
+        caption += "; a hollow dot's includes no difference." if seeds > 1 else "."
+        if left_out := without_ratio(study):
+            caption += f" Left out, since there is no ratio to 0 or below: {', '.join(left_out)}."
+        yield "effect", f"Against {baseline}", caption, draw_effect
     yield (
         "latency",
         "Latency",
@@ -102,8 +101,13 @@ def _for_page(name: str, svg: str) -> str:
     svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', svg, count=1)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    svg = re.sub(r'="[^"]*"', _shortened, svg)
     svg = re.sub(
         r"#[0-9a-f]{6}\b", lambda m: f"var({COLOURS[m[0]]})" if m[0] in COLOURS else m[0], svg
     )
     return svg.replace("'DejaVu Sans'", "inherit")
+
+
+def _shortened(attribute: re.Match[str]) -> str:
+    """An attribute, such as a path, with two decimals: a hundredth of a point is not seen."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", attribute[0])

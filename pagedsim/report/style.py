@@ -80,6 +80,8 @@ _RC: Any = {
 }
 WIDTH = 9.2
 DPI = 110
+_LINE, _HANDLE, _LETTER = 0.2, 0.62, 0.078
+"""Inches in the key: from line to line, before a name, and for a letter of it."""
 
 
 @dataclass(frozen=True)
@@ -141,23 +143,47 @@ def key(figure: Figure, entries: dict[str, Any]) -> None:
     handles: list[Any] = []
     for name, look in entries.items():
         if isinstance(look, Look):
-            handles.append(
-                Line2D([], [], color=look.colour, linestyle=look.dashes, lw=2, label=name)
-            )
+            line = {"color": look.colour, "linestyle": look.dashes, "lw": 2}
+            handles.append(Line2D([], [], **line, label=short(name)))
         elif isinstance(look, str):
             handles.append(Patch(color=look, label=name))
         else:
             handles.append(look)
-    width, height = figure.get_size_inches()
+    lines = _lines([handle.get_label() for handle in handles])
+    height = _make_room(figure, _LINE * (lines - 1))
     figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(0.1 / width, 1 - 0.02 / height),
-        ncols=min(len(handles), 10),
+        bbox_to_anchor=(0.1 / WIDTH, 1 - 0.02 / height),
+        ncols=-(-len(handles) // lines),
         handlelength=2.4,
         columnspacing=1.4,
         borderaxespad=0.2,
     )
+
+
+def _lines(labels: Sequence[str]) -> int:
+    """So many lines of the key have room for `labels`, in columns as wide as the widest."""
+    widest = max(_HANDLE + _LETTER * len(label) for label in labels)
+    columns = max(1, min(10, int((WIDTH - 0.3) / widest)))
+    if sum(_HANDLE + _LETTER * len(label) for label in labels) < WIDTH - 0.3 and len(labels) < 11:
+        return 1
+    return -(-len(labels) // columns)
+
+
+def _make_room(figure: Figure, inches: float) -> float:
+    """Make the figure taller at its top, the panels as they are; returns its height."""
+    width, height = figure.get_size_inches()
+    room = figure.subplotpars
+    higher = height + inches
+    figure.set_size_inches(width, higher)
+    figure.subplots_adjust(bottom=room.bottom * height / higher, top=room.top * height / higher)
+    return float(higher)
+
+
+def short(name: str, most: int = 36) -> str:
+    """A name that fits into a picture."""
+    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
 def entries(study: Study, look: dict[str, Look]) -> dict[str, Any]:

@@ -33,14 +33,17 @@ class Cell:
 
     @property
     def change(self) -> str:
-        """How it differs from the baseline, such as "-87 %" or "×4.2"; empty for the baseline."""
+        """How it differs from the baseline, such as "-87 %" or "×4.2"; empty for the baseline.
+
+        Where there is no ratio it is the difference, such as "+3" or, of a share, "+1.5 pp".
+        """
         if self.versus is None:
             return ""
         if self.versus.ours == self.versus.theirs:
             return "same"
         ratio = self.versus.ratio.mean
         if math.isnan(ratio):
-            return ""
+            return _difference(self.versus)
         if ratio >= 2:
             return f"×{ratio:.1f}" if ratio < 100 else f"×{ratio:.0f}"
         percent = (ratio - 1) * 100
@@ -76,6 +79,14 @@ class Section:
     def labels(self) -> list[str]:
         """Headings of the columns."""
         return [label_of(key) for key in self.keys]
+
+
+def _difference(one: Comparison) -> str:
+    difference = one.difference.mean
+    scale = scale_of(one.key, (difference,))
+    suffix = scale.suffix.replace("%", "pp")  # percent of percents would be read as a ratio
+    sign = "+" if difference > 0 else "−"
+    return f"{sign}{scale.number(abs(difference))} {suffix}".rstrip()
 
 
 def sections(study: Study) -> list[Section]:

@@ -109,7 +109,7 @@ def _requests(run: Run, process: int, most: int) -> Events:
     for i, row in enumerate(table.select(facts).to_pylist()):
         client = f" ({row['client']})" if row["client"] else ""
         yield from _track(process, i + 1, f"{row['request']}{client}")
-        arguments = {name: value for name, value in row.items() if value not in ("", 0)}
+        arguments = {n: value for n, value in row.items() if n == "request" or value not in ("", 0)}
         times = [stage[i] for stage in stages]
         if row["state"] == "rejected":
             yield _slice(process, i + 1, "rejected", times[0], times[3] - times[0], arguments)

@@ -122,9 +122,8 @@ def test_a_fault_of_the_program_says_where() -> None:
     except IndexError as error:
         failure = failure_of(error, {"_target_": "policies.fcfs.FCFS"}, 1.5)
     assert failure.reason.startswith("IndexError: list index out of range (tests/experiments/")
-    assert failure.reason.endswith(
-        "in test_a_fault_of_the_program_says_where) at 1.5 s of simulated time"
-    )
+    assert failure.reason.endswith("in test_a_fault_of_the_program_says_where)")
+    assert str(failure) == f"{failure.reason} at 1.5 s of simulated time"
     assert not failure.expected
     assert "[][1]" in failure.trace
 

@@ -18,7 +18,7 @@ from tests.metrics.tables import REQUESTS, STEPS, study_of
 def study(values: dict[str, list[float]], key: str = "ttft_mean", **more: Any) -> Study:
     folder = Path()
     runs = [
-        Run(arm, seed, folder, {}, REQUESTS, STEPS, {key: value})
+        Run(arm, seed, folder, {}, REQUESTS, STEPS, {key: value, "finished": 2})
         for arm, series in values.items()
         for seed, value in enumerate(series)
     ]
@@ -127,7 +127,33 @@ def test_every_client_is_compared(tmp_path: Path) -> None:
 def test_a_sentence_says_what_is_sure() -> None:
     (said,) = finding(study({"fcfs": [10.0, 11.0, 12.0], "sjf": [5.0, 5.4, 6.1]}))
     assert said.startswith("Against fcfs, sjf cuts the TTFT mean by 50 % (11.0 s to ")
-    assert said.endswith("nothing that it loses is sure.")
+    assert said.endswith("; it loses in nothing.")
+
+
+def test_what_is_not_sure_is_no_loss(tmp_path: Path) -> None:
+    both = study_of(tmp_path)
+    both.metrics, both.clients = ("ttft_mean", "preemptions"), ()
+    for run, often in zip(both.runs, (5, 3, 4, 5, 6, 4), strict=True):
+        run.summary["preemptions"] = often
+    (said,) = finding(both)
+    assert said.endswith("; nothing that it loses is sure.")
+
+
+def test_nothing_finished_is_said() -> None:
+    none = study({"a": [math.nan], "b": [math.nan]})
+    for run in none.runs:
+        run.summary["finished"] = 0
+    assert finding(none) == ["No request finished."]
+    none.runs[0].summary["finished"] = 2
+    assert finding(none)[0] == "There is nothing to compare b with a by."
+
+
+def test_a_negative_value_has_no_ratio() -> None:
+    values = {"a": [-0.91, -0.92, -0.90], "b": [-0.81, -0.80, -0.79]}
+    (one,) = compare(study(values, key="kv_waste_mean"))
+    assert math.isnan(one.ratio.mean)
+    assert one.difference.mean == pytest.approx(0.11)
+    assert one.sure and one.gain is False  # more of it is wasted
 
 
 def test_a_sentence_for_large_factors() -> None:

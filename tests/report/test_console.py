@@ -14,7 +14,7 @@ from pagedsim import report
 from pagedsim.metrics.study import Study
 from pagedsim.report.console import _change
 from pagedsim.report.table import sections
-from tests.metrics.tables import study_of
+from tests.metrics.tables import study_of, with_rejected
 
 
 def shown(study: Study, width: int = 100) -> str:
@@ -74,6 +74,38 @@ def test_a_narrow_terminal_cuts_no_number(width: int, tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= width
     for part in sections(study):
         assert all(cell.text in text for cells in part.rows.values() for cell in cells)
+
+
+def test_a_long_name_is_broken_over_lines(tmp_path: Path) -> None:
+    name = "a policy that goes by the name of a whole sentence"
+    study = study_of(tmp_path, arms=("fcfs", name))
+    text = shown(study, 80).partition("──")[2]
+    assert max(map(len, text.splitlines())) <= 80
+    firsts = [line[:26].strip() for line in text.splitlines()]
+    assert "a policy that goes by" in firsts
+    for part in sections(study):
+        assert all(cell.text in text for cells in part.rows.values() for cell in cells)
+
+
+def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=2)
+    study.metrics, study.clients = ("kv_waste_mean", "preemptions"), ()
+    for run in study.runs:
+        urgent = run.arm == "urgent"
+        run.summary["kv_waste_mean"] = -0.808 if urgent else -0.914
+        run.summary["preemptions"] = 3 if urgent else 0
+    [part] = sections(study)
+    assert [cell.change for cell in part.rows["urgent"]] == ["+10.6 pp", "+3"]
+    assert "+10.6 pp" in shown(study)
+
+
+def test_nothing_finished_leaves_no_empty_table(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1, arms=("run",))
+    study.runs = [with_rejected(run, 40) for run in study.runs]
+    study.metrics = ("ttft", "tpot")
+    text = shown(study)
+    assert "No request finished." in text
+    assert "──" not in text and "run:" not in text
 
 
 def test_one_seed_says_so(tmp_path: Path) -> None:

@@ -216,3 +216,9 @@ def test_the_same_study_gives_the_same_page(tmp_path: Path) -> None:
 
 def test_flat_names() -> None:
     assert html.flat({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": "1", "a.c": "{}", "d": "null"}
+
+
+def test_a_narrow_page_scrolls_its_pictures_and_keeps_names_in_view(page: str) -> None:
+    assert page.count('<figure><div class="scroll"><svg') == 4
+    assert re.search(r"@media \(max-width: 40rem\) \{[^@]*figure svg \{ min-width: 44rem", page)
+    assert re.search(r"\.results td:first-child \{[^}]*position: sticky", page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from pagedsim.metrics.compare import compare, estimate, values_of
+from pagedsim.metrics.compare import compare, estimate, value_of, values_of
 from pagedsim.metrics.study import Study
 from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load, load_of
+from pagedsim.report.plots import _for_page, draw
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks
 from tests.metrics.tables import study_of, with_rejected
 
@@ -46,6 +48,59 @@ def test_a_sweep_s_lines_are_the_means(tmp_path: Path) -> None:
     assert first.get_title(loc="left") == "TTFT mean (ms)"
     assert use.get_ydata() == pytest.approx(100 * np.array(means(study, "kv_utilisation_mean")))
     assert first.get_ylim()[0] == 0
+
+
+def negative(study: Study) -> Study:
+    for run in study.runs:
+        run.summary["kv_waste_mean"] = -0.9 + 0.1 * study.arms.index(run.arm)
+    return study
+
+
+def test_a_sweep_shows_what_is_below_zero(tmp_path: Path) -> None:
+    study = negative(sweep_of(tmp_path, "kv_waste_mean"))
+    axes = draw_sweep(study).axes[0]
+    assert axes.lines[0].get_ydata() == pytest.approx([-90, -80, -70])
+    assert axes.get_ylim()[0] < -90
+
+
+def test_what_has_no_ratio_is_named_below_the_picture(tmp_path: Path) -> None:
+    study = negative(study_of(tmp_path))
+    study.metrics, study.clients = ("ttft_mean", "kv_waste_mean", "preemptions"), ()
+    for run in study.of("urgent"):
+        run.summary["preemptions"] = 0
+    caption = next(plot.caption for plot in draw(study) if plot.name == "effect")
+    assert caption.endswith("no ratio to 0 or below: KV waste, Preemptions.")
+
+
+@pytest.mark.parametrize("factor", [0.001, 50.0, 1e5])
+def test_no_difference_is_on_the_scale(factor: float, tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1)
+    study.metrics, study.clients = ("ttft_mean",), ()
+    study.of("urgent")[0].summary["ttft_mean"] = factor * value_of(
+        study.of("fcfs")[0].summary, "ttft_mean"
+    )
+    low, high = draw_effect(study).axes[0].get_xlim()
+    assert low < 1 < high
+
+
+def test_texts_of_a_picture_are_left_as_they_are() -> None:
+    svg = '<svg viewBox="0 0 1 1"><path d="M 1.23456 2"/><text x="1.999999">×0.001</text></svg>'
+    assert _for_page("x", svg).endswith('<path d="M 1.23 2"/><text x="1.99">×0.001</text></svg>')
+
+
+@pytest.mark.parametrize("count", [2, 4, 9])
+def test_long_names_stay_in_the_picture(count: int, tmp_path: Path) -> None:
+    arms = tuple(f"{i} a policy that goes by the name of a whole sentence" for i in range(count))
+    study = study_of(tmp_path, seeds=1, arms=arms)
+    for figure in (draw_load(study), draw_latency(study), draw_gantt(study)):
+        [legend] = figure.legends
+        figure.canvas.draw()
+        box = legend.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+        titles = [axes._left_title.get_window_extent() for axes in figure.axes]  # type: ignore[attr-defined]
+        assert all(title.y1 <= box.y0 + 1 for title in titles)
+        level = [(a, b) for a, b in pairwise(titles) if a.y0 == b.y0]
+        assert all(a.x1 < b.x0 for a, b in level)
 
 
 def test_latency_curves_rise_to_all_requests(tmp_path: Path) -> None:

@@ -48,6 +48,12 @@ def test_steps_and_requests_are_tracks(tmp_path: Path) -> None:
     ]
 
 
+def test_the_first_request_has_its_number_too(tmp_path: Path) -> None:
+    events = written(of(REQUESTS, STEPS, tmp_path))
+    found = [e["args"].get("request") for e in events if e["ph"] == "X" and e["pid"] == 2]
+    assert found == [0, 0, 1, 1, 1]
+
+
 def test_counters_and_preemptions(tmp_path: Path) -> None:
     steps = steps_of(
         {"end": 1.0, "decode_seqs": 3, "used_blocks": 5, "waiting": 2},
