@@ -2,7 +2,8 @@
 
 Whoever decodes gets a token at the end of every decode step. So a request's gaps are those between
 the decode steps after its first token, up to the step in which it ended; and since one gap belongs
-to all who decoded in it, the gaps of a whole run are one value and one count a step.
+to all who decoded in it, the gaps of a whole run are one value and one count a step. The sequences
+of a request get their tokens together, so their gaps are the request's and count once.
 
 This is exact for every request that decoded in each of those steps. One that missed some, because
 it was preempted or held, has as many gaps as before and they add up to the same time, but which
@@ -44,19 +45,19 @@ def token_gaps(
     # A running sum of who joins and who leaves: how often each gap between decode steps came.
     change = np.bincount(begin[some] + 1, weight[some], len(ends) + 1)
     change -= np.bincount(stop[some], weight[some], len(ends) + 1)
-    between = np.cumsum(change)[1 : len(ends)]
-    between[np.abs(between) < _DUST] = 0.0
-    values = np.concatenate((ends[begin[some]] - first[some], np.diff(ends), pause))
-    weights = np.concatenate((weight[some], between, pauses))
-    return values[weights > 0], weights[weights > 0]
+    between = np.cumsum(change, out=change)[1 : len(ends)]
+    came = between > _DUST
+    first_gap, long = weight > 0, pauses > 0
+    values = (ends[begin[first_gap]] - first[first_gap], np.diff(ends)[came], pause[long])
+    weights = (weight[first_gap], between[came], pauses[long])
+    return np.concatenate(values), np.concatenate(weights)
 
 
 def _pauses(
     steps: NDArray[Any], count: Floats, preemptions: NDArray[Any], whole: NDArray[np.bool_]
 ) -> Floats:
     """How many long gaps each request has, that are not one decode step long."""
-    # Without a preemption, one was held back for a step here and there. Where there are more gaps
-    # than steps, several sequences decode side by side, and nothing is missing.
+    # Without a preemption, one was held back for a step here and there.
     missed = np.where(preemptions > 0, preemptions, np.maximum(steps - count, 0))
     pauses = np.minimum(missed, count)
     pauses[(steps == count) & whole] = 0

@@ -10,17 +10,22 @@
 | queue_time | scheduled - arrival |
 | requests_per_s, output_tokens_per_s | of finished requests, over the makespan |
 | goodput_per_s | finished requests within every bound of the SLO, over the makespan |
-| makespan | first arrival to last finish |
+| makespan | first arrival to last finish; to the last step's end, if anybody is unfinished |
 | kv_utilisation_mean | used_blocks / total_blocks over the makespan; nothing is used in no step |
-| kv_waste_mean | 1 - tokens / slots of the blocks in use, over the time of decode-only steps |
+| kv_waste_mean | 1 - tokens / slots of the blocks in use, over the time of steps of decodes alone |
 | batch_size_mean | decode_seqs + prefill_requests over the time of steps |
 | mfu, mbu | FLOP (bytes) / time of steps / peak |
 | in_system_mean | finished requests that have arrived and are not finished, over the makespan |
 
-A latency has the keys `_mean`, `_p50`, `_p90` and `_p99`, in seconds, and counts requests that
+`output_tokens` are those of one sequence; only rates of tokens count those of all `sequences`. A
+latency has the keys `_mean`, `_p50`, `_p90` and `_p99`, in seconds, and counts requests that
 finished; whoever was rejected, aborted or left unfinished is only counted. Where there is nothing
 to measure the value is NaN. `clients` holds the same for each client, with rates over the makespan
 of the whole run, so that they add up.
+
+How much memory is wasted is told only where every block belongs to one sequence: where a prefix is
+found in the cache, or requests have several sequences, a slot holds tokens of several, and
+`kv_waste_mean` is NaN.
 """
 
 from __future__ import annotations
@@ -45,6 +50,8 @@ _TOTALS = ("preemptions", "recomputed_tokens", "swapped_blocks", "cached_tokens"
 _STATES = ("finished", "rejected", "aborted", "unfinished")
 _TIMES = ("arrival", "scheduled", "first_token", "finished")
 _NAN = float("nan")
+_PART = 1 << 18
+"""Steps looked at in one go."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +143,15 @@ def summarise(
         groups = {c: served.measure(_is(requests, "client", c)) for c in _by_urgency(requests)}
     summary["makespan"] = served.makespan
     summary["in_system_mean"] = littles_law(requests).number
-    summary |= _use(steps, served.makespan, total_blocks, block_size, max_seqs)
-    busy = float(np.sum(_column(steps, "end") - _column(steps, "start")))
+    use = _use(steps, block_size)
+    batch = _ratio(use.sequences, use.busy)
+    summary["kv_utilisation_mean"] = _ratio(use.blocks, served.makespan * total_blocks)
+    summary["kv_waste_mean"] = _NAN if _shared(requests) else _ratio(use.waste, use.known)
+    summary |= {"batch_size_mean": batch, "batch_fill_mean": _ratio(batch, max_seqs)}
     if flops is not None and peak_flops:
-        summary["mfu"] = _ratio(flops, busy * peak_flops)
+        summary["mfu"] = _ratio(flops, use.busy * peak_flops)
     if bytes is not None and peak_bandwidth:
-        summary["mbu"] = _ratio(bytes, busy * peak_bandwidth)
+        summary["mbu"] = _ratio(bytes, use.busy * peak_bandwidth)
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
     return summary | {"clients": groups}
 
@@ -152,15 +162,18 @@ class _Served:
     def __init__(self, requests: pa.Table, steps: pa.Table, slo: Slo | None) -> None:
         self.columns = {
             name: _column(requests, name)
-            for name in ("first_token", "finished", "output_tokens", *_TOTALS)
+            for name in ("first_token", "finished", "output_tokens", "sequences", *_TOTALS)
         }
         self.states = {state: _is(requests, "state", state) for state in _STATES}
         self.latency = request_latencies(requests)
         self.met = slo.met(self.latency) if slo is not None else None
         self.ends = _column(steps, "end")[_column(steps, "decode_seqs") > 0]
         finished = self.columns["finished"][self.states["finished"]]
+        over = float(finished.max()) if len(finished) else _NAN
+        if self.states["unfinished"].any() and steps.num_rows:
+            over = float(_column(steps, "end").max())
         begun = _column(requests, "arrival")
-        self.makespan = float(finished.max() - begun.min()) if len(finished) else _NAN
+        self.makespan = over - float(begun.min()) if len(begun) else _NAN
 
     def measure(self, mask: Mask) -> dict[str, Any]:
         """The metrics of the requests in `mask`."""
@@ -174,7 +187,7 @@ class _Served:
                 _PERCENTS, weighted_percentiles(values, weights, _PERCENTS), strict=True
             ):
                 summary[f"{name}_p{percent:.0f}"] = float(value)
-        tokens = int(self.columns["output_tokens"][done].sum())
+        tokens = int((self.columns["output_tokens"] * self.columns["sequences"])[done].sum())
         summary["requests_per_s"] = _ratio(int(done.sum()), self.makespan)
         summary["output_tokens_per_s"] = _ratio(tokens, self.makespan)
         if self.met is not None:
@@ -192,23 +205,48 @@ class _Served:
         return token_gaps(self.ends, *(self.columns[name][several] for name in names))
 
 
-def _use(
-    steps: pa.Table, makespan: float, total_blocks: int, block_size: int, max_seqs: int
-) -> dict[str, float]:
-    """How full memory and batch were."""
-    seconds = _column(steps, "end") - _column(steps, "start")
-    used, prefills = _column(steps, "used_blocks"), _column(steps, "prefill_requests")
-    decodes, context = _column(steps, "decode_seqs"), _column(steps, "decode_context")
-    batch = _ratio(float(seconds @ (decodes + prefills)), float(seconds.sum()))
-    # Only where all who hold memory decode is it known how many tokens they have there.
-    plain = (decodes > 0) & (prefills == 0) & (used > 0)
-    waste = 1 - context[plain] / (used[plain] * block_size)
-    return {
-        "kv_utilisation_mean": _ratio(float(seconds @ used), makespan * total_blocks),
-        "kv_waste_mean": _ratio(float(seconds[plain] @ waste), float(seconds[plain].sum())),
-        "batch_size_mean": batch,
-        "batch_fill_mean": _ratio(batch, max_seqs),
-    }
+class _Use(NamedTuple):
+    """Sums over steps, weighted by how long each took."""
+
+    busy: float = 0.0
+    """Their time."""
+    blocks: float = 0.0
+    sequences: float = 0.0
+    known: float = 0.0
+    """The time of those in which all who hold memory decode."""
+    waste: float = 0.0
+    """In that time."""
+
+    @classmethod
+    def of(cls, part: pa.RecordBatch, block_size: int) -> _Use:
+        """Of some steps."""
+        seconds = _column(part, "end") - _column(part, "start")
+        used, decodes = _column(part, "used_blocks"), _column(part, "decode_seqs")
+        served = decodes + _column(part, "prefill_requests")
+        # Of a prompt that is not whole it is not recorded how many of its tokens are in memory.
+        plain = (decodes > 0) & (decodes == _column(part, "running")) & (used > 0)
+        waste = 1 - _column(part, "decode_context")[plain] / (used[plain] * float(block_size))
+        return cls(
+            float(seconds.sum()),
+            float(seconds @ used),
+            float(seconds @ served),
+            float(seconds[plain].sum()),
+            float(seconds[plain] @ waste),
+        )
+
+
+def _use(steps: pa.Table, block_size: int) -> _Use:
+    """How full memory and batch were, part by part: a run may have millions of steps."""
+    parts = steps.to_batches(max_chunksize=_PART)
+    return _Use(
+        *(sum(sums) for sums in zip(_Use(), *(_Use.of(p, block_size) for p in parts), strict=True))
+    )
+
+
+def _shared(requests: pa.Table) -> bool:
+    """Whether any block may have held tokens of several sequences."""
+    found, sequences = _column(requests, "cached_tokens"), _column(requests, "sequences")
+    return bool((found > 0).any() or (sequences > 1).any())
 
 
 def _by_urgency(requests: pa.Table) -> list[str]:

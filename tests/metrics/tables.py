@@ -23,6 +23,7 @@ _REQUEST: dict[str, Any] = {
     "finished": 1.0,
     "prompt_tokens": 10,
     "output_tokens": 1,
+    "sequences": 1,
     "preemptions": 0,
     "recomputed_tokens": 0,
     "swapped_blocks": 0,

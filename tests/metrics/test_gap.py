@@ -48,9 +48,14 @@ def test_recomputed_tokens_can_come_without_a_decode_step() -> None:
     assert gaps([9.0], (1.0, 5.0, 3, 2)) == [(2.0, 2.0)]
 
 
-def test_sequences_side_by_side_share_their_gaps() -> None:
-    # Two sequences of three tokens: six tokens, five gaps, two steps.
-    total = gaps([2.0, 3.0], (1.0, 3.0, 6, 0))
+def test_a_rebuilt_request_whose_steps_are_all_ordinary_has_no_long_gap() -> None:
+    # It lost its memory and came back between two decode steps: as many gaps as steps, all told.
+    assert gaps([1.0, 2.0, 3.0], (0.0, 3.0, 4, 1)) == [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)]
+
+
+def test_fewer_steps_than_ordinary_gaps_leave_no_room_for_a_long_one() -> None:
+    # Five gaps in the time of two steps: beside four ordinary ones a pause would be below zero.
+    total = gaps([2.0, 3.0], (1.0, 3.0, 6, 1))
     assert total == [(1.0, 2.5), (1.0, 2.5)]
 
 

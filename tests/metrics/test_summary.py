@@ -75,6 +75,52 @@ def test_use_is_weighted_by_time() -> None:
     assert summary["kv_waste_mean"] == pytest.approx(0.25)
 
 
+def test_an_interrupted_run_lasted_until_its_last_step() -> None:
+    """One of two has finished when it is stopped; the other held its memory until then."""
+    stopped = requests_of(
+        {"finished": 0.01}, {"state": "unfinished", "first_token": NAN, "finished": NAN}
+    )
+    steps = steps_of({"end": 10.0, "used_blocks": 10, "prefill_requests": 1, "running": 1})
+    summary = summarise(stopped, steps, **SIZES)
+    assert (summary["makespan"], summary["kv_utilisation_mean"]) == (10.0, 1.0)
+    assert summary["requests_per_s"] == 0.1
+    nobody = summarise(requests_of({"state": "unfinished", "finished": NAN}), steps, **SIZES)
+    assert (nobody["makespan"], nobody["requests_per_s"]) == (10.0, 0.0)
+
+
+def test_waste_is_told_where_all_who_hold_memory_decode() -> None:
+    steps = steps_of(
+        {"end": 1.0, "decode_seqs": 1, "decode_context": 12, "used_blocks": 4, "running": 1},
+        # Another's prompt is half in memory: some of its 16 slots are full, nobody knows which.
+        {"end": 9.0, "decode_seqs": 1, "decode_context": 13, "used_blocks": 8, "running": 2},
+    )
+    assert summarise(REQUESTS, steps, **SIZES)["kv_waste_mean"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("sharing", [{"cached_tokens": 4}, {"sequences": 2}])
+def test_waste_is_not_told_where_blocks_are_shared(sharing: dict[str, int]) -> None:
+    found = summarise(requests_of({}, sharing), STEPS, **SIZES)["kv_waste_mean"]
+    assert math.isnan(found)
+
+
+def test_a_request_of_several_sequences_has_the_latencies_of_one() -> None:
+    """Three tokens each, in step: its user waits no less for each than for those of one."""
+    steps = steps_of({"end": 1.0}, *({"end": end, "decode_seqs": 4} for end in (2.0, 3.0)))
+    request = {"finished": 3.0, "output_tokens": 3}
+    one, four = (summarise(requests_of(request | {"sequences": n}), steps, **SIZES) for n in (1, 4))
+    for name in ("tpot_mean", "normalized_latency_mean", "itl_mean"):
+        assert four[name] == one[name] == 1.0
+    assert (one["output_tokens_per_s"], four["output_tokens_per_s"]) == (1.0, 4.0)
+
+
+def test_millions_of_tokens_are_counted() -> None:
+    rows = requests_of(*({"output_tokens": 2**30, "sequences": 1} for _ in range(8)))
+    for name in ("output_tokens", "sequences"):
+        place = rows.column_names.index(name)
+        rows = rows.set_column(place, name, rows[name].cast(pa.int32()))
+    assert summarise(rows, STEPS, **SIZES)["output_tokens_per_s"] == 2**33
+
+
 def test_utilisation_of_the_hardware() -> None:
     peaks: dict[str, Any] = {
         "flops": 9e12,
@@ -98,7 +144,7 @@ def test_who_did_not_finish_is_counted_and_nothing_else() -> None:
     counts = ("requests", "finished", "rejected", "unfinished", "aborted")
     assert [summary[name] for name in counts] == [4, 1, 1, 1, 1]
     assert summary["ttft_mean"] == 1.0
-    assert summary["makespan"] == 4.5
+    assert summary["makespan"] == 5.0  # of the last step, which served who is unfinished
     assert summary["preemptions"] == 2
     assert math.isnan(summary["clients"]["b"]["ttft_mean"])
     assert math.isnan(summary["clients"]["b"]["itl_p99"])

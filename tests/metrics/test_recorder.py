@@ -1,0 +1,109 @@
+"""What is recorded of steps and requests, and how little room that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.core.plan import Chunk
+from pagedsim.metrics.columns import PACKED
+from pagedsim.metrics.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
+from pagedsim.sim.simulate import simulate
+from tests.sim.harness import Constant, Jobs, run
+
+
+def scheduler() -> Scheduler:
+    return make_scheduler(memory=make_memory(blocks=64, block_size=4))
+
+
+def test_steps_start_where_the_last_ended_unless_the_server_was_idle() -> None:
+    _, steps = run(scheduler(), Jobs([(0.5, 4, 3), (10.25, 4, 3)]))
+    assert steps["start"].to_pylist() == [0.5, 1.5, 2.5, 10.25, 11.25, 12.25]
+    assert steps["end"].to_pylist() == [1.5, 2.5, 3.5, 11.25, 12.25, 13.25]
+    assert steps["step"].to_pylist() == list(range(6))
+    assert steps["decode_context"].to_pylist() == [0, 5, 6, 0, 5, 6]
+
+
+def test_chunks_of_one_request_are_one_prefill() -> None:
+    """A group that lost its memory computes what its sequences do not share one by one."""
+    plan = StepPlan(number=0, now=0.0)
+    group, other = Request(0, 9, SamplingParams(n=2, max_tokens=4)), Request(1, 5)
+    for chunk in (
+        Chunk(group, 0, 9, samples=False),
+        Chunk(group, 8, 1, samples=False, sequence=1),
+        Chunk(other, 0, 5, samples=True),
+    ):
+        plan.add_chunk(chunk)
+    recorder = Recorder()
+    recorder.step(plan, 0.0, 1.0, scheduler())
+    (row,) = recorder.steps_table().to_pylist()
+    assert (row["prefill_requests"], row["sampled_prefills"]) == (2, 1)
+    assert row["prefill_pairs"] == 45 + 9 + 15
+
+
+class Pairs(Jobs):
+    """Each request asks for two answers."""
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        for request, output in super().requests():
+            yield Request(request.id, 4, SamplingParams(n=2), arrival=request.arrival), output
+
+
+def test_output_tokens_are_those_of_one_sequence() -> None:
+    recorder = Recorder()
+    simulate(scheduler(), Pairs([(0.0, 4, 3)]), Constant(), recorder)
+    (row,) = recorder.requests_table().to_pylist()
+    assert (row["output_tokens"], row["sequences"]) == (3, 2)
+    assert recorder.steps_table()["decode_seqs"].to_pylist() == [0, 2, 2]
+
+
+@pytest.mark.parametrize("ids", [[3, 1, 2], ["c", "a", "b"]])
+def test_requests_stand_in_the_order_of_their_ids(ids: list[int | str]) -> None:
+    recorder = Recorder()
+    for number, name in enumerate(ids):
+        recorder.left(Request(name, 10 + number, client=f"of {name}"))
+    rows = recorder.requests_table().to_pylist()
+    assert [row["request"] for row in rows] == sorted(ids, key=str)
+    assert [row["prompt_tokens"] for row in rows] == [11, 12, 10]
+    assert [row["client"] for row in rows] == [f"of {name}" for name in sorted(ids, key=str)]
+    assert {row["state"] for row in rows} == {"unfinished"}
+
+
+def test_columns_have_their_types_whatever_is_in_them() -> None:
+    for recorder in (Recorder(), served(3)):
+        steps, requests = recorder.steps_table(), recorder.requests_table()
+        for table, types in ((steps, STEP_COLUMNS), (requests, REQUEST_COLUMNS)):
+            assert {name: table.schema.field(name).type for name in types} == {
+                name: pa.from_numpy_dtype(type_) for name, type_ in types.items()
+            }
+        words = {requests.schema.field(name).type for name in ("client", "state", "reason")}
+        assert words == {pa.string()}
+
+
+def served(requests: int) -> Recorder:
+    """So many requests of 40 tokens, one after the other, each planned afresh."""
+    recorder = Recorder()
+    jobs = Jobs([(50.0 * i, 4, 40) for i in range(requests)])
+    simulate(scheduler(), jobs, Constant(), recorder, fast_forward=False)
+    return recorder
+
+
+def test_what_is_packed_away_is_whole() -> None:
+    recorder = served(PACKED // 40 + 9)
+    steps, requests = recorder.steps_table(), recorder.requests_table()
+    assert steps.num_rows == 40 * requests.num_rows > PACKED
+    assert steps["step"].to_pylist() == list(range(steps.num_rows))
+    assert sum(steps["prefill_tokens"].to_pylist()) == 4 * requests.num_rows
+    assert sum(steps["decode_seqs"].to_pylist()) == 39 * requests.num_rows
+    assert set(steps["swap_out"].to_pylist()) == {0}
+    assert recorder.steps_table() is steps
+
+
+def test_a_step_takes_less_than_80_bytes() -> None:
+    """Of a column in which nothing happens only a part is kept."""
+    steps = served(8 * PACKED // 40).steps_table()
+    assert steps.get_total_buffer_size() / steps.num_rows < 80
