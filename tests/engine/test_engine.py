@@ -22,7 +22,7 @@ def engine(**settings: Any) -> LLMEngine:
 
 
 def run(server: LLMEngine) -> dict[Any, RequestOutput]:
-    found = {}
+    found: dict[Any, RequestOutput] = {}
     while server.has_unfinished_requests():
         found |= {output.request_id: output for output in server.step()}
     return found
