@@ -134,9 +134,10 @@ def _lines() -> Iterator[str]:
     yield from ("", "RESULTS, in outputs/<date>/<time>-<experiment>/")
     yield "  report.html, plots/*.png        what to show others"
     yield "  runs/<arm>/seed-<n>/            requests.parquet, steps.parquet, summary.json"
+    yield "  comparison.csv                  every arm against the baseline, with intervals"
     yield "  timeline.json                   requests and steps, for ui.perfetto.dev"
     yield "  config.yaml                     the whole configuration"
-    yield "  wandb/                          one run an arm and seed; `wandb sync` uploads them"
+    yield "  wandb/                          one run an arm; `wandb sync` uploads them"
     yield "  Ctrl-C keeps what is complete. A study that is run again into the same folder goes on."
 
 

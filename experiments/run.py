@@ -21,6 +21,7 @@ from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from pagedsim.complaint import Complaint, Interruption, shown, verbose
 from pagedsim.metrics.study import Study
 from pagedsim.report import show, write
+from pagedsim.report.comparison import write_comparison
 from pagedsim.tracking import track
 
 
@@ -82,6 +83,7 @@ def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
             show(study)
             for note in study.notes:
                 print(f"note: {note}")
+        write_comparison(study, study.folder / "comparison.csv")
         report = write(study) if config.report else None
         mode = "none" if runs.interrupted else cast(str, config.tracking.mode)
         tracked = track(study, mode, project=config.tracking.project, entity=config.tracking.entity)

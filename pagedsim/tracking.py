@@ -6,18 +6,20 @@ later with `wandb sync`. Nothing is printed.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
+import secrets
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.metrics.catalogue import label_of
-from pagedsim.metrics.compare import compare
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.study import Run, Study
+from pagedsim.report.comparison import COLUMNS, comparison_rows
 from pagedsim.report.load import load_of
 
 if TYPE_CHECKING:
@@ -28,11 +30,6 @@ SETTINGS = ("mode", "project", "entity")
 MODES = ("offline", "online", "none")
 POINTS = 4000
 """Points in time of all arms' series together; each has between 100 and 400."""
-_COMPARISON = (
-    *("client", "metric", "arm", "baseline", "seeds", "ours", "theirs"),
-    *("difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
-    "sure",
-)
 
 
 def check_mode(mode: str) -> None:
@@ -54,7 +51,7 @@ def track(
     Each run has its arm's configuration, the load over time under its first seed, the summary
     as means over its seeds, and a table of every seed's summary; one more, "comparison", has the
     comparison as a table and `plots` (default: what is in the study's plots/). Online, an account
-    must be set up (`wandb login`).
+    must be set up (`wandb login`). A study that goes on takes the place of its earlier runs.
     """
     check_mode(mode)
     if mode == "none" or not study.runs:
@@ -64,12 +61,12 @@ def track(
     import wandb
 
     logging.getLogger("wandb").setLevel(logging.ERROR)
-    study.folder.mkdir(parents=True, exist_ok=True)
-    common = {
+    ids = _ids(study)
+    common: dict[str, Any] = {
         "mode": mode,
         "project": project,
         "entity": entity,
-        "group": study.name,
+        "group": _group(study),
         "dir": str(study.folder),
         "reinit": "create_new",
         "settings": _settings(),
@@ -78,10 +75,12 @@ def track(
     try:
         for arm in study.arms:
             config = study.of(arm)[0].config | {"arm": arm}
-            with wandb.init(name=arm, config=config, job_type="arm", **common) as tracked:
+            own = {"name": arm, "id": ids[arm], "job_type": "arm", "config": config}
+            with wandb.init(**common | own) as tracked:
                 _log_arm(tracked, study.of(arm), max(100, min(400, POINTS // len(study.arms))))
                 folders.append(_folder(tracked))
-        with wandb.init(name="comparison", job_type="comparison", **common) as tracked:
+        own = {"name": "comparison", "id": ids[""], "job_type": "comparison"}
+        with wandb.init(**common | own) as tracked:
             if plots is None:
                 plots = sorted((study.folder / "plots").glob("*.png"))
             _log_study(tracked, study, plots)
@@ -89,6 +88,27 @@ def track(
     except wandb.Error as error:
         raise PagedsimError(f"tracking.mode={mode}: Weights & Biases says: {error}") from error
     return folders
+
+
+def _group(study: Study) -> str:
+    """The study's name and folder, of which the last two parts tell the day and the time."""
+    return f"{study.name}, {'/'.join(study.folder.resolve().parts[-2:])}"
+
+
+def _ids(study: Study) -> dict[str, str]:
+    """An id for each arm and, under "", for the comparison, kept in the study's folder.
+
+    Offline runs of an earlier time are removed: they are part of those to come.
+    """
+    path = study.folder / "wandb" / "ids.json"
+    ids = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for left in ids.values():
+        for folder in path.parent.glob(f"offline-run-*-{left}"):
+            shutil.rmtree(folder)
+    ids |= {arm: secrets.token_hex(4) for arm in ("", *study.arms) if arm not in ids}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+    return ids
 
 
 def _settings() -> Any:
@@ -150,7 +170,7 @@ def _log_study(tracked: Any, study: Study, plots: Sequence[Path]) -> None:
     # A single log call: what belongs together has one step.
     tracked.log(
         {
-            "comparison": wandb.Table(columns=list(_COMPARISON), data=comparison_rows(study)),
+            "comparison": wandb.Table(columns=list(COLUMNS), data=comparison_rows(study)),
             **{f"plots/{path.stem}": wandb.Image(str(path)) for path in plots},
         }
     )
@@ -158,22 +178,6 @@ def _log_study(tracked: Any, study: Study, plots: Sequence[Path]) -> None:
         {"title": study.title, "question": study.question, "finding": " ".join(finding(study))}
     )
     tracked.config.update({"command": study.command, "arms": study.arms})
-
-
-def comparison_rows(study: Study) -> list[list[Any]]:
-    """Rows of the comparison table: every arm against the baseline."""
-    return [
-        [
-            *(one.client or "all", label_of(one.key), one.arm, one.baseline, one.seeds),
-            *map(_number, (one.ours, one.theirs, *one.difference, *one.ratio)),
-            one.sure,
-        ]
-        for one in compare(study)
-    ]
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def _flat(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

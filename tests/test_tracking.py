@@ -16,7 +16,8 @@ import pytest
 from pagedsim import report
 from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Study
-from pagedsim.tracking import comparison_rows, track
+from pagedsim.report.comparison import comparison_rows
+from pagedsim.tracking import track
 from tests.metrics.tables import study_of
 
 
@@ -91,7 +92,8 @@ def test_one_run_an_arm_in_a_group(tracked: tuple[Study, list[Path]]) -> None:
         for folder in folders
     ]
     assert [run.display_name for run in runs] == ["fcfs", "urgent", "comparison"]
-    assert {run.run_group for run in runs} == {"small"}
+    folder = study.folder
+    assert {run.run_group for run in runs} == {f"small, {folder.parent.name}/{folder.name}"}
     assert all(folder.parent == study.folder / "wandb" for folder in folders)
     config = items(runs[1].config.update)
     assert config["arm"] == "urgent"
@@ -138,9 +140,17 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("mode", ["none", "disabled"])
-def test_tracking_can_be_left_out(mode: str, tmp_path: Path) -> None:
-    assert track(study_of(tmp_path, seeds=1), mode) == []
+def test_a_study_that_goes_on_takes_the_place_of_its_runs(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1, arms=("a",))
+    first = track(study)
+    more = track(study_of(tmp_path, seeds=1, arms=("a", "b")))
+    assert [path.name[-8:] for path in first] == [more[0].name[-8:], more[-1].name[-8:]]
+    assert len({path.name[-8:] for path in more}) == 3
+    assert sorted((tmp_path / "wandb").glob("offline-run-*")) == sorted(more)
+
+
+def test_tracking_can_be_left_out(tmp_path: Path) -> None:
+    assert track(study_of(tmp_path, seeds=1), "none") == []
     assert not (tmp_path / "wandb").exists()
 
 

@@ -1,6 +1,6 @@
 """How fast the simulator is: event loop with records of every step and request.
 
-    python -m experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv] [--million]
+    python -m experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv]
 
 Times are the median of several rounds, beside one plain SimPy timeout measured in the same round.
 Without the trace its place is taken by drawn requests of the same mean lengths and rate.
@@ -9,9 +9,6 @@ Without the trace its place is taken by drawn requests of the same mean lengths 
 from __future__ import annotations
 
 import argparse
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +39,17 @@ class Case:
     fast_forward: bool = True
 
 
-def run(case: Case, workload: Workload) -> Recorder:
+def replica() -> Replica:
     """Llama-2-7B on an A100 with 80 GB, blocks of 16 tokens."""
     folder = Path(conf.__file__).parent
-    replica = Replica(
+    return Replica(
         model=instantiate(OmegaConf.load(folder / "model" / "llama-2-7b.yaml")),
         hardware=instantiate(OmegaConf.load(folder / "hardware" / "a100-80gb.yaml")),
     )
+
+
+def run(case: Case, workload: Workload) -> Recorder:
+    """Serve the workload and record it."""
     scheduler = make_scheduler(
         memory=make_memory(blocks=case.blocks, block_size=16),
         batching=case.batching,
@@ -56,7 +57,7 @@ def run(case: Case, workload: Workload) -> Recorder:
         max_model_len=4096,
     )
     recorder = Recorder()
-    simulate(scheduler, workload, Roofline(replica), recorder, fast_forward=case.fast_forward)
+    simulate(scheduler, workload, Roofline(replica()), recorder, fast_forward=case.fast_forward)
     return recorder
 
 
@@ -77,12 +78,12 @@ def conversation(path: str | None) -> Case:
     )
 
 
-def short(requests: int = 10_000) -> Case:
-    """154 tokens in, 312 out, more than the server can take."""
-    lengths = {"shape": "fixed", "prompt": 154, "output": 312}
+def short(requests: int, prompt: int, output: int, rate: float) -> Case:
+    """Requests of one length, at random times."""
+    lengths = {"shape": "fixed", "prompt": prompt, "output": output}
     return Case(
-        f"short, saturated, {requests:,}",
-        lambda: synthetic(requests=requests, rate=1000.0, lengths=lengths),
+        f"{prompt} in, {output} out, {rate:g}/s",
+        lambda: synthetic(requests=requests, rate=rate, lengths=lengths),
         max_seqs=256,
     )
 
@@ -107,40 +108,12 @@ def measure(case: Case, rounds: int) -> None:
     )
 
 
-def scaling() -> None:
-    """Cost of a request, and peak memory, from a thousand to a million; each in its own process."""
-    print(f"\n{'requests':>10} {'seconds':>9} {'µs/request':>11} {'timeouts':>9} {'peak MB':>8}")
-    for requests in (1_000, 10_000, 100_000, 1_000_000):
-        command = [sys.executable, "-m", "experiments.benchmarks.simulator", "--one", str(requests)]
-        subprocess.run(command, check=True)
-
-
-def one(requests: int) -> None:
-    """One point of `scaling`: requests as they come at nine tenths of what the server can take."""
-    lengths = {"shape": "fixed", "prompt": 154, "output": 312}
-    workload = synthetic(requests=requests, rate=8.0, lengths=lengths)
-    case = Case("", lambda: workload, max_seqs=256)
-    yardstick = timeout_seconds()
-    took = seconds(lambda: run(case, workload))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    each = took / requests
-    print(
-        f"{requests:10,} {took:9.2f} {each * 1e6:11.1f} {each / yardstick:9.1f} {peak:8.0f}",
-        flush=True,
-    )
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--million", action="store_true", help="also from 1,000 to 1,000,000")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        one(options.one)
-        return
     print("Llama-2-7B, A100-80GB, block 16, 7,424 blocks; timeouts: plain SimPy timeouts a request")
     print(
         f"{'workload':28} {'median s':>8} {'best s':>8} {'timeouts':>10} "
@@ -148,10 +121,9 @@ def main() -> None:
     )
     talk = conversation(options.trace)
     step_by_step = Case(talk.name + ", step by step", talk.workload, fast_forward=False)
-    for case in (talk, step_by_step, short()):
+    saturated = short(10_000, 154, 312, rate=1000.0)
+    for case in (talk, step_by_step, saturated):
         measure(case, options.rounds)
-    if options.million:
-        scaling()
 
 
 if __name__ == "__main__":

@@ -194,8 +194,8 @@ def _command(study: Study) -> Iterable[str]:
     yield f"<pre><code>{escape(study.command)}</code></pre>"
     yield (
         '<p class="note">Beside this page: <code>timeline.json</code>, which Perfetto '
-        "(ui.perfetto.dev) opens, <code>plots/</code>, and for every run its tables of requests "
-        "and steps (Parquet), its summary and its configuration.</p>"
+        "(ui.perfetto.dev) opens, <code>plots/</code>, <code>comparison.csv</code>, and for every "
+        "run its tables of requests and steps (Parquet), its summary and its configuration.</p>"
     )
 
 

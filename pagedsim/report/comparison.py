@@ -1,0 +1,40 @@
+"""The comparison as rows: for a file that programs read, and for the tracker."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+from pagedsim.metrics.compare import compare
+from pagedsim.metrics.study import Study
+
+COLUMNS = (
+    *("client", "metric", "arm", "baseline", "seeds", "ours", "theirs"),
+    *("difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
+    "sure",
+)
+
+
+def comparison_rows(study: Study) -> list[list[Any]]:
+    """Every arm against the baseline, a row each metric and client; None for what is not known."""
+    return [
+        [
+            *(one.client or "all", one.key, one.arm, one.baseline, one.seeds),
+            *map(_number, (one.ours, one.theirs, *one.difference, *one.ratio)),
+            one.sure,
+        ]
+        for one in compare(study)
+    ]
+
+
+def write_comparison(study: Study, path: Path) -> None:
+    """Write the rows as CSV; no file where there is nothing to compare."""
+    if rows := comparison_rows(study):
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

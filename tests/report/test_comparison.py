@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from pagedsim.metrics.compare import compare
+from pagedsim.report.comparison import COLUMNS, write_comparison
+from tests.metrics.tables import study_of
+
+
+def test_every_comparison_is_a_row(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    write_comparison(study, tmp_path / "comparison.csv")
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == list(COLUMNS)
+    found = compare(study)
+    assert len(rows) == len(found)
+    for row, one in zip(rows, found, strict=True):
+        named = dict(zip(header, row, strict=True))
+        assert (named["client"], named["metric"]) == (one.client or "all", one.key)
+        assert float(named["ours"]) == one.ours
+        assert float(named["difference_low"] or "nan") == pytest.approx(
+            one.difference.low, nan_ok=True
+        )
+        assert named["sure"] == str(one.sure)
+
+
+def test_one_arm_has_nothing_to_compare(tmp_path: Path) -> None:
+    write_comparison(study_of(tmp_path, arms=("a",)), tmp_path / "comparison.csv")
+    assert not (tmp_path / "comparison.csv").exists()
