@@ -102,11 +102,18 @@ def conclude(interrupted: bool = False) -> None:
     jobs = read_jobs(folder)
     _show(folder, jobs)
     if interrupted:
-        done = f"{len(jobs) or 'no'} job{'s' * (len(jobs) != 1)}"
-        raise Interruption(f"{done} had ended; results are in {shown(folder)}")
+        runs = sum(1 for _ in folder.glob("*/runs/*/*/run.json"))
+        raise Interruption(
+            f"{_many(len(jobs), 'job')} had ended, with {_many(runs, 'complete run')} in all; the "
+            f"same command with hydra.sweep.dir={shown(folder)} goes on from there"
+        )
     varying = _varying(jobs)
     if failed := [f"job {n} ({_words(job, varying)}): {job['error']}" for n, job in _failed(jobs)]:
         raise Complaint(failed)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'s' * (count != 1)}"
 
 
 def _show(folder: Path, jobs: Mapping[int, Job]) -> None:

@@ -369,6 +369,22 @@ def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(tmp_path: Path) -> 
     assert len((tmp_path / "out/sweep.csv").read_text().splitlines()) == 3
 
 
+def test_a_sweep_that_was_stopped_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ("-m", "experiment=single", "tracking=none", "report=false", "workload.rate=20")
+    words += ("seeds=1", "hydra.sweep.dir=out", "workload.requests=400000", "server.max_seqs=4,5")
+    process = begin(tmp_path, *words)
+    wait_for(tmp_path / "out/0/config.yaml")
+    quick = command(tmp_path, "experiment=single", *QUICK, "seeds=1", "hydra.run.dir=out/7")
+    assert quick.returncode == 0  # as if a seed of a job had ended
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == (
+        "pagedsim: interrupted: no jobs had ended, with 1 complete run in all; the same command "
+        "with hydra.sweep.dir=out goes on from there\n"
+    )
+
+
 def test_flags_may_stand_anywhere(call: Call) -> None:
     code, text, _ = call("experiment=single", "--help", "seeds=1")
     assert code == 0
