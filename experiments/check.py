@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.arm import Job
@@ -32,6 +33,8 @@ _SECTIONS = {
 
 def check_base(config: DictConfig) -> None:
     """Raise ConfigError for what is wrong with a study whatever its arms are."""
+    if not isinstance(told := HydraConfig.get().verbose, bool):
+        raise ConfigError(f"hydra.verbose={told}: must be true or false")
     for key in ("seeds", "jobs", "tensor_parallel"):
         if config[key] is not None:
             require(key, config[key], 1)

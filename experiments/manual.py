@@ -82,6 +82,10 @@ EXAMPLES = (
         "experiment=single policy._target_=mine.MyPolicy +policy.some_setting=3",
     ),
     (
+        "a study of your own: studies/experiment/mine.yaml, written as those in conf/experiment",
+        "--config-dir studies experiment=mine",
+    ),
+    (
         "a trace, ten minutes of it at twice its rate",
         "experiment=single workload=trace workload.path=trace.csv \\\n"
         "    workload.window=600 workload.rate_scale=2",

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
-from pagedsim.complaint import Complaint, guarded
+import pagedsim
+from pagedsim.complaint import Complaint, choices, guarded
 
-_FLAGS = ("-m", "--multirun", "-h", "--help")
+_FLAGS = (
+    *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r"),
+    *("--resolve", "--shell-completion", "-sc"),
+)
+_SHOWS = ("job", "hydra", "all")
+_TELLS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_WITH_VALUE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("--cfg", "-c"), _SHOWS),
+    **dict.fromkeys(("--info", "-i"), _TELLS),
+    **dict.fromkeys(("--package", "-p", "--config-dir", "-cd", "--config-name", "-cn"), ()),
+    **dict.fromkeys(("--config-path", "-cp", "--experimental-rerun"), ()),
+}
+"""Hydra's options that a value follows, and what it may be (nothing: anything)."""
 
 
 def run() -> None:
@@ -69,13 +83,48 @@ def _conclude(interrupted: bool = False) -> None:
     conclude(interrupted)
 
 
+def in_order(words: Sequence[str]) -> list[str]:
+    """The command line with its options first, where Hydra wants them; they may stand anywhere."""
+    options: list[str] = []
+    overrides: list[str] = []
+    left = iter(words)
+    for word in left:
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif name in _WITH_VALUE:
+            options += [name, _checked(name, value if equals else next(left, ""))]
+        elif word in _FLAGS:
+            options.append(word)
+        else:
+            known = [one for one in (*_FLAGS, *_WITH_VALUE) if one.startswith("--")]
+            raise Complaint([f"{word}: no such option; {choices(name, known)}"])
+    return [*options, *overrides]
+
+
+def _checked(option: str, value: str) -> str:
+    allowed = _WITH_VALUE[option]
+    if not value or (allowed and value not in allowed):
+        raise Complaint(
+            [f"{option} {value}".rstrip() + f": takes {', '.join(allowed) or 'a value'}"]
+        )
+    return value
+
+
+def command() -> None:
+    """What the words of the command line ask for."""
+    sys.argv[1:] = in_order(sys.argv[1:])
+    if "--version" in sys.argv:
+        print(f"pagedsim {pagedsim.__version__}")
+    else:
+        run()
+
+
 def main() -> None:
     """`python -m pagedsim`."""
     if os.getcwd() not in sys.path:  # where a policy of one's own lies
         sys.path.insert(0, os.getcwd())
-    # Options may stand anywhere; argparse would have them before or after all the others.
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _FLAGS)
-    sys.exit(guarded(run))
+    sys.exit(guarded(command))
 
 
 if __name__ == "__main__":

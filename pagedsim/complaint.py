@@ -131,6 +131,8 @@ def _composition(error: BaseException, words: Sequence[str]) -> str:
     if options := getattr(error, "options", None):
         group, _, name = str(getattr(error, "missing_cfg_file", "")).rpartition("/")
         return f"{group}={name}: unknown; {choices(name, options)}"
+    if getattr(error, "missing_cfg_file", None) and (known := _not_an_option(words)):
+        return known
     if match := re.search(r"Could not override '([^']+)'", text):
         # A mapping given as a whole is refused for one of its keys, which only the cause names.
         return _no_key(getattr(error.__cause__, "full_key", None) or match[1], words)
@@ -199,6 +201,8 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     *above, name = names
     if above == ["study", "arms"]:
         return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
+    if name == "requests" and "limit" in there:
+        return f"key; use {_dotted([*above, 'limit'])}="
     if above and name in root:
         return f"key; use {name}="
     known = [one for one in there if not one.startswith("_")]

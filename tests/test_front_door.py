@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
+import pagedsim
 from pagedsim.__main__ import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,7 +76,7 @@ def test_every_example_of_the_manual_page_composes(call: Call) -> None:
     _, page, _ = call("--help")
     lines = page.replace("\\\n", " ").splitlines()
     examples = [shlex.split(line)[3:] for line in lines if line.startswith("  python -m pagedsim")]
-    examples = [words for words in examples if not {"-m", "..."} & set(words)]
+    examples = [words for words in examples if not {"-m", "...", "--config-dir"} & set(words)]
     assert len(examples) >= 7
     for words in examples:
         code, _, errors = call("--cfg", "job", *words)
@@ -370,9 +371,11 @@ def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(tmp_path: Path) -> 
 
 
 def test_a_sweep_that_was_stopped_says_how_to_go_on(tmp_path: Path) -> None:
-    words = ("-m", "experiment=single", "tracking=none", "report=false", "workload.rate=20")
-    words += ("seeds=1", "hydra.sweep.dir=out", "workload.requests=400000", "server.max_seqs=4,5")
-    process = begin(tmp_path, *words)
+    process = begin(
+        tmp_path,
+        *("-m", "experiment=single", "tracking=none", "report=false", "workload.rate=20"),
+        *("seeds=1", "hydra.sweep.dir=out", "workload.requests=400000", "server.max_seqs=4,5"),
+    )
     wait_for(tmp_path / "out/0/config.yaml")
     quick = command(tmp_path, "experiment=single", *QUICK, "seeds=1", "hydra.run.dir=out/7")
     assert quick.returncode == 0  # as if a seed of a job had ended
@@ -385,7 +388,27 @@ def test_a_sweep_that_was_stopped_says_how_to_go_on(tmp_path: Path) -> None:
     )
 
 
-def test_flags_may_stand_anywhere(call: Call) -> None:
+def test_options_may_stand_anywhere(call: Call) -> None:
     code, text, _ = call("experiment=single", "--help", "seeds=1")
     assert code == 0
     assert "USAGE" in text
+    code, text, _ = call("experiment=single", "--cfg", "job", "seeds=7", "--resolve")
+    assert code == 0
+    assert OmegaConf.create(text).seeds == 7
+
+
+def test_a_study_of_ones_own(call: Call) -> None:
+    own = Path("studies/experiment/mine.yaml")
+    own.parent.mkdir(parents=True)
+    given = (ROOT / "conf/experiment/single.yaml").read_text()
+    own.write_text(given.replace("title: One run", "title: My own"))
+    code, text, _ = call(
+        *("experiment=mine", "--config-dir", "studies", *QUICK),
+        *("seeds=1", "jobs=1", "hydra.run.dir=out"),
+    )
+    assert code == 0
+    assert text.startswith("\nMy own\n")
+
+
+def test_the_version_is_ours(call: Call) -> None:
+    assert call("--version")[1] == f"pagedsim {pagedsim.__version__}\n"

@@ -137,6 +137,23 @@ COMPOSITION = {
         "hydra.verbos=true",
         "hydra.verbos: no such key of Hydra's; --cfg hydra shows them",
     ),
+    "several options": ("policy=[a]", "policy=[a]: unknown; choose from fcfs, priority"),
+    "requests of a trace": (
+        f"{TRACE} workload.path=x workload.requests=5",
+        "workload.requests: no such key; use workload.limit=",
+    ),
+    "neither true nor false of Hydra's": (
+        "hydra.verbose=tru",
+        "hydra.verbose=tru: must be true or false",
+    ),
+    "misspelt flag": (
+        "--hlp",
+        "--hlp: no such option; did you mean '--help'? choose from --cfg, --config-dir, "
+        "--config-name, --config-path, --experimental-rerun, --help, --hydra-help, --info, "
+        "--multirun, --package, --resolve, --run, --shell-completion, --version",
+    ),
+    "misspelt value of a flag": ("--cfg jbo", "--cfg jbo: takes job, hydra, all"),
+    "no value of a flag": ("seeds=1 --config-dir", "--config-dir: takes a value"),
     "bad syntax": ("policy==", "policy==: cannot be read as key=value"),
     "no value": ("policy", "policy: cannot be read as key=value"),
     "wrong type": ("seeds=a", "seeds=a: must be a whole number"),
