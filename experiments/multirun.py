@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,6 +42,10 @@ class Multirun(Callback):
         Multirun.folder = folder = Path(str(config.hydra.sweep.dir))
         for left in folder.glob(f"*/{_NAME}"):  # by another sweep, or this one as it was
             left.unlink()
+        # A joblib that is interrupted tells of each semaphore that it cleans away, from a process
+        # of its own, which only the environment reaches.
+        filters = filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))
+        os.environ["PYTHONWARNINGS"] = ",".join(filters)
         if on_terminal():
             columns = (_Ended(folder), TimeElapsedColumn())
             Multirun.bar = Progress(
