@@ -108,8 +108,8 @@ METRICS = {
             "share",
             -1,
             "Slots of used blocks that hold no token, as a share, averaged over the time of steps "
-            "in which all who hold memory decode; not told where requests share blocks, whose slots "
-            "count for several at once.",
+            "in which all who hold memory decode; not told where requests share blocks, whose slots"
+            " count for several at once.",
         ),
         Metric(
             "batch_size_mean",
