@@ -10,6 +10,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import ModelShape
+from pagedsim.sim.number import not_negative, share
 from pagedsim.sim.replica import Replica, can_split
 
 
@@ -37,11 +38,8 @@ def capacity(
     All of it on each GPU. `reserved_gib` is for what is none of the others: the CUDA context, the
     libraries' workspaces, graphs. Raises ConfigError where not one block is left.
     """
-    if not 0 < gpu_memory_utilization <= 1:
-        raise ConfigError(
-            f"gpu_memory_utilization={gpu_memory_utilization}: must be above 0 and at most 1"
-        )
-    require("reserved_gib", reserved_gib, 0)
+    share("gpu_memory_utilization", gpu_memory_utilization)
+    not_negative("reserved_gib", reserved_gib)
     require("max_batched_tokens", max_batched_tokens, 1)
     require("max_seqs", max_seqs, 1)
 
@@ -63,7 +61,7 @@ def capacity(
 
 def cpu_blocks(replica: Replica, swap_space_gib: float) -> int:
     """Blocks that so much CPU memory for each GPU holds, as in vLLM."""
-    require("swap_space_gib", swap_space_gib, 0)
+    not_negative("swap_space_gib", swap_space_gib)
     return int(swap_space_gib * GIB // replica.block_bytes)
 
 

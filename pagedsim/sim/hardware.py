@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedsim.core import ConfigError
+from pagedsim.sim.number import not_negative, positive, whole
 
 GIB = 2**30
 
@@ -34,12 +34,11 @@ class Hardware:
     gpus_per_node: int = 8
 
     def __post_init__(self) -> None:
-        for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s", "gpus_per_node"):
-            if not getattr(self, key) > 0:
-                raise ConfigError(f"hardware.{key}={getattr(self, key)}: must be above 0")
+        for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s"):
+            positive(f"hardware.{key}", getattr(self, key))
         for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us"):
-            if not getattr(self, key) >= 0:
-                raise ConfigError(f"hardware.{key}={getattr(self, key)}: must be at least 0")
+            not_negative(f"hardware.{key}", getattr(self, key))
+        whole("hardware.gpus_per_node", self.gpus_per_node)
 
     @property
     def memory_bytes(self) -> float:

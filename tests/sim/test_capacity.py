@@ -1,6 +1,7 @@
 """What fits on a replica's GPUs, and what is said where it does not."""
 
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 
@@ -85,7 +86,9 @@ def test_a_model_too_large_for_a_whole_node_asks_for_larger_gpus() -> None:
     [
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0: must be above 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5: must be above 0"),
-        ({"reserved_gib": -1.0}, "reserved_gib=-1.0: must be at least 0"),
+        ({"gpu_memory_utilization": nan}, "gpu_memory_utilization=nan: must be above 0"),
+        ({"reserved_gib": nan}, "reserved_gib=nan: must be a number, at least 0"),
+        ({"reserved_gib": -1.0}, "reserved_gib=-1.0: must be a number, at least 0"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
@@ -96,8 +99,9 @@ def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> N
 def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
     where = replica("llama-2-7b", "a10")
     assert cpu_blocks(where, 0.0) == 0
-    with pytest.raises(ConfigError, match=r"swap_space_gib=-1.0: must be at least 0"):
-        cpu_blocks(where, -1.0)
+    for size in (-1.0, nan, inf):
+        with pytest.raises(ConfigError, match=f"swap_space_gib={size}: must be a number, at least"):
+            cpu_blocks(where, size)
 
 
 @pytest.mark.parametrize(

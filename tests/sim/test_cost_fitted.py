@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Fitted, Roofline, Sample
-from pagedsim.sim.cost.fitting import KINDS, fit, leave_one_out
+from pagedsim.sim.cost.fitting import FEATURES, KINDS, fit, leave_one_out
 from pagedsim.sim.cost.nnls import nnls
 from tests.sim.shapes import plan, replica, shipped
 
@@ -104,11 +104,15 @@ def test_the_roofline_has_the_form_of_what_was_measured() -> None:
         )
 
 
-def test_what_was_not_measured_brings_a_warning() -> None:
-    with pytest.warns(UserWarning, match="fitted for tensor_parallel=1, but serves tensor_para"):
-        shipped("cost", "distserve-opt-13b-tp1")(
-            replica=replica("opt-13b", "a100-80gb", tensor_parallel=2)
-        )
+def test_serving_what_was_not_measured_is_noticed() -> None:
+    assert distserve("distserve-opt-13b-tp1").notices == []
+    other = shipped("cost", "distserve-opt-13b-tp1")(
+        replica=replica("llama-2-7b", "a100-80gb", tensor_parallel=2)
+    )
+    assert other.notices == [
+        "step times are fitted for model=opt-13b, but model=llama-2-7b served",
+        "step times are fitted for tensor_parallel=1, but tensor_parallel=2 served",
+    ]
 
 
 # Fitting
@@ -175,15 +179,31 @@ def test_a_step_that_alone_decides_a_coefficient_is_predicted_without_it() -> No
     assert found.error > 0.05  # predicted from the small ones it is off by most of its time
 
 
-def test_beyond_what_was_fitted_it_warns_once(recwarn: pytest.WarningsRecorder) -> None:
-    cost = Fitted.fit(recording(), replica("llama-3.1-8b", "h100"), echo=None)
+@pytest.mark.parametrize("name", FEATURES[1:])
+def test_a_step_beyond_what_was_fitted_is_noticed(name: str) -> None:
+    step = plan((50, 100), decodes=5, context=500)
+    largest = Sample.of(step, 1.0)._asdict()
+    limits = {key: largest[key] for key in FEATURES[1:]}
+
+    def notices(limits: dict[str, float]) -> list[str]:
+        where, one = replica("llama-3.1-8b", "h100"), {"constant": 1.0}
+        cost = Fitted(where, prefill=one, decode=one, limits=limits)
+        cost.step_seconds(step)
+        return cost.notices
+
+    assert notices(limits) == []
+    (notice,) = notices(limits | {name: limits[name] - 1})
+    assert notice.startswith("some steps are larger than any that was fitted (prefill_tokens ")
+    assert f"{name} {limits[name] - 1:,.0f}" in notice
+
+
+def test_the_largest_of_what_was_fitted_are_its_limits() -> None:
+    rows = recording()
+    cost = Fitted.fit(rows, replica("llama-3.1-8b", "h100"), echo=None)
     cost.decode_seconds(10, 1000)
-    cost.step_seconds(plan(100, decodes=5, context=500))
-    assert not recwarn.list
-    cost.decode_seconds(100_000, 100_000)
-    cost.step_seconds(plan(100_000))
-    (warning,) = recwarn.list
-    assert "100000 sequences with a context of 100000 tokens is beyond" in str(warning.message)
+    assert cost.notices == []
+    cost.decode_seconds(max(row.decode_count for row in rows) + 1, 1000)
+    assert len(cost.notices) == 1
 
 
 def test_only_mixed_steps_serve_for_all_kinds() -> None:
@@ -194,12 +214,14 @@ def test_only_mixed_steps_serve_for_all_kinds() -> None:
 
 def test_saved_and_loaded_it_answers_the_same(tmp_path: Path) -> None:
     where = replica("llama-3.1-8b", "h100")
-    cost = Fitted.fit(recording(0.1), where, echo=None)
+    cost = Fitted.fit(recording(0.1), where, echo=None, bus_efficiency=0.4)
     cost.save(tmp_path / "fit.json")
     again = Fitted.load(tmp_path / "fit.json", where)
     step = plan(100, decodes=5, context=500)
     assert again.step_seconds(step) == cost.step_seconds(step)
     assert again.decode_seconds(7, 900) == cost.decode_seconds(7, 900)
+    assert again.swap_seconds(3) == cost.swap_seconds(3) > Roofline(where).swap_seconds(3)
+    assert again.settings == cost.settings
     assert json.loads((tmp_path / "fit.json").read_text())["fitted_for"]["hardware"] == "h100"
 
 
@@ -225,16 +247,23 @@ def test_too_little_to_fit_is_refused(rows: list[Sample], message: str) -> None:
         ('{"prefil": {}}', "unknown key in .*'prefil'.*did you mean 'prefill'"),
         ('{"prefill": {"tokens": 1}, "decode": {}}', "unknown coefficient in cost.prefill: 'tok"),
         ('{"prefill": {"constant": -1}, "decode": {}}', "cost.prefill.constant=-1: must be a num"),
+        ('{"prefill": {}, "decode": {"constant": NaN}}', "cost.decode.constant=nan: must be a num"),
+        ('{"prefill": {}, "decode": {}, "mixed": 5}', "cost.mixed=5: must be a mapping"),
         ('{"prefill": {}, "decode": {}, "unit": "h"}', "unknown cost.unit 'h'"),
         ('{"prefill": {}, "decode": {}, "large_batch": 9}', "give both or neither"),
         ('{"prefill": {}, "decode": {}, "limits": {"x": 9}}', "unknown feature in cost.limits"),
+        ('{"prefill": {}, "decode": {}, "limits": [9]}', r"cost.limits=\[9\]: must be a mapping"),
+        ('{"prefill": {}, "decode": {}, "limits": {"decode_count": "x"}}', "decode_count=x: must"),
+        ('{"prefill": {}, "decode": {}, "fitted_for": {"gpu": 1}}', "unknown key in cost.fitted_f"),
+        ('{"prefill": {}, "decode": {}, "bus_efficiency": 0}', "cost.bus_efficiency=0: must be ab"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "fit.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         Fitted.load(path, replica("tiny", "a10"))
+    assert str(path) in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

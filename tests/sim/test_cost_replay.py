@@ -50,6 +50,8 @@ def test_loaded_from_a_runs_steps(tmp_path: Path) -> None:
     pq.write_table(pa.table({"step": [0]}), path)
     with pytest.raises(ConfigError, match=r"steps\.parquet: has no column start, end"):
         Replay.load(path, ESTIMATE.replica)
+    with pytest.raises(ConfigError, match=r"gone\.parquet: cannot be read: No such file"):
+        Replay.load(tmp_path / "gone.parquet", ESTIMATE.replica)
     path.write_text("no parquet")
     with pytest.raises(ConfigError, match=r"steps\.parquet: cannot be read"):
         Replay.load(path, ESTIMATE.replica)
@@ -58,7 +60,9 @@ def test_loaded_from_a_runs_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[0.5, -1]", "step 1 takes -1 s: must be at least 0"),
+        ("[0.5, -1]", "seconds of step 1=-1: must be a number, at least 0"),
+        ("[0.5, NaN]", "seconds of step 1=nan: must be a number"),
+        ('["a"]', "seconds of step 0=a: must be a number"),
         ("[]", "holds no steps"),
         ('{"a": 1}', "must be a list of seconds"),
         ("[", "is not JSON"),

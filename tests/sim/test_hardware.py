@@ -1,5 +1,7 @@
 """The shipped data sheets hold what was printed, once dense and in one direction."""
 
+from math import inf, nan
+
 import pytest
 
 from pagedsim.core import ConfigError
@@ -39,8 +41,22 @@ def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
     assert gpu.interconnect == gpu.pcie == 32e9
 
 
-@pytest.mark.parametrize(("key", "value"), [("fp16_tflops", 0.0), ("pcie_copy_us", -1.0)])
-def test_impossible_rates_are_refused(key: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fp16_tflops", 0.0),
+        ("fp16_tflops", inf),
+        ("memory_gib", nan),
+        ("memory_gib", "80GB"),
+        ("bandwidth_gb_s", None),
+        ("pcie_gb_s", True),
+        ("pcie_copy_us", -1.0),
+        ("interconnect_us", nan),
+        ("gpus_per_node", 2.5),
+        ("gpus_per_node", 0),
+    ],
+)
+def test_impossible_rates_are_refused(key: str, value: object) -> None:
     rates = {"memory_gib": 24.0, "bandwidth_gb_s": 600.0, "fp16_tflops": 125.0, "pcie_gb_s": 32.0}
     with pytest.raises(ConfigError, match=f"hardware.{key}={value}: must be"):
         Hardware("odd", **(rates | {key: value}))  # type: ignore[arg-type]

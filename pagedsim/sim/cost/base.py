@@ -95,7 +95,7 @@ def kind_of(plan: StepPlan) -> str:
 class CostModel(ABC):
     """Says how long the work of a step takes; all times in seconds.
 
-    It has no state: the same question has the same answer. Time that blocks spend on the bus is
+    The same question always has the same answer. Time that blocks spend on the bus is
     never part of a step's, since it may overlap with it.
     """
 
@@ -103,6 +103,11 @@ class CostModel(ABC):
 
     by_totals = True
     """Whether the totals of a plan decide; if not, `decode_seconds` cannot answer."""
+
+    @property
+    def notices(self) -> list[str]:
+        """What a reader of a run's times must know, a line each."""
+        return []
 
     @abstractmethod
     def step_seconds(self, plan: StepPlan) -> float:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from math import inf
+from operator import gt
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
-from warnings import warn
 
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.errors import unknown
@@ -17,6 +17,7 @@ from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, Sample, fit_kinds
 from pagedsim.sim.cost.roofline import move_seconds
 from pagedsim.sim.cost.work import Work, step_work
+from pagedsim.sim.number import not_negative, share, whole
 from pagedsim.sim.replica import Replica
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -33,16 +34,10 @@ class Coefficients(NamedTuple):
     decode_context: float = 0.0
 
     @classmethod
-    def read(cls, where: str, values: Mapping[str, object], scale: float) -> Coefficients:
+    def read(cls, where: str, values: object, scale: float) -> Coefficients:
         """From a configuration, in its unit."""
-        scaled = {}
-        for key, value in values.items():
-            if key not in FEATURES:
-                raise unknown(f"coefficient in {where}:", str(key), FEATURES)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise ConfigError(f"{where}.{key}={value!r}: must be a number, at least 0")
-            scaled[key] = value * scale
-        return cls(**scaled)
+        numbers = _numbers(where, values, "coefficient", FEATURES)
+        return cls(**{key: value * scale for key, value in numbers.items()})
 
     def beside(self, decode: Coefficients) -> Coefficients:
         """For prefill and decode in one step: what is constant, the weights above all, once."""
@@ -54,14 +49,7 @@ class Coefficients(NamedTuple):
 
     def terms(self, plan: StepPlan) -> list[float]:
         """What each coefficient adds to a step."""
-        features = (
-            1,
-            plan.prefill_tokens,
-            plan.prefill_attention,
-            plan.prefill_context,
-            plan.decode_count,
-            plan.decode_context,
-        )
+        features = (1, *_features(plan))
         return [weight * feature for weight, feature in zip(self, features, strict=True)]
 
 
@@ -70,26 +58,25 @@ class Fitted(CostModel):
 
     `decode_large` replaces `decode` from `large_batch` sequences on. Without a set for mixed
     steps, one costs the larger of the two constants and what prefill and decode add to theirs.
-    `limits` are the largest values of features that were measured; the first step beyond them
-    brings a warning. `fitted_for` names what was measured (model, hardware, tensor_parallel);
-    serving anything else brings one too. Time on the bus comes from the hardware's data sheet.
+    `limits` are the largest values of features that were measured, `fitted_for` names what was
+    (model, hardware, tensor_parallel); `notices` tells of steps beyond the one and of serving
+    anything but the other. Time on the bus comes from the hardware's data sheet.
     """
 
     __slots__ = (
         "_beside",
         "_beside_large",
+        "_beyond",
         "_decode",
         "_decode_large",
         "_large_batch",
         "_line",
         "_line_large",
-        "_max_attention",
         "_max_context",
         "_max_count",
-        "_max_tokens",
+        "_most",
         "_move",
         "_prefill",
-        "_warned",
         "replica",
         "settings",
     )
@@ -114,10 +101,18 @@ class Fitted(CostModel):
         if (decode_large is None) != (large_batch is None):
             raise ConfigError("cost.decode_large and cost.large_batch: give both or neither")
         scale = UNITS[unit]
-        limits, fitted_for = limits or {}, fitted_for or {}
-        for key in limits:
-            if key not in FEATURES[1:]:
-                raise unknown("feature in cost.limits:", key, FEATURES[1:])
+        if large_batch is not None:
+            whole("cost.large_batch", large_batch)
+        share("cost.bus_efficiency", bus_efficiency)
+        limits = _numbers("cost.limits", limits or {}, "feature", FEATURES[1:])
+        fitted_for = _mapping("cost.fitted_for", fitted_for or {}, "key", _identity(replica))
+        self._prefill = Coefficients.read("cost.prefill", prefill, scale)
+        self._decode = Coefficients.read("cost.decode", decode, scale)
+        self._decode_large = Coefficients.read("cost.decode_large", decode_large or {}, scale)
+        self._beside = self._prefill.beside(self._decode)
+        self._beside_large = self._prefill.beside(self._decode_large)
+        if mixed is not None:
+            self._beside = self._beside_large = Coefficients.read("cost.mixed", mixed, scale)
         self.replica = replica
         self.settings: dict[str, Any] = {
             "unit": unit,
@@ -126,27 +121,19 @@ class Fitted(CostModel):
             "decode_large": decode_large and dict(decode_large),
             "large_batch": large_batch,
             "mixed": mixed and dict(mixed),
-            "limits": dict(limits),
-            "fitted_for": dict(fitted_for),
+            "limits": limits,
+            "fitted_for": fitted_for,
             "source": source,
+            "bus_efficiency": bus_efficiency,
         }
-        self._prefill = Coefficients.read("cost.prefill", prefill, scale)
-        self._decode = Coefficients.read("cost.decode", decode, scale)
-        self._decode_large = Coefficients.read("cost.decode_large", decode_large or {}, scale)
         self._large_batch = inf if large_batch is None else large_batch
-        self._beside = self._prefill.beside(self._decode)
-        self._beside_large = self._prefill.beside(self._decode_large)
-        if mixed is not None:
-            self._beside = self._beside_large = Coefficients.read("cost.mixed", mixed, scale)
         self._line = _line(self._decode)
         self._line_large = _line(self._decode_large)
-        self._max_tokens = limits.get("prefill_tokens", inf)
-        self._max_attention = limits.get("prefill_attention", inf)
+        self._most = tuple(limits.get(name, inf) for name in FEATURES[1:])
         self._max_count = limits.get("decode_count", inf)
         self._max_context = limits.get("decode_context", inf)
         self._move = move_seconds(replica, bus_efficiency)
-        self._warned = False
-        _warn_if_other(fitted_for, replica)
+        self._beyond = False
 
     @classmethod
     def fit(
@@ -202,7 +189,10 @@ class Fitted(CostModel):
         for key in ("prefill", "decode"):
             if not isinstance(found.get(key), dict):
                 raise ConfigError(f"{path}: has no {key} coefficients")
-        return cls(replica, **(found | settings))
+        try:
+            return cls(replica, **(found | settings))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the coefficients, in their unit, with what is known about them."""
@@ -212,7 +202,8 @@ class Fitted(CostModel):
     def step_seconds(self, plan: StepPlan) -> float:
         if not plan.prefill_tokens:
             return self.decode_seconds(plan.decode_count, plan.decode_context)
-        self._check(plan)
+        if any(map(gt, _features(plan), self._most)):
+            self._beyond = True
         one, token, attend, context, sequence, read = self._coefficients(plan)
         return (
             one
@@ -225,7 +216,7 @@ class Fitted(CostModel):
 
     def decode_seconds(self, sequences: int, context: int) -> float:
         if sequences > self._max_count or context > self._max_context:
-            self._warn(f"{sequences} sequences with a context of {context} tokens")
+            self._beyond = True
         if sequences < self._large_batch:
             if not sequences:
                 return 0.0
@@ -262,23 +253,32 @@ class Fitted(CostModel):
             return self._prefill
         return self._beside_large if large else self._beside
 
-    def _check(self, plan: StepPlan) -> None:
-        if (
-            plan.prefill_tokens > self._max_tokens
-            or plan.prefill_attention > self._max_attention
-            or plan.decode_count > self._max_count
-            or plan.decode_context > self._max_context
-        ):
-            self._warn(f"{plan.prefill_tokens} prefill tokens beside {plan.decode_count} decodes")
-
-    def _warn(self, step: str) -> None:
-        if not self._warned:
-            self._warned = True
-            most = ", ".join(f"{k} {v:g}" for k, v in self.settings["limits"].items() if v)
-            warn(f"cost: a step of {step} is beyond what was fitted ({most})", stacklevel=3)
+    @property
+    def notices(self) -> list[str]:
+        fitted_for = self.settings["fitted_for"]
+        lines = [
+            f"step times are fitted for {key}={fitted_for[key]}, but {key}={value} served"
+            for key, value in _identity(self.replica).items()
+            if fitted_for.get(key, value) != value
+        ]
+        if self._beyond:
+            most = ", ".join(f"{k} {v:,.0f}" for k, v in self.settings["limits"].items())
+            lines.append(f"some steps are larger than any that was fitted ({most})")
+        return lines
 
 
 SETTINGS = tuple(name for name in signature(Fitted).parameters if name != "replica")
+
+
+def _features(plan: StepPlan) -> tuple[int, ...]:
+    """What coefficients weigh, but for the constant."""
+    return (
+        plan.prefill_tokens,
+        plan.prefill_attention,
+        plan.prefill_context,
+        plan.decode_count,
+        plan.decode_context,
+    )
 
 
 def _line(decode: Coefficients) -> tuple[float, float, float]:
@@ -293,7 +293,19 @@ def _identity(replica: Replica) -> dict[str, object]:
     }
 
 
-def _warn_if_other(fitted_for: Mapping[str, object], replica: Replica) -> None:
-    for key, value in _identity(replica).items():
-        if (fitted := fitted_for.get(key, value)) != value:
-            warn(f"cost: fitted for {key}={fitted}, but serves {key}={value}", stacklevel=3)
+def _mapping(where: str, values: object, kind: str, known: Iterable[str]) -> dict[str, Any]:
+    """A copy of a mapping that has none but `known` keys."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}={values!r}: must be a mapping")
+    for key in values:
+        if key not in known:
+            raise unknown(f"{kind} in {where}:", str(key), known)
+    return dict(values)
+
+
+def _numbers(where: str, values: object, kind: str, known: Iterable[str]) -> dict[str, float]:
+    """The same of numbers, none of them below 0."""
+    numbers = _mapping(where, values, kind, known)
+    for key, value in numbers.items():
+        not_negative(f"{where}.{key}", value)
+    return numbers

@@ -11,6 +11,7 @@ from pagedsim.core import ConfigError, PagedsimError, StepPlan
 from pagedsim.sim.cost.base import Breakdown, CostModel, Prices, Term, kind_of
 from pagedsim.sim.cost.roofline import Roofline
 from pagedsim.sim.cost.work import Work
+from pagedsim.sim.number import not_negative
 from pagedsim.sim.replica import Replica
 
 
@@ -33,8 +34,7 @@ class Replay(CostModel):
     ) -> None:
         numbered = durations if isinstance(durations, Mapping) else dict(enumerate(durations))
         for step, seconds in numbered.items():
-            if not seconds >= 0:
-                raise ConfigError(f"{source}: step {step} takes {seconds} s: must be at least 0")
+            not_negative(f"{source}: seconds of step {step}", seconds)
         if not numbered:
             raise ConfigError(f"{source}: holds no steps")
         self.durations = dict(numbered)
@@ -89,7 +89,7 @@ def _json(path: str | PathLike[str]) -> list[float]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(values, list) or not all(isinstance(v, int | float) for v in values):
+    if not isinstance(values, list):
         raise ConfigError(f"{path}: must be a list of seconds (or a steps.parquet)")
     return values
 
@@ -101,6 +101,8 @@ def _parquet(path: str | PathLike[str]) -> dict[int, float]:
     columns = ["step", "start", "end"]
     try:
         read = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: cannot be read: No such file or directory") from error
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if missing := [name for name in columns if name not in read.column_names]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pagedsim.core import StepPlan
-from pagedsim.core.errors import ConfigError, require
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.work import Work, step_work
+from pagedsim.sim.number import not_negative, share
 from pagedsim.sim.replica import Replica
 
 ALL_REDUCES = 2
@@ -61,10 +61,9 @@ class Roofline(CostModel):
             ("bus_efficiency", bus_efficiency),
             ("interconnect_efficiency", interconnect_efficiency),
         ):
-            if not 0 < part <= 1:
-                raise ConfigError(f"cost.{name}={part}: must be above 0 and at most 1")
-        require("cost.host_step_ms", host_step_ms, 0)
-        require("cost.host_request_us", host_request_us, 0)
+            share(f"cost.{name}", part)
+        not_negative("cost.host_step_ms", host_step_ms)
+        not_negative("cost.host_request_us", host_request_us)
         self.replica = replica
         model, gpus = replica.model, replica.tensor_parallel
         flop_rate = replica.hardware.flop_rate * compute_efficiency
