@@ -61,7 +61,7 @@ class Gamma(Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("cv", self.cv, above=0)
+        number("cv", self.cv, low=0.001, high=1000)
 
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         square = self.cv**2
@@ -147,7 +147,7 @@ def make_arrivals(
     if kind == "poisson":
         return Poisson(number("rate", rate, above=0))
     if kind == "gamma":
-        return Gamma(number("rate", rate, above=0), number("cv", cv, above=0))
+        return Gamma(number("rate", rate, above=0), number("cv", cv, low=0.001, high=1000))
     if kind == "fixed":
         return FixedInterval(number("rate", rate, above=0))
     if kind == "burst":

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.workload.settings import fraction, number, refuse_unknown, whole
+from pagedsim.workload.limits import LONGEST
+from pagedsim.workload.settings import number, refuse_unknown, whole
 
 
 def weights_of(key: str, weights: Mapping[Any, Any]) -> NDArray[np.float64]:
@@ -44,10 +45,10 @@ class SharedPrefixes:
     skew: float = 0.0
 
     def __post_init__(self) -> None:
-        whole("prefixes.tokens", self.tokens, 1)
-        whole("prefixes.count", self.count, 1)
-        fraction("prefixes.share", self.share)
-        number("prefixes.skew", self.skew, low=0)
+        whole("prefixes.tokens", self.tokens, 1, LONGEST)
+        whole("prefixes.count", self.count, 1, 1_000_000)
+        number("prefixes.share", self.share, low=0, high=1)
+        number("prefixes.skew", self.skew, low=0, high=10)
 
     def sample(self, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
         """The prefix of each request, -1 for none."""

@@ -14,7 +14,7 @@ from pagedsim.core import ConfigError
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, Timed
 from pagedsim.workload.choices import SharedPrefixes
 from pagedsim.workload.lengths import Lengths
-from pagedsim.workload.limits import notice
+from pagedsim.workload.limits import MOST, capped_notice, notice
 from pagedsim.workload.merge import Merged, merge
 from pagedsim.workload.settings import number, refuse_unknown, whole, within
 from pagedsim.workload.tokens import PrefixedPrompts
@@ -67,7 +67,12 @@ def synthetic(
         deadline=deadline,
         prediction_sigma=prediction_sigma,
     )
-    return _build([only.checked()], requests, duration, seed)
+    only = only.checked()
+    process = only.process
+    made = _build([only], requests, duration, seed)
+    if isinstance(process, ClosedLoop):
+        made = replace(made, users=process.users, think_time=process.think_time)
+    return replace(made, mode=process.mode)
 
 
 def mix(
@@ -125,7 +130,7 @@ def _build(
 ) -> Workload:
     """`classes` must be checked."""
     if requests is not None:
-        whole("requests", requests, 1)
+        whole("requests", requests, 1, MOST)
     if duration is not None:
         number("duration", duration, above=0)
     merged = merge([one.source(seed) for one in classes], requests, duration)
@@ -145,9 +150,6 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
         prefix_len = merged.join([part.prefix_len for part in parts])
         prompts = PrefixedPrompts(prefixes, prefix_len, prompt_len)
     clients = sorted({name for label in labels for name in label.clients})
-    process = classes[0].process
-    clipped = sum(part.clipped for part in parts)
-    longest = max((one.max_len or 0 for one in classes), default=0)
     return Workload.of(
         merged.arrival,
         prompt_len,
@@ -160,12 +162,19 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
         predicted_len=merged.join([label.predicted_len for label in labels]),
         deadline=merged.join([label.deadline for label in labels]),
         prompts=prompts,
-        mode=process.mode if len(classes) == 1 else "open",
-        users=process.users if isinstance(process, ClosedLoop) else None,
-        think_time=process.think_time if isinstance(process, ClosedLoop) else 0.0,
-        clipped=clipped,
-        notices=notice(clipped, len(merged.arrival), longest),
+        clipped=sum(part.clipped for part in parts),
+        notices=_notices(classes, parts),
     )
+
+
+def _notices(classes: Sequence[Traffic], parts: Sequence[Rows]) -> list[str]:
+    """What was cut, a line each class: each has a bound of its own."""
+    rows = sum(len(part.output_len) for part in parts)
+    lines: list[str] = []
+    for one, part in zip(classes, parts, strict=True):
+        lines += notice(part.clipped, rows, one.max_len, one.name)
+        lines += capped_notice(part.capped, len(part.output_len), rows, one.max_len, one.name)
+    return lines
 
 
 def _numbered(prefixes: Sequence[NDArray[np.int32]]) -> list[NDArray[np.int32]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,9 @@ class Labels:
 def _level(level: object) -> float:
     # Keys of a mapping on a command line arrive as text.
     try:
-        return float(level)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise ConfigError(f"priority.{level}: a priority must be a number") from None
+        value = float(level)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        value = nan
+    if not isfinite(value):
+        raise ConfigError(f"priority.{level}: a priority must be a finite number")
+    return value

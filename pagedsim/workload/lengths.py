@@ -8,15 +8,12 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.workload.limits import LONGEST, Tokens
 from pagedsim.workload.lognormal import caps_left, sigma_of, solve_mu
 from pagedsim.workload.settings import make, number, whole
 from pagedsim.workload.traces import read_lengths
-
-Tokens = NDArray[np.int32]
-LONGEST = 2**31 - 1
 
 
 class Lengths(ABC):
@@ -25,6 +22,10 @@ class Lengths(ABC):
     @abstractmethod
     def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """Prompt and output lengths of `count` requests; fewer are the beginning of more."""
+
+    def capped(self, prompt: Tokens, output: Tokens) -> int:
+        """How many of the requests that were drawn have a length at which all longer ones end."""
+        return 0
 
 
 class Fixed(Lengths):
@@ -76,13 +77,13 @@ class LogNormal(Lengths):
         output_cv: float,
         max_len: int | None = None,
     ) -> None:
-        number("lengths.prompt_mean", prompt_mean, above=1)
-        number("lengths.output_mean", output_mean, above=1)
+        number("lengths.prompt_mean", prompt_mean, above=1, high=LONGEST)
+        number("lengths.output_mean", output_mean, above=1, high=LONGEST)
         self.sigma = (
-            sigma_of(number("lengths.prompt_cv", prompt_cv, above=0)),
-            sigma_of(number("lengths.output_cv", output_cv, above=0)),
+            sigma_of(number("lengths.prompt_cv", prompt_cv, low=0.001, high=1000)),
+            sigma_of(number("lengths.output_cv", output_cv, low=0.001, high=1000)),
         )
-        self.max_len = None if max_len is None else whole("max_len", max_len, 2)
+        self.max_len = None if max_len is None else whole("max_len", max_len, 2, LONGEST)
         # Half, as in vLLM's ShareGPT benchmark (1,024 of 2,048): every answer keeps some room.
         self.prompt_cap = inf if self.max_len is None else self.max_len // 2
         prompt_mu = solve_mu(prompt_mean, self.sigma[0], [(1.0, self.prompt_cap)])
@@ -111,6 +112,12 @@ class LogNormal(Lengths):
         prompt = np.clip(drawn[:, 0], 1, min(self.prompt_cap, LONGEST)).astype(np.int32)
         room = LONGEST if self.max_len is None else self.max_len - prompt
         return prompt, np.clip(drawn[:, 1], 1, room).astype(np.int32)
+
+    def capped(self, prompt: Tokens, output: Tokens) -> int:
+        if self.max_len is None:
+            return 0
+        at_cut = (prompt == self.prompt_cap) | (output == self.max_len - prompt)
+        return int(np.count_nonzero(at_cut))
 
 
 class Empirical(Lengths):

@@ -7,6 +7,18 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
+LONGEST = 2**30 - 1
+"""Tokens of a prompt, an answer or a shared prefix: two of them together still fit 32 bits."""
+
+MOST = 10**9
+"""Requests of a workload: more is a slip, and memory would end first."""
+
+OFTEN = 0.05
+"""Share of requests at a distribution's cut from which on a reader is told.
+
+ShareGPT's preset has some 2.5 % of them at max_len=2048, which is how it is made.
+"""
+
 
 def clip(prompt: Tokens, output: Tokens, max_len: int | None) -> tuple[Tokens, Tokens, int]:
     """Lengths that fit `max_len` together, and how many requests were cut for it.
@@ -24,8 +36,23 @@ def clip(prompt: Tokens, output: Tokens, max_len: int | None) -> tuple[Tokens, T
     return prompt, output, clipped
 
 
-def notice(clipped: int, rows: int, max_len: int | None) -> tuple[str, ...]:
-    """The line that says so, if there is anything to say."""
+def notice(clipped: int, rows: int, max_len: int | None, name: str = "") -> tuple[str, ...]:
+    """The line that says how many of `rows` were cut, if any; `name` is that of their class."""
     if not clipped:
         return ()
-    return (f"{clipped:,} of {rows:,} requests were cut to max_len={max_len} tokens in all",)
+    what = f"requests were cut to max_len={max_len} tokens in all{_of(name)}"
+    return (f"{clipped:,} of {rows:,} {what}",)
+
+
+def capped_notice(
+    capped: int, drawn: int, rows: int, max_len: int | None, name: str = ""
+) -> tuple[str, ...]:
+    """The line for lengths at the cut of their distribution, if they are many of the `drawn`."""
+    if capped <= OFTEN * drawn:
+        return ()
+    what = f"requests have the longest prompt or answer that max_len={max_len} lets them draw"
+    return (f"{capped:,} of {rows:,} {what}{_of(name)}",)
+
+
+def _of(name: str) -> str:
+    return f" (class {name})" if name else ""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.workload.limits import MOST
 
 Floats = NDArray[np.float64]
 T = TypeVar("T", bound=np.generic)
@@ -93,6 +94,11 @@ def _first_guess(
     if len(sources) == 1 and duration is None:
         return [int(most[0])]
     total = sum(source.rate for source in sources)
+    if requests is None and duration is not None and total * duration > MOST:
+        raise ConfigError(
+            f"duration={duration:g}: at {total:g} requests/s these are {total * duration:g}: "
+            f"must be at most {MOST}"
+        )
     span = min(
         inf if duration is None else duration,
         inf if requests is None or not total else requests / total,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.workload.limits import LONGEST
 from pagedsim.workload.settings import number
 
 
@@ -20,7 +21,8 @@ def predict(
         return output_len.astype(np.float64)
     guess = rng.standard_normal(len(output_len))
     guess *= sigma
+    np.minimum(guess, 700.0, out=guess)  # beyond that, exp is infinite
     np.exp(guess, out=guess)
     guess *= output_len
-    np.maximum(guess, 1.0, out=guess)
+    np.clip(guess, 1.0, LONGEST, out=guess)
     return guess

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
-from math import isfinite
+from sys import float_info
 from typing import Any, TypeVar
 
 from pagedsim.core import ConfigError
@@ -14,18 +14,28 @@ from pagedsim.core.errors import unknown
 T = TypeVar("T")
 
 
-def number(key: str, value: Any, *, low: float | None = None, above: float | None = None) -> float:
-    """`value` as a finite float, at least `low` or more than `above`."""
+def number(
+    key: str,
+    value: Any,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+) -> float:
+    """`value` as a finite float, at least `low` (and at most `high`) or more than `above`."""
     allowed = "a number"
     if low is not None:
-        allowed = f"a number, {low:g} or more"
+        allowed += f", {low:g} or more" if high is None else f" from {low:g} to {high:g}"
     elif above is not None:
-        allowed = f"a number above {above:g}"
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        allowed += f" above {above:g}" + ("" if high is None else f", at most {high:g}")
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    fine = fine and abs(value) <= float_info.max  # neither infinite, nor not a number
     if fine and low is not None:
         fine = value >= low
     if fine and above is not None:
         fine = value > above
+    if fine and high is not None:
+        fine = value <= high
     if not fine:
         raise ConfigError(f"{key}={value!r}: must be {allowed}")
     return float(value)
@@ -38,14 +48,6 @@ def whole(key: str, value: Any, low: int, high: int | None = None) -> int:
         allowed = f"{low} or more" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{key}={value!r}: must be a whole number, {allowed}")
     return int(value)
-
-
-def fraction(key: str, value: Any) -> float:
-    """`value` as a float from 0 to 1."""
-    share = number(key, value, low=0)
-    if share > 1:
-        raise ConfigError(f"{key}={value!r}: must be between 0 and 1")
-    return share
 
 
 def make(kind: str, name: str, known: Mapping[str, Callable[..., T]], given: dict[str, Any]) -> T:

@@ -16,8 +16,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-STRIDE = 100_003
-"""Distance between the first tokens of two streams; a prime, so that streams never align."""
+STRIDE = 1 << 32
+"""Distance between the first tokens of two streams: no stream is so long as to reach the next."""
 
 
 class TokenRuns(Sequence[int]):

@@ -14,8 +14,8 @@ from pagedsim.core import ConfigError
 from pagedsim.workload.arrivals import Arrivals, Gamma, Timed, make_arrivals
 from pagedsim.workload.choices import SharedPrefixes, make_prefixes
 from pagedsim.workload.labels import Labelled, Labels
-from pagedsim.workload.lengths import Lengths, Tokens, make_lengths
-from pagedsim.workload.limits import clip
+from pagedsim.workload.lengths import Lengths, make_lengths
+from pagedsim.workload.limits import LONGEST, MOST, Tokens, clip
 from pagedsim.workload.merge import Source
 from pagedsim.workload.settings import number, whole
 from pagedsim.workload.streams import stream
@@ -31,6 +31,7 @@ class Rows:
     prefix_len: NDArray[np.int32]
     labels: Labelled
     clipped: int
+    capped: int  # at the cut of the distribution that they were drawn from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,9 @@ class Traffic:
     def checked(self) -> Traffic:
         """The same with objects for names; raises ConfigError where a setting cannot work."""
         if self.max_len is not None:
-            whole("max_len", self.max_len, 2)
+            whole("max_len", self.max_len, 2, LONGEST)
         if self.requests is not None:
-            whole("requests", self.requests, 1)
+            whole("requests", self.requests, 1, MOST)
         number("start", self.start, low=0)
         prefixes = make_prefixes(self.prefixes)
         if prefixes and self.max_len is not None and prefixes.tokens > self.max_len - 2:
@@ -110,6 +111,7 @@ class Traffic:
         count = len(arrival)
         lengths, prefixes = make_lengths(self.lengths, self.max_len), make_prefixes(self.prefixes)
         prompt, output = lengths.sample(count, self._stream(seed, "lengths"))
+        capped = lengths.capped(prompt, output)
         prefix, prefix_len = np.array(-1, np.int32), np.array(0, np.int32)
         if prefixes:
             prefix = prefixes.sample(count, self._stream(seed, "prompts"))
@@ -118,7 +120,7 @@ class Traffic:
         prompt, output, clipped = clip(prompt, output, self.max_len)
         labels = Labels(self.priority, self.client, self.deadline, self.prediction_sigma)
         drawn = labels.draw(arrival, output, partial(self._stream, seed))
-        return Rows(prompt, output, prefix, prefix_len, drawn, clipped)
+        return Rows(prompt, output, prefix, prefix_len, drawn, clipped, capped)
 
     def _stream(self, seed: int, name: str) -> np.random.Generator:
         return stream(seed, f"{self.name}/{name}" if self.name else name)

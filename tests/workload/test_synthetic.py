@@ -144,6 +144,37 @@ def test_long_requests_are_cut_and_counted() -> None:
     assert made.notices == ("10 of 10 requests were cut to max_len=50 tokens in all",)
 
 
+def test_each_class_says_by_its_own_bound_what_was_cut() -> None:
+    classes = {
+        "a": {"rate": 1.0, "max_len": 50, **TINY},
+        "b": {"rate": 1.0, "max_len": 70, **TINY},
+        "c": {"rate": 1.0, **TINY},
+    }
+    made = mix(classes=classes, requests=300, max_len=2048)
+    a, b, _ = np.bincount(made.client)
+    assert made.notices == (
+        f"{a} of 300 requests were cut to max_len=50 tokens in all (class a)",
+        f"{b} of 300 requests were cut to max_len=70 tokens in all (class b)",
+    )
+    assert made.clipped == a + b
+
+
+def test_a_distribution_that_its_bound_cuts_often_says_so() -> None:
+    assert synthetic(requests=2000, rate=1.0, max_len=2048).notices == ()
+    made = synthetic(requests=2000, rate=1.0, max_len=1024)
+    at_cut = (made.prompt_len == 512) | (made.prompt_len + made.output_len == 1024)
+    assert made.notices == (
+        f"{at_cut.sum()} of 2,000 requests have the longest prompt or answer that max_len=1024 "
+        "lets them draw",
+    )
+    assert made.clipped == 0
+
+
+def test_a_prediction_that_is_far_off_is_still_a_number() -> None:
+    made = synthetic(requests=200, rate=1.0, prediction_sigma=5000.0)
+    assert np.isfinite(made.predicted_len).all()
+
+
 def test_a_mix_merges_its_classes_by_arrival() -> None:
     made = chat_and_batch()
     assert made.clients == ("batch", "chat")
@@ -186,7 +217,8 @@ def test_a_burst_in_a_mix_begins_when_it_is_told() -> None:
     job = made.client == made.clients.index("job")
     assert job.sum() == 30 and set(made.arrival[job].tolist()) == {5.0}
     # A class that ends early ends the mix only if all do.
-    assert len(mix(classes={"job": classes["job"]})) == 30
+    alone = mix(classes={"job": classes["job"]})
+    assert (len(alone), alone.mode, set(alone.arrival.tolist())) == (30, "open", {5.0})
 
 
 def test_prefixes_of_two_classes_are_not_each_others() -> None:
@@ -240,21 +272,32 @@ CHAT: dict[str, Any] = {"rate": 1.0, **TINY}
     ("settings", "message"),
     [
         ({}, "needs requests= or duration="),
-        ({"requests": 0}, "requests=0: must be a whole number, 1 or more"),
+        ({"requests": 0}, "requests=0: must be a whole number, from 1 to"),
         ({"requests": 5, "rate": -2}, "rate=-2: must be a number above 0"),
         ({"requests": 5, "rate": None}, "arrivals=poisson: needs rate="),
         ({"duration": 5.0, "arrivals": "burst"}, "needs requests=, since it has no rate"),
         ({"duration": 1e-9}, "duration=1e-09: no request arrives in that time"),
-        ({"requests": 5, "max_len": 1}, "max_len=1: must be a whole number, 2 or more"),
+        ({"requests": 5, "max_len": 1}, "max_len=1: must be a whole number, from 2 to"),
         ({"requests": 5, "priority": {0: 0.5, 1: 0.6}}, "priority: the probabilities sum to 1.1"),
-        ({"requests": 5, "priority": {"high": 1.0}}, "priority.high: a priority must be a number"),
+        (
+            {"requests": 5, "priority": {"high": 1.0}},
+            "priority.high: a priority must be a finite number",
+        ),
+        ({"requests": 5, "priority": {"nan": 1.0}}, "priority.nan: a priority must be a finite"),
         ({"requests": 5, "priority": "high"}, "priority='high': must be a number"),
         ({"requests": 5, "client": {"a": -1, "b": 2}}, "client.a=-1: must be a number, 0 or more"),
         ({"requests": 5, "deadline": 0}, "deadline=0: must be a number above 0"),
         ({"requests": 5, "prefixes": {"tokens": 0}}, "prefixes.tokens=0: must be"),
-        ({"requests": 5, "prefixes": {"tokens": 9, "share": 2}}, "prefixes.share=2: must be betw"),
+        (
+            {"requests": 5, "prefixes": {"tokens": 9, "share": 2}},
+            "prefixes.share=2: must be a number from 0",
+        ),
         ({"requests": 5, "prefixes": {"token": 9}}, "did you mean 'tokens'"),
         ({"requests": 5, "max_len": 64, "prefixes": {"tokens": 63}}, "must leave room"),
+        ({"requests": 5, "rate": 10**400}, ": must be a number above 0"),
+        ({"requests": 5, "max_len": 3 * 10**9}, "max_len=3000000000: must be a whole number, from"),
+        ({"requests": 10**12}, "requests=1000000000000: must be a whole number, from 1"),
+        ({"duration": 1e30}, "duration=1e+30: at 1 requests/s these are 1e+30: must be at most"),
         ({"requests": 5, "seed": "x"}, "seed='x': must be a whole number, 0 or more"),
     ],
 )

@@ -36,7 +36,9 @@ def test_a_slice_covers_what_it_says(runs: list[tuple[int, int]], i: int, j: int
 
 def test_tokens_are_numbered_within_their_stream() -> None:
     prompt = TokenRuns([(3, 2), (0, 1)])
-    assert list(prompt) == [300_009, 300_010, 0]
+    assert list(prompt) == [3 << 32, (3 << 32) + 1, 0]
+    long = TokenRuns([(0, 200_000), (1, 10)])  # longer than the context of any model
+    assert long[199_999] < long[200_000] == 1 << 32
     with pytest.raises(IndexError):
         prompt[3]
     with pytest.raises(ValueError, match="steps of 1"):
