@@ -129,7 +129,7 @@ def compare(study: Study, metrics: Iterable[str] | None = None) -> list[Comparis
             continue
         for client in groups_of(study):
             for key in keys_of(study.metrics if metrics is None else metrics):
-                one = _compare(study, arm, baseline, key, client)
+                one = compare_two(study, arm, baseline, key, client)
                 if one is not None:
                     found.append(one)
     return found
@@ -158,9 +158,10 @@ def values_of(study: Study, arm: str, key: str, client: str | None = None) -> di
     return {seed: value for seed, value in values.items() if not math.isnan(value)}
 
 
-def _compare(
-    study: Study, arm: str, baseline: str, key: str, client: str | None
+def compare_two(
+    study: Study, arm: str, baseline: str, key: str, client: str | None = None
 ) -> Comparison | None:
+    """One arm against any other in one metric; None where they have no seed in common."""
     ours, theirs = values_of(study, arm, key, client), values_of(study, baseline, key, client)
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pagedsim.metrics.catalogue import LATENCIES, keys_of, label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import (
     Comparison,
     baseline_of,
     compare,
+    compare_two,
     estimate,
     groups_of,
     values_of,
@@ -124,7 +125,6 @@ def _alone(study: Study, arm: str) -> str:
 
 def _extremes(study: Study) -> list[str]:
     """For each metric the best arm and the worst."""
-    found = {(one.arm, one.key): one for one in compare(study) if one.client is None}
     what = study.swept.rpartition(".")[2] if study.swept else ""
     sentences = []
     for key in keys_of(study.metrics):
@@ -141,7 +141,7 @@ def _extremes(study: Study) -> list[str]:
         best, worst = (high, low) if way > 0 else (low, high)
         words = ("best", "worst") if way else ("lowest", "highest")
         at = f"{what} " if what else ""
-        doubt = _doubt(found.get((best, key)) if way else None)
+        doubt = _doubt(study, key, best, means) if way else ""
         sentences.append(
             f"{label_of(key)}: {words[0]} with {at}{best} ({scale.text(means[best])}{doubt}), "
             f"{words[1]} with {worst} ({scale.text(means[worst])})."
@@ -149,11 +149,16 @@ def _extremes(study: Study) -> list[str]:
     return sentences
 
 
-def _doubt(best: Comparison | None) -> str:
-    """Whether the best arm might be no better than the baseline."""
-    if best is None or best.sure or not best.difference.known:
-        return ""
-    return f", not surely better than {best.baseline}"
+def _doubt(study: Study, key: str, best: str, means: Mapping[str, float]) -> str:
+    """Whether another arm, the nearest first, might be as good as the best."""
+    others = [arm for arm in means if arm != best]
+    for other in sorted(others, key=lambda arm: abs(means[arm] - means[best])):
+        one = compare_two(study, best, other, key)
+        if one is None or (one.difference.known and not (one.sure and one.gain)):
+            return f", not surely better than {other}"
+        if means[other] == means[best]:
+            return f", as with {other}"
+    return ""
 
 
 def _one(key: str, means: dict[str, float]) -> str:

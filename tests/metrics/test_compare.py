@@ -189,6 +189,33 @@ def test_a_sweep_admits_that_the_best_may_be_no_better() -> None:
     assert "best with block_size 8 (3.02 s, not surely better than 1), worst" in said
 
 
+def test_a_best_arm_that_is_the_baseline_is_doubted_too() -> None:
+    values = {"1": [2.9, 3.15], "8": [3.0, 3.1], "64": [5.0, 5.0]}
+    (said,) = finding(study(values, swept="memory.block_size"))
+    assert "best with block_size 1 (3.02 s, not surely better than 8), worst" in said
+
+
+def test_the_best_is_doubted_for_any_arm_that_may_be_as_good() -> None:
+    # Surely better than the runner-up, which is always 2 % behind, but not than the erratic third.
+    values = {"a": [3.0, 3.1, 3.2], "b": [3.06, 3.162, 3.264], "c": [2.0, 3.5, 5.0]}
+    (said,) = finding(study(values, swept="n"))
+    assert "best with n a (3.10 s, not surely better than c), worst with c" in said
+
+
+def test_the_best_mean_is_doubted_where_it_is_surely_the_worse_in_proportion() -> None:
+    # Twice as slow under nine seeds; only under the last and heaviest it is quicker.
+    values = {"a": [1.0] * 9 + [100.0], "b": [2.0] * 9 + [90.0]}
+    (said,) = finding(study(values, swept="n"))
+    assert "best with n b (10.8 s, not surely better than a)" in said
+
+
+def test_the_best_of_one_seed_is_not_doubted_and_an_equal_is_named() -> None:
+    said = finding(study({"a": [1.0], "b": [2.0], "c": [3.0]}, swept="n"))
+    assert said[0] == "TTFT mean: best with n a (1.00 s), worst with c (3.00 s)."
+    said = finding(study({"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [3.0, 3.5]}, swept="n"))
+    assert said[0] == "TTFT mean: best with n a (1.50 s, as with b), worst with c (3.25 s)."
+
+
 def test_gains_and_costs_are_told_of_each_client(tmp_path: Path) -> None:
     (said,) = finding(study_of(tmp_path))
     assert "cuts the chat TTFT" in said
@@ -203,6 +230,13 @@ def test_seeds_that_all_give_the_same_give_no_interval() -> None:
     """A recorded trace is the same under every seed: three runs of it are one."""
     assert not estimate([0.25, 0.25, 0.25]).known
     assert estimate([0.25, 0.25, 0.5]).known
+
+
+def test_a_ratio_of_means_has_an_interval_in_proportion() -> None:
+    """Where a seed has nothing to count; by hand: off by -0.2, 0.2 and 0 of the mean."""
+    ratio = _ratio(np.array([0.0, 4.0, 2.0]), np.array([0.2, 1.8, 1.0]))
+    half = student_t(2) * 0.2 / math.sqrt(3)
+    assert ratio == pytest.approx((2.0, 2 * math.exp(-half), 2 * math.exp(half)))
 
 
 def test_a_ratio_that_one_seed_decides_gives_no_interval() -> None:
