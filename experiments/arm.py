@@ -9,16 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from experiments.backend import Settings
 from experiments.failure import Failure, failure_of
-from experiments.parts import Parts, Settings, build
-from pagedsim.core import Scheduler, StepPlan
+from experiments.parts import Parts, build
+from experiments.watched import Stopped, Watched
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.notice import Notice, as_records, notice_of
-from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.study import Run
 from pagedsim.metrics.summary import summarise
-from pagedsim.sim.cost.work import total_work
-from pagedsim.sim.simulate import simulate
 
 
 @dataclass(frozen=True)
@@ -53,36 +51,6 @@ FEW = 10
 Outcome = Run | Failure | Interrupted | Repeated
 
 
-class Stopped(Exception):
-    """The run was asked to stop."""
-
-
-class Watched(Recorder):
-    """A recorder that can be looked at, and that can stop the run between two steps."""
-
-    requests = 0
-    """How many requests there will be; 0 while that is not known."""
-
-    @property
-    def left_count(self) -> int:
-        """Requests that have left."""
-        return len(self._ids)
-
-    @property
-    def time(self) -> float:
-        """The end of the last step, in simulated seconds."""
-        return self._ends[-1] if self._ends else 0.0
-
-    def stop(self) -> None:
-        """Raise `Stopped` at the next step, where everything recorded is whole."""
-        self.step = self._stop  # type: ignore[method-assign]
-
-    def _stop(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        for rejection in plan.rejected:  # no longer the scheduler's, and not recorded yet
-            self.left(rejection.request)
-        raise Stopped
-
-
 def run_job(job: Job, recorder: Watched) -> Outcome:
     """The run, or why there is none. `recorder` may be stopped from a signal handler."""
     parts = None
@@ -91,7 +59,7 @@ def run_job(job: Job, recorder: Watched) -> Outcome:
         if job.again and not parts.workload.drawn:
             return Repeated()
         recorder.requests = len(parts.workload)
-        _simulate(parts, recorder)
+        parts.stage.run(parts.workload, recorder)
         return _finish(job, parts, recorder)
     except Stopped:
         assert parts is not None
@@ -102,22 +70,13 @@ def run_job(job: Job, recorder: Watched) -> Outcome:
         return failure_of(error, job.config["policy"], now)
 
 
-def _simulate(parts: Parts, recorder: Watched) -> None:
-    simulate(
-        parts.scheduler,
-        parts.workload,
-        parts.cost,
-        recorder,
-        overlap=parts.backend.overlap,
-        fast_forward=parts.backend.fast_forward,
-    )
-
-
 def _finish(job: Job, parts: Parts, recorder: Watched, partial: bool = False) -> Run:
     """Make the tables and write them; who is still alive is in them as unfinished."""
-    for request in parts.scheduler.requests.values():
+    for request in parts.stage.scheduler.requests.values():
         recorder.left(request)
     requests, steps = recorder.requests_table(), recorder.steps_table()
+    for name, values in parts.stage.columns().items():
+        steps = steps.append_column(name, pa.array(values))
     summary = _summary(parts, requests, steps)
     summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
     write_run(job.folder, requests, steps, summary)
@@ -125,31 +84,27 @@ def _finish(job: Job, parts: Parts, recorder: Watched, partial: bool = False) ->
 
 
 def _summary(parts: Parts, requests: pa.Table, steps: pa.Table) -> Settings:
-    hardware = parts.replica.hardware
-    work = total_work(parts.replica, steps)
+    scheduler = parts.stage.scheduler
     return summarise(
         requests,
         steps,
-        total_blocks=parts.memory.total,
-        block_size=parts.memory.block_size,
-        max_seqs=parts.scheduler.max_seqs,
+        total_blocks=scheduler.memory.total,
+        block_size=scheduler.memory.block_size,
+        max_seqs=scheduler.max_seqs,
         slo=parts.slo,
-        flops=work.flop,
-        bytes=work.bytes,
-        peak_flops=hardware.flop_rate,
-        peak_bandwidth=hardware.bandwidth,
+        **parts.stage.work(steps),
     )
 
 
 def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     """What a reader must know of the requests: what was cut, left out or rejected."""
     workload, rows = parts.workload, len(parts.workload)
-    found = [notice_of(text) for text in workload.notices]
+    found = [notice_of(text) for text in (*workload.notices, *parts.stage.notices())]
     finished = requests.filter(pc.equal(requests["state"], "finished"))
     wanted = workload.output_len[np.asarray(finished["request"].to_numpy())]
     short = int(np.count_nonzero(np.asarray(finished["output_tokens"].to_numpy()) < wanted))
     if short:
-        limit = parts.scheduler.max_model_len
+        limit = parts.stage.scheduler.max_model_len
         found.append(Notice(f"answers were cut at max_model_len={limit} tokens", short, rows))
     rejected = requests.filter(pc.equal(requests["state"], "rejected"))
     if rejected.num_rows:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 _OURS = (
     *("pagedsim.core", "pagedsim.build", "pagedsim.sim", "pagedsim.workload", "pagedsim.metrics"),
-    *("policies", "experiments.arm", "experiments.objects", "experiments.parts"),
+    *("pagedsim.engine", "kernels", "policies"),
+    *("experiments.arm", "experiments.objects", "experiments.parts"),
+    *("experiments.backend", "experiments.simulated", "experiments.serving"),
 )
-"""What simulates and measures. Reports, pictures and the front door change no run."""
+"""What simulates, serves and measures. Reports, pictures and the front door change no run."""
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 
 

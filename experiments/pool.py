@@ -12,9 +12,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 
-from experiments.arm import Interrupted, Job, Outcome, Watched, run_job
+from experiments.arm import Interrupted, Job, Outcome, run_job
 from experiments.failure import Failure
 from experiments.progress import Board, bar, on_terminal
+from experiments.watched import Watched
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Both ask to stop: a Ctrl-C, and a batch system whose time is up."""

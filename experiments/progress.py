@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from experiments.arm import Watched
+    from experiments.watched import Watched
 
 _PERIOD = 0.2
 """Seconds between two looks at a run."""

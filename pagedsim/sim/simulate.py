@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 
 from pagedsim.core import Scheduler
+from pagedsim.core.source import Source
 from pagedsim.sim.environment import Environment
-from pagedsim.sim.feed import Source, feed
+from pagedsim.sim.feed import feed
 from pagedsim.sim.server import Costs, Recorder, Server
 
 

@@ -32,45 +32,45 @@ def parts(*overrides: str) -> Parts:
 
 
 def test_the_longest_request_is_the_model_s() -> None:
-    assert parts().scheduler.max_model_len == 4096
+    assert parts().stage.scheduler.max_model_len == 4096
 
 
 def test_or_what_the_memory_holds() -> None:
     made = parts("memory.blocks=100", "memory.block_size=8")
-    assert made.scheduler.max_model_len == 800
+    assert made.stage.scheduler.max_model_len == 800
 
 
 @pytest.mark.parametrize("memory", ["paged", "reserved_max", "reserved_pow2"])
 def test_the_longest_request_leaves_room_for_its_own_activations(memory: str) -> None:
     """A step of 131,072 tokens takes so much of an A10 that no such request fits beside it."""
     made = parts("model=llama-3.1-8b", "hardware=a10", f"memory={memory}")
-    longest = made.scheduler.max_model_len
+    longest = made.stage.scheduler.max_model_len
     assert 1024 < longest < 131_072
-    assert made.memory.longest >= longest
-    assert made.scheduler.max_batched_tokens >= longest
+    assert made.stage.scheduler.memory.longest >= longest
+    assert made.stage.scheduler.max_batched_tokens >= longest
 
 
 def test_a_given_length_gives_the_rest_to_the_blocks() -> None:
     short = parts("model=llama-3.1-8b", "hardware=a10", "server.max_model_len=2048")
     auto = parts("model=llama-3.1-8b", "hardware=a10")
-    assert short.memory.total > auto.memory.total
+    assert short.stage.scheduler.memory.total > auto.stage.scheduler.memory.total
 
 
 def test_a_reservation_is_of_the_length_that_was_settled() -> None:
     made = parts("memory=reserved_max", "memory.blocks=1500")
-    assert made.scheduler.max_model_len == 1024  # the largest run of a buddy system of 1,500
-    assert made.memory.max_model_len == 1024  # type: ignore[attr-defined]
+    assert made.stage.scheduler.max_model_len == 1024  # the largest run of a buddy system of 1,500
+    assert made.stage.scheduler.memory.max_model_len == 1024  # type: ignore[attr-defined]
 
 
 def test_a_cpu_pool_only_where_something_swaps() -> None:
-    assert parts().memory.cpu_total == 0
+    assert parts().stage.scheduler.memory.cpu_total == 0
     block = 16 * 2 * 32 * 4096 * 2  # tokens, keys and values, layers, hidden, bytes
-    assert parts("preemption=swap").memory.cpu_total == 4 * 2**30 // block
-    assert parts("preemption=swap", "memory.cpu_blocks=7").memory.cpu_total == 7
+    assert parts("preemption=swap").stage.scheduler.memory.cpu_total == 4 * 2**30 // block
+    assert parts("preemption=swap", "memory.cpu_blocks=7").stage.scheduler.memory.cpu_total == 7
 
 
 def test_cheapest_gets_the_cost_model_s_prices() -> None:
-    assert hasattr(parts("preemption=cheapest").scheduler.preemption, "prices")
+    assert hasattr(parts("preemption=cheapest").stage.scheduler.preemption, "prices")
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])

@@ -11,13 +11,14 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import code
-from experiments.arm import Interrupted, Job, Outcome, Watched, run_job
+from experiments.arm import Interrupted, Job, Outcome, run_job
 from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.pool import run_jobs
 from experiments.stored import recipe, store, stored
 from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from experiments.sweep import sweep
+from experiments.watched import Watched
 from pagedsim.config import register
 from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.metrics.files import read_run

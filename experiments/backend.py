@@ -1,0 +1,58 @@
+"""What a backend must offer: a place where a workload's requests are served."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from experiments.watched import Watched
+from pagedsim.core import Scheduler
+from pagedsim.workload import Workload
+
+Settings = dict[str, Any]
+
+
+class Stage(ABC):
+    """One run's scheduler, and what carries its steps out."""
+
+    scheduler: Scheduler
+
+    @abstractmethod
+    def run(self, workload: Workload, recorder: Watched) -> None:
+        """Serve every request; `recorder` is told of every step and of everyone who leaves."""
+
+    def work(self, steps: pa.Table) -> Mapping[str, float]:
+        """What `summarise` takes to tell how well the hardware was used, where that is known."""
+        return {}
+
+    def columns(self) -> Mapping[str, NDArray[np.float64]]:
+        """What else is known of each recorded step."""
+        return {}
+
+    def facts(self) -> Settings:
+        """What a reader of the results must know of the machine and is in no configuration."""
+        return {}
+
+    def notices(self) -> list[str]:
+        """What a reader of the report must know of the run, a line each."""
+        return []
+
+
+class Backend(ABC):
+    """The group `backend`."""
+
+    alone: ClassVar[bool] = False
+    """Whether a run needs the machine for itself, since its times are real."""
+
+    @abstractmethod
+    def stage(self, config: Settings, seed: int) -> Stage:
+        """What a run's configuration describes; raises ConfigError for what cannot be."""
+
+    def taken(self, workload: Workload) -> Workload:
+        """As much of the workload as this backend is to serve."""
+        return workload

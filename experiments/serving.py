@@ -1,0 +1,1 @@
+"""The backend `engine`: real time, real tokens."""
