@@ -97,6 +97,9 @@ class Workload:
             if tokens.min() < 1:
                 row = int(tokens.argmin())
                 raise ConfigError(f"{name}={tokens[row]} in row {row}: must be at least 1")
+        if not np.isfinite(made.priority).all():
+            row = int(np.isfinite(made.priority).argmin())
+            raise ConfigError(f"priority={made.priority[row]} in row {row}: must be finite")
         if made.client.min() < 0 or made.client.max() >= len(made.clients):
             raise ConfigError(f"client: must be an index into {len(made.clients)} names")
         return made
@@ -167,11 +170,26 @@ class Workload:
 
 def _column(name: str, values: ArrayLike, dtype: type[T], rows: int) -> NDArray[T]:
     """A read-only column; a single value is repeated without being stored again."""
-    column = np.asarray(values, dtype)
+    column = _exactly(name, values, dtype)
     if column.ndim == 0:
         return np.broadcast_to(column, (rows,))
     if column.shape != (rows,):
         raise ConfigError(f"{name}: {column.size} values for {rows} requests")
     column = column.view()
     column.flags.writeable = False
+    return column
+
+
+def _exactly(name: str, values: ArrayLike, dtype: type[T]) -> NDArray[T]:
+    """The values in that type; raises ConfigError for what it cannot hold."""
+    given = np.asarray(values)
+    if given.dtype.kind not in "iufb":
+        raise ConfigError(f"{name}: must be numbers")
+    if given.dtype == dtype:
+        return given
+    with np.errstate(invalid="ignore"):  # what does not fit is found below
+        column = given.astype(dtype)
+    if issubclass(dtype, np.integer) and (bad := np.flatnonzero(column != given)).size:
+        value = given.ravel()[bad[0]]
+        raise ConfigError(f"{name}={value} in row {bad[0]}: must be a whole number of 32 bits")
     return column

@@ -1,5 +1,6 @@
 """Tiny trace files of every format."""
 
+import gzip
 from pathlib import Path
 
 PLAIN = """\
@@ -57,6 +58,13 @@ EVERY = {
     "mooncake": MOONCAKE,
     "sharegpt": SHAREGPT,
 }
+
+
+def packed(folder: Path, text: str, name: str = "trace.csv.gz") -> str:
+    """The path of a gzip file with this text."""
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()))
+    return str(path)
 
 
 def written(folder: Path, text: str, name: str = "trace.csv") -> str:

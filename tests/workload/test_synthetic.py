@@ -258,11 +258,24 @@ def test_a_workload_of_arrays() -> None:
         (([1, 0], 1, 1), "arrival: must be 0 or more, and never decrease"),
         (([0], [0], 1), "prompt_len=0 in row 0: must be at least 1"),
         (([0, 1], [1, 2, 3], 1), "prompt_len: 3 values for 2 requests"),
+        (([0], [5.9], [1.7]), "prompt_len=5.9 in row 0: must be a whole number"),
+        (([0, 1], 5, [1, float("nan")]), "output_len=nan in row 1: must be a whole number"),
+        (([0, 1], [5, 2**32 + 5], 1), "prompt_len=4294967301 in row 1: must be a whole number"),
+        (([0], 2**70, 1), "prompt_len: must be numbers"),
+        (([0], "many", 1), "prompt_len: must be numbers"),
+        ((["noon"], 1, 1), "arrival: must be numbers"),
     ],
 )
 def test_a_workload_of_bad_arrays_is_refused(columns: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Workload.of(*columns)
+
+
+def test_lengths_may_be_whole_floats_and_priorities_must_be_finite() -> None:
+    made = Workload.of([0, 1], [5.0, 6.0], np.array([7, 8], np.uint8))
+    assert (made.prompt_len.tolist(), made.output_len.tolist()) == ([5, 6], [7, 8])
+    with pytest.raises(ConfigError, match="priority=inf in row 1: must be finite"):
+        Workload.of([0, 1], 5, 5, priority=[0, float("inf")])
 
 
 CHAT: dict[str, Any] = {"rate": 1.0, **TINY}

@@ -8,7 +8,7 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.workload import trace
 from pagedsim.workload.traces import sharegpt
-from tests.workload.files import AZURE_2023, LENGTHS, MOONCAKE, PLAIN, SHAREGPT, written
+from tests.workload.files import AZURE_2023, LENGTHS, MOONCAKE, PLAIN, SHAREGPT, packed, written
 
 HEADER = PLAIN.splitlines()[0]
 
@@ -38,9 +38,13 @@ def rows_with(row: int, text: str) -> str:
         ("17.5,10,nan", ":18: num_decode_tokens='nan': must be a whole number of tokens"),
         ("17.5,10,inf", ":18: num_decode_tokens='inf': must be a whole number of tokens"),
         ("17.5,10,9e99", ":18: num_decode_tokens='9e99': must be a whole number of tokens"),
-        ("17.5,10,3000000000", ":18: num_decode_tokens=3000000000: must be at most 2147483647"),
-        ("noon,10,10", ":18: arrived_at='noon': must be a number"),
-        ("nan,10,10", ":18: arrived_at=nan: must be a time, 0 or more"),
+        ("17.5,10,3000000000", ":18: num_decode_tokens=3000000000: must be at most 1073741823"),
+        ("noon,10,10", ":18: arrived_at='noon': must be a finite number"),
+        ("nan,10,10", ":18: arrived_at='nan': must be a finite number"),
+        ("1e999,10,10", ":18: arrived_at='1e999': must be a finite number"),
+        ("17_5,10,10", ":18: arrived_at='17_5': must be a finite number"),
+        ("17.5,1_0,10", ":18: num_prefill_tokens='1_0': must be a whole number of tokens"),
+        (f"17.5,{'9' * 5000},10", f":18: num_prefill_tokens='{'9' * 59}: must be a whole number"),
         ("-1,10,10", ":18: arrived_at=-1: must be a time, 0 or more"),
         ("16.25,10,10", ":18: arrived_at is 0.25 s before the row above: times must not decrease"),
         ("17.5,0,10", ":18: num_prefill_tokens=0: must be at least 1 (drop_empty=true leaves"),
@@ -103,12 +107,56 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
     assert "not a text file in UTF-8" in complaint(str(path))
 
 
+def test_lines_are_counted_with_those_inside_a_cell(tmp_path: Path) -> None:
+    text = 'a,arrived_at,num_prefill_tokens,num_decode_tokens\n"1\n2",0,5,5\n\n"3\n4",1,x,5\n'
+    assert ":5: num_prefill_tokens='x'" in complaint(written(tmp_path, text))
+    assert ":4: not CSV from here on: field larger" in complaint(
+        written(tmp_path, PLAIN.replace("1.0,300,30", f'"{"x" * 200_000}",1,1'))
+    )
+
+
+def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+    text = "arrived_at,num_prefill_tokens,num_decode_tokens,num_decode_tokens,,\n0,5,5,9,,\n"
+    path = written(tmp_path, text)
+    assert complaint(path) == (
+        f"{path}:1: column 'num_decode_tokens' is there 2 times: must be there once"
+    )
+    assert len(trace(path=written(tmp_path, text.replace("tokens,num_decode_tokens", "tokens,x"))))
+
+
+def test_files_that_are_no_table(tmp_path: Path) -> None:
+    text = complaint(written(tmp_path, PLAIN.replace(",", ";")))
+    assert text.endswith("; columns must be separated by commas")
+    assert "columns '\\x00\\x01'" in complaint(written(tmp_path, "\0\1\n"))
+    assert ":1: not CSV: field larger than" in complaint(written(tmp_path, "x" * 200_000))
+
+
+def test_damaged_gzip_files(tmp_path: Path) -> None:
+    path = Path(packed(tmp_path, PLAIN * 500))
+    whole = path.read_bytes()
+    for damaged in (whole[:-30], whole[:40] + b"nonsense" + whole[48:], whole[:2] + b"x" * 50):
+        path.write_bytes(damaged)
+        assert complaint(str(path)) == f"{path}: packed by gzip, but damaged or not whole"
+
+
 def test_azure_times(tmp_path: Path) -> None:
     path = written(tmp_path, AZURE_2023.replace("2023-11-16 18:15:50.9951690", "yesterday"))
-    assert complaint(path) == f"{path}:3: TIMESTAMP='yesterday': must be a date and time"
-    assert ":3: TIMESTAMP" in complaint(
-        written(tmp_path, AZURE_2023.replace("2023-11-16 18:15:50.9951690", "NaT"))
+    assert complaint(path) == (
+        f"{path}:3: TIMESTAMP='yesterday': must be a date and time of the years 1700 to 2199, "
+        "as in 2023-11-16 18:15:46.68"
     )
+
+
+@pytest.mark.parametrize(
+    "time", ["NaT", "", "7", "2023", "4314", "1700158550", "2023-11-16", "1.5", "20231116",
+             "2023-11-16 25:00:00", "2023-13-16 18:15:50", "2023-11-16 18:15:5x", "18:15:50",
+             "11/16/2023 18:15", "1500-11-16 18:15:50", "2400-11-16 18:15:50"],
+)  # fmt: skip
+def test_what_is_no_date_with_a_time(tmp_path: Path, time: str) -> None:
+    path = written(tmp_path, AZURE_2023.replace("2023-11-16 18:15:50.9951690", time))
+    assert complaint(path).startswith(f"{path}:3: TIMESTAMP={time!r}: must be a date and time of")
+    first = written(tmp_path, AZURE_2023.replace("2023-11-16 18:15:46.6805900", time))
+    assert complaint(first).startswith(f"{first}:2: TIMESTAMP={time!r}: must be a date and time of")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +169,12 @@ def test_azure_times(tmp_path: Path) -> None:
         ("1000", '"many"', ':2: input_length="many": must be a whole number of tokens'),
         ("1000", "true", ":2: input_length=true: must be a whole number of tokens"),
         ("250", "null", ":2: timestamp=null: must be a number of milliseconds"),
+        ("250", "NaN", ":2: timestamp=NaN: must be a number of milliseconds"),
+        ("250", "1" + "0" * 400, ":2: timestamp=1000000000"),
+        ("250", "-250", ":2: timestamp=-0.25: must be a time, 0 or more"),
+        ("1000", "1" + "0" * 20, ":2: input_length=100000000000000000000: must be a whole number"),
+        ("1000", "9" * 5000, ":2: not JSON: a number too long, or lists too deep"),
+        ("[0, 3]", "[" * 100_000, ":2: not JSON: a number too long, or lists too deep"),
         ("250", "4000", ":3: timestamp is 1 s before the row above"),
         ("6,", "0,", ":2: output_length=0: must be at least 1"),
         ("[0, 3]}", "[0, 3]", ":2: not JSON: "),
@@ -140,6 +194,8 @@ def test_bad_mooncake_lines(tmp_path: Path, old: str, new: str, message: str) ->
         ('[\n{"a": 1}]', ": entry 1: must be an object with a list conversations"),
         ('[{"conversations": [1, 2]}]', ": entry 1: each turn must have a text as its value"),
         ("[\n1,\n", ":3: not JSON: "),
+        ("[" * 100_000, ":1: not JSON: a number too long, or lists too deep"),
+        (SHAREGPT.replace("a b", ""), ": entry 3: tokens of the first turn=0: must be at least 1"),
     ],
 )
 def test_bad_sharegpt_files(tmp_path: Path, text: str, message: str) -> None:
@@ -158,6 +214,34 @@ def test_sharegpt_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sharegpt, "import_module", missing)
     text = complaint(path, arrivals="burst", tokenizer="gpt2")
     assert text.startswith("tokenizer=gpt2: needs the tokenizers package, which is not installed")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "high", ""])
+def test_priorities_of_a_file_are_finite_numbers(tmp_path: Path, value: str) -> None:
+    text = f"arrived_at,num_prefill_tokens,num_decode_tokens,p\n0,5,5,1\n1,5,5,{value}\n"
+    path = written(tmp_path, text)
+    assert complaint(path, priority_column="p") == f"{path}:3: p={value!r}: must be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        (MOONCAKE, {"where": {"a": "b"}}, "where={'a': 'b'}: format mooncake has no use for it; "
+         "formats that have: azure, burstgpt, lengths, plain"),
+        (MOONCAKE, {"client_column": "who"}, "client_column=who: format mooncake has no use for"),
+        (MOONCAKE, {"priority_column": "p"}, "priority_column=p: format mooncake has no use for"),
+        (MOONCAKE, {"tokenizer": "gpt2"}, "tokenizer=gpt2: format mooncake has no use for it; "
+         "formats that have: sharegpt"),
+        (PLAIN, {"tokenizer": len}, "tokenizer: format plain has no use for it"),
+        (PLAIN, {"block_tokens": 16}, "block_tokens=16: format plain has no use for it; "
+         "formats that have: mooncake"),
+        (SHAREGPT, {"where": {"a": "b"}, "tokenizer": len}, "format sharegpt has no use for it"),
+    ],
+)  # fmt: skip
+def test_settings_that_a_format_ignores(
+    tmp_path: Path, text: str, settings: dict, message: str
+) -> None:
+    assert message in complaint(written(tmp_path, text), arrivals="burst", **settings)
 
 
 @pytest.mark.parametrize(

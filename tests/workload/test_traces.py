@@ -17,6 +17,7 @@ from tests.workload.files import (
     MOONCAKE,
     PLAIN,
     SHAREGPT,
+    packed,
     written,
 )
 
@@ -61,7 +62,7 @@ def test_burstgpt_leaves_out_failures_when_asked(tmp_path: Path) -> None:
 def test_rows_of_a_csv_may_be_filtered(tmp_path: Path) -> None:
     path = written(tmp_path, BURSTGPT)
     made = trace(path=path, where={"Model": "GPT-4", "Log Type": "API log"}, drop_empty=True)
-    assert rows(made) == [(8.0, 70, 8)]
+    assert rows(made) == [(90.0, 70, 8)]
     with pytest.raises(ConfigError, match="no row has Model=GPT-5"):
         trace(path=path, where={"Model": "GPT-5"})
 
@@ -82,8 +83,15 @@ def test_mooncake_keeps_its_prompts_through_slices_and_cuts(tmp_path: Path) -> N
     assert made.arrival.tolist() == pytest.approx([0.05, 2.8])
     assert made.prompt_len.tolist() == [800, 799]
     assert made.prompts is not None
-    assert made.prompts[0] == TokenRuns([(0, 512), (3, 288)])
-    assert made.prompts[1] == TokenRuns([(0, 512), (1, 287)])
+    assert made.prompts[0] == TokenRuns([(0, 512), (1, 288)])
+    assert made.prompts[1] == TokenRuns([(0, 512), (2, 287)])
+
+
+def test_mooncake_blocks_may_be_named_by_any_hash(tmp_path: Path) -> None:
+    text = MOONCAKE.replace("[0,", f"[{2**64 - 1},").replace("4]", "-1]")
+    named, plain = trace(path=written(tmp_path, text)), trace(path=written(tmp_path, MOONCAKE, "b"))
+    assert named.prompts is not None and plain.prompts is not None
+    assert [named.prompts[row] for row in range(3)] == [plain.prompts[row] for row in range(3)]
 
 
 def test_sharegpt_counts_tokens_of_the_first_two_turns(tmp_path: Path) -> None:
@@ -104,15 +112,14 @@ def test_lengths_need_arrivals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", EVERY)
-def test_every_format_is_recognised(tmp_path: Path, format: str) -> None:
-    path = written(tmp_path, EVERY[format])
-    settings: dict[str, Any] = {
-        "path": path,
-        "arrivals": "burst",
-        "tokenizer": str.split,
-        "drop_empty": True,
-    }
-    assert rows(trace(**settings)) == rows(trace(**settings, format=format))
+def test_every_format_is_recognised_packed_or_not(tmp_path: Path, format: str) -> None:
+    settings: dict[str, Any] = {"arrivals": "burst", "drop_empty": True}
+    if format == "sharegpt":
+        settings["tokenizer"] = str.split
+    plain = rows(trace(path=written(tmp_path, EVERY[format]), **settings, format=format))
+    for text in (EVERY[format], "\ufeff" + EVERY[format], "\r\n\n" + EVERY[format]):
+        assert rows(trace(path=written(tmp_path, text), **settings)) == plain
+        assert rows(trace(path=packed(tmp_path, text), **settings)) == plain
 
 
 def test_byte_order_marks_line_ends_blank_lines_and_whole_floats(tmp_path: Path) -> None:
@@ -134,8 +141,31 @@ def test_reading_stops_where_the_slice_ends(tmp_path: Path) -> None:
     path = written(tmp_path, PLAIN.splitlines()[0] + "\n" + rows_ + "nonsense,1,1\n")
     assert len(trace(path=path, limit=100)) == 100
     assert len(trace(path=path, window=50)) == 50
-    with pytest.raises(ConfigError, match=":70002: arrived_at='nonsense': must be a number"):
+    with pytest.raises(ConfigError, match=":70002: arrived_at='nonsense': must be a finite number"):
         trace(path=path)
+
+
+def test_a_slice_is_read_on_for_where_rows_before_it_are_many(tmp_path: Path) -> None:
+    rows_ = "".join(f"{i}.0,5,{i % 7 + 1}\n" for i in range(70_000))
+    path = written(tmp_path, PLAIN.splitlines()[0] + "\n" + rows_)
+    found = [(0.0, 5, 69_000 % 7 + 1), (1.0, 5, 69_001 % 7 + 1)]
+    assert rows(trace(path=path, start=69_000, limit=2)) == found
+    assert rows(trace(path=path, start=69_000, window=2)) == found
+
+
+def test_time_0_is_that_of_the_file_whatever_rows_are_wanted(tmp_path: Path) -> None:
+    header, *lines = BURSTGPT.splitlines()
+    wanted: dict[str, Any] = {"where": {"Log Type": "API log"}, "drop_empty": True}
+    ordered = written(tmp_path, BURSTGPT)
+    assert rows(trace(path=ordered, **wanted)) == [(90.0, 70, 8)]
+    assert rows(trace(path=ordered, start=85, **wanted)) == [(5.0, 70, 8)]
+    turned = written(tmp_path, "\n".join([header, *lines[::-1]]), "turned.csv")
+    assert rows(trace(path=turned, sort=True, start=85, **wanted)) == [(5.0, 70, 8)]
+    with pytest.raises(ConfigError, match="csv:3: Timestamp is 8 s before the row above"):
+        trace(path=turned, where={"Session ID": "b"})
+    many = [f"{i},s,1,{'A' if i < 69_000 else 'B'},5,5,10,x" for i in range(70_000)]
+    far = trace(path=written(tmp_path, "\n".join([header, *many])), where={"Model": "B"}, limit=2)
+    assert far.arrival.tolist() == [69_000, 69_001]
 
 
 def test_rates(tmp_path: Path) -> None:

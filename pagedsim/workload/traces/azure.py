@@ -6,6 +6,7 @@ https://github.com/Azure/AzurePublicDataset, CC-BY-4.0. Times are of the day: 20
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,21 +30,27 @@ class Azure(CsvFormat):
     ) -> NDArray[np.float64]:
         plain = [text.removesuffix("+00:00") for text in texts]
         try:
-            if any(text[19:].strip(".0123456789") for text in plain):
-                raise ValueError("numpy knows no time zones")
+            if not all(map(_PLAIN.fullmatch, plain)):
+                raise ValueError("a time zone, or no time at all")
             moments = np.array(plain, "datetime64[ns]")
         except ValueError:
             assert self.time is not None
-            found = each(path, lines, self.time, texts, _moment, "a date and time")
+            found = each(path, lines, self.time, texts, _moment, _WANTED)
             moments = np.array(found, "datetime64[ns]")
         seconds: NDArray[np.float64] = (moments - _ORIGIN) / np.timedelta64(1, "s")
-        return seconds  # not a time, which numpy reads from the text NaT, becomes NaN
+        return seconds
 
+
+# numpy reads 0, or 2023, as a year, and what is beyond its nanoseconds as some other year.
+_PLAIN = re.compile(r"(1[7-9]|2[01])[0-9]{2}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9.]+")
+_WANTED = "a date and time of the years 1700 to 2199, as in 2023-11-16 18:15:46.68"
 
 # Near the traces: seconds since 1970 would leave a float too few digits for their 0.1 µs.
 _ORIGIN = np.datetime64("2023-01-01", "ns")
 
 
 def _moment(text: str) -> datetime:
+    if not _PLAIN.match(text):
+        raise ValueError(text)
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import islice
+from itertools import compress, islice
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.workload.traces.rows import Chunk, Format, Options, wrong
+from pagedsim.workload.traces.opened import opened
+from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, wrong
 
 CHUNK = 1 << 16
 T = TypeVar("T")
@@ -21,6 +23,8 @@ Row = list[str]
 
 class CsvFormat(Format):
     """A CSV layout: which columns hold the time and the lengths."""
+
+    options = ("where", "client_column", "priority_column")
 
     def __init__(self, name: str, time: str | None, prompt: str, output: str) -> None:
         self.name = name
@@ -31,106 +35,150 @@ class CsvFormat(Format):
     def seconds(
         self, path: Path, lines: Sequence[int], texts: Sequence[str]
     ) -> NDArray[np.float64]:
-        """The times as seconds."""
+        """The times as seconds, all of them finite."""
         assert self.time is not None
-        return numbers(path, lines, self.time, texts, float, np.float64)
+        return numbers(path, lines, self.time, texts)
 
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with opened(path) as file:
             reader = csv.reader(file)
-            header = [name.strip() for name in next(reader, [])]
-            places = [_place(path, header, self, name) for name in self.needs]
-            asked = (options.client_column, options.priority_column)
-            labels = [_place(path, header, self, name) if name else None for name in asked]
-            filters = {_place(path, header, self, key): v for key, v in options.where.items()}
+            header = _header(path, reader)
+            labels = filter(None, (options.client_column, options.priority_column))
+            asked = (*self.needs, *labels, *options.where)
+            places = {name: _place(path, reader.line_num, header, self, name) for name in asked}
             for lines, rows in _batches(path, reader, len(header)):
-                if filters:
-                    kept = [all(row[i] == v for i, v in filters.items()) for row in rows]
-                    lines = [line for line, keep in zip(lines, kept, strict=True) if keep]
-                    rows = [row for row, keep in zip(rows, kept, strict=True) if keep]
-                yield self._chunk(path, lines, rows, places, labels, options)
+                yield self._chunk(path, lines, rows, places, options)
 
     def _chunk(
         self,
         path: Path,
         lines: Sequence[int],
         rows: Sequence[Row],
-        places: Sequence[int],
-        labels: Sequence[int | None],
+        places: Mapping[str, int],
         options: Options,
     ) -> Chunk:
-        texts = [[row[place] for row in rows] for place in places]
-        client, priority = ([row[i] for row in rows] if i is not None else None for i in labels)
+        clock = arrival = None
+        if self.time is not None:
+            texts = [row[places[self.time]] for row in rows]
+            clock = Clock(lines, self.seconds(path, lines, texts))
+            arrival = clock.seconds
+        if options.where:
+            filters = [(places[name], text) for name, text in options.where.items()]
+            kept = [all(row[place] == text for place, text in filters) for row in rows]
+            lines, rows = list(compress(lines, kept)), list(compress(rows, kept))
+            arrival = None if clock is None else clock.seconds[np.array(kept, bool)]
+
+        def column(name: str) -> list[str]:
+            place = places[name]
+            return [row[place] for row in rows]
+
+        client, priority = options.client_column, options.priority_column
         return Chunk(
             lines,
-            self.seconds(path, lines, texts[0]) if self.time else None,
-            numbers(path, lines, self.prompt, texts[-2], int, np.int64),
-            numbers(path, lines, self.output, texts[-1], int, np.int64),
-            client,
-            None
-            if priority is None
-            else numbers(path, lines, str(options.priority_column), priority, float, np.float64),
+            clock,
+            arrival,
+            tokens(path, lines, self.prompt, column(self.prompt)),
+            tokens(path, lines, self.output, column(self.output)),
+            column(client) if client else None,
+            numbers(path, lines, priority, column(priority)) if priority else None,
         )
 
 
 def read_header(path: Path) -> list[str]:
     """The names in a CSV file's first line."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return [name.strip() for name in next(csv.reader(file), [])]
+    with opened(path) as file:
+        return _header(path, csv.reader(file))
 
 
-def _place(path: Path, header: Sequence[str], format: Format, name: str) -> int:
-    if name in header:
+def _header(path: Path, reader: Iterator[Row]) -> list[str]:
+    try:
+        return next(([name.strip() for name in row] for row in reader if _filled(row)), [])
+    except csv.Error as error:
+        raise wrong(path, 1, f"not CSV: {error}") from None
+
+
+def names_of(header: Sequence[str]) -> str:
+    """The columns of a header, for a message: what cannot be shown is spelt out."""
+    names = (name if name.isprintable() else repr(name) for name in header)
+    text = ", ".join(names) or "none"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _filled(row: Row) -> bool:
+    """Whether anything stands on the line."""
+    return any(not cell.isspace() for cell in row if cell)
+
+
+def _place(path: Path, line: int, header: Sequence[str], format: Format, name: str) -> int:
+    times = header.count(name)
+    if times == 1:
         return header.index(name)
+    if times:
+        raise wrong(path, line, f"column {name!r} is there {times} times: must be there once")
     close = get_close_matches(name, header, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    has = ", ".join(header) or "none"
-    raise wrong(path, 1, f"no column {name!r} (format {format.name}): its columns are {has}{hint}")
+    what = f"no column {name!r} (format {format.name}): its columns are {names_of(header)}{hint}"
+    raise wrong(path, line, what)
 
 
-def _batches(
-    path: Path, reader: Iterator[Row], width: int
-) -> Iterator[tuple[Sequence[int], list[Row]]]:
-    """Rows with their line numbers; lines with nothing on them are left out."""
-    first = 2
+def _batches(path: Path, reader: Any, width: int) -> Iterator[tuple[list[int], list[Row]]]:
+    """Rows with the lines on which they begin; lines with nothing on them are left out."""
+    numbered = _numbered(reader)
     try:
-        while rows := list(islice(reader, CHUNK)):
-            lines: Sequence[int] = range(first, first + len(rows))
-            first += len(rows)
+        while batch := list(islice(numbered, CHUNK)):
+            lines = [line for line, _ in batch]
+            rows = [row for _, row in batch]
             if set(map(len, rows)) != {width}:
-                lines = [line for line, row in zip(lines, rows, strict=True) if row]
-                rows = [row for row in rows if row]
+                filled = list(map(_filled, rows))
+                lines, rows = list(compress(lines, filled)), list(compress(rows, filled))
                 for line, row in zip(lines, rows, strict=True):
                     if len(row) != width:
                         what = f"{len(row)} columns: must be {width}, as in the header"
                         raise wrong(path, line, what)
-            yield lines, rows
+            if rows:
+                yield lines, rows
     except csv.Error as error:
-        raise wrong(path, first, f"not CSV from here on: {error}") from None
+        raise wrong(path, reader.line_num, f"not CSV from here on: {error}") from None
+
+
+def _numbered(reader: Any) -> Iterator[tuple[int, Row]]:
+    # A quoted cell may hold line ends, so a row begins after the last line of the one before.
+    line = reader.line_num + 1
+    for row in reader:
+        yield line, row
+        line = reader.line_num + 1
+
+
+def tokens(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) -> NDArray[np.int64]:
+    """A column of token counts; raises ConfigError with the line of the first text that is none."""
+    try:
+        return np.array(list(map(int, _plain(texts))), np.int64)
+    except (ValueError, OverflowError):
+        wanted = "a whole number of tokens"
+        return np.array(each(path, lines, name, texts, _whole, wanted), np.int64)
 
 
 def numbers(
-    path: Path,
-    lines: Sequence[int],
-    column: str,
-    texts: Sequence[str],
-    kind: type[int] | type[float],
-    dtype: type[Any],
-) -> NDArray[Any]:
-    """A column of numbers; raises ConfigError with the line of the first text that is none."""
+    path: Path, lines: Sequence[int], name: str, texts: Sequence[str]
+) -> NDArray[np.float64]:
+    """A column of finite numbers; raises ConfigError with the line of the first text that is none.
+
+    >>> numbers(Path("x.csv"), [2, 3], "arrived_at", ["0", "1e-1"]).tolist()
+    [0.0, 0.1]
+    """
     try:
-        return np.array(list(map(kind, texts)), dtype)
-    except (ValueError, OverflowError):
-        parse: Callable[[str], float] = float if kind is float else _tokens
-        wanted = "a number" if kind is float else "a whole number of tokens"
-        found = each(path, lines, column, texts, parse, wanted)
-        return np.array(found, dtype)
+        found = np.array(list(map(float, _plain(texts))), np.float64)
+        if np.isfinite(found).all():
+            return found
+    except ValueError:
+        pass
+    return np.array(each(path, lines, name, texts, _finite, "a finite number"), np.float64)
 
 
 def each(
     path: Path,
     lines: Sequence[int],
-    column: str,
+    name: str,
     texts: Sequence[str],
     parse: Callable[[str], T],
     wanted: str,
@@ -141,13 +189,27 @@ def each(
         try:
             found.append(parse(text))
         except (ValueError, OverflowError):
-            raise wrong(path, line, f"{column}={text!r}: must be {wanted}") from None
+            raise wrong(path, line, f"{name}={text!r:.60}: must be {wanted}") from None
     return found
 
 
-def _tokens(text: str) -> int:
+def _plain(texts: Sequence[str]) -> Sequence[str]:
+    """The texts; raises ValueError if one is 1_000, which is a number in Python alone."""
+    if "_" in "".join(texts):
+        raise ValueError("_")
+    return texts
+
+
+def _finite(text: str) -> float:
+    value = float(*_plain([text]))
+    if not isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _whole(text: str) -> int:
     """A number of tokens; tools that know only floats write 374 as 374.0."""
-    value = float(text)
+    value = _finite(text)
     if not value.is_integer() or abs(value) >= 2**62:
         raise ValueError(text)
     return int(value)

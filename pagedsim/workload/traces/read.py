@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -13,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.workload.traces.opened import readable
 from pagedsim.workload.traces.plain import LengthsOnly
 from pagedsim.workload.traces.rows import Chunk, Format, Options, refuse_bad, refuse_unsorted
-from pagedsim.workload.traces.sniff import existing, format_of
+from pagedsim.workload.traces.sniff import existing, format_of, refuse_ignored
 
 Tokens = NDArray[np.int32]
 
@@ -43,7 +43,7 @@ class Table:
     output_len: Tokens
     client: list[str] | None
     priority: NDArray[np.float64] | None
-    block_ids: NDArray[np.int64] | None  # names of all prompts' blocks, one after another
+    block_ids: NDArray[np.int64] | None  # of all prompts' blocks, one after another, from 0
     block_starts: NDArray[np.int64] | None  # where those of each row begin, and the end
     dropped: int
 
@@ -59,9 +59,10 @@ def read_table(
 ) -> Table:
     """Read a trace; stops reading where the slice ends."""
     file = existing(path)
-    with _readable(file):
-        kind = format_of(file, format)
-        return _read(file, kind, options or Options(), part or Slice(), drop_empty, sort)
+    with readable(file):
+        kind, options = format_of(file, format), options or Options()
+        refuse_ignored(kind, options)
+        return _read(file, kind, options, part or Slice(), drop_empty, sort)
 
 
 def read_lengths(
@@ -69,25 +70,17 @@ def read_lengths(
 ) -> tuple[Tokens, Tokens]:
     """Prompt and output lengths of any trace, or of two columns of a CSV file."""
     file = existing(path, "lengths.path")
-    with _readable(file):
+    with readable(file):
         if prompt_column is None and output_column is None:
             kind = format_of(file, "auto")
+            if "tokenizer" in kind.options:
+                raise ConfigError(f"lengths.path={path}: holds text: must be a file of lengths")
         elif prompt_column is None or output_column is None:
             raise ConfigError("lengths: prompt_column and output_column go together")
         else:
             kind = LengthsOnly(prompt_column, output_column)
         table = _read(file, kind, Options(), Slice(), False, True)
     return table.prompt_len, table.output_len
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _read(
@@ -98,22 +91,20 @@ def _read(
     chunks: list[Chunk] = []
     usable, origin, last = 0, 0.0, -inf
     for chunk in format.chunks(path, options):
-        if not len(chunk.lines):
-            continue
         refuse_bad(path, format, chunk, least=0 if drop_empty else 1)
-        chunks.append(chunk)
         full = _full(chunk.prompt_len, chunk.output_len)
-        if chunk.arrival is not None and not sort:
-            refuse_unsorted(path, format, chunk, last)
-            if len(chunks) == 1 and format.epoch:
-                origin = float(chunk.arrival[0])
-            last = float(chunk.arrival[-1])
+        if chunk.clock is not None and chunk.arrival is not None and not sort:
+            refuse_unsorted(path, format, chunk.clock, last)
+            if not chunks and format.epoch:
+                origin = float(chunk.clock.seconds[0])
+            last = float(chunk.clock.seconds[-1])
             full &= chunk.arrival - origin >= part.start
+        chunks.append(chunk)
         usable += int(np.count_nonzero(full))
         enough = part.limit is not None and usable >= part.limit
         if not (sort and format.time) and (enough or last - origin >= part.end):
             break
-    if not chunks:
+    if not any(len(chunk.lines) for chunk in chunks):
         only = ", ".join(f"{key}={value}" for key, value in options.where.items())
         raise ConfigError(f"{path}: no row has {only}" if only else f"{path}: holds no requests")
     return _select(path, format, chunks, part)
@@ -129,7 +120,8 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
         arrival = np.concatenate([chunk.arrival for chunk in chunks if chunk.arrival is not None])
         order = np.argsort(arrival, kind="stable")
         if format.epoch:
-            arrival = arrival - arrival[order[0]]
+            clocks = [chunk.clock.seconds for chunk in chunks if chunk.clock is not None]
+            arrival = arrival - min(seconds.min() for seconds in clocks)
         inside = (arrival[order] >= part.start) & (arrival[order] < part.end)
         order = order[inside]
     rows = order[full[order]][: part.limit]
@@ -166,4 +158,7 @@ def _blocks(
     chosen = [names[row] for row in rows.tolist()]
     starts = np.zeros(len(chosen) + 1, np.int64)
     np.cumsum([len(row) for row in chosen], out=starts[1:])
-    return np.fromiter(chain.from_iterable(chosen), np.int64, starts[-1]), starts
+    # A name may be a hash of any size; what counts is which of them are the same.
+    number: dict[int, int] = {}
+    ids = (number.setdefault(name, len(number)) for name in chain.from_iterable(chosen))
+    return np.fromiter(ids, np.int64, starts[-1]), starts

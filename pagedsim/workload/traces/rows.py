@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-
-LONGEST = 2**31 - 1
+from pagedsim.workload.limits import LONGEST
 
 Tokenizer = Callable[[str], Sequence[Any] | int]
 """Text to its tokens, or to how many they are."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The times of consecutive rows, also of those that `where` leaves out."""
+
+    lines: Sequence[int]
+    seconds: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,8 @@ class Chunk:
     """Consecutive rows of a file as columns."""
 
     lines: Sequence[int]  # of the file, from 1
-    arrival: NDArray[np.float64] | None  # seconds; None where the file has no times
+    clock: Clock | None  # None where the file has no times
+    arrival: NDArray[np.float64] | None  # seconds, of these rows alone
     prompt_len: NDArray[np.int64]
     output_len: NDArray[np.int64]
     client: list[str] | None = None
@@ -34,13 +42,20 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Options:
-    """What a reader may be asked for, beyond the rows; a format ignores what it has no use for."""
+    """What a reader may be asked for, beyond the rows."""
 
     where: Mapping[str, str] = field(default_factory=dict)
     client_column: str | None = None
     priority_column: str | None = None
     block_tokens: int = 512
     tokenizer: str | Tokenizer | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are not as they are without being set."""
+        default = Options()
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {key: value for key, value in values.items() if value != getattr(default, key)}
 
 
 class Format(ABC):
@@ -50,6 +65,7 @@ class Format(ABC):
     time: str | None  # what it calls the arrival, if it has any
     prompt: str
     output: str
+    options: tuple[str, ...]  # which of `Options` it has a use for
     epoch = False  # whether times count from some date, so that the first row becomes time 0
 
     @property
@@ -62,6 +78,10 @@ class Format(ABC):
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         """The file's rows in order, some thousands at a time."""
 
+    def wrong(self, path: Path, line: int, what: str) -> ConfigError:
+        """An error in the row that the format numbers so."""
+        return wrong(path, line, what)
+
 
 def wrong(path: Path, line: int, what: str) -> ConfigError:
     """An error that says where, as editors and terminals link it."""
@@ -69,29 +89,27 @@ def wrong(path: Path, line: int, what: str) -> ConfigError:
 
 
 def refuse_bad(path: Path, format: Format, chunk: Chunk, least: int) -> None:
-    """Raise ConfigError for lengths below `least` tokens, and for times that no clock shows."""
+    """Raise ConfigError for lengths below `least` tokens, and for times before 0."""
     named = ((format.prompt, chunk.prompt_len), (format.output, chunk.output_len))
     for name, column in named:
         bad = np.flatnonzero((column < least) | (column > LONGEST))
         if len(bad):
             value, line = int(column[bad[0]]), chunk.lines[bad[0]]
-            allowed = f"at most {LONGEST}" if value > 0 else "at least 1"
+            allowed = f"at most {LONGEST}" if value > 0 else f"at least {least}"
             hint = "" if value else " (drop_empty=true leaves such rows out)"
-            raise wrong(path, line, f"{name}={value}: must be {allowed}{hint}")
-    if chunk.arrival is not None:
-        fine = np.isfinite(chunk.arrival) & (format.epoch | (chunk.arrival >= 0))
-        if not fine.all():
-            row = int(fine.argmin())
-            what = f"{format.time}={chunk.arrival[row]:g}: must be a time, 0 or more"
-            raise wrong(path, chunk.lines[row], what)
+            raise format.wrong(path, line, f"{name}={value}: must be {allowed}{hint}")
+    if chunk.clock is not None and not format.epoch:
+        early = np.flatnonzero(chunk.clock.seconds < 0)
+        if len(early):
+            value, line = chunk.clock.seconds[early[0]], chunk.clock.lines[early[0]]
+            raise format.wrong(path, line, f"{format.time}={value:g}: must be a time, 0 or more")
 
 
-def refuse_unsorted(path: Path, format: Format, chunk: Chunk, last: float) -> None:
+def refuse_unsorted(path: Path, format: Format, clock: Clock, last: float) -> None:
     """Raise ConfigError where a time is before that of the row above; `last` is above them all."""
-    assert chunk.arrival is not None
-    back = np.flatnonzero(np.diff(chunk.arrival, prepend=last) < 0)
+    back = np.flatnonzero(np.diff(clock.seconds, prepend=last) < 0)
     if len(back):
         row = int(back[0])
-        late = (chunk.arrival[row - 1] if row else last) - chunk.arrival[row]
+        late = (clock.seconds[row - 1] if row else last) - clock.seconds[row]
         what = f"{format.time} is {late:g} s before the row above: times must not decrease"
-        raise wrong(path, chunk.lines[row], f"{what} (sort=true puts them in order)")
+        raise format.wrong(path, clock.lines[row], f"{what} (sort=true puts them in order)")

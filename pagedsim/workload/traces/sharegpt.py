@@ -8,7 +8,7 @@ counts, so a tokenizer is needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pagedsim.core import ConfigError
+from pagedsim.workload.traces.opened import opened
 from pagedsim.workload.traces.rows import Chunk, Format, Options, Tokenizer, wrong
 
 
@@ -26,6 +27,7 @@ class ShareGPT(Format):
     time = None
     prompt = "tokens of the first turn"
     output = "tokens of the second turn"
+    options = ("tokenizer",)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -34,37 +36,44 @@ class ShareGPT(Format):
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         count = _counter(options.tokenizer)
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
+            with opened(path) as file:
+                entries = json.load(file)
         except json.JSONDecodeError as error:
             what = f"not JSON: {error.msg} at column {error.colno}"
             raise wrong(path, error.lineno, what) from None
+        except (ValueError, RecursionError):
+            raise wrong(path, 1, "not JSON: a number too long, or lists too deep") from None
         if not isinstance(entries, list):
             raise wrong(path, 1, "must be a list of objects with conversations")
-        pairs = [_pair(path, number, entry) for number, entry in enumerate(entries, 1)]
+        pairs = [self._pair(path, number, entry) for number, entry in enumerate(entries, 1)]
         kept = [(number, pair) for number, pair in enumerate(pairs, 1) if pair is not None]
         yield Chunk(
             [number for number, _ in kept],
+            None,
             None,
             np.array([count(first) for _, (first, _) in kept], np.int64),
             np.array([count(second) for _, (_, second) in kept], np.int64),
         )
 
+    def wrong(self, path: Path, line: int, what: str) -> ConfigError:
+        """Rows are entries of the list here, which have no lines of their own."""
+        return ConfigError(f"{path}: entry {line}: {what}")
 
-def _pair(path: Path, number: int, entry: Any) -> tuple[str, str] | None:
-    """The first two turns; `number` counts entries, since they have no lines of their own."""
-    turns = entry.get("conversations", entry.get("conversation")) if _is_object(entry) else None
-    if not isinstance(turns, Sequence) or isinstance(turns, str):
-        raise ConfigError(f"{path}: entry {number}: must be an object with a list conversations")
-    if len(turns) < 2:
-        return None
-    first, second = (turn.get("value") if _is_object(turn) else None for turn in turns[:2])
-    if not (isinstance(first, str) and isinstance(second, str)):
-        raise ConfigError(f"{path}: entry {number}: each turn must have a text as its value")
-    return first, second
+    def _pair(self, path: Path, number: int, entry: Any) -> tuple[str, str] | None:
+        """The first two turns, if there are two."""
+        turns = entry.get("conversations", entry.get("conversation")) if _object(entry) else None
+        if not isinstance(turns, list):
+            raise self.wrong(path, number, "must be an object with a list conversations")
+        if len(turns) < 2:
+            return None
+        first, second = (turn.get("value") if _object(turn) else None for turn in turns[:2])
+        if not (isinstance(first, str) and isinstance(second, str)):
+            raise self.wrong(path, number, "each turn must have a text as its value")
+        return first, second
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 class _Counter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.workload.traces.azure import Azure
 from pagedsim.workload.traces.burstgpt import BurstGPT
-from pagedsim.workload.traces.csvfile import read_header
+from pagedsim.workload.traces.csvfile import names_of, read_header
 from pagedsim.workload.traces.mooncake import Mooncake
+from pagedsim.workload.traces.opened import opened
 from pagedsim.workload.traces.plain import LengthsOnly, Plain
-from pagedsim.workload.traces.rows import Format
+from pagedsim.workload.traces.rows import Format, Options, wrong
 from pagedsim.workload.traces.sharegpt import ShareGPT
 
 # Where several fit a header, the first is taken: `plain` asks for more than `lengths`.
@@ -27,13 +29,17 @@ def existing(path: str | Path | None, key: str = "path") -> Path:
     """The file of that name; raises ConfigError, with the nearest name there is, if none is."""
     if path is None or not str(path):
         raise ConfigError(f"{key}: must name a trace file")
-    file = Path(path).expanduser()
+    file = Path(str(path))
+    with suppress(RuntimeError):  # a ~user who does not exist: there is no such folder then
+        file = file.expanduser()
     if file.is_file():
         if file.stat().st_size == 0:
             raise ConfigError(f"{file}: the file is empty")
         return file
     if file.is_dir():
         raise ConfigError(f"{key}={path}: is a folder, not a file")
+    if file.exists():
+        raise ConfigError(f"{key}={path}: is not a plain file, which can be read twice")
     if not file.parent.is_dir():
         raise ConfigError(f"{key}={path}: there is no folder {file.parent}")
     close = get_close_matches(file.name, [p.name for p in file.parent.iterdir()], n=1)
@@ -47,18 +53,30 @@ def format_of(path: Path, name: str) -> Format:
         if name not in FORMATS:
             raise unknown("format", str(name), [*FORMATS, "auto"])
         return FORMATS[name]
-    with path.open(encoding="utf-8-sig") as file:
-        begin = file.read(64).lstrip()
+    with opened(path) as file:
+        begin = file.read(1 << 16).lstrip()
     if not begin:
         raise ConfigError(f"{path}: the file is empty")
     if begin[0] in "{[":
         return FORMATS["mooncake" if begin[0] == "{" else "sharegpt"]
-    header = set(read_header(path))
+    names = read_header(path)
+    header = set(names)
     tables = [f for f in FORMATS.values() if not isinstance(f, Mooncake | ShareGPT)]
     best = max(tables, key=lambda f: len(header.intersection(f.needs)) / len(f.needs))
     if header.intersection(best.needs):
         return best  # reading it names the column that is missing, if one is
     known = "; ".join(f"{f.name}: {', '.join(f.needs)}" for f in tables)
-    raise ConfigError(
-        f"{path}:1: no known format has columns {', '.join(sorted(header))} ({known})"
-    )
+    what = f"no known format has columns {names_of(names)} ({known})"
+    if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
+        what += "; columns must be separated by commas"
+    raise wrong(path, 1, what)
+
+
+def refuse_ignored(format: Format, options: Options) -> None:
+    """Raise ConfigError for an option that is given and that this format has no use for."""
+    for key, value in options.given.items():
+        if key not in format.options:
+            users = ", ".join(sorted(one.name for one in FORMATS.values() if key in one.options))
+            given = key if callable(value) else f"{key}={value}"
+            what = f"{given}: format {format.name} has no use for it"
+            raise ConfigError(f"{what}; formats that have: {users}")
