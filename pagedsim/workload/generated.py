@@ -133,7 +133,8 @@ def _build(
         whole("requests", requests, 1, MOST)
     if duration is not None:
         number("duration", duration, above=0)
-    merged = merge([one.source(seed) for one in classes], requests, duration)
+    with np.errstate(over="ignore"):  # infinite times are refused below
+        merged = merge([one.source(seed) for one in classes], requests, duration)
     parts = []
     for one, arrival in zip(classes, merged.split(), strict=True):
         with within(one.name and f"classes.{one.name}"):

@@ -13,6 +13,9 @@ LONGEST = 2**30 - 1
 MOST = 10**9
 """Requests of a workload: more is a slip, and memory would end first."""
 
+LATEST = 1e10
+"""Seconds, some 300 years: beyond, a float no longer tells a step's milliseconds exactly."""
+
 OFTEN = 0.05
 """Share of requests at a distribution's cut from which on a reader is told.
 

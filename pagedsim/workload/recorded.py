@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.workload.arrivals import ClosedLoop, Mode, make_arrivals
 from pagedsim.workload.labels import Labelled, Labels
-from pagedsim.workload.limits import clip, notice
-from pagedsim.workload.settings import number, whole
+from pagedsim.workload.limits import LONGEST, clip, notice
+from pagedsim.workload.settings import flag, number, whole
 from pagedsim.workload.streams import stream
 from pagedsim.workload.tokens import BlockPrompts, Prompts
 from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
@@ -60,20 +60,29 @@ def trace(
     priority; else these, deadlines and predictions are as in `synthetic`. `drop_empty` leaves out
     rows without tokens, `sort` puts rows in order of time. `block_tokens` is Mooncake's block.
     """
+    if not isinstance(where or {}, Mapping):
+        raise ConfigError(f"where={where!r}: must be a mapping of columns to texts")
     whole("limit", 1 if limit is None else limit, 1)
     number("window", 1 if window is None else window, above=0)
     whole("block_tokens", block_tokens, 1)
     if max_len is not None:
-        whole("max_len", max_len, 2)
+        whole("max_len", max_len, 2, LONGEST)
     options = Options(
         {str(key): str(value) for key, value in (where or {}).items()},
-        client_column,
-        priority_column,
+        None if client_column is None else str(client_column),
+        None if priority_column is None else str(priority_column),
         block_tokens,
         tokenizer,
     )
     part = Slice(number("start", start, low=0), window, limit)
-    table = read_table(path, format, options, part, drop_empty=drop_empty, sort=sort)
+    table = read_table(
+        path,
+        format,
+        options,
+        part,
+        drop_empty=flag("drop_empty", drop_empty),
+        sort=flag("sort", sort),
+    )
 
     rows = len(table.prompt_len)
     prompt_len, output_len, clipped = clip(table.prompt_len, table.output_len, max_len)
@@ -83,7 +92,8 @@ def trace(
         for key, value in (("cv", cv), ("users", users), ("think_time", think_time)):
             if value is not None:
                 raise ConfigError(f"{key}={value}: a trace has its own arrivals: set arrivals=")
-        arrival = _scaled(path, table.arrival, rate_scale, rate)
+        with np.errstate(over="ignore"):  # infinite times are refused below
+            arrival = _scaled(path, table.arrival, rate_scale, rate)
     else:
         if rate_scale != 1:
             raise ConfigError(f"rate_scale={rate_scale}: only with arrivals=trace; set rate=")

@@ -50,6 +50,13 @@ def whole(key: str, value: Any, low: int, high: int | None = None) -> int:
     return int(value)
 
 
+def flag(key: str, value: Any) -> bool:
+    """`value` as true or false."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}={value!r}: must be true or false")
+    return value
+
+
 def make(kind: str, name: str, known: Mapping[str, Callable[..., T]], given: dict[str, Any]) -> T:
     """Call what `name` stands for with the settings `given`; every key must be one it takes."""
     if name not in known:

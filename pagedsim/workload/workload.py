@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedsim.core import ConfigError, Request
 from pagedsim.workload.arrivals import Mode
+from pagedsim.workload.limits import LATEST
 from pagedsim.workload.tokens import Prompts
 
 T = TypeVar("T", bound=np.generic)
@@ -73,8 +74,11 @@ class Workload:
         rows = len(times)
         if not rows:
             raise ConfigError("workload: needs at least one request")
-        if not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
-            raise ConfigError("arrival: must be 0 or more, and never decrease")
+        fine = (times >= 0) & (times <= LATEST)
+        if not fine.all():
+            raise ConfigError(f"arrival={times[fine.argmin()]:g}: must be from 0 to {LATEST:g} s")
+        if (np.diff(times) < 0).any():
+            raise ConfigError("arrival: times must not decrease")
         made = cls(
             arrival=times,
             prompt_len=_column("prompt_len", prompt_len, np.int32, rows),
@@ -183,7 +187,7 @@ def _column(name: str, values: ArrayLike, dtype: type[T], rows: int) -> NDArray[
 def _exactly(name: str, values: ArrayLike, dtype: type[T]) -> NDArray[T]:
     """The values in that type; raises ConfigError for what it cannot hold."""
     given = np.asarray(values)
-    if given.dtype.kind not in "iufb":
+    if given.dtype.kind not in "iuf":
         raise ConfigError(f"{name}: must be numbers")
     if given.dtype == dtype:
         return given

@@ -255,7 +255,9 @@ def test_a_workload_of_arrays() -> None:
     ("columns", "message"),
     [
         (([], [], []), "needs at least one request"),
-        (([1, 0], 1, 1), "arrival: must be 0 or more, and never decrease"),
+        (([1, 0], 1, 1), "arrival: times must not decrease"),
+        (([-1, 0], 1, 1), "arrival=-1: must be from 0 to 1e\\+10 s"),
+        (([0, float("inf")], 1, 1), "arrival=inf: must be from 0 to"),
         (([0], [0], 1), "prompt_len=0 in row 0: must be at least 1"),
         (([0, 1], [1, 2, 3], 1), "prompt_len: 3 values for 2 requests"),
         (([0], [5.9], [1.7]), "prompt_len=5.9 in row 0: must be a whole number"),
@@ -308,6 +310,7 @@ CHAT: dict[str, Any] = {"rate": 1.0, **TINY}
         ({"requests": 5, "prefixes": {"token": 9}}, "did you mean 'tokens'"),
         ({"requests": 5, "max_len": 64, "prefixes": {"tokens": 63}}, "must leave room"),
         ({"requests": 5, "rate": 10**400}, ": must be a number above 0"),
+        ({"requests": 5, "rate": 1e-320}, "arrival=inf: must be from 0 to 1e+10 s"),
         ({"requests": 5, "max_len": 3 * 10**9}, "max_len=3000000000: must be a whole number, from"),
         ({"requests": 10**12}, "requests=1000000000000: must be a whole number, from 1"),
         ({"duration": 1e30}, "duration=1e+30: at 1 requests/s these are 1e+30: must be at most"),

@@ -45,7 +45,8 @@ def rows_with(row: int, text: str) -> str:
         ("17_5,10,10", ":18: arrived_at='17_5': must be a finite number"),
         ("17.5,1_0,10", ":18: num_prefill_tokens='1_0': must be a whole number of tokens"),
         (f"17.5,{'9' * 5000},10", f":18: num_prefill_tokens='{'9' * 59}: must be a whole number"),
-        ("-1,10,10", ":18: arrived_at=-1: must be a time, 0 or more"),
+        ("-1,10,10", ":18: arrived_at is -1 s: must be from 0 to 1e+10 s"),
+        ("1.7e12,10,10", ":18: arrived_at is 1.7e+12 s: must be from 0 to 1e+10 s"),
         ("16.25,10,10", ":18: arrived_at is 0.25 s before the row above: times must not decrease"),
         ("17.5,0,10", ":18: num_prefill_tokens=0: must be at least 1 (drop_empty=true leaves"),
         ("17.5,10,-5", ":18: num_decode_tokens=-5: must be at least 1"),
@@ -95,6 +96,9 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     assert complaint(near) == f"path={near}: there is no such file; did you mean {path}?"
     assert "is a folder" in complaint(str(tmp_path))
     assert "there is no folder" in complaint(str(tmp_path / "x" / "y.csv"))
+    assert "there is no folder" in complaint("~nobody-of-that-name/y.csv")
+    assert "File name too long" in complaint("x" * 5000)
+    assert "is not a plain file" in complaint("/dev/null")
     with pytest.raises(ConfigError, match="path: must name a trace file"):
         trace(path=None)
 
@@ -126,7 +130,9 @@ def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
 
 def test_files_that_are_no_table(tmp_path: Path) -> None:
     text = complaint(written(tmp_path, PLAIN.replace(",", ";")))
-    assert text.endswith("; columns must be separated by commas")
+    assert "num_decode_tokens (columns must be separated by commas)" in text
+    text = complaint(written(tmp_path, PLAIN.replace(",", "\t")), format="plain")
+    assert text.endswith("(columns must be separated by commas)")
     assert "columns '\\x00\\x01'" in complaint(written(tmp_path, "\0\1\n"))
     assert ":1: not CSV: field larger than" in complaint(written(tmp_path, "x" * 200_000))
 
@@ -171,7 +177,7 @@ def test_what_is_no_date_with_a_time(tmp_path: Path, time: str) -> None:
         ("250", "null", ":2: timestamp=null: must be a number of milliseconds"),
         ("250", "NaN", ":2: timestamp=NaN: must be a number of milliseconds"),
         ("250", "1" + "0" * 400, ":2: timestamp=1000000000"),
-        ("250", "-250", ":2: timestamp=-0.25: must be a time, 0 or more"),
+        ("250", "-250", ":2: timestamp is -0.25 s: must be from 0 to 1e+10 s"),
         ("1000", "1" + "0" * 20, ":2: input_length=100000000000000000000: must be a whole number"),
         ("1000", "9" * 5000, ":2: not JSON: a number too long, or lists too deep"),
         ("[0, 3]", "[" * 100_000, ":2: not JSON: a number too long, or lists too deep"),
@@ -194,6 +200,7 @@ def test_bad_mooncake_lines(tmp_path: Path, old: str, new: str, message: str) ->
         ('[\n{"a": 1}]', ": entry 1: must be an object with a list conversations"),
         ('[{"conversations": [1, 2]}]', ": entry 1: each turn must have a text as its value"),
         ("[\n1,\n", ":3: not JSON: "),
+        ('["a', ":1: not JSON: Unterminated string starting at column 2"),
         ("[" * 100_000, ":1: not JSON: a number too long, or lists too deep"),
         (SHAREGPT.replace("a b", ""), ": entry 3: tokens of the first turn=0: must be at least 1"),
     ],
@@ -256,7 +263,12 @@ def test_settings_that_a_format_ignores(
         ({"limit": 0}, "limit=0: must be a whole number, 1 or more"),
         ({"start": -1}, "start=-1: must be a number, 0 or more"),
         ({"window": 0}, "window=0: must be a number above 0"),
-        ({"max_len": 1}, "max_len=1: must be a whole number, 2 or more"),
+        ({"max_len": 1}, "max_len=1: must be a whole number, from 2 to"),
+        ({"rate": 1e-320}, "arrival=inf: must be from 0 to 1e+10 s"),
+        ({"sort": "yes"}, "sort='yes': must be true or false"),
+        ({"drop_empty": 7}, "drop_empty=7: must be true or false"),
+        ({"client_column": 5}, "no column '5'"),
+        ({"where": "red"}, "where='red': must be a mapping of columns to texts"),
         ({"where": {"colour": "red"}}, "no column 'colour'"),
         ({"client": {"a": 0.4}}, "client: the probabilities sum to 0.4: must sum to 1"),
     ],

@@ -101,7 +101,9 @@ def names_of(header: Sequence[str]) -> str:
     """The columns of a header, for a message: what cannot be shown is spelt out."""
     names = (name if name.isprintable() else repr(name) for name in header)
     text = ", ".join(names) or "none"
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    text = text if len(text) <= 200 else f"{text[:200]}..."
+    one = len(header) == 1 and (";" in header[0] or "\t" in header[0])
+    return f"{text} (columns must be separated by commas)" if one else text
 
 
 def _filled(row: Row) -> bool:

@@ -77,7 +77,9 @@ def _object(path: Path, line: int, text: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
-        raise wrong(path, line, f"not JSON: {error.msg} at column {error.colno}") from None
+        raise wrong(
+            path, line, f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        ) from None
     except (ValueError, RecursionError):
         raise wrong(path, line, "not JSON: a number too long, or lists too deep") from None
     if not isinstance(row, dict):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.workload.limits import LONGEST
+from pagedsim.workload.limits import LATEST, LONGEST
 
 Tokenizer = Callable[[str], Sequence[Any] | int]
 """Text to its tokens, or to how many they are."""
@@ -89,7 +89,7 @@ def wrong(path: Path, line: int, what: str) -> ConfigError:
 
 
 def refuse_bad(path: Path, format: Format, chunk: Chunk, least: int) -> None:
-    """Raise ConfigError for lengths below `least` tokens, and for times before 0."""
+    """Raise ConfigError for lengths below `least` tokens, and for times out of bounds."""
     named = ((format.prompt, chunk.prompt_len), (format.output, chunk.output_len))
     for name, column in named:
         bad = np.flatnonzero((column < least) | (column > LONGEST))
@@ -98,11 +98,13 @@ def refuse_bad(path: Path, format: Format, chunk: Chunk, least: int) -> None:
             allowed = f"at most {LONGEST}" if value > 0 else f"at least {least}"
             hint = "" if value else " (drop_empty=true leaves such rows out)"
             raise format.wrong(path, line, f"{name}={value}: must be {allowed}{hint}")
-    if chunk.clock is not None and not format.epoch:
-        early = np.flatnonzero(chunk.clock.seconds < 0)
-        if len(early):
-            value, line = chunk.clock.seconds[early[0]], chunk.clock.lines[early[0]]
-            raise format.wrong(path, line, f"{format.time}={value:g}: must be a time, 0 or more")
+    if chunk.clock is not None:
+        times, earliest = chunk.clock.seconds, -LATEST if format.epoch else 0.0
+        bad = np.flatnonzero((times < earliest) | (times > LATEST))
+        if len(bad):
+            value, line = times[bad[0]], chunk.clock.lines[bad[0]]
+            what = f"{format.time} is {value:g} s: must be from {earliest:g} to {LATEST:g} s"
+            raise format.wrong(path, line, what)
 
 
 def refuse_unsorted(path: Path, format: Format, clock: Clock, last: float) -> None:

@@ -39,7 +39,7 @@ class ShareGPT(Format):
             with opened(path) as file:
                 entries = json.load(file)
         except json.JSONDecodeError as error:
-            what = f"not JSON: {error.msg} at column {error.colno}"
+            what = f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
             raise wrong(path, error.lineno, what) from None
         except (ValueError, RecursionError):
             raise wrong(path, 1, "not JSON: a number too long, or lists too deep") from None

@@ -32,19 +32,27 @@ def existing(path: str | Path | None, key: str = "path") -> Path:
     file = Path(str(path))
     with suppress(RuntimeError):  # a ~user who does not exist: there is no such folder then
         file = file.expanduser()
-    if file.is_file():
-        if file.stat().st_size == 0:
-            raise ConfigError(f"{file}: the file is empty")
-        return file
+    try:
+        size = file.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        raise _missing(file, key) from None
+    except OSError as error:
+        raise ConfigError(f"{key}={path}: {error.strerror}") from None
     if file.is_dir():
         raise ConfigError(f"{key}={path}: is a folder, not a file")
-    if file.exists():
+    if not file.is_file():
         raise ConfigError(f"{key}={path}: is not a plain file, which can be read twice")
+    if not size:
+        raise ConfigError(f"{file}: the file is empty")
+    return file
+
+
+def _missing(file: Path, key: str) -> ConfigError:
     if not file.parent.is_dir():
-        raise ConfigError(f"{key}={path}: there is no folder {file.parent}")
+        return ConfigError(f"{key}={file}: there is no folder {file.parent}")
     close = get_close_matches(file.name, [p.name for p in file.parent.iterdir()], n=1)
     hint = f"; did you mean {file.parent / close[0]}?" if close else ""
-    raise ConfigError(f"{key}={path}: there is no such file{hint}")
+    return ConfigError(f"{key}={file}: there is no such file{hint}")
 
 
 def format_of(path: Path, name: str) -> Format:
@@ -67,8 +75,6 @@ def format_of(path: Path, name: str) -> Format:
         return best  # reading it names the column that is missing, if one is
     known = "; ".join(f"{f.name}: {', '.join(f.needs)}" for f in tables)
     what = f"no known format has columns {names_of(names)} ({known})"
-    if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
-        what += "; columns must be separated by commas"
     raise wrong(path, 1, what)
 
 
