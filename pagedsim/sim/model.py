@@ -8,11 +8,23 @@ from os import PathLike
 from typing import Any
 
 from pagedsim.core import ConfigError
+from pagedsim.sim.number import positive, truth, whole
+
+_SIZES = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "intermediate",
+    "vocab",
+    "max_model_len",
+)
 
 
 @dataclass(frozen=True)
 class MoE:
-    """Mixture of experts in place of the MLP of all layers but the first `dense_layers`."""
+    """Mixture of experts in place of the MLP of all layers but `dense_layers`."""
 
     experts: int
     experts_per_token: int
@@ -21,8 +33,17 @@ class MoE:
     shared_experts: int = 0
     """Experts of the same width that every token passes."""
     dense_layers: int = 0
+    """How many layers have an MLP instead; whether they come first makes no difference here."""
+    dtype_bytes: float | None = None
+    """Bytes of one weight of these experts, where it is not that of the other weights."""
 
     def __post_init__(self) -> None:
+        for key in ("experts", "experts_per_token", "intermediate"):
+            whole(f"model.moe.{key}", getattr(self, key))
+        for key in ("shared_experts", "dense_layers"):
+            whole(f"model.moe.{key}", getattr(self, key), 0)
+        if self.dtype_bytes is not None:
+            positive("model.moe.dtype_bytes", self.dtype_bytes)
         if not 1 <= self.experts_per_token <= self.experts:
             raise ConfigError(
                 f"model.moe.experts_per_token={self.experts_per_token}: "
@@ -48,6 +69,11 @@ class MLA:
     nope_dim: int
     v_dim: int
     q_lora_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if key != "q_lora_rank" or value is not None:
+                whole(f"model.mla.{key}", value)
 
 
 @dataclass(frozen=True)
@@ -81,18 +107,29 @@ class ModelShape:
     """Takes the weights as exactly so many, all of them read and computed with at each token."""
 
     def __post_init__(self) -> None:
-        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_model_len")
-        for key in (*sizes, "intermediate", "dtype_bytes", "head_dtype_bytes", "kv_dtype_bytes"):
-            if not getattr(self, key) > 0:
-                raise ConfigError(f"model.{key}={getattr(self, key)}: must be above 0")
+        for key in _SIZES:
+            whole(f"model.{key}", getattr(self, key))
+        whole("model.learned_positions", self.learned_positions, 0)
+        for key in ("dtype_bytes", "head_dtype_bytes", "kv_dtype_bytes"):
+            positive(f"model.{key}", getattr(self, key))
+        for key in ("gated_mlp", "tied_embeddings"):
+            truth(f"model.{key}", getattr(self, key))
+        for key, kind in (("moe", MoE), ("mla", MLA)):
+            if not isinstance(value := getattr(self, key), kind | None):
+                raise ConfigError(f"model.{key}={value}: must be settings with a _target_")
+        if self.moe and self.moe.dense_layers >= self.layers:
+            raise ConfigError(
+                f"model.moe.dense_layers={self.moe.dense_layers}: must be below "
+                f"model.layers={self.layers}"
+            )
         if self.heads % self.kv_heads:
             raise ConfigError(
                 f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}"
             )
-        if self.params is not None and (self.params <= 0 or self.moe):
-            raise ConfigError(
-                f"model.params={self.params}: must be above 0, and of a model without experts"
-            )
+        if self.params is not None:
+            positive("model.params", self.params)
+            if self.moe:
+                raise ConfigError(f"model.params={self.params}: is for models without experts")
 
     @classmethod
     def from_hf(
@@ -129,6 +166,12 @@ class ModelShape:
     def expert_params(self) -> float:
         """Of one expert in one layer."""
         return self._mlp(self.moe.intermediate) if self.moe else 0
+
+    @property
+    def expert_dtype_bytes(self) -> float:
+        """Bytes of one weight of an expert."""
+        own = self.moe.dtype_bytes if self.moe else None
+        return self.dtype_bytes if own is None else own
 
     @property
     def moe_layers(self) -> int:
@@ -173,8 +216,15 @@ class ModelShape:
     @property
     def weight_bytes(self) -> float:
         """Of all weights."""
-        ends = self._ends
-        return (self.weight_params - ends) * self.dtype_bytes + ends * self.head_dtype_bytes
+        ends, experts = self._ends, 0.0
+        if self.moe:
+            experts = self.moe_layers * self.moe.experts * self.expert_params
+        others = self.weight_params - ends - experts
+        return (
+            others * self.dtype_bytes
+            + experts * self.expert_dtype_bytes
+            + ends * self.head_dtype_bytes
+        )
 
     def read_bytes(self, tokens: float) -> float:
         """Of the weights that a step over `tokens` tokens reads.
@@ -185,9 +235,8 @@ class ModelShape:
         head = self.head_params * self.head_dtype_bytes
         if self.moe is None:
             return self.body_params * self.dtype_bytes + head
-        touched = self.moe.expected_experts(tokens) - self.moe.experts_per_token
-        experts = self.moe_layers * touched * self.expert_params
-        return (self.body_params + experts) * self.dtype_bytes + head
+        experts = self.moe_layers * self.moe.expected_experts(tokens) * self.expert_params
+        return self._body(0) * self.dtype_bytes + experts * self.expert_dtype_bytes + head
 
     @property
     def kv_bytes_per_token(self) -> float:

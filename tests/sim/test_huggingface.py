@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError
+from pagedsim.sim.huggingface.family import FAMILIES
 from pagedsim.sim.model import ModelShape
+from tests.sim.configs import PUBLISHED
 from tests.sim.shapes import model
 
 LLAMA = {
@@ -99,28 +101,86 @@ def test_from_a_folder_or_a_file(tmp_path: Path, whole: bool) -> None:
     assert shape == replace(model("llama-2-7b"), name="llama-2-7b-hf")
 
 
-def test_gpt2_and_gpt_neox() -> None:
-    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12}
-    shape = ModelShape.from_hf(gpt2 | {"n_positions": 1024, "vocab_size": 50257, "n_inner": None})
-    assert shape.weight_params == pytest.approx(124_439_808, rel=0.01)
-    assert (shape.intermediate, shape.kv_bytes_per_token) == (3072, 2 * 12 * 768 * 2)
-    neox = LLAMA | {"model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64}
-    neox |= {"num_hidden_layers": 44, "intermediate_size": 24576, "vocab_size": 50432}
-    assert ModelShape.from_hf(neox).weight_params == pytest.approx(20.55e9, rel=0.01)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name: str) -> None:
+    params, config = PUBLISHED[name]
+    assert ModelShape.from_hf(config).weight_params == pytest.approx(params, rel=1e-3)
 
 
-def test_gemma2_and_phi3_and_qwen2() -> None:
-    gemma = GROUPED | {"model_type": "gemma2", "hidden_size": 2304, "num_hidden_layers": 26}
-    gemma |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
-    gemma |= {"intermediate_size": 9216, "vocab_size": 256000, "sliding_window": 4096}
-    assert ModelShape.from_hf(gemma).weight_params == pytest.approx(2_614_341_888, rel=0.01)
-    phi = LLAMA | {"model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192}
-    phi |= {"num_key_value_heads": 32, "vocab_size": 32064}
-    assert ModelShape.from_hf(phi).weight_params == pytest.approx(3_821_079_552, rel=0.01)
-    qwen = GROUPED | {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28}
-    qwen |= {"num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944}
-    qwen |= {"vocab_size": 152064}
-    assert ModelShape.from_hf(qwen).weight_params == pytest.approx(7_615_616_512, rel=0.01)
+def test_every_family_is_checked() -> None:
+    seen = [config["model_type"] for _, config in PUBLISHED.values()]
+    assert {*seen, *(config["model_type"] for config in CONFIGS.values())} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes"),
+    [
+        ("falcon-7b", 2 * 32 * 64 * 2),  # one head of keys and values for all
+        ("falcon-40b", 2 * 60 * 8 * 64 * 2),
+        ("falcon-rw-1b", 2 * 24 * 2048 * 2),
+        ("starcoder-15b", 2 * 40 * 128 * 2),
+        ("gpt2", 2 * 12 * 768 * 2),
+        ("gemma-3-4b-text", 2 * 34 * 4 * 256 * 2),
+        ("deepseek-v2", 60 * 576 * 2),
+    ],
+)
+def test_kv_bytes_follow_the_heads_that_are_kept(name: str, kv_bytes: int) -> None:
+    assert ModelShape.from_hf(PUBLISHED[name][1]).kv_bytes_per_token == kv_bytes
+
+
+def test_layers_without_experts_are_counted() -> None:
+    qwen = PUBLISHED["qwen3-30b-a3b"][1]
+    some = ModelShape.from_hf(qwen | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 3]})
+    assert (some.layers, some.moe_layers) == (48, 24 - 2)
+    maverick = PUBLISHED["llama-4-maverick-text"][1]
+    assert ModelShape.from_hf(maverick).moe_layers == 24
+    assert ModelShape.from_hf(maverick | {"moe_layers": [1, 3, 5]}).moe_layers == 3
+    deepseek = ModelShape.from_hf(PUBLISHED["deepseek-v2"][1] | {"moe_layer_freq": 2})
+    assert deepseek.moe_layers == 29  # 2, 4, and so on: the first layer never has any
+
+
+def test_of_a_model_that_sees_the_text_part_counts(tmp_path: Path) -> None:
+    params, text = PUBLISHED["gemma-3-4b-text"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
+    assert ModelShape.from_hf(path).weight_params == pytest.approx(params, rel=1e-3)
+    path.write_text(json.dumps({"model_type": "gemma3", "text_config": 5}))
+    with pytest.raises(ConfigError, match=r"text_config=5: must be an object"):
+        ModelShape.from_hf(path)
+
+
+def test_only_the_experts_of_gpt_oss_are_quantised() -> None:
+    """12.8 GiB is the size that the model card of gpt-oss-20b gives, 60.8 that of 120b."""
+    large = PUBLISHED["gpt-oss-120b"][1] | {"quantization_config": {"quant_method": "mxfp4"}}
+    small = large | {"num_hidden_layers": 24, "num_local_experts": 32}
+    for config, gib in ((large, 60.8), (small, 12.8)):
+        assert ModelShape.from_hf(config).weight_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+    shape = ModelShape.from_hf(large)
+    expert = 3 * 2880 * 2880
+    more = shape.read_bytes(2) - shape.read_bytes(1)
+    assert more == pytest.approx(36 * (4 * (1 - 4 / 128)) * expert * 4.25 / 8)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "weight"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 0.5),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 1.0),
+        ({"quant_method": "gptq", "bits": 8}, 1.0),
+        ({"quant_method": "fbgemm_fp8"}, 1.0),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+            0.5,
+        ),
+        (None, 2.0),
+    ],
+)
+def test_bytes_of_a_weight(quantization: dict[str, Any] | None, weight: float) -> None:
+    shape = ModelShape.from_hf(LLAMA | {"quantization_config": quantization})
+    assert (shape.dtype_bytes, shape.head_dtype_bytes) == (weight, 2.0)
 
 
 def test_quantized_weights_are_smaller_but_for_embeddings_and_head() -> None:
@@ -148,7 +208,31 @@ def test_fp8_experts_are_read_in_fp8_and_the_head_is_not() -> None:
         (json.dumps(CONFIGS["opt-13b"] | {"word_embed_proj_dim": 512}), "word_embed_proj_dim"),
         (
             json.dumps(LLAMA | {"quantization_config": {"quant_method": "new"}}),
-            "quant_method='new'",
+            "quantization_config.quant_method='new'",
+        ),
+        (
+            json.dumps(LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}}),
+            "config_groups: num_bits of weights is none: must be one number",
+        ),
+        (json.dumps(LLAMA | {"tie_word_embeddings": "no"}), "tie_word_embeddings='no': must be tr"),
+        (json.dumps(LLAMA | {"num_attention_heads": 33}), "33 heads do not divide 4096"),
+        (json.dumps(LLAMA | {"num_key_value_heads": 5}), "kv_heads=5: must divide"),
+        (
+            json.dumps(LLAMA | {"num_hidden_layers": True}),
+            "num_hidden_layers=True: must be a whole",
+        ),
+        (json.dumps(LLAMA | {"model_type": ["llama"]}), "unknown model_type"),
+        (
+            json.dumps(CONFIGS["mixtral-8x7b"] | {"num_experts_per_tok": 9}),
+            "experts_per_token=9: must be between 1 and experts=8",
+        ),
+        (
+            json.dumps(PUBLISHED["qwen1.5-moe-a2.7b"][1] | {"moe_intermediate_size": 1000}),
+            "shared_expert_intermediate_size=5632: must be a multiple",
+        ),
+        (
+            json.dumps(PUBLISHED["qwen1.5-moe-a2.7b"][1] | {"mlp_only_layers": "none"}),
+            "mlp_only_layers='none': must be a list of whole numbers",
         ),
     ],
 )

@@ -1,11 +1,13 @@
 """Parameters, bytes and FLOP of the shipped shapes, against what was published."""
 
 from dataclasses import replace
+from math import nan
+from typing import Any
 
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.sim.model import MoE
+from pagedsim.sim.model import MLA, MoE
 from tests.sim.shapes import MODELS, model
 
 PUBLISHED = {  # model cards; OPT: the checkpoints' own counts
@@ -94,16 +96,56 @@ def test_latent_attention_computes_more_in_decode_than_in_prefill() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": 0}, "model.layers=0: must be above 0"),
+        ({"layers": 0}, "model.layers=0: must be at least 1"),
+        ({"layers": 32.5}, "model.layers=32.5: must be a whole number"),
+        ({"layers": "many"}, "model.layers=many: must be a whole number"),
+        ({"learned_positions": -1}, "model.learned_positions=-1: must be at least 0"),
+        ({"dtype_bytes": nan}, "model.dtype_bytes=nan: must be a number above 0"),
+        ({"tied_embeddings": "no"}, "model.tied_embeddings=no: must be true or false"),
+        ({"moe": 5}, "model.moe=5: must be settings with a _target_"),
+        (
+            {"moe": MoE(experts=8, experts_per_token=2, intermediate=1, dense_layers=32)},
+            "model.moe.dense_layers=32: must be below model.layers=32",
+        ),
+        ({"params": nan}, "model.params=nan: must be a number above 0"),
         ({"kv_heads": 5}, "model.kv_heads=5: must divide model.heads=32"),
-        ({"params": -1}, "model.params=-1: must be above 0"),
+        ({"params": -1}, "model.params=-1: must be a number above 0"),
     ],
 )
-def test_impossible_shapes_are_refused(change: dict[str, int], message: str) -> None:
+def test_impossible_shapes_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        replace(model("llama-2-7b"), **change)  # type: ignore[arg-type]
+        replace(model("llama-2-7b"), **change)
 
 
 def test_more_experts_a_token_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match="experts_per_token=9: must be between 1 and experts=8"):
         MoE(experts=8, experts_per_token=9, intermediate=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"experts": 0}, "model.moe.experts=0: must be at least 1"),
+        ({"intermediate": -1}, "model.moe.intermediate=-1: must be at least 1"),
+        ({"shared_experts": 0.5}, "model.moe.shared_experts=0.5: must be a whole number"),
+        ({"dtype_bytes": 0}, "model.moe.dtype_bytes=0: must be a number above 0"),
+    ],
+)
+def test_impossible_experts_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(MoE(experts=8, experts_per_token=2, intermediate=1), **change)
+
+
+def test_impossible_latent_attention_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.mla\.v_dim=0: must be at least 1"):
+        MLA(kv_lora_rank=512, rope_dim=64, nope_dim=128, v_dim=0)
+
+
+def test_experts_may_be_of_fewer_bits_than_the_rest() -> None:
+    full = model("mixtral-8x7b")
+    assert full.moe is not None
+    half = replace(full, moe=replace(full.moe, dtype_bytes=1.0))
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert full.weight_bytes - half.weight_bytes == experts
+    assert full.read_bytes(1e6) - half.read_bytes(1e6) == pytest.approx(experts)
+    assert full.read_bytes(1) - half.read_bytes(1) == pytest.approx(experts / 4)

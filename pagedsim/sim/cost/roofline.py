@@ -78,8 +78,8 @@ class Roofline(CostModel):
         self._weights = model.read_bytes(float("inf")) / gpus / bandwidth
         self._experts, self._others = 0.0, 0.0
         if moe := model.moe:
-            experts = model.moe_layers * moe.experts * model.expert_params * model.dtype_bytes
-            self._experts = experts / gpus / bandwidth
+            experts = model.moe_layers * moe.experts * model.expert_params
+            self._experts = experts * model.expert_dtype_bytes / gpus / bandwidth
             self._others = 1.0 - moe.experts_per_token / moe.experts
         self._reading = replica.kv_bytes_per_token / bandwidth
         self._pair = model.prefill_pair_flop / gpus / flop_rate

@@ -1,0 +1,56 @@
+"""A config.json by its keys; where one is missing or of the wrong kind, it names itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagedsim.core import ConfigError
+
+
+class Keys:
+    """What a config.json says, or a part of it; null is as if it were not there."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = {key: value for key, value in values.items() if value is not None}
+        self.where = where
+
+    def over(self, defaults: Mapping[str, Any]) -> Keys:
+        """The same, with what it says nothing of as in `defaults`."""
+        return Keys({**defaults, **self.values}, self.where)
+
+    def part(self, name: str) -> Keys:
+        """The keys inside of one key; none, where it is not there."""
+        inside = self.values.get(name, {})
+        if not isinstance(inside, Mapping):
+            raise ConfigError(f"{self.where}: {name}={inside!r}: must be an object")
+        return Keys(inside, f"{self.where}: {name}")
+
+    def whole(self, *names: str, default: int | None = None, low: int = 1) -> int:
+        """A whole number of at least `low`, under the first of `names` that is there."""
+        for name in names:
+            if name not in self.values:
+                continue
+            value = self.values[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ConfigError(
+                    f"{self.where}: {name}={value!r}: must be a whole number, at least {low}"
+                )
+            return value
+        if default is None:
+            raise ConfigError(f"{self.where}: has no {' or '.join(names)}")
+        return default
+
+    def numbers(self, name: str) -> list[int]:
+        """A list of whole numbers; empty, where it is not there."""
+        found = self.values.get(name, [])
+        if not isinstance(found, list) or not all(type(value) is int for value in found):
+            raise ConfigError(f"{self.where}: {name}={found!r}: must be a list of whole numbers")
+        return found
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.where}: {name}={value!r}: must be true or false")
+        return value

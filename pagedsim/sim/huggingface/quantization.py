@@ -1,0 +1,47 @@
+"""How many bytes a weight takes, by a config.json's quantization_config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagedsim.core import ConfigError
+from pagedsim.sim.huggingface.keys import Keys
+
+
+def weight_bytes(keys: Keys) -> float:
+    """Of one weight that is neither an embedding's nor the LM head's.
+
+    Servers hold float32 checkpoints in 16 bits, so only quantization makes a difference.
+    """
+    found = keys.part("quantization_config")
+    method = found.values.get("quant_method")
+    if method is None or method == "mxfp4":  # mxfp4 is of experts alone
+        return 2.0
+    if method in ("fp8", "fbgemm_fp8"):
+        return 1.0
+    if method == "bitsandbytes":
+        return 0.5 if found.flag("load_in_4bit", False) else 1.0
+    if method == "compressed-tensors":
+        return _compressed(found)
+    if "bits" in found.values:
+        return found.whole("bits") / 8
+    raise ConfigError(
+        f"{found.where}.quant_method={method!r}: choose bitsandbytes, compressed-tensors, fp8, "
+        "mxfp4, or one that states its bits"
+    )
+
+
+def _compressed(found: Keys) -> float:
+    """The bits of its groups of layers, which must agree."""
+    groups = found.part("config_groups")
+    bits = {
+        groups.part(name).part("weights").whole("num_bits")
+        for name, group in groups.values.items()
+        if isinstance(group, Mapping) and group.get("weights") is not None
+    }
+    if len(bits) != 1:
+        found_bits = ", ".join(map(str, sorted(bits))) or "none"
+        raise ConfigError(
+            f"{groups.where}: num_bits of weights is {found_bits}: must be one number"
+        )
+    return bits.pop() / 8
