@@ -110,8 +110,8 @@ def test_serving_what_was_not_measured_is_noticed() -> None:
         replica=replica("llama-2-7b", "a100-80gb", tensor_parallel=2)
     )
     assert other.notices == [
-        "step times are fitted for model=opt-13b, but model=llama-2-7b served",
-        "step times are fitted for tensor_parallel=1, but tensor_parallel=2 served",
+        "step times are fitted for model=opt-13b, but model=llama-2-7b is served",
+        "step times are fitted for tensor_parallel=1, but tensor_parallel=2 is served",
     ]
 
 

@@ -257,7 +257,7 @@ class Fitted(CostModel):
     def notices(self) -> list[str]:
         fitted_for = self.settings["fitted_for"]
         lines = [
-            f"step times are fitted for {key}={fitted_for[key]}, but {key}={value} served"
+            f"step times are fitted for {key}={fitted_for[key]}, but {key}={value} is served"
             for key, value in _identity(self.replica).items()
             if fitted_for.get(key, value) != value
         ]
