@@ -14,7 +14,7 @@ from pagedsim.core import ConfigError
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, Timed
 from pagedsim.workload.choices import SharedPrefixes
 from pagedsim.workload.lengths import Lengths
-from pagedsim.workload.limits import MOST, capped_notice, notice
+from pagedsim.workload.limits import MOST, capped_notice, notice, refuse_late
 from pagedsim.workload.merge import Merged, merge
 from pagedsim.workload.settings import number, refuse_unknown, whole, within
 from pagedsim.workload.tokens import PrefixedPrompts
@@ -133,8 +133,12 @@ def _build(
         whole("requests", requests, 1, MOST)
     if duration is not None:
         number("duration", duration, above=0)
-    with np.errstate(over="ignore"):  # infinite times are refused below
+    with np.errstate(over="ignore"):
         merged = merge([one.source(seed) for one in classes], requests, duration)
+    slowest = min(
+        (one.requests_per_second for one in classes if one.requests_per_second), default=0
+    )
+    refuse_late(f"rate={slowest:g}", merged.arrival[-1])
     parts = []
     for one, arrival in zip(classes, merged.split(), strict=True):
         with within(one.name and f"classes.{one.name}"):

@@ -45,8 +45,8 @@ class Uniform(Lengths):
     def __init__(self, prompt_min: int, prompt_max: int, output_min: int, output_max: int) -> None:
         self.low = np.array(
             [
-                whole("lengths.prompt_min", prompt_min, 1),
-                whole("lengths.output_min", output_min, 1),
+                whole("lengths.prompt_min", prompt_min, 1, LONGEST),
+                whole("lengths.output_min", output_min, 1, LONGEST),
             ]
         )
         self.high = np.array(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.core import ConfigError
+
 Tokens = NDArray[np.int32]
 
 LONGEST = 2**30 - 1
@@ -37,6 +39,13 @@ def clip(prompt: Tokens, output: Tokens, max_len: int | None) -> tuple[Tokens, T
         output = np.minimum(output, max_len - 1).astype(np.int32)
         prompt = np.minimum(prompt, max_len - output).astype(np.int32)
     return prompt, output, clipped
+
+
+def refuse_late(settings: str, last: float) -> None:
+    """Raise ConfigError if these settings have the last request come later than `LATEST`."""
+    if not last <= LATEST:
+        what = f"the last request would arrive at {last:g} s"
+        raise ConfigError(f"{settings}: {what}: must be at most {LATEST:g} s")
 
 
 def notice(clipped: int, rows: int, max_len: int | None, name: str = "") -> tuple[str, ...]:

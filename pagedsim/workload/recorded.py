@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.workload.arrivals import ClosedLoop, Mode, make_arrivals
 from pagedsim.workload.labels import Labelled, Labels
-from pagedsim.workload.limits import LONGEST, clip, notice
+from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
 from pagedsim.workload.settings import flag, number, whole
 from pagedsim.workload.streams import stream
 from pagedsim.workload.tokens import BlockPrompts, Prompts
@@ -92,13 +92,15 @@ def trace(
         for key, value in (("cv", cv), ("users", users), ("think_time", think_time)):
             if value is not None:
                 raise ConfigError(f"{key}={value}: a trace has its own arrivals: set arrivals=")
-        with np.errstate(over="ignore"):  # infinite times are refused below
-            arrival = _scaled(path, table.arrival, rate_scale, rate)
+        arrival = _scaled(path, table.arrival, rate_scale, rate)
     else:
         if rate_scale != 1:
             raise ConfigError(f"rate_scale={rate_scale}: only with arrivals=trace; set rate=")
         process = make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
-        arrival, mode = process.times(rows, stream(seed, "arrivals")), process.mode
+        mode = process.mode
+        with np.errstate(over="ignore"):
+            arrival = process.times(rows, stream(seed, "arrivals"))
+        refuse_late(f"rate={rate}", arrival[-1])
         closed = process if isinstance(process, ClosedLoop) else None
     labels = Labels(priority, client, deadline, prediction_sigma)
     labelled = _from_columns(labels.draw(arrival, output_len, partial(stream, seed)), table)
@@ -132,6 +134,7 @@ def _scaled(
             "closed), and rate= in requests/s"
         )
     if rate is None:
+        refuse_late(f"rate_scale={rate_scale:g}", float(arrival[-1]) / rate_scale)
         return arrival / rate_scale
     number("rate", rate, above=0)
     if rate_scale != 1:
@@ -139,7 +142,9 @@ def _scaled(
     span = float(arrival[-1] - arrival[0])
     if not span:
         raise ConfigError(f"rate={rate:g}: all requests of {path} come at once: set arrivals=")
-    return arrival * ((len(arrival) - 1) / span / rate)
+    factor = (len(arrival) - 1) / span / rate
+    refuse_late(f"rate={rate:g}", float(arrival[-1]) * factor)
+    return arrival * factor
 
 
 def _from_columns(labelled: Labelled, table: Table) -> Labelled:

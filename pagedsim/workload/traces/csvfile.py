@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import compress, islice
+from itertools import accumulate, compress, islice
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from pagedsim.workload.traces.opened import opened
 from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, wrong
 
 CHUNK = 1 << 16
+_LINE_END = re.compile(r"\r\n|\r|\n")
 T = TypeVar("T")
 Row = list[str]
 
@@ -123,13 +125,13 @@ def _place(path: Path, line: int, header: Sequence[str], format: Format, name: s
     raise wrong(path, line, what)
 
 
-def _batches(path: Path, reader: Any, width: int) -> Iterator[tuple[list[int], list[Row]]]:
+def _batches(path: Path, reader: Any, width: int) -> Iterator[tuple[Sequence[int], list[Row]]]:
     """Rows with the lines on which they begin; lines with nothing on them are left out."""
-    numbered = _numbered(reader)
+    first = reader.line_num + 1
     try:
-        while batch := list(islice(numbered, CHUNK)):
-            lines = [line for line, _ in batch]
-            rows = [row for _, row in batch]
+        while rows := list(islice(reader, CHUNK)):
+            lines = _lines(rows, first, reader.line_num)
+            first = reader.line_num + 1
             if set(map(len, rows)) != {width}:
                 filled = list(map(_filled, rows))
                 lines, rows = list(compress(lines, filled)), list(compress(rows, filled))
@@ -143,12 +145,12 @@ def _batches(path: Path, reader: Any, width: int) -> Iterator[tuple[list[int], l
         raise wrong(path, reader.line_num, f"not CSV from here on: {error}") from None
 
 
-def _numbered(reader: Any) -> Iterator[tuple[int, Row]]:
-    # A quoted cell may hold line ends, so a row begins after the last line of the one before.
-    line = reader.line_num + 1
-    for row in reader:
-        yield line, row
-        line = reader.line_num + 1
+def _lines(rows: Sequence[Row], first: int, last: int) -> Sequence[int]:
+    """The line on which each of the rows begins, which stand on lines `first` to `last`."""
+    if last - first + 1 == len(rows):
+        return range(first, last + 1)
+    sizes = (1 + len(_LINE_END.findall(",".join(row))) for row in rows)  # quoted cells hold some
+    return list(accumulate(sizes, initial=first))[: len(rows)]
 
 
 def tokens(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) -> NDArray[np.int64]:
