@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ class Arrivals(ABC):
     """An arrival process."""
 
     mode: Mode = "open"
+    drawn: ClassVar[bool] = True  # whether chance has a part in it
 
     @abstractmethod
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -75,6 +76,8 @@ class Gamma(Timed):
 class FixedInterval(Timed):
     """One request each 1 / `rate` seconds, the first at 0."""
 
+    drawn = False
+
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         return np.arange(count) / self.rate
 
@@ -84,6 +87,7 @@ class Burst(Arrivals):
     """All at time 0."""
 
     mode: Mode = "burst"
+    drawn = False
 
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         return np.zeros(count)
@@ -100,6 +104,7 @@ class ClosedLoop(Arrivals):
     users: int
     think_time: float = 0.0
     mode: Mode = "closed"
+    drawn = False
 
     def __post_init__(self) -> None:
         whole("users", self.users, 1)

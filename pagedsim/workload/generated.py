@@ -167,6 +167,7 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
         predicted_len=merged.join([label.predicted_len for label in labels]),
         deadline=merged.join([label.deadline for label in labels]),
         prompts=prompts,
+        drawn=any(one.drawn for one in classes),
         clipped=sum(part.clipped for part in parts),
         notices=_notices(classes, parts),
     )

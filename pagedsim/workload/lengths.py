@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from pagedsim.workload.traces import read_lengths
 class Lengths(ABC):
     """A distribution of prompt and answer lengths in tokens."""
 
+    drawn: ClassVar[bool] = True  # whether chance has a part in it
+
     @abstractmethod
     def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """Prompt and output lengths of `count` requests; fewer are the beginning of more."""
@@ -30,6 +32,8 @@ class Lengths(ABC):
 
 class Fixed(Lengths):
     """All alike."""
+
+    drawn = False
 
     def __init__(self, prompt: int, output: int) -> None:
         self.prompt = whole("lengths.prompt", prompt, 1, LONGEST)

@@ -87,7 +87,7 @@ def trace(
     rows = len(table.prompt_len)
     prompt_len, output_len, clipped = clip(table.prompt_len, table.output_len, max_len)
     mode: Mode = "open"
-    closed = None
+    drawn, closed = False, None
     if arrivals == "trace":
         for key, value in (("cv", cv), ("users", users), ("think_time", think_time)):
             if value is not None:
@@ -97,7 +97,7 @@ def trace(
         if rate_scale != 1:
             raise ConfigError(f"rate_scale={rate_scale}: only with arrivals=trace; set rate=")
         process = make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
-        mode = process.mode
+        mode, drawn = process.mode, process.drawn
         with np.errstate(over="ignore"):
             arrival = process.times(rows, stream(seed, "arrivals"))
         refuse_late(f"rate={rate}", arrival[-1])
@@ -117,7 +117,7 @@ def trace(
         mode=mode,
         users=closed.users if closed else None,
         think_time=closed.think_time if closed else 0.0,
-        drawn=arrivals in ("poisson", "gamma") or labels.drawn,
+        drawn=drawn or labels.drawn,
         clipped=clipped,
         dropped=table.dropped,
         notices=(*notice(clipped, rows, max_len), *_dropped(table.dropped)),

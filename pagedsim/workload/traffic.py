@@ -92,6 +92,13 @@ class Traffic:
         )
 
     @property
+    def drawn(self) -> bool:
+        """Whether chance has a part in it; for traffic that is checked."""
+        lengths = make_lengths(self.lengths, self.max_len)
+        labels = Labels(self.priority, self.client, prediction_sigma=self.prediction_sigma)
+        return self.process.drawn or lengths.drawn or self.prefixes is not None or labels.drawn
+
+    @property
     def requests_per_second(self) -> float:
         """Its mean rate; 0 where requests come at once or when users ask."""
         return self.process.rate if isinstance(self.process, Timed) else 0.0

@@ -40,6 +40,33 @@ def test_the_same_seed_is_the_same_workload_and_another_is_not() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [
+        ({}, False),
+        ({"arrivals": "burst"}, False),
+        ({"arrivals": "closed", "users": 2}, False),
+        ({"prediction_sigma": 0.0}, False),
+        ({"arrivals": "poisson"}, True),
+        ({"arrivals": "gamma", "cv": 2.0}, True),
+        ({"lengths": "alpaca"}, True),
+        ({"priority": {0: 0.5, 1: 0.5}}, True),
+        ({"client": {"a": 0.5, "b": 0.5}}, True),
+        ({"prediction_sigma": 0.5}, True),
+        ({"prefixes": {"tokens": 4, "share": 0.5}}, True),
+    ],
+)
+def test_a_workload_knows_whether_chance_had_a_part(settings: dict[str, Any], drawn: bool) -> None:
+    base: dict[str, Any] = {"requests": 100, "arrivals": "fixed", "rate": 1.0, **TINY, **settings}
+    one, other = synthetic(**base, seed=1), synthetic(**base, seed=2)
+    assert one.drawn is drawn
+    different = changed(one, other) != set()
+    if "prefixes" in settings:
+        assert one.prompts is not None and other.prompts is not None
+        different = any(one.prompts[row] != other.prompts[row] for row in range(100))
+    assert different is drawn
+
+
+@pytest.mark.parametrize(
     ("settings", "columns"),
     [
         ({"rate": 4.0}, {"arrival"}),
