@@ -30,6 +30,7 @@ found in the cache, or requests have several sequences, a slot holds tokens of s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,9 +39,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.core.errors import require
+from pagedsim.core.errors import ConfigError, require
 from pagedsim.metrics.catalogue import LATENCIES
 from pagedsim.metrics.gap import token_gaps, weighted_mean, weighted_percentiles
+from pagedsim.metrics.steps import Batches
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -50,8 +52,6 @@ _TOTALS = ("preemptions", "recomputed_tokens", "swapped_blocks", "cached_tokens"
 _STATES = ("finished", "rejected", "aborted", "unfinished")
 _TIMES = ("arrival", "scheduled", "first_token", "finished")
 _NAN = float("nan")
-_PART = 1 << 18
-"""Steps looked at in one go."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Slo:
         for name in ("ttft", "tpot", "e2e"):
             if (bound := getattr(self, name)) is not None:
                 require(f"slo.{name}", bound, 0)
+                if math.isnan(bound):
+                    raise ConfigError(f"slo.{name}={bound}: must be a number")
 
     def met(self, latency: dict[str, Floats]) -> Mask:
         """Which requests met it; one without a TPOT has no TPOT to miss."""
@@ -118,7 +120,7 @@ def request_latencies(requests: pa.Table) -> dict[str, Floats]:
 
 def summarise(
     requests: pa.Table,
-    steps: pa.Table,
+    steps: Batches,
     *,
     total_blocks: int,
     block_size: int,
@@ -159,7 +161,7 @@ def summarise(
 class _Served:
     """The requests of a run, and what was measured of each."""
 
-    def __init__(self, requests: pa.Table, steps: pa.Table, slo: Slo | None) -> None:
+    def __init__(self, requests: pa.Table, steps: Batches, slo: Slo | None) -> None:
         self.columns = {
             name: _column(requests, name)
             for name in ("first_token", "finished", "output_tokens", "sequences", *_TOTALS)
@@ -167,11 +169,11 @@ class _Served:
         self.states = {state: _is(requests, "state", state) for state in _STATES}
         self.latency = request_latencies(requests)
         self.met = slo.met(self.latency) if slo is not None else None
-        self.ends = _column(steps, "end")[_column(steps, "decode_seqs") > 0]
+        self.ends, last = _ends(steps)
         finished = self.columns["finished"][self.states["finished"]]
         over = float(finished.max()) if len(finished) else _NAN
-        if self.states["unfinished"].any() and steps.num_rows:
-            over = float(_column(steps, "end").max())
+        if self.states["unfinished"].any():
+            over = last
         begun = _column(requests, "arrival")
         self.makespan = over - float(begun.min()) if len(begun) else _NAN
 
@@ -235,9 +237,19 @@ class _Use(NamedTuple):
         )
 
 
-def _use(steps: pa.Table, block_size: int) -> _Use:
-    """How full memory and batch were, part by part: a run may have millions of steps."""
-    parts = steps.to_batches(max_chunksize=_PART)
+def _ends(steps: Batches) -> tuple[Floats, float]:
+    """When steps in which somebody decoded ended; and when the last of all did."""
+    decodes, last = [np.empty(0)], _NAN
+    for part in steps.to_batches():
+        ends = _column(part, "end")
+        decodes.append(ends[_column(part, "decode_seqs") > 0])
+        last = float(ends[-1])
+    return np.concatenate(decodes), last
+
+
+def _use(steps: Batches, block_size: int) -> _Use:
+    """How full memory and batch were."""
+    parts = steps.to_batches()
     return _Use(
         *(sum(sums) for sums in zip(_Use(), *(_Use.of(p, block_size) for p in parts), strict=True))
     )

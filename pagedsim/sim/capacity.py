@@ -49,7 +49,13 @@ def capacity(
 
     usable = gpu_memory_utilization * replica.hardware.memory_bytes
     left = usable - replica.weight_bytes - beside(replica.tensor_parallel)
-    if left < replica.block_bytes:
+    if 0 < left < replica.block_bytes:
+        raise ConfigError(
+            f"block_size={replica.block_size}: one block takes {replica.block_bytes / GIB:,.3f} "
+            f"GiB, and {left / GIB:,.3f} GiB are left of hardware={replica.hardware.name} "
+            f"beside model={replica.model.name}"
+        )
+    if left <= 0:
         raise _too_large(replica, gpu_memory_utilization, beside)
     return Capacity(
         blocks=int(left // replica.block_bytes),

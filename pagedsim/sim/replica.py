@@ -36,10 +36,12 @@ class Replica:
                 f"gpus_per_node={self.hardware.gpus_per_node} of hardware={self.hardware.name}"
             )
         if not can_split(self.model, self.tensor_parallel):
+            most = self.hardware.gpus_per_node
+            choices = [str(n) for n in range(1, most + 1) if can_split(self.model, n)]
             raise ConfigError(
                 f"tensor_parallel={self.tensor_parallel}: model={self.model.name} with "
                 f"{self.model.heads} heads and {self.model.kv_heads} key-value heads "
-                "cannot be split so"
+                f"cannot be split so; choose from {', '.join(choices)}"
             )
 
     @property

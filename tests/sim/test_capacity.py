@@ -76,6 +76,15 @@ def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
     assert capacity(replica("llama-2-70b", "a100-80gb", tensor_parallel=2)).blocks > 0
 
 
+def test_a_block_too_large_is_not_the_models_fault() -> None:
+    with pytest.raises(ConfigError) as caught:
+        capacity(replica("llama-2-7b", "a100-80gb", block_size=10**6))
+    assert str(caught.value) == (
+        "block_size=1000000: one block takes 488.281 GiB, and 57.994 GiB are left of "
+        "hardware=a100-80gb beside model=llama-2-7b"
+    )
+
+
 def test_a_model_too_large_for_a_whole_node_asks_for_larger_gpus() -> None:
     with pytest.raises(ConfigError, match="no tensor_parallel up to 8 fits; with 8 it takes GPUs "):
         capacity(replica("deepseek-v3", "a10"))
@@ -108,7 +117,7 @@ def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
     ("settings", "message"),
     [
         ({"tensor_parallel": 16}, "tensor_parallel=16: must be at most gpus_per_node=8"),
-        ({"tensor_parallel": 3}, "tensor_parallel=3: .*cannot be split"),
+        ({"tensor_parallel": 3}, "tensor_parallel=3: .*cannot be split so; choose from 1, 2, 4, 8"),
         ({"block_size": 0}, "block_size=0: must be at least 1"),
         ({"kv_layout": "page"}, "kv_layout=page: choose from block, layer"),
     ],
