@@ -79,6 +79,8 @@ def _finish(job: Job, parts: Parts, recorder: Watched, partial: bool = False) ->
         steps = steps.append_column(name, pa.array(values))
     summary = _summary(parts, requests, steps)
     summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
+    if facts := parts.stage.facts():
+        summary["machine"] = facts
     write_run(job.folder, requests, steps, summary)
     return Run(job.arm, job.seed, job.folder, job.config, requests, steps, summary)
 

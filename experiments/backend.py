@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from experiments.objects import make
 from experiments.watched import Watched
 from pagedsim.core import Scheduler
 from pagedsim.workload import Workload
@@ -53,6 +54,6 @@ class Backend(ABC):
     def stage(self, config: Settings, seed: int) -> Stage:
         """What a run's configuration describes; raises ConfigError for what cannot be."""
 
-    def taken(self, workload: Workload) -> Workload:
+    def workload(self, settings: Settings, seed: int) -> Workload:
         """As much of the workload as this backend is to serve."""
-        return workload
+        return make("workload", settings, Workload, seed=seed)

@@ -81,7 +81,8 @@ def _whose(plan: Compare, arms: Sequence[str]) -> str:
 def _check(job: Job, workloads: dict[str, Workload]) -> None:
     """Build the arm's objects; a workload that several arms share, such as a long trace, once."""
     _refuse_added(job.config)
-    settings = json.dumps(job.config["workload"], sort_keys=True, default=str)
+    whose = [job.config[key] for key in ("workload", "backend")]
+    settings = json.dumps(whose, sort_keys=True, default=str)
     workloads[settings] = build(job.config, job.seed, workloads.get(settings)).workload
 
 

@@ -26,8 +26,7 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     backend = backend_of(config)
     stage = backend.stage(config, seed)
     # Last, since a long trace takes longest to read.
-    workload = workload or make("workload", config["workload"], Workload, seed=seed)
-    return Parts(backend.taken(workload), stage, slo)
+    return Parts(workload or backend.workload(config["workload"], seed), stage, slo)
 
 
 def backend_of(config: Settings) -> Backend:

@@ -1,1 +1,301 @@
-"""The backend `engine`: real time, real tokens."""
+"""The backend `engine`: real time, real tokens, on a GPU or, with a small model, a CPU."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import sys
+import tempfile
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.backend import Backend, Settings, Stage
+from experiments.objects import make, said_of, takes
+from experiments.progress import on_terminal
+from experiments.watched import Stopped, Watched
+from pagedsim.core import Batching, ConfigError, Policy, Preemption
+from pagedsim.core.errors import require_whole
+from pagedsim.sim.model import ModelShape
+from pagedsim.workload import Workload
+
+if TYPE_CHECKING:
+    from pagedsim.engine.arguments import Arguments
+    from pagedsim.engine.engine import LLMEngine
+
+TIMES = ("plan", "launch", "sample", "commit")
+"""Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
+
+
+@dataclass(frozen=True)
+class Engine(Backend):
+    """Where steps are carried out. Its settings are explained in conf/backend/engine.yaml."""
+
+    model: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: str = "auto"
+    enforce_eager: bool = False
+    threads: int = 1
+    cache_tokens: int | None = None
+    limit: int | None = None
+    shrink: int = 1
+
+    alone = True
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "cache_tokens", "limit", "shrink"):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value, 1)
+
+    def workload(self, settings: Settings, seed: int) -> Workload:
+        whole = super().workload(self._limited(settings), seed)
+        if self.shrink == 1:
+            return whole
+        if whole.prompts is not None:
+            raise ConfigError(
+                f"backend.shrink={self.shrink}: must be 1 where prompts have contents, such as "
+                "prefixes that requests share"
+            )
+        return replace(
+            whole,
+            prompt_len=np.maximum(whole.prompt_len // self.shrink, 1),
+            output_len=np.maximum(whole.output_len // self.shrink, 1),
+            predicted_len=whole.predicted_len / self.shrink,
+            notices=(
+                *whole.notices,
+                f"prompts and answers are {self.shrink} times shorter than the workload says "
+                f"(backend.shrink={self.shrink})",
+            ),
+        )
+
+    def _limited(self, settings: Settings) -> Settings:
+        """The workload's settings with no more than `limit` requests, however it calls that."""
+        if self.limit is None or "_target_" not in settings:
+            return settings
+        for key in ("limit", "requests"):
+            if takes(settings["_target_"], key):
+                return {**settings, key: min(settings.get(key) or self.limit, self.limit)}
+        raise ConfigError(
+            f"backend.limit={self.limit}: must be null for a workload that takes neither requests= "
+            "nor limit="
+        )
+
+    def stage(self, config: Settings, seed: int) -> Serving:
+        try:
+            from pagedsim.engine.arguments import Arguments
+            from pagedsim.engine.assemble import device_of
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"backend=engine: needs {error.name}, which is not installed: "
+                "pip install -c constraints.txt -e '.[engine]'"
+            ) from error
+        with said_of("backend", {"device": self.device}):
+            device_of(self.device)
+        if config["tensor_parallel"] != 1:
+            raise ConfigError(
+                f"tensor_parallel={config['tensor_parallel']}: backend=engine runs on one GPU"
+            )
+        model, name = self._model(config)
+        settings = {
+            "model": model,
+            "dtype": self.dtype,
+            "device": self.device,
+            "load_format": self.load_format,
+            "enforce_eager": self.enforce_eager,
+            "policy": make("policy", config["policy"], Policy),
+            "batching": make("batching", config["batching"], Batching),
+            "preemption": _preemption(config["preemption"]),
+            **_limits(config["server"]),
+            **_memory(config["memory"], self.cache_tokens),
+        }
+        with said_of("backend", {"load_format": None}):
+            return Serving(Arguments(**settings), name, seed, self.threads)
+
+    def _model(self, config: Settings) -> tuple[Any, str]:
+        """What to load, and its name: one given to this backend, or what the group `model` says.
+
+        A shape alone gets random weights, but for the tiny one, which has its own.
+        """
+        if self.model is not None:
+            return self.model, self.model
+        settings = config["model"]
+        if isinstance(settings, dict) and "config" in settings:  # a config.json, or its folder
+            path = Path(str(settings["config"])).expanduser()
+            folder = str(path.parent if path.suffix == ".json" else path)
+            return folder, folder
+        shape = make("model", settings, ModelShape)
+        if shape.name == "tiny":
+            return shape.name, shape.name
+        from pagedsim.engine.models.shaped import shaped_config
+
+        return shaped_config(shape), f"{shape.name}, random weights"
+
+
+def _preemption(settings: Settings) -> Any:
+    """The preemption, or how to make it once its prices are measured."""
+    if "_target_" in settings:
+        with said_of("preemption", {"_target_": None}):
+            if takes(settings["_target_"], "prices"):
+                return partial(_priced, settings)
+    return make("preemption", settings, Preemption)
+
+
+def _priced(settings: Settings, prices: Any) -> Preemption:
+    return make("preemption", settings, Preemption, prices=prices)
+
+
+def _limits(server: Settings) -> Settings:
+    return {
+        "max_num_seqs": server["max_seqs"],
+        "max_num_batched_tokens": server["max_batched_tokens"],
+        "max_model_len": server["max_model_len"],
+    }
+
+
+def _memory(memory: Settings, tokens: int | None) -> Settings:
+    kind = memory.get("kind", "paged")
+    if kind not in ("paged", "prefix"):
+        raise ConfigError(f"memory.kind={kind}: backend=engine has paged and prefix")
+    if memory.get("kv_layout", "block") != "block":
+        raise ConfigError(f"memory.kv_layout={memory['kv_layout']}: backend=engine has block")
+    block_size, blocks = memory.get("block_size", 16), memory.get("blocks")
+    with said_of("memory", memory):
+        require_whole("block_size", block_size, 1)
+    if blocks is None and tokens is not None:
+        blocks = max(tokens // block_size, 1)
+    return {
+        "memory": kind,
+        "block_size": block_size,
+        "num_gpu_blocks": blocks,
+        "num_cpu_blocks": memory.get("cpu_blocks"),
+        "gpu_memory_utilization": memory.get("gpu_memory_utilization", 0.9),
+        "swap_space": memory.get("swap_space_gib", 4.0),
+    }
+
+
+class Serving(Stage):
+    """One engine in real time; it is made when the run begins, and gone when it ends."""
+
+    def __init__(self, arguments: Arguments, name: str, seed: int, threads: int) -> None:
+        self.arguments = arguments
+        self.name = name
+        self.seed = seed
+        self.threads = threads
+        self._times = {part: array("d") for part in TIMES}
+        self._facts: Settings = {}
+        self._failures: list[str] = []
+
+    def run(self, workload: Workload, recorder: Watched) -> None:
+        from pagedsim.engine.drive import drive
+        from pagedsim.engine.engine import LLMEngine
+
+        with _the_machine(), _threads(self.threads):
+            engine = LLMEngine(self.arguments, observer=recorder)
+            self.scheduler = engine.scheduler
+            self._facts = _facts(engine, self.name)
+
+            try:
+                drive(
+                    engine,
+                    workload,
+                    seed=self.seed,
+                    stopping=lambda: recorder.stopping,
+                    stepped=self._stepped,
+                )
+            finally:
+                del engine
+                _give_back()
+        if recorder.stopping:
+            raise Stopped
+
+    def _stepped(self, engine: LLMEngine) -> None:
+        if engine.times is None:
+            self._failures.append(engine.failure)
+            return
+        for part, seconds in zip(TIMES, engine.times, strict=True):
+            self._times[part].append(seconds)
+
+    def columns(self) -> Mapping[str, NDArray[np.float64]]:
+        return {f"{part}_seconds": np.asarray(times) for part, times in self._times.items()}
+
+    def facts(self) -> Settings:
+        return self._facts
+
+    def notices(self) -> list[str]:
+        if not self._failures:
+            return []
+        what = f"{len(self._failures)} steps failed and ended their requests"
+        return [f"{what}; the first: {self._failures[0]}"]
+
+
+def _facts(engine: LLMEngine, name: str) -> Settings:
+    import torch
+    import transformers
+
+    device, memory = engine.model.device, engine.scheduler.memory
+    cuda = device.type == "cuda"
+    return {
+        "backend": "engine",
+        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
+        "threads": torch.get_num_threads(),
+        "model": name,
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "blocks": memory.total,
+        "block_size": memory.block_size,
+        "cpu_blocks": memory.cpu_total,
+        "block_bytes": engine.runner.cache.shape.block_bytes,
+        "prices": {"prefill": engine.prices.prefill, "transfer": engine.prices.transfer},
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "python": platform.python_version(),
+    }
+
+
+def _give_back() -> None:
+    """What an engine held on the GPU; a model refers to itself in circles."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads for what a CPU computes."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _the_machine() -> Iterator[None]:
+    """Wait until no other run of an engine is under way here: each would slow the other down."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / "pagedsim-engine.lock").open("a") as file:
+        with suppress(OSError):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if on_terminal():
+                    print("waiting for another engine on this machine", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
 from pagedsim.core.errors import require, require_whole, unknown
+
+if TYPE_CHECKING:
+    from pagedsim.engine.prices import Measured
 
 DEVICES = ("auto", "cuda", "cpu")
 LOAD_FORMATS = ("auto", "dummy")
@@ -32,6 +36,8 @@ class Arguments:
     device: str = "auto"
     load_format: str = "auto"
     """dummy: random weights, from the configuration alone."""
+    enforce_eager: bool = False
+    """Launch every kernel of every step anew. So far there is no other way."""
     seed: int = 0
     """For sampling where a request has none of its own, and for random weights."""
 
@@ -49,7 +55,8 @@ class Arguments:
     """Blocks for these, instead of `swap_space`."""
 
     policy: str | Policy = "fcfs"
-    preemption: str | Preemption = "recompute"
+    preemption: str | Preemption | Callable[[Measured], Preemption] = "recompute"
+    """What takes prices, as cheapest does, may be given as its class: then they are measured."""
     batching: str | Batching = "prefill_first"
     memory: str = "paged"
     """prefix: with a prefix cache."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from pagedsim.build import make_batching, make_memory, make_policy, make_preemption
-from pagedsim.core import ConfigError, Scheduler
+from pagedsim.core import ConfigError, Preemption, Scheduler
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.prices import Measured
 from pagedsim.engine.profile import GIB, fitting_blocks
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
@@ -24,6 +26,8 @@ class Parts:
     tokenizer: Tokenizer | None
     scheduler: Scheduler
     runner: Runner
+    prices: Measured
+    """What the preemption may have been made with."""
 
 
 def assemble(arguments: Arguments) -> Parts:
@@ -44,16 +48,33 @@ def assemble(arguments: Arguments) -> Parts:
     shape = CacheShape(
         model.num_layers, arguments.block_size, model.num_kv_heads, model.head_dim, model.dtype
     )
-    scheduler, cache = _with_memory(arguments, model, shape, longest)
+    prices = Measured()
+    preemption = _preemption(arguments.preemption, prices)
+    scheduler, cache = _with_memory(arguments, model, shape, longest, preemption)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
-    return Parts(model, tokenizer, scheduler, Runner(model, cache))
+    runner = Runner(model, cache)
+    runner.warm_up(scheduler.max_batched_tokens)
+    if arguments.preemption == "cheapest" or callable(arguments.preemption):
+        prices.measure(runner, scheduler.max_batched_tokens)
+    return Parts(model, tokenizer, scheduler, runner, prices)
+
+
+def _preemption(
+    given: str | Preemption | Callable[[Measured], Preemption], prices: Measured
+) -> Preemption:
+    if callable(given):
+        return given(prices)
+    return make_preemption(given, **({"prices": prices} if given == "cheapest" else {}))
 
 
 def _with_memory(
-    arguments: Arguments, model: LoadedModel, shape: CacheShape, longest: int
+    arguments: Arguments,
+    model: LoadedModel,
+    shape: CacheShape,
+    longest: int,
+    preemption: Preemption,
 ) -> tuple[Scheduler, Cache]:
     batching = make_batching(arguments.batching)
-    preemption = make_preemption(arguments.preemption)
     seqs = arguments.max_num_seqs
     tokens = arguments.max_num_batched_tokens or batching.default_tokens(longest, seqs)
     blocks = arguments.num_gpu_blocks or fitting_blocks(

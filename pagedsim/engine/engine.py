@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pagedsim.core import (
+    PagedsimError,
     Request,
     RequestError,
     RequestId,
@@ -75,7 +76,13 @@ class LLMEngine:
         self.model, self.tokenizer = parts.model, parts.tokenizer
         self.scheduler, self.runner = parts.scheduler, parts.runner
         self.observer = observer
-        self.times = StepTimes(0, 0, 0, 0)
+        self.prices = parts.prices
+        self.times: StepTimes | None = None
+        """Of the last step; None before the first, and after one that failed."""
+        self.failure = ""
+        """Why the last step failed that did."""
+        self.stuck = False
+        """Whether the last step found nothing to do, and none will until another request comes."""
         self._sampler = Sampler()
         self._groups: dict[RequestId, Group] = {}
         self._streamed: set[RequestId] = set()
@@ -86,6 +93,18 @@ class LLMEngine:
     def now(self) -> float:
         """Seconds since the engine was made."""
         return self._clock() - self._epoch
+
+    def restart_clock(self) -> None:
+        """Count times from now."""
+        self._epoch = self._clock()
+
+    def check_progress(self) -> None:
+        """Raise PagedsimError if requests are left that nothing can be done for."""
+        if self.stuck and self.scheduler.unfinished:
+            raise PagedsimError(
+                f"nothing can run at {self.now:.6g} s: {len(self.scheduler.waiting)} requests "
+                f"wait, {len(self.scheduler.swapped)} are swapped out; the policy admits nobody"
+            )
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
@@ -109,8 +128,10 @@ class LLMEngine:
         """
         params = params or SamplingParams()
         text = prompt if isinstance(prompt, str) else None
-        ids = self._encoded(request_id, prompt)
-        self.submit(Request(request_id, ids, params, **labels), text=text)
+        request = Request(request_id, self._encoded(request_id, prompt), params, **labels)
+        if reason := self.scheduler.infeasible(request):
+            raise RequestError(f"request {request_id!r}: {reason}")
+        self.submit(request, text=text)
         if stream:
             self._streamed.add(request_id)
 
@@ -119,13 +140,11 @@ class LLMEngine:
     ) -> None:
         """Queue a request of the core's own; its prompt must be token ids.
 
-        With `output_len` its output ends there at the latest, which no policy sees.
+        With `output_len` its output ends there at the latest, which no policy sees. One that can
+        never be served leaves with the next step, rejected.
         """
         self._check_ids(request)
-        reason = self.scheduler.infeasible(request)
-        if reason is not None:
-            raise RequestError(f"request {request.id!r}: {reason}")
-        longest = self.scheduler.max_model_len - request.prompt_len
+        longest = max(self.scheduler.max_model_len - request.prompt_len, 1)
         group = make_group(
             request,
             tokenizer=self.tokenizer,
@@ -136,6 +155,7 @@ class LLMEngine:
             limit=min(longest, output_len or longest),
         )
         self.scheduler.add(request, self.now, output_len)
+        self.stuck = False
         self._groups[request.id] = group
 
     def abort_request(self, request_id: RequestId) -> RequestOutput:
@@ -172,8 +192,9 @@ class LLMEngine:
         carrying it out fails, the requests of this step end with finish reason "error", and the
         engine goes on serving the others.
         """
-        start = self.now
+        start, self.times = self.now, None
         plan = self.scheduler.plan(start)
+        self.stuck = plan.empty and not (plan.took_memory or plan.rejected)
         planned = self.now
         outputs = [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
         try:
@@ -206,7 +227,8 @@ class LLMEngine:
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[RequestOutput]:
         """End all whose memory this step touched: it may hold anything now."""
-        log.error("step %d failed: %s: %s", plan.number, type(error).__name__, error)
+        self.failure = f"{type(error).__name__}: {error}"
+        log.error("step %d failed: %s", plan.number, self.failure)
         touched = dict.fromkeys(
             [
                 *plan.decodes,

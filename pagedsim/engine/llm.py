@@ -65,6 +65,7 @@ class LLM:
         answers: dict[str, RequestOutput] = {}
         with tqdm(total=len(names), unit="prompt", disable=not use_tqdm) as bar:
             while len(answers) < len(names):
+                self.engine.check_progress()
                 for output in self.engine.step():
                     answers[str(output.request_id)] = output
                     bar.update()

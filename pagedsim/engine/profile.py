@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from kernels import AttentionBatch
 from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.models import LoadedModel
+from pagedsim.engine.rehearsal import rehearse
 
 GIB = 2**30
 HOST_POOL = 1 * GIB
@@ -47,23 +47,10 @@ def fitting_blocks(
     return min(blocks, useful)
 
 
-@torch.inference_mode()
 def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int) -> None:
     """Compute as many tokens as a step may, in as many sequences as may sample."""
     seqs = min(seqs, tokens)
     lengths = [tokens // seqs + (i < tokens % seqs) for i in range(seqs)]
     blocks = -(-max(lengths) // shape.block_size)
-    # All write to the same few blocks: what they hold does not matter, how many tokens run does.
     cache = torch.zeros(blocks, *shape.block, dtype=shape.dtype, device=model.device)
-    batch = AttentionBatch.build(
-        [list(range(blocks))] * seqs,
-        [0] * seqs,
-        lengths,
-        block_size=shape.block_size,
-        device=model.device,
-    )
-    ids = torch.zeros(tokens, dtype=torch.int64, device=model.device)
-    positions = torch.cat([torch.arange(length, device=model.device) for length in lengths])
-    ends = torch.tensor(lengths, device=model.device).cumsum(0) - 1
-    logits = model.forward(ids, positions, batch, cache, ends)
-    torch.softmax(logits, dim=-1).argmax(dim=-1).tolist()  # a sampler's temporaries
+    rehearse(model, cache, shape.block_size, [(0, length) for length in lengths])

@@ -154,7 +154,7 @@ def _source(model: Any) -> Source:
     if isinstance(model, PreTrainedModel):
         return Source(type(model).__name__, model.config, module=model)
     if isinstance(model, PreTrainedConfig):
-        return Source(type(model).__name__, copy.deepcopy(model))
+        return Source(model.name_or_path or type(model).__name__, copy.deepcopy(model))
     if not isinstance(model, str | os.PathLike):
         raise ConfigError(
             f"model={type(model).__name__}: must be a name, a folder, or a transformers model or "

@@ -1,0 +1,118 @@
+"""Serves a workload in real time: requests come when they are due, while the engine steps."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from pagedsim.core import Request, SamplingParams
+from pagedsim.core.source import Job, Source, arrives
+from pagedsim.engine.engine import LLMEngine
+
+NAP = 0.02
+"""Seconds between two looks at whether to stop, while nobody is there."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def drive(
+    engine: LLMEngine,
+    source: Source,
+    *,
+    seed: int = 0,
+    stopping: Callable[[], bool] = lambda: False,
+    stepped: Callable[[LLMEngine], None] = lambda engine: None,
+) -> None:
+    """Serve all that `source` holds; times count from now.
+
+    Each request gets exactly the output length that its workload says: the ends of texts are
+    ignored, and where nobody cares which token comes the most probable one is taken. A prompt that
+    is only a number of tokens gets tokens that follow from `seed`. `stopping` is asked while the
+    engine is idle; once it says yes, this returns. `stepped` is called after every step.
+    """
+    engine.restart_clock()
+    feed = _Feed(source)
+    fill = _Filler(engine.model.vocab_size, seed)
+    while not stopping():
+        for request, output_len in feed.due(engine.now):
+            engine.submit(fill(request), output_len)
+        if engine.has_unfinished_requests() and not engine.stuck:
+            for _ in engine.step():
+                feed.answered(engine.now)
+            stepped(engine)
+        elif (at := feed.at) is None:
+            engine.check_progress()
+            return
+        else:
+            time.sleep(min(max(at - engine.now, 0.0), NAP))
+
+
+class _Feed:
+    """How requests come: at their times, all at once, or from users who wait for answers."""
+
+    def __init__(self, source: Source) -> None:
+        self._jobs = source.requests()
+        self._next: Job | None = next(self._jobs, None)
+        self._mode = source.mode
+        self._think_time = source.think_time
+        self._asking = [0.0] * (source.users or 1)  # a heap: when users ask, in a closed loop
+
+    @property
+    def at(self) -> float | None:
+        """When the next request comes; None if none does, unless somebody is answered."""
+        if self._next is None:
+            return None
+        if self._mode == "closed":
+            return self._asking[0] if self._asking else None
+        return 0.0 if self._mode == "burst" else self._next[0].arrival or 0.0
+
+    def due(self, now: float) -> Iterator[Job]:
+        """Those that have come by now."""
+        while (at := self.at) is not None and at <= now:
+            assert self._next is not None
+            job, self._next = self._next, next(self._jobs, None)
+            if self._mode == "closed":
+                heapq.heappop(self._asking)
+                arrives(job[0], at)
+            elif self._mode == "burst":
+                arrives(job[0], now)
+            yield job
+
+    def answered(self, now: float) -> None:
+        """Somebody has an answer; in a closed loop its user thinks, and asks again."""
+        if self._mode == "closed":
+            heapq.heappush(self._asking, now + self._think_time)
+
+
+class _Filler:
+    """Makes requests of a workload ready for an engine: tokens, and no end but their length."""
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        self._vocab = vocab
+        self._seed = seed
+        self._count = 0
+
+    def __call__(self, request: Request) -> Request:
+        request.params = _endless(request.params)
+        self._count += 1
+        if request.prompt is None:
+            random = np.random.default_rng((self._seed, self._count))
+            tokens = random.integers(0, self._vocab, request.prompt_len)
+        else:
+            tokens = self._in_vocabulary(request.prompt)
+        request.prompt = tokens.tolist()
+        return request
+
+    def _in_vocabulary(self, prompt: object) -> np.ndarray:
+        """Equal tokens stay equal, and different ones are seldom taken for the same."""
+        named = np.array(list(prompt), dtype=np.uint64)  # type: ignore[call-overload]
+        return ((named * _MIX) >> np.uint64(32)) % np.uint64(self._vocab)
+
+
+@lru_cache(maxsize=64)
+def _endless(params: SamplingParams) -> SamplingParams:
+    return replace(params, temperature=0.0, ignore_eos=True)

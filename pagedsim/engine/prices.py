@@ -1,0 +1,78 @@
+"""What a preemption costs on this machine, measured before anybody is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from pagedsim.engine.mover import copy_runs
+from pagedsim.engine.runner import Runner
+
+REPEATS = 3
+LONGEST = 1024
+"""Tokens of the longest prefill that is timed."""
+MOST = 64
+"""Blocks of the largest copy that is timed."""
+
+
+class Line(NamedTuple):
+    """Seconds, linear in a size."""
+
+    base: float
+    each: float
+
+    @classmethod
+    def through(cls, seconds: Callable[[int], float], small: int, large: int) -> Line:
+        """From two measurements; neither part is below 0."""
+        low, high = seconds(small), seconds(large)
+        each = max(high - low, 0.0) / max(large - small, 1)
+        return cls(max(low - each * small, 0.0), each)
+
+    def at(self, size: int) -> float:
+        """The seconds for a size."""
+        return self.base + self.each * size
+
+
+class Measured:
+    """The prices that `preemption=cheapest` compares; without a measurement all is free."""
+
+    def __init__(self) -> None:
+        self.prefill = self.transfer = Line(0.0, 0.0)
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Time to prefill `tokens` tokens."""
+        return self.prefill.at(tokens)
+
+    def swap_seconds(self, blocks: int) -> float:
+        """Time to move `blocks` blocks out and in again."""
+        return 2 * self.transfer.at(blocks)
+
+    def measure(self, runner: Runner, max_tokens: int) -> None:
+        """Time a short and a long prefill, and a small and a large copy, on an empty cache.
+
+        A step computes `max_tokens` at most.
+        """
+        gpu, cpu = runner.cache.gpu, runner.cache.cpu
+        most = min(LONGEST, max_tokens, len(gpu) * runner.cache.shape.block_size)
+        self.prefill = Line.through(lambda n: _timed(lambda: runner.rehearse([(0, n)])), 1, most)
+
+        def copied(blocks: int) -> float:
+            return _timed(lambda: copy_runs(gpu, cpu, [(block, block) for block in range(blocks)]))
+
+        if len(cpu):
+            self.transfer = Line.through(copied, 1, min(MOST, len(gpu), len(cpu)))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """The least of several times, in seconds, until a GPU is done too."""
+    best = float("inf")
+    for _ in range(REPEATS + 1):  # one to warm up
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best
