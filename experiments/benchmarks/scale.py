@@ -34,7 +34,7 @@ LOADS = {
 def serve(case: Case, workload: Workload) -> int:
     """All that a study does with one run, but for its report; returns the number of steps."""
     recorder = run(case, workload)
-    requests, steps = recorder.requests_table(), recorder.steps_table()
+    requests, steps = recorder.requests_table(), recorder.steps()
     hardware, work = replica().hardware, total_work(replica(), steps)
     summary = summarise(
         requests,

@@ -23,22 +23,23 @@ class Numbers:
 
     def __init__(self, types: Mapping[str, type[np.generic]]) -> None:
         self._types = dict(types)
-        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in types}
+        # Each in one piece that grows where it is: many small ones would leave holes behind.
+        self._columns = {name: array(np.dtype(kind).char) for name, kind in types.items()}
         self.rows = array("d")
         self.full = PACKED * len(types)
 
     def pack(self) -> None:
         """Move what waits into the columns."""
         waiting = np.frombuffer(self.rows, dtype=np.float64).reshape(-1, len(self._types))
-        for place, (name, type_) in enumerate(self._types.items()):
-            self._parts[name].append(waiting[:, place].astype(type_))
+        for place, (name, kind) in enumerate(self._types.items()):
+            self._columns[name].frombytes(waiting[:, place].astype(kind).tobytes())
         self.rows = array("d")
 
     def take(self, name: str) -> NDArray[Any]:
         """A whole column, which is let go of here: so a table can be made without a second copy."""
         if len(self.rows):
             self.pack()
-        return np.concatenate((np.empty(0, self._types[name]), *self._parts.pop(name)))
+        return np.frombuffer(self._columns.pop(name), self._types[name])
 
 
 class Words:
@@ -61,13 +62,3 @@ class Words:
             words = pa.array([row[place] for row in self._numbers], pa.string())
             made[name] = pa.DictionaryArray.from_arrays(numbers, words).dictionary_decode()
         return made
-
-
-def column_of(values: NDArray[Any]) -> pa.ChunkedArray:
-    """For a table. Where all values are the same, as those of rare events are, one part of it
-    stands for the others, too."""
-    if len(values) <= PACKED or values.min() != values.max():
-        return pa.chunked_array([values])
-    part = pa.array(values[:PACKED].copy())
-    whole, rest = divmod(len(values), PACKED)
-    return pa.chunked_array([part] * whole + [part[:rest]])

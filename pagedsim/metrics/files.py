@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from pagedsim.metrics.steps import Batches
+
 
 class Records(NamedTuple):
     """What a run folder holds."""
@@ -18,13 +20,15 @@ class Records(NamedTuple):
     summary: dict[str, Any]
 
 
-def write_run(folder: Path, requests: pa.Table, steps: pa.Table, summary: dict[str, Any]) -> None:
+def write_run(folder: Path, requests: pa.Table, steps: Batches, summary: dict[str, Any]) -> None:
     """Write requests.parquet, steps.parquet and summary.json into `folder`, made if need be."""
     from pyarrow import parquet
 
     folder.mkdir(parents=True, exist_ok=True)
     parquet.write_table(requests, folder / "requests.parquet", compression="zstd")
-    parquet.write_table(steps, folder / "steps.parquet", compression="zstd")
+    with parquet.ParquetWriter(folder / "steps.parquet", steps.schema, compression="zstd") as file:
+        for part in steps.to_batches():
+            file.write_batch(part)
     write_json(folder / "summary.json", summary)
 
 

@@ -76,7 +76,8 @@ def weighted_percentiles(values: Floats, weights: Floats, percents: tuple[float,
     if not len(values):
         return np.full(len(percents), np.nan)
     order = np.argsort(values, kind="stable")
-    values, reached = values[order], np.cumsum(weights[order])
+    values, reached = values[order], weights[order]
+    np.cumsum(reached, out=reached)
     rank = np.asarray(percents) / 100 * max(reached[-1] - 1, 0)
     below = np.floor(rank + 1e-9)
     at = np.minimum(np.searchsorted(reached, below + 1e-9, side="right"), len(values) - 1)

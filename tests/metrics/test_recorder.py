@@ -11,7 +11,8 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.metrics.columns import PACKED
-from pagedsim.metrics.recorder import REQUEST_COLUMNS, STEP_COLUMNS, Recorder
+from pagedsim.metrics.recorder import REQUEST_COLUMNS, Recorder
+from pagedsim.metrics.steps import STEP_COLUMNS
 from pagedsim.sim.simulate import simulate
 from tests.sim.harness import Constant, Jobs, run
 
@@ -100,10 +101,24 @@ def test_what_is_packed_away_is_whole() -> None:
     assert sum(steps["prefill_tokens"].to_pylist()) == 4 * requests.num_rows
     assert sum(steps["decode_seqs"].to_pylist()) == 39 * requests.num_rows
     assert set(steps["swap_out"].to_pylist()) == {0}
-    assert recorder.steps_table() is steps
 
 
-def test_a_step_takes_less_than_80_bytes() -> None:
-    """Of a column in which nothing happens only a part is kept."""
-    steps = served(8 * PACKED // 40).steps_table()
-    assert steps.get_total_buffer_size() / steps.num_rows < 80
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_parts_of_any_size_make_the_same_steps(size: int) -> None:
+    """Quiet steps that one row stands for may lie in several parts."""
+    recorder = Recorder()
+    jobs = Jobs([(0.0, 4, 30), (3.5, 6, 9), (50.25, 4, 12)])
+    simulate(scheduler(), jobs, Constant(), recorder)
+    parts = list(recorder.steps().to_batches(size))
+    assert max(part.num_rows for part in parts) == min(size, recorder.steps().num_rows)
+    one_by_one = Recorder()
+    simulate(scheduler(), jobs, Constant(), one_by_one, fast_forward=False)
+    assert pa.Table.from_batches(parts).equals(one_by_one.steps_table())
+
+
+def test_a_column_of_ones_own_stands_beside_the_others() -> None:
+    steps = served(2).steps()
+    steps = steps.append_column("wall", pa.array(range(steps.num_rows)))
+    parts = pa.Table.from_batches(steps.to_batches(7))
+    assert parts["wall"].to_pylist() == parts["step"].to_pylist()
+    assert parts.schema == steps.schema

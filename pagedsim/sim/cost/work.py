@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +12,16 @@ from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.replica import Replica
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pagedsim.metrics.steps import Batches
+
+_SUMMED = (
+    "prefill_tokens",
+    "prefill_context",
+    "prefill_pairs",
+    "sampled_prefills",
+    "decode_seqs",
+    "decode_context",
+)
 
 
 class Work(NamedTuple):
@@ -53,27 +63,25 @@ def step_work(replica: Replica, plan: StepPlan) -> Work:
     )
 
 
-def total_work(replica: Replica, steps: pa.Table) -> Work:
+def total_work(replica: Replica, steps: Batches) -> Work:
     """The work of all recorded steps, from a table like `steps.parquet`."""
     model, gpus = replica.model, replica.tensor_parallel
-    tokens, context, pairs, samples, decodes, decode_context = (
-        steps[name].to_numpy()
-        for name in (
-            "prefill_tokens",
-            "prefill_context",
-            "prefill_pairs",
-            "sampled_prefills",
-            "decode_seqs",
-            "decode_context",
-        )
-    )
-    every = tokens + decodes
-    flop = int(every.sum()) * model.flop_per_token
-    flop += int(samples.sum() + decodes.sum()) * model.flop_per_sample
-    flop += int(pairs.sum()) * model.prefill_pair_flop
-    flop += int(decode_context.sum()) * model.decode_pair_flop
+    samples = pairs = decode_context = read = 0
+    batches: Counter[int] = Counter()  # how often a step had so many tokens
+    for part in steps.to_batches():
+        total = {name: int(part[name].to_numpy().sum()) for name in _SUMMED}
+        samples += total["sampled_prefills"] + total["decode_seqs"]
+        pairs += total["prefill_pairs"]
+        decode_context += total["decode_context"]
+        read += total["prefill_context"] - total["prefill_tokens"]
+        every = part["prefill_tokens"].to_numpy() + part["decode_seqs"].to_numpy()
+        sizes, times = np.unique(every, return_counts=True)
+        batches.update(dict(zip(sizes.tolist(), times.tolist(), strict=True)))
+    flop = sum(size * times for size, times in batches.items()) * model.flop_per_token
+    flop += samples * model.flop_per_sample
+    flop += pairs * model.prefill_pair_flop
+    flop += decode_context * model.decode_pair_flop
     # What is read of the weights depends on a step's tokens alone, and few numbers of them occur.
-    batches = zip(*(found.tolist() for found in np.unique(every, return_counts=True)), strict=True)
-    weights = sum(times * model.read_bytes(size) for size, times in batches if size)
-    read = int(context.sum() - tokens.sum() + decode_context.sum())
+    weights = sum(times * model.read_bytes(size) for size, times in sorted(batches.items()) if size)
+    read += decode_context
     return Work(flop / gpus, weights / gpus + read * replica.kv_bytes_per_token)

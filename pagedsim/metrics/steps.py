@@ -1,0 +1,128 @@
+"""All steps of a run: kept as they were recorded, and unfolded a part at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+# 32 bits hold what is counted in requests, blocks, or tokens of one request or step; not sums over
+# a batch of what each attends to.
+STEP_COLUMNS: Mapping[str, type[np.generic]] = {
+    "start": np.float64,
+    "end": np.float64,
+    "step": np.int32,
+    "prefill_tokens": np.int32,
+    "prefill_context": np.int64,
+    "prefill_attention": np.int64,
+    "prefill_pairs": np.int64,
+    "prefill_requests": np.int32,
+    "sampled_prefills": np.int32,
+    "decode_seqs": np.int32,
+    "decode_context": np.int64,
+    "waiting": np.int32,
+    "running": np.int32,
+    "swapped": np.int32,
+    "used_blocks": np.int32,
+    "preempted": np.int32,
+    "displaced": np.int32,
+    "swap_out": np.int32,
+    "swap_in": np.int32,
+    "rejected": np.int32,
+}
+PART = 1 << 18
+"""Steps that are looked at in one go, since a run may have millions."""
+
+Column = NDArray[Any]
+
+
+class Batches(Protocol):
+    """Steps that can be gone through, any number of times: a `Steps`, or a table of them."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+
+    def to_batches(self) -> Iterable[pa.RecordBatch]:
+        """All rows in order, some at a time."""
+
+
+class Steps:
+    """The steps of one run.
+
+    A run of quiet steps, which differ by one token a sequence, is one row of `rows`, and `first`
+    has the number of its first step. Only `ends` and `used` have a value for every step.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Column],
+        first: NDArray[np.int32],
+        ends: NDArray[np.float64],
+        used: NDArray[np.int32],
+        more: Mapping[str, pa.Array] | None = None,
+    ) -> None:
+        self._rows = rows
+        self._first = first
+        self._ends = ends
+        self._used = used
+        self._more = dict(more or {})
+
+    @property
+    def num_rows(self) -> int:
+        """How many steps there were."""
+        return len(self._ends)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        types = {name: pa.from_numpy_dtype(kind) for name, kind in STEP_COLUMNS.items()}
+        return pa.schema(types | {name: values.type for name, values in self._more.items()})
+
+    def append_column(self, name: str, values: pa.Array) -> Steps:
+        """The same with another column, that has a value for every step."""
+        more = self._more | {name: values}
+        return Steps(self._rows, self._first, self._ends, self._used, more)
+
+    def table(self) -> pa.Table:
+        """All of them at once."""
+        return pa.Table.from_batches(self.to_batches(), self.schema)
+
+    def to_batches(self, max_chunksize: int = PART) -> Iterator[pa.RecordBatch]:
+        """All rows in order, at most so many at a time."""
+        for begin in range(0, self.num_rows, max_chunksize):
+            part = slice(begin, min(begin + max_chunksize, self.num_rows))
+            made = self._unfolded(part)
+            own = [made[name] for name in STEP_COLUMNS]
+            more = [values[part] for values in self._more.values()]
+            yield pa.record_batch([*own, *more], schema=self.schema)
+
+    def _unfolded(self, part: slice) -> dict[str, Column]:
+        """The columns of some steps."""
+        begin, end = part.start, part.stop
+        rows = slice(
+            int(np.searchsorted(self._first, begin, side="right")) - 1,
+            int(np.searchsorted(self._first, end)),
+        )
+        first = self._first[rows]
+        times = np.diff(np.maximum(first, begin), append=end)  # steps in it that each stands for
+        made = {
+            name: np.repeat(values[rows], times)
+            for name, values in self._rows.items()
+            if name != "start"
+        }
+        # Which of the steps of its row each one is.
+        later = np.arange(begin, end, dtype=np.int32) - np.repeat(first, times)
+        made["step"] += later
+        made["decode_context"] += np.multiply(later, made["decode_seqs"], dtype=np.int64)
+        made["end"], made["used_blocks"] = self._ends[part], self._used[part]
+        # A quiet step starts where the one before it ended.
+        made["start"] = np.empty(end - begin)
+        made["start"][1:] = made["end"][:-1]
+        made["start"][0] = self._ends[begin - 1]
+        new = first >= begin
+        made["start"][first[new] - begin] = self._rows["start"][rows][new]
+        return made
