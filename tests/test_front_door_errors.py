@@ -289,7 +289,7 @@ VALUES = {
     "impossible split": (
         f"{SINGLE} tensor_parallel=3",
         "tensor_parallel=3: model=llama-2-7b with 32 heads and 32 key-value heads "
-        "cannot be split so",
+        "cannot be split so; choose from 1, 2, 4, 8",
     ),
     "model too large": (
         f"{SINGLE} model=llama-2-70b hardware=a10",
