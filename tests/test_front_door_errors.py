@@ -105,11 +105,6 @@ COMPOSITION = {
         "workload.where.Model: no such key; there are none below workload.where; "
         "+workload.where.Model=... adds it",
     ),
-    "open mapping as a whole": (
-        f"{TRACE} workload.path=x workload.where={{Model:GPT-4}}",
-        "workload.where.Model: no such key; there are none below workload.where; "
-        "+workload.where.Model=... adds it",
-    ),
     "lengths of another shape": (
         f"{SINGLE} workload.lengths={{shape:fixed,prompt:10}}",
         "workload.lengths.prompt: no such key; choose from shape; "
