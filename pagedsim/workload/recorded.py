@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.workload.arrivals import ClosedLoop, Mode, make_arrivals
+from pagedsim.workload.arrivals import Arrivals, ClosedLoop, make_arrivals
 from pagedsim.workload.labels import Labelled, Labels
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
 from pagedsim.workload.settings import flag, number, whole
@@ -60,48 +60,27 @@ def trace(
     priority; else these, deadlines and predictions are as in `synthetic`. `drop_empty` leaves out
     rows without tokens, `sort` puts rows in order of time. `block_tokens` is Mooncake's block.
     """
-    if not isinstance(where or {}, Mapping):
-        raise ConfigError(f"where={where!r}: must be a mapping of columns to texts")
-    whole("limit", 1 if limit is None else limit, 1)
-    number("window", 1 if window is None else window, above=0)
-    whole("block_tokens", block_tokens, 1)
+    process = _process(arrivals, rate_scale, rate, cv, users, think_time)
     if max_len is not None:
         whole("max_len", max_len, 2, LONGEST)
-    options = Options(
-        {str(key): str(value) for key, value in (where or {}).items()},
-        None if client_column is None else str(client_column),
-        None if priority_column is None else str(priority_column),
-        block_tokens,
-        tokenizer,
-    )
-    part = Slice(number("start", start, low=0), window, limit)
+    options = _options(where, client_column, priority_column, block_tokens, tokenizer)
     table = read_table(
         path,
         format,
         options,
-        part,
+        _slice(start, window, limit),
+        timed=process is None,
         drop_empty=flag("drop_empty", drop_empty),
         sort=flag("sort", sort),
     )
-
     rows = len(table.prompt_len)
     prompt_len, output_len, clipped = clip(table.prompt_len, table.output_len, max_len)
-    mode: Mode = "open"
-    drawn, closed = False, None
-    if arrivals == "trace":
-        for key, value in (("cv", cv), ("users", users), ("think_time", think_time)):
-            if value is not None:
-                raise ConfigError(f"{key}={value}: a trace has its own arrivals: set arrivals=")
-        arrival = _scaled(path, table.arrival, rate_scale, rate)
+    if process is None:
+        arrival = _scaled(path, table, rate_scale, rate)
     else:
-        if rate_scale != 1:
-            raise ConfigError(f"rate_scale={rate_scale}: only with arrivals=trace; set rate=")
-        process = make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
-        mode, drawn = process.mode, process.drawn
         with np.errstate(over="ignore"):
             arrival = process.times(rows, stream(seed, "arrivals"))
         refuse_late(f"rate={rate}", arrival[-1])
-        closed = process if isinstance(process, ClosedLoop) else None
     labels = Labels(priority, client, deadline, prediction_sigma)
     labelled = _from_columns(labels.draw(arrival, output_len, partial(stream, seed)), table)
     return Workload.of(
@@ -114,31 +93,73 @@ def trace(
         predicted_len=labelled.predicted_len,
         deadline=labelled.deadline,
         prompts=_prompts(table, prompt_len, block_tokens),
-        mode=mode,
-        users=closed.users if closed else None,
-        think_time=closed.think_time if closed else 0.0,
-        drawn=drawn or labels.drawn,
+        mode="open" if process is None else process.mode,
+        users=process.users if isinstance(process, ClosedLoop) else None,
+        think_time=process.think_time if isinstance(process, ClosedLoop) else 0.0,
+        drawn=(process is not None and process.drawn) or labels.drawn,
         clipped=clipped,
         dropped=table.dropped,
         notices=(*notice(clipped, rows, max_len), *_dropped(table.dropped)),
     )
 
 
-def _scaled(
-    path: str | None, arrival: Floats | None, rate_scale: float, rate: float | None
-) -> Floats:
+def _process(
+    arrivals: str,
+    rate_scale: float,
+    rate: float | None,
+    cv: float | None,
+    users: int | None,
+    think_time: float | None,
+) -> Arrivals | None:
+    """The process that times are drawn from; None where they are the trace's own."""
     number("rate_scale", rate_scale, above=0)
-    if arrival is None:
-        raise ConfigError(
-            f"{path}: has lengths but no times: set arrivals= (poisson, gamma, fixed, burst, "
-            "closed), and rate= in requests/s"
-        )
+    if arrivals != "trace":
+        if rate_scale != 1:
+            raise ConfigError(f"rate_scale={rate_scale}: only with arrivals=trace; set rate=")
+        return make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
+    for key, value in (("cv", cv), ("users", users), ("think_time", think_time)):
+        if value is not None:
+            raise ConfigError(f"{key}={value}: a trace has its own arrivals: set arrivals=")
+    if rate is not None:
+        number("rate", rate, above=0)
+        if rate_scale != 1:
+            raise ConfigError(f"rate={rate:g} and rate_scale={rate_scale:g}: set one of them")
+    return None
+
+
+def _options(
+    where: Mapping[str, str] | None,
+    client_column: str | None,
+    priority_column: str | None,
+    block_tokens: int,
+    tokenizer: str | Tokenizer | None,
+) -> Options:
+    if not isinstance(where or {}, Mapping):
+        raise ConfigError(f"where={where!r}: must be a mapping of columns to texts")
+    return Options(
+        {str(key): str(value) for key, value in (where or {}).items()},
+        None if client_column is None else str(client_column),
+        None if priority_column is None else str(priority_column),
+        whole("block_tokens", block_tokens, 1),
+        tokenizer,
+    )
+
+
+def _slice(start: float, window: float | None, limit: int | None) -> Slice:
+    return Slice(
+        number("start", start, low=0),
+        None if window is None else number("window", window, above=0),
+        None if limit is None else whole("limit", limit, 1),
+    )
+
+
+def _scaled(path: str | None, table: Table, rate_scale: float, rate: float | None) -> Floats:
+    """The trace's own times, at the rate that is asked for."""
+    arrival = table.arrival
+    assert arrival is not None
     if rate is None:
         refuse_late(f"rate_scale={rate_scale:g}", float(arrival[-1]) / rate_scale)
         return arrival / rate_scale
-    number("rate", rate, above=0)
-    if rate_scale != 1:
-        raise ConfigError(f"rate={rate:g} and rate_scale={rate_scale:g}: set one of them")
     span = float(arrival[-1] - arrival[0])
     if not span:
         raise ConfigError(f"rate={rate:g}: all requests of {path} come at once: set arrivals=")

@@ -215,6 +215,11 @@ def test_sharegpt_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = written(tmp_path, SHAREGPT)
     assert "tokenizer: format sharegpt holds text" in complaint(path, arrivals="burst")
 
+    def counting(text: str) -> int:
+        raise AssertionError("nothing is counted in vain")
+
+    assert "has lengths but no times" in complaint(path, tokenizer=counting)
+
     def missing(name: str) -> Any:
         raise ImportError(name)
 

@@ -54,14 +54,23 @@ def read_table(
     options: Options | None = None,
     part: Slice | None = None,
     *,
+    timed: bool = False,
     drop_empty: bool = False,
     sort: bool = False,
 ) -> Table:
-    """Read a trace; stops reading where the slice ends."""
+    """Read a trace; stops reading where the slice ends.
+
+    `timed` refuses a format without times, before what may be a long time of counting tokens.
+    """
     file = existing(path)
     with readable(file):
         kind, options = format_of(file, format), options or Options()
         refuse_ignored(kind, options)
+        if timed and kind.time is None:
+            raise ConfigError(
+                f"{file}: has lengths but no times: set arrivals= (poisson, gamma, fixed, burst, "
+                "closed), and rate= in requests/s"
+            )
         return _read(file, kind, options, part or Slice(), drop_empty, sort)
 
 
