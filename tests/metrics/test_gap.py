@@ -33,15 +33,29 @@ def test_the_first_gap_runs_from_the_prefill() -> None:
     assert gaps([1.0, 2.0, 4.0], (1.5, 4.0, 3, 0)) == [(0.5, 1.0), (2.0, 1.0)]
 
 
-def test_a_request_that_missed_steps_has_one_long_gap_a_preemption() -> None:
+@pytest.mark.parametrize("start", [0.0, 10.0])
+def test_a_request_that_missed_steps_has_one_long_gap_a_preemption(start: float) -> None:
     # Eight steps of a second, of which it missed three in one pause.
-    ends = [float(t) for t in range(1, 9)]
-    ((short, often), *more) = gaps(ends, (0.0, 8.0, 6, 1))
+    ends = [start + t for t in range(1, 9)]
+    ((short, often), *more) = gaps(ends, (start, start + 8.0, 6, 1))
     assert (short, often) == pytest.approx((1.0, 0.5))
     total = [(short, often), *more]
     assert sum(weight for _, weight in total) == pytest.approx(5)
     assert sum(value * weight for value, weight in total) == pytest.approx(8.0)
     assert total[-1] == pytest.approx((4.0, 1.0))
+
+
+def test_a_request_that_was_held_back_has_a_long_gap_for_each_step_missed() -> None:
+    # Eight steps of a second and five gaps, though nobody took its memory.
+    total = gaps([float(t) for t in range(1, 9)], (0.0, 8.0, 6, 0))
+    assert total[-1] == (2.0, 3.0)
+    assert sum(weight for value, weight in total if value == 1.0) == pytest.approx(2)
+    assert sum(value * weight for value, weight in total) == pytest.approx(8.0)
+
+
+def test_a_token_may_come_after_the_last_decode_step() -> None:
+    # Recomputed, it is sampled by a prefill: four ordinary gaps, and one until then.
+    assert gaps([1.0, 2.0, 3.0, 4.0], (0.0, 6.5, 6, 1)) == [(1.0, 1.0)] * 4 + [(2.5, 1.0)]
 
 
 def test_recomputed_tokens_can_come_without_a_decode_step() -> None:
@@ -50,7 +64,7 @@ def test_recomputed_tokens_can_come_without_a_decode_step() -> None:
 
 def test_a_rebuilt_request_whose_steps_are_all_ordinary_has_no_long_gap() -> None:
     # It lost its memory and came back between two decode steps: as many gaps as steps, all told.
-    assert gaps([1.0, 2.0, 3.0], (0.0, 3.0, 4, 1)) == [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)]
+    assert gaps([6.0, 7.0, 8.0], (5.0, 8.0, 4, 1)) == [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)]
 
 
 def test_fewer_steps_than_ordinary_gaps_leave_no_room_for_a_long_one() -> None:

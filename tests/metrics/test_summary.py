@@ -43,6 +43,11 @@ def test_rates_count_over_the_makespan() -> None:
     assert (clients["a"]["goodput_per_s"], clients["b"]["goodput_per_s"]) == (0.2, 0.0)
 
 
+def test_the_makespan_begins_when_the_first_arrives() -> None:
+    late = requests_of({"arrival": 4.0, "finished": 9.0}, {"arrival": 3.0, "finished": 5.0})
+    assert summarise(late, STEPS, **SIZES)["makespan"] == 6.0
+
+
 @pytest.mark.parametrize(
     ("slo", "met"),
     [
