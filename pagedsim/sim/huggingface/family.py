@@ -26,11 +26,11 @@ def _kv_heads(keys: Keys) -> int:
 def _kv_heads_of_falcon(keys: Keys) -> int:
     if keys.flag("new_decoder_architecture", False):
         return _kv_heads(keys)
-    return _one_or_all(keys, default=True)
+    return _one_or_all(keys)
 
 
-def _one_or_all(keys: Keys, default: bool) -> int:
-    return 1 if keys.flag("multi_query", default) else keys.whole(*HEADS)
+def _one_or_all(keys: Keys) -> int:
+    return 1 if keys.flag("multi_query", True) else keys.whole(*HEADS)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ FAMILIES: Mapping[str, Family] = {
         gated=False,
         widening=4,
         learned_positions=0,
-        kv_heads=lambda keys: _one_or_all(keys, default=True),
+        kv_heads=_one_or_all,
     ),
     "gpt_neox": Family(gated=False),
     "gpt_oss": Family(moe=experts.gpt_oss),
