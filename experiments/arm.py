@@ -15,6 +15,7 @@ from experiments.parts import Parts, build
 from experiments.watched import Stopped, Watched
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.notice import Notice, as_records, notice_of
+from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.study import Run
 from pagedsim.metrics.summary import summarise
 
@@ -74,7 +75,7 @@ def _finish(job: Job, parts: Parts, recorder: Watched, partial: bool = False) ->
     """Make the tables and write them; who is still alive is in them as unfinished."""
     for request in parts.stage.scheduler.requests.values():
         recorder.left(request)
-    requests, steps = recorder.requests_table(), recorder.steps_table()
+    requests, steps = recorder.requests_table(), recorder.steps()
     for name, values in parts.stage.columns().items():
         steps = steps.append_column(name, pa.array(values))
     summary = _summary(parts, requests, steps)
@@ -82,10 +83,10 @@ def _finish(job: Job, parts: Parts, recorder: Watched, partial: bool = False) ->
     if facts := parts.stage.facts():
         summary["machine"] = facts
     write_run(job.folder, requests, steps, summary)
-    return Run(job.arm, job.seed, job.folder, job.config, requests, steps, summary)
+    return Run(job.arm, job.seed, job.folder, job.config, summary)
 
 
-def _summary(parts: Parts, requests: pa.Table, steps: pa.Table) -> Settings:
+def _summary(parts: Parts, requests: pa.Table, steps: Steps) -> Settings:
     scheduler = parts.stage.scheduler
     return summarise(
         requests,

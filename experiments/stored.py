@@ -14,7 +14,7 @@ from typing import Any
 import pagedsim
 from experiments import code
 from experiments.arm import Job
-from pagedsim.metrics.files import read_run
+from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.study import Run
 
 _NAME = "run.json"
@@ -30,10 +30,10 @@ def stored(job: Job, made_of: Recipe) -> Run | None:
     """The run as it was left, if it is complete and made of the same."""
     try:
         same = json.loads((job.folder / _NAME).read_text(encoding="utf-8")) == made_of
-        records = read_run(job.folder) if same else None
+        summary = read_summary(job.folder) if same else None
     except (OSError, ValueError):  # not there, or not whole
         return None
-    return Run(job.arm, job.seed, job.folder, job.config, *records) if records else None
+    return Run(job.arm, job.seed, job.folder, job.config, summary) if summary else None
 
 
 def forget(job: Job) -> None:

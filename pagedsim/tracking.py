@@ -140,7 +140,7 @@ def _log_arm(tracked: Any, runs: Sequence[Run], points: int) -> None:
     tracked.define_metric("time")
     tracked.define_metric("load/*", step_metric="time")
     first = runs[0]
-    edges, series = load_of(first, min(points, max(first.steps.num_rows, 1)))
+    edges, series = load_of(first, min(points, max(first.steps("end").num_rows, 1)))
     columns = {f"load/{name}": values.tolist() for name, values in series.items()}
     seeds = [{"seed": run.seed} | dict(_flat(run.summary)) for run in runs]
     numbers = [name for name, value in seeds[0].items() if _is_number(value)]

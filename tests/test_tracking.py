@@ -113,7 +113,9 @@ def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, list[Path]])
         *history, last = history_of(found)
         assert len(history) == 210
         # Bins as long as a step hold each step's own value.
-        used = [100 * blocks / 10 for blocks in first.steps["used_blocks"].to_pylist()]
+        used = [
+            100 * blocks / 10 for blocks in first.steps("used_blocks")["used_blocks"].to_pylist()
+        ]
         assert [row["load/kv"] for row in history] == pytest.approx(used)
         assert history[-1]["time"] == pytest.approx(21.0)
         table = json.loads((folder / "files" / last["seeds/path"]).read_text())

@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 from pagedsim.metrics.steps import Batches
 
-
-class Records(NamedTuple):
-    """What a run folder holds."""
-
-    requests: pa.Table
-    steps: pa.Table
-    summary: dict[str, Any]
+REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
 
 
 def write_run(folder: Path, requests: pa.Table, steps: Batches, summary: dict[str, Any]) -> None:
@@ -25,20 +19,28 @@ def write_run(folder: Path, requests: pa.Table, steps: Batches, summary: dict[st
     from pyarrow import parquet
 
     folder.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(requests, folder / "requests.parquet", compression="zstd")
-    with parquet.ParquetWriter(folder / "steps.parquet", steps.schema, compression="zstd") as file:
+    parquet.write_table(requests, folder / REQUESTS, compression="zstd")
+    with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
         for part in steps.to_batches():
             file.write_batch(part)
-    write_json(folder / "summary.json", summary)
+    write_json(folder / SUMMARY, summary)
 
 
-def read_run(folder: Path) -> Records:
-    """What `write_run` wrote."""
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run; OSError or ValueError unless all that `write_run` wrote is there."""
     from pyarrow import parquet
 
-    requests = parquet.read_table(folder / "requests.parquet")
-    steps = parquet.read_table(folder / "steps.parquet")
-    return Records(requests, steps, read_json(folder / "summary.json"))
+    for name in (REQUESTS, STEPS):
+        parquet.read_metadata(folder / name)  # stands at the end of a file, so it is whole
+    return read_json(folder / SUMMARY)
+
+
+def read_table(path: Path, *columns: str) -> pa.Table:
+    """One of a run's tables, or some of its columns."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        return file.read(columns or None)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -9,20 +9,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pagedsim.metrics.files import REQUESTS, STEPS, read_table
 from pagedsim.metrics.notice import added_up
 
 
 @dataclass(frozen=True)
 class Run:
-    """One arm under one seed."""
+    """One arm under one seed. Its tables stay in its folder: a study may have many runs."""
 
     arm: str
     seed: int
     folder: Path
     config: dict[str, Any]
-    requests: pa.Table
-    steps: pa.Table
     summary: dict[str, Any]
+
+    def requests(self, *columns: str) -> pa.Table:
+        """One row a request; some columns, or all."""
+        return read_table(self.folder / REQUESTS, *columns)
+
+    def steps(self, *columns: str) -> pa.Table:
+        """One row a step; some columns, or all."""
+        return read_table(self.folder / STEPS, *columns)
 
 
 @dataclass
@@ -77,7 +84,7 @@ class Study:
             return []
         finished: dict[int, list[pa.ChunkedArray]] = {}
         for run in self.runs:
-            states = run.requests["state"].cast(pa.string())  # of no rows it has no type
+            states = run.requests("state")["state"].cast(pa.string())  # of no rows it has no type
             finished.setdefault(run.seed, []).append(pc.equal(states, "finished"))
         if all(one.equals(arms[0]) for arms in finished.values() for one in arms):
             return []

@@ -35,6 +35,13 @@ Curves = dict[str, NDArray[np.float64]]
 _NAMES = ("ttft", "tpot", "e2e")
 _SHARES = np.linspace(0, 1, 241)
 _MOST_CLIENTS = 4
+_COLUMNS = (
+    *("client", "state", "output_tokens"),
+    "arrival",
+    "scheduled",
+    "first_token",
+    "finished",
+)
 
 
 def draw_latency(study: Study) -> Figure:
@@ -85,7 +92,7 @@ def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
 def _curves(study: Study, name: str, groups: list[str | None]) -> dict[str | None, Curves]:
     curves: dict[str | None, Curves] = {group: {} for group in groups}
     for arm in study.arms:
-        requests = pa.concat_tables([run.requests for run in study.of(arm)])
+        requests = pa.concat_tables([run.requests(*_COLUMNS) for run in study.of(arm)])
         values = request_latencies(requests)[name]
         for group in groups:
             some = values

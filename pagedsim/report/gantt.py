@@ -90,7 +90,7 @@ def busiest(run: Run, count: int) -> NDArray[np.int64]:
 
 def _panel(axes: Axes, study: Study, run: Run, rows: NDArray[np.int64], first: bool) -> None:
     columns = {name: values[rows] for name, values in _columns(run).items()}
-    clients = np.asarray(run.requests["client"].take(rows).to_pylist(), dtype=object)
+    clients = np.asarray(run.requests("client")["client"].take(rows).to_pylist(), dtype=object)
     names = [*study.clients, *sorted(set(clients) - set(study.clients))]
     names = [name for name in names if name in clients]
     group = np.asarray([names.index(client) for client in clients])
@@ -99,7 +99,7 @@ def _panel(axes: Axes, study: Study, run: Run, rows: NDArray[np.int64], first: b
     rejected = _rejected(run)[rows][order]
     gap = 1.5  # rows of space between clients
     y = np.arange(len(rows)) + gap * group[order]
-    last = float(np.asarray(run.steps["end"].to_numpy()).max(initial=0.0))
+    last = float(np.asarray(run.steps("end")["end"].to_numpy()).max(initial=0.0))
     stages = ("arrival", "scheduled", "first_token", "finished")
     times = [np.where(np.isnan(columns[s]), last, columns[s]) for s in stages]
     times[1] = np.minimum(times[1], times[2])
@@ -135,10 +135,11 @@ def _bars(
 
 
 def _rejected(run: Run) -> NDArray[np.bool_]:
-    states = run.requests["state"].cast(pa.string())  # of no rows it has no type
+    states = run.requests("state")["state"].cast(pa.string())  # of no rows it has no type
     return np.asarray(pc.equal(states, "rejected"), dtype=np.bool_)
 
 
 def _columns(run: Run) -> dict[str, NDArray[Any]]:
     names = ("arrival", "scheduled", "first_token", "finished", "preemptions")
-    return {name: np.asarray(run.requests[name].to_numpy()) for name in names}
+    requests = run.requests(*names)
+    return {name: np.asarray(requests[name].to_numpy()) for name in names}

@@ -54,10 +54,10 @@ def load_of(run: Run, bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray
 
     Between steps nobody is served, and nothing counts.
     """
-    steps = run.steps
+    names = ("start", "end", "waiting", "swapped", "running", "used_blocks")
+    steps = run.steps(*names)
     start, end, waiting, swapped, running, used = (
-        np.asarray(steps[name].to_numpy())
-        for name in ("start", "end", "waiting", "swapped", "running", "used_blocks")
+        np.asarray(steps[name].to_numpy()) for name in names
     )
     edges = np.linspace(0, float(end[-1]) if len(end) else 1.0, bins + 1)
     total = value_of(run.summary, "total_blocks")

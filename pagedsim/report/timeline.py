@@ -22,6 +22,12 @@ STEPS = 6000
 COUNTS = 2000
 ARMS = 4
 
+_STEP = (
+    *("step", "start", "end", "prefill_tokens", "prefill_requests", "decode_seqs", "waiting"),
+    *("used_blocks", "preempted", "swap_out", "swap_in"),
+)
+"""What is shown of a step."""
+
 Events = Iterator[dict[str, Any]]
 
 
@@ -37,8 +43,8 @@ def write_timeline(
     for i, arm in enumerate(shown):
         run = study.of(arm)[0]
         for what, rows, most in (
-            ("requests", run.requests.num_rows, requests),
-            ("steps", run.steps.num_rows, steps),
+            ("requests", run.requests("arrival").num_rows, requests),
+            ("steps", run.steps("end").num_rows, steps),
         ):
             if rows > most:
                 notes.append(f"{arm}: the first {most:,} of {rows:,} {what} are shown")
@@ -55,7 +61,7 @@ def write_timeline(
 def _server(run: Run, process: int, most: int) -> Events:
     yield from _process(process, f"{run.arm}: server")
     yield from _track(process, 1, "steps")
-    table = run.steps.slice(0, most)
+    table = run.steps(*_STEP).slice(0, most)
     begin = _micros(table["start"])
     length = np.round(_micros(table["end"]) - begin, 3)
     names = ("step", "prefill_tokens", "decode_seqs", "swap_out", "swap_in")
@@ -96,8 +102,8 @@ def _counters(run: Run, process: int, table: pa.Table) -> Events:
 
 def _requests(run: Run, process: int, most: int) -> Events:
     yield from _process(process, f"{run.arm}: requests")
-    table = run.requests.slice(0, most)
-    end = float(np.asarray(run.steps["end"].to_numpy()).max(initial=0.0))
+    table = run.requests().slice(0, most)
+    end = float(np.asarray(run.steps("end")["end"].to_numpy()).max(initial=0.0))
     stages = [
         _micros(table[name], end).tolist()
         for name in ("arrival", "scheduled", "first_token", "finished")

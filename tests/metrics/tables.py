@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pagedsim.metrics.files import write_run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.study import Run, Study
 from pagedsim.metrics.summary import Slo, summarise
@@ -120,9 +121,15 @@ def run_of(
             for i in range(210)
         )
     )
-    requests = requests_of(*rows)
+    run = Run(arm, seed, folder / arm / str(seed), config or {}, {})
+    return with_tables(run, requests_of(*rows), steps)
+
+
+def with_tables(run: Run, requests: pa.Table, steps: pa.Table) -> Run:
+    """The same run, had it come out so."""
     summary = summarise(requests, steps, **SIZES, slo=Slo(ttft=1.0))
-    return Run(arm, seed, folder / arm / str(seed), config or {}, requests, steps, summary)
+    write_run(run.folder, requests, steps, summary)
+    return replace(run, summary=summary)
 
 
 def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urgent")) -> Study:
@@ -153,9 +160,8 @@ def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urg
 
 def with_rejected(run: Run, count: int) -> Run:
     """The same, but for its last `count` requests, which were rejected as they came."""
-    rows = run.requests.to_pylist()
+    rows = run.requests().to_pylist()
     for row in rows[-count:]:
         row |= {"state": "rejected", "scheduled": NAN, "first_token": NAN}
         row |= {"finished": row["arrival"], "reason": "too long"}
-    requests = requests_of(*rows)
-    return replace(run, requests=requests, summary=summarise(requests, run.steps, **SIZES))
+    return with_tables(run, requests_of(*rows), run.steps())

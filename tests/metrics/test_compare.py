@@ -12,13 +12,13 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.compare import _ratio, compare, estimate, student_t
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.study import Run, Study
-from tests.metrics.tables import REQUESTS, STEPS, study_of
+from tests.metrics.tables import study_of
 
 
 def study(values: dict[str, list[float]], key: str = "ttft_mean", **more: Any) -> Study:
     folder = Path()
     runs = [
-        Run(arm, seed, folder, {}, REQUESTS, STEPS, {key: value, "finished": 2})
+        Run(arm, seed, folder, {}, {key: value, "finished": 2})
         for arm, series in values.items()
         for seed, value in enumerate(series)
     ]

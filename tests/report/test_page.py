@@ -13,12 +13,11 @@ from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.compare import compare, estimate, values_of
-from pagedsim.metrics.summary import summarise
 from pagedsim.report import html
 from pagedsim.report.plots import draw
 from pagedsim.report.style import DARK, looks
 from pagedsim.report.table import sections
-from tests.metrics.tables import NAN, SIZES, requests_of, steps_of, study_of
+from tests.metrics.tables import NAN, requests_of, steps_of, study_of, with_tables
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -199,11 +198,9 @@ def test_every_kind_of_study_is_drawn(
 @pytest.mark.parametrize("swept", [None, "workload.rate"])
 def test_runs_without_results_are_drawn(swept: str | None, tmp_path: Path) -> None:
     study = study_of(tmp_path, seeds=1)
-    summary = summarise(requests_of(), steps_of(), **SIZES)
-    empty = replace(study.runs[0], requests=requests_of(), steps=steps_of(), summary=summary)
+    empty = with_tables(study.runs[0], requests_of(), steps_of())
     rejected = requests_of({"state": "rejected", "first_token": NAN, "scheduled": NAN})
-    summary = summarise(rejected, steps_of(), **SIZES)
-    none = replace(study.runs[1], requests=rejected, steps=steps_of(), summary=summary)
+    none = with_tables(study.runs[1], rejected, steps_of())
     study.runs, study.swept = [empty, none], swept
     Reader(report.write(study).read_text(encoding="utf-8"))
     report.show(study, Console(file=io.StringIO()))

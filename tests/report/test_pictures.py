@@ -20,7 +20,7 @@ from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load, load_of
 from pagedsim.report.plots import _for_page, draw
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks
-from tests.metrics.tables import study_of, with_rejected
+from tests.metrics.tables import study_of, with_rejected, with_tables
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ def test_latency_curves_rise_to_all_requests(tmp_path: Path) -> None:
         times, shares = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
         assert to_hex(line.get_color()) == look[arm].colour
         assert (np.diff(times) >= 0).all() and (shares[0], shares[-1]) == (0, 1)
-        runs = [run.requests for run in study.of(arm)]
+        runs = [run.requests() for run in study.of(arm)]
         waits = np.concatenate(
             [np.subtract(run["first_token"].to_numpy(), run["arrival"].to_numpy()) for run in runs]
         )
@@ -154,8 +154,8 @@ def test_a_request_s_bars_are_its_stages(tmp_path: Path) -> None:
     study = study_of(tmp_path, seeds=1)
     study.clients = ()
     for arm, axes in zip(study.arms, draw_gantt(study).axes, strict=True):
-        table = study.of(arm)[0].requests.sort_by(
-            [("client", "ascending"), ("arrival", "ascending")]
+        table = (
+            study.of(arm)[0].requests().sort_by([("client", "ascending"), ("arrival", "ascending")])
         )
         stages = ("arrival", "scheduled", "first_token", "finished")
         times = [table[name].to_numpy() for name in stages]
@@ -184,6 +184,7 @@ def test_arms_with_other_numbers_of_requests_are_drawn(tmp_path: Path) -> None:
     study = study_of(tmp_path, seeds=1, arms=("long", "short"))
     short = study.runs[1]
     config = {**short.config, "workload": {"requests": 10}}
-    study.runs[1] = replace(short, requests=short.requests.slice(0, 10), config=config)
+    short = with_tables(short, short.requests().slice(0, 10), short.steps())
+    study.runs[1] = replace(short, config=config)
     one, other = draw_gantt(study).axes
     assert (len(bars(one, DECODE)), len(bars(other, DECODE))) == (40, 10)

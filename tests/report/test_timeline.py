@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from pagedsim.metrics.study import Run, Study
-from pagedsim.metrics.summary import summarise
 from pagedsim.report.timeline import write_timeline
-from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of, study_of
+from tests.metrics.tables import NAN, REQUESTS, STEPS, requests_of, steps_of, study_of, with_tables
 
 
 def written(study: Study, **caps: int) -> list[dict[str, Any]]:
@@ -19,7 +18,7 @@ def written(study: Study, **caps: int) -> list[dict[str, Any]]:
 
 
 def of(requests: Any, steps: Any, folder: Path) -> Study:
-    run = Run("fcfs", 0, folder, {}, requests, steps, summarise(requests, steps, **SIZES))
+    run = with_tables(Run("fcfs", 0, folder, {}, {}), requests, steps)
     return Study("s", "t", "q", folder, "c", [run])
 
 
