@@ -45,7 +45,14 @@ def test_rates_count_over_the_makespan() -> None:
 
 def test_the_makespan_begins_when_the_first_arrives() -> None:
     late = requests_of({"arrival": 4.0, "finished": 9.0}, {"arrival": 3.0, "finished": 5.0})
-    assert summarise(late, STEPS, **SIZES)["makespan"] == 6.0
+    summary = summarise(late, STEPS, **SIZES)
+    assert (summary["makespan"], summary["in_system_mean"]) == (6.0, (5 + 2) / 6)
+
+
+def test_two_tokens_have_one_gap() -> None:
+    steps = steps_of({"end": 1.0}, {"end": 3.5, "decode_seqs": 1})
+    summary = summarise(requests_of({"finished": 3.5, "output_tokens": 2}), steps, **SIZES)
+    assert summary["tpot_mean"] == summary["itl_mean"] == summary["itl_p99"] == 2.5
 
 
 @pytest.mark.parametrize(
