@@ -62,6 +62,21 @@ def test_activations_are_what_the_widest_layer_and_the_sampler_hold() -> None:
     assert activation_bytes(model("llama-3.1-8b"), 1, 2048, 256) == expected
     halved = 2048 * (2 * 4096 + 3 * 14336 / 2) * 2 + 256 * 128256 * 16
     assert activation_bytes(model("llama-3.1-8b"), 2, 2048, 256) == halved
+    # All experts of a token; and where the MLP is slim: queries, what they find, keys and values.
+    expected = 2048 * (2 * 4096 + 3 * 2 * 14336) * 2
+    assert activation_bytes(model("mixtral-8x7b"), 1, 2048, 0) == expected
+    slim = replace(model("llama-3.1-8b"), intermediate=64)
+    assert activation_bytes(slim, 1, 2048, 0) == 2048 * (2 * 4096 + (64 + 16) * 128) * 2
+    plain = replace(model("opt-13b"), head_dim=1)
+    assert activation_bytes(plain, 1, 2048, 0) == 2048 * (2 * 5120 + 2 * 20480) * 2
+
+
+def test_the_least_that_a_server_can_do_is_asked_for() -> None:
+    where = replica("tiny", "a10")
+    assert capacity(where, max_batched_tokens=1, max_seqs=1).blocks > 0
+    for name in ("max_batched_tokens", "max_seqs"):
+        with pytest.raises(ConfigError, match=f"{name}=0: must be at least 1"):
+            capacity(where, **{name: 0})
 
 
 def test_a_model_too_large_says_what_it_needs_and_what_would_do() -> None:
