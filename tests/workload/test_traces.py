@@ -43,6 +43,11 @@ def test_azure_counts_from_its_first_row(tmp_path: Path, text: str, gaps: list[f
     assert made.arrival[0] == 0.0
 
 
+def test_azure_times_of_any_year(tmp_path: Path) -> None:
+    made = trace(path=written(tmp_path, AZURE_2023.replace("2023-", "1999-")))
+    assert made.arrival.tolist() == pytest.approx([0, 4.314579, 4.541877], abs=1e-6)
+
+
 def test_azure_times_of_mixed_zones(tmp_path: Path) -> None:
     text = AZURE_2024.replace("00:00:02.759930+00:00", "02:00:02.759930+02:00")
     assert trace(path=written(tmp_path, text)).arrival[-1] == pytest.approx(2.75)
@@ -149,6 +154,10 @@ def test_a_slice_is_read_on_for_where_rows_before_it_are_many(tmp_path: Path) ->
     rows_ = "".join(f"{i}.0,5,{i % 7 + 1}\n" for i in range(70_000))
     path = written(tmp_path, PLAIN.splitlines()[0] + "\n" + rows_)
     found = [(0.0, 5, 69_000 % 7 + 1), (1.0, 5, 69_001 % 7 + 1)]
+    assert rows(trace(path=path, start=69_000, limit=2)) == found
+    assert rows(trace(path=path, start=69_000, window=2)) == found
+    dated = "".join(f"{1_000_000 + i},5,{i % 7 + 1}\n" for i in range(70_000))
+    path = written(tmp_path, "Timestamp,Request tokens,Response tokens\n" + dated)
     assert rows(trace(path=path, start=69_000, limit=2)) == found
     assert rows(trace(path=path, start=69_000, window=2)) == found
 
