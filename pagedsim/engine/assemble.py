@@ -13,7 +13,8 @@ from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.prices import Measured
-from pagedsim.engine.profile import GIB, fitting_blocks
+from pagedsim.engine.profile import fitting_blocks
+from pagedsim.engine.room import GIB, in_memory, require_host
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
 
@@ -33,13 +34,14 @@ class Parts:
 def assemble(arguments: Arguments) -> Parts:
     """Load the model, find out how much fits beside it, and build the scheduler over that."""
     device = device_of(arguments.device)
-    model = load_model(
-        arguments.model,
-        dtype=arguments.dtype,
-        device=device,
-        load_format=arguments.load_format,
-        seed=arguments.seed,
-    )
+    with in_memory("no room for the weights", device, "take a smaller model or dtype"):
+        model = load_model(
+            arguments.model,
+            dtype=arguments.dtype,
+            device=device,
+            load_format=arguments.load_format,
+            seed=arguments.seed,
+        )
     longest = arguments.max_model_len or model.max_model_len
     if longest > model.max_model_len:
         raise ConfigError(
@@ -77,20 +79,23 @@ def _with_memory(
     batching = make_batching(arguments.batching)
     seqs = arguments.max_num_seqs
     tokens = arguments.max_num_batched_tokens or batching.default_tokens(longest, seqs)
-    blocks = arguments.num_gpu_blocks or fitting_blocks(
-        model,
-        shape,
-        max_model_len=longest,
-        max_seqs=seqs,
-        max_batched_tokens=tokens,
-        utilization=arguments.gpu_memory_utilization,
-    )
+    knobs = f"lower max_num_batched_tokens={tokens} or max_num_seqs={seqs}"
+    with in_memory("no room for the activations of the largest step", model.device, knobs):
+        blocks = arguments.num_gpu_blocks or fitting_blocks(
+            model,
+            shape,
+            max_model_len=longest,
+            max_seqs=seqs,
+            max_batched_tokens=tokens,
+            utilization=arguments.gpu_memory_utilization,
+        )
     if arguments.max_model_len is None:  # then as long as the memory holds
         longest = min(longest, blocks * shape.block_size)
     cpu_blocks = arguments.num_cpu_blocks
     if cpu_blocks is None:
         cpu_blocks = int(arguments.swap_space * GIB // shape.block_bytes)
     cpu_blocks = cpu_blocks if preemption.swaps else 0
+    _require_room(shape, blocks, cpu_blocks, model.device)
     scheduler = Scheduler(
         memory=make_memory(
             arguments.memory,
@@ -108,15 +113,28 @@ def _with_memory(
     return scheduler, _allocated(shape, blocks, cpu_blocks, model.device)
 
 
-def _allocated(shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device) -> Cache:
-    try:
-        return Cache(shape, blocks, cpu_blocks, device)
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        needs = f"{blocks} blocks on the GPU and {cpu_blocks} on the host"
+def _require_room(shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device) -> None:
+    """Raise ConfigError for pools that cannot be, before anything as large is made for them."""
+    size, knobs = f"of {shape.block_bytes / 2**20:.3g} MiB", "lower num_cpu_blocks or swap_space"
+    host = cpu_blocks * shape.block_bytes
+    if device.type != "cuda":
+        what = f"{blocks} blocks, and {cpu_blocks} for who is swapped out, {size}"
+        host += blocks * shape.block_bytes
+        require_host(what, host, f"lower num_gpu_blocks, or {knobs}")
+        return
+    require_host(f"{cpu_blocks} blocks for who is swapped out, {size},", host, knobs)
+    total = torch.cuda.get_device_properties(device).total_memory
+    if blocks * shape.block_bytes > total:
         raise ConfigError(
-            f"out of memory: {needs} of {shape.block_bytes / 2**20:.2f} MiB each do not fit; lower "
-            "num_gpu_blocks, gpu_memory_utilization, num_cpu_blocks or swap_space"
-        ) from error
+            f"num_gpu_blocks={blocks}: blocks {size} take {blocks * shape.block_bytes / GIB:.1f} "
+            f"GiB, and the GPU has {total / GIB:.1f} GiB"
+        )
+
+
+def _allocated(shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device) -> Cache:
+    knobs = "lower num_gpu_blocks or gpu_memory_utilization"
+    with in_memory(f"no room for {blocks} blocks", device, knobs):
+        return Cache(shape, blocks, cpu_blocks, device)
 
 
 def device_of(name: str) -> torch.device:

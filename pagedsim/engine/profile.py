@@ -8,8 +8,8 @@ from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.rehearsal import rehearse
+from pagedsim.engine.room import GIB
 
-GIB = 2**30
 HOST_POOL = 1 * GIB
 """The most that the cache takes by default where there is no GPU."""
 

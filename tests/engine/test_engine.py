@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from pagedsim.core import ConfigError, RequestError, SamplingParams, StepPlan
+from pagedsim.engine import assemble
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.output import RequestOutput
@@ -154,3 +156,74 @@ def test_settings_that_cannot_work(settings: dict[str, Any], line: str) -> None:
 def test_a_gpu_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="device=cuda: torch finds no GPU here; choose device="):
         engine(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"num_gpu_blocks": 10**9},
+            r"out of memory: 1000000000 blocks, and 0 for who is swapped out, of 0.000977 MiB take "
+            r"953.7 GiB, and the host has [\d.]+ GiB left; lower num_gpu_blocks, or lower num_cpu",
+        ),
+        (
+            {"preemption": "swap", "swap_space": 1e6},
+            r"out of memory: 64 blocks, and \d+ for who is .* take 1000000.0 GiB, .* or swap_space",
+        ),
+    ],
+)
+def test_more_memory_than_there_is(settings: dict[str, Any], line: str) -> None:
+    """Told before it is taken: the system would kill the process."""
+    with pytest.raises(ConfigError, match=line):
+        engine(**settings)
+
+
+def test_weights_and_steps_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **settings: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(assemble, "fitting_blocks", full)
+        with pytest.raises(ConfigError, match=r"activations of the largest step on.*; lower"):
+            engine(num_gpu_blocks=None)
+    monkeypatch.setattr(assemble, "load_model", full)
+    with pytest.raises(ConfigError, match="out of memory: no room for the weights on the host"):
+        engine()
+
+
+@pytest.mark.parametrize("width", [2, 3, 6])
+def test_samples_share_the_prompt_s_blocks(width: int) -> None:
+    """Figure 15 of the PagedAttention paper counts blocks saved, of those without sharing."""
+    prompt, block = 18, 4
+    server = engine()
+    params = SamplingParams(n=width, seed=1, max_tokens=9, ignore_eos=True)
+    server.add_request("a", list(range(3, 3 + prompt)), params)
+    for saved, unshared in sharing(server):
+        length = server.scheduler.requests["a"].num_tokens - 1
+        assert unshared == width * -(-length // block)
+        assert saved == (width - 1) * (prompt // block)
+
+
+def test_beams_share_more_than_samples() -> None:
+    """Beams have parents in common, so that what they generated is shared as well."""
+    shares = []
+    for beams in (False, True):
+        server = engine()
+        params = SamplingParams(n=4, seed=1, max_tokens=30, ignore_eos=True, beam_search=beams)
+        server.add_request("a", list(range(3, 13)), params)
+        steps = list(sharing(server))
+        shares.append(sum(saved for saved, _ in steps) / sum(unshared for _, unshared in steps))
+    assert shares[1] > shares[0] > 0
+
+
+def sharing(server: LLMEngine) -> Iterator[tuple[int, int]]:
+    """Blocks saved by sharing and blocks without it, after each step but the first and the last."""
+    request = server.scheduler.requests["a"]
+    server.step()
+    while server.has_unfinished_requests():
+        server.step()
+        if request.alive:
+            unshared = sum(map(len, request.tables))
+            distinct = len({block for table in request.tables for block in table})
+            assert server.scheduler.memory.used == distinct
+            yield unshared - distinct, unshared
