@@ -9,7 +9,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.huggingface.family import FAMILIES
-from pagedsim.sim.model import ModelShape
+from pagedsim.sim.model import ModelShape, MoE
 from tests.sim.configs import PUBLISHED
 from tests.sim.shapes import model
 
@@ -137,6 +137,37 @@ def test_layers_without_experts_are_counted() -> None:
     assert ModelShape.from_hf(maverick | {"moe_layers": [1, 3, 5]}).moe_layers == 3
     deepseek = ModelShape.from_hf(PUBLISHED["deepseek-v2"][1] | {"moe_layer_freq": 2})
     assert deepseek.moe_layers == 29  # 2, 4, and so on: the first layer never has any
+    third = ModelShape.from_hf(qwen | {"decoder_sparse_step": 3, "mlp_only_layers": [2, 3]})
+    assert third.moe_layers == 16 - 1  # of 2, 5, and so on
+
+
+@pytest.mark.parametrize("zero", [{}, {"value": 0}, {"value": None}], ids=["no", "0", "null"])
+def test_what_is_not_said_of_experts_is_none(zero: dict[str, Any]) -> None:
+    def without(name: str, *keys: str) -> MoE:
+        config = {k: v for k, v in PUBLISHED[name][1].items() if k not in keys}
+        if zero:
+            config |= dict.fromkeys(keys, zero["value"])
+        moe = ModelShape.from_hf(config).moe
+        assert moe is not None
+        return moe
+
+    qwen = without("qwen1.5-moe-a2.7b", "shared_expert_intermediate_size")
+    assert (qwen.shared_experts, qwen.dense_layers) == (0, 0)
+    glm = without("glm-4.5-air", "n_shared_experts", "first_k_dense_replace")
+    assert (glm.shared_experts, glm.dense_layers) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("qwen3-30b-a3b", "decoder_sparse_step"),
+        ("deepseek-v2", "moe_layer_freq"),
+        ("llama-4-scout-text", "interleave_moe_layer_step"),
+    ],
+)
+def test_unless_said_otherwise_every_layer_has_experts(name: str, key: str) -> None:
+    config = {k: v for k, v in PUBLISHED[name][1].items() if k != key}
+    assert ModelShape.from_hf(config) == ModelShape.from_hf(PUBLISHED[name][1])
 
 
 def test_of_a_model_that_sees_the_text_part_counts(tmp_path: Path) -> None:
