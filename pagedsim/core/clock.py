@@ -65,7 +65,7 @@ class Clock:
     @property
     def widest(self) -> int:
         """The most sequences that any rider has, and at least 1."""
-        return max(self.wide, default=1)
+        return max(self.wide) if self.wide else 1
 
     def board(self, request: Request) -> None:
         """From now on `request` gains a token with each tick."""

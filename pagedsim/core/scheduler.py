@@ -308,7 +308,8 @@ class Scheduler:
 
         If not, the plan is merely committed, and another is to be planned as usual.
         """
-        self._refuse_stale(plan)
+        if plan is not self._pending:
+            self._refuse_stale(plan)
         self.now = now
         self.clock.tick += 1
         if not self.grow(plan, self.batching.slack(self)):
@@ -380,9 +381,11 @@ class Scheduler:
         """
         clock, memory = self.clock, self.memory
         forked = clock.width > clock.riders
-        if not memory.grow(clock.due(), spare, plan.copies, forked):
+        due = clock.due()
+        if not memory.grow(due, spare, plan.copies, forked):
             return False
-        clock.attended(memory.stride(forked))
+        if due:
+            clock.attended(memory.stride(forked))
         return True
 
     def extend(self, plan: StepPlan, request: Request) -> None:

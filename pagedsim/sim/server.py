@@ -86,6 +86,7 @@ class Server:
         while True:
             if not scheduler.unfinished or stuck:
                 if not self.expecting:
+                    yield from self._catch_up(now)
                     break
                 self._wake = environment.event()
                 yield self._wake
@@ -102,7 +103,10 @@ class Server:
                 for rejection in plan.rejected:
                     self._leave(rejection.request)
             if scheduler.in_flight(plan):
-                for request in scheduler.commit(plan, now):
+                ended = scheduler.commit(plan, now)
+                if ended and self.done:
+                    yield from self._catch_up(now)
+                for request in ended:
                     self._leave(request)
         if scheduler.unfinished:
             raise PagedsimError(
@@ -113,8 +117,8 @@ class Server:
     def _carry_out(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Let a step's time pass, and that of the quiet steps after it; returns the last one's end.
 
-        If the last was committed on the way, because another like it could not follow, it is no
-        longer in flight.
+        The environment stays behind where nothing else happens until then. If the last step was
+        committed on the way, because another like it could not follow, it is no longer in flight.
         """
         environment, scheduler = self.environment, self.scheduler
         if plan.swap_out or plan.swap_in:
@@ -126,8 +130,8 @@ class Server:
         else:
             end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
         self.recorder.step(plan, now, end, scheduler)
+        until = environment.peek()  # nothing happens before
         if self.fast_forward and (quiet := scheduler.quiet(plan)):
-            until = environment.peek()  # nothing happens before
             seconds, again = self.cost.decode_seconds, self.recorder.again
             memory, sequences = scheduler.memory, plan.decode_count
             while quiet and end < until:
@@ -136,7 +140,7 @@ class Server:
                 quiet -= 1
                 end += seconds(sequences, plan.decode_context)
                 again(end, memory.used)
-        if end > environment.now:
+        if now < end >= until:
             yield environment.at(end, NORMAL)
         return end
 

@@ -141,8 +141,9 @@ class PagedMemory(Memory):
         count = len(due)
         if count + spare > self.free:
             return False
-        for request, block in zip(due, self._take(count), strict=True):
-            request.tables[0].append(block)
+        if count:
+            for request, block in zip(due, self._take(count), strict=True):
+                request.tables[0].append(block)
         return True
 
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
