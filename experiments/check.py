@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.arm import Job
 from experiments.compare import Compare
 from experiments.failure import Failure, failure_of
-from experiments.parts import build
+from experiments.parts import backend_of, build
 from pagedsim.complaint import choices
 from pagedsim.config import Config, Server, Slo
 from pagedsim.core import ConfigError
@@ -70,6 +70,16 @@ def check_arms(plan: Compare, jobs: Sequence[Job]) -> dict[str, Failure]:
             failures[failure.reason] = failure
             arms.setdefault(failure.reason, []).append(job.arm)
     return {_whose(plan, arms[why]): failure for why, failure in failures.items()}
+
+
+def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
+    """How many processes may run them; None for as many as there are cores."""
+    alone = any(backend_of(job.config).alone for job in jobs if not job.again)
+    if alone and (wanted or 1) > 1:
+        raise ConfigError(
+            f"jobs={wanted}: must be 1 with backend=engine, whose runs would slow each other down"
+        )
+    return 1 if alone else wanted
 
 
 def _whose(plan: Compare, arms: Sequence[str]) -> str:

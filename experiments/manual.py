@@ -15,6 +15,8 @@ import pagedsim
 
 WIDTH = 96
 _INDENT = 18
+_BY_BACKEND = "for-"
+"""Begins the name of an option that stands for another, which depends on the backend."""
 
 GROUPS = {
     "experiment": "what is studied: which arms, under which workload",
@@ -26,7 +28,8 @@ GROUPS = {
     "hardware": "on what, each from its data sheet",
     "cost": "how long a step takes",
     "workload": "who asks what, and when",
-    "backend": "what carries the steps out",
+    "backend": "what carries the steps out: simulated time, or a real engine",
+    "scale": "how much of the study is run: backend=engine takes a part, unless scale=full",
     "tracking": "Weights & Biases",
 }
 """The groups in the order of the page, and what each decides."""
@@ -35,7 +38,7 @@ SETTINGS = {
     "The study": (
         ("seeds", "runs of each arm, each with other requests (the same for every arm)"),
         ("seed", "the first of these seeds; the same seed gives the same bytes"),
-        ("jobs", "processes; null: as many as there are cores"),
+        ("jobs", "processes; null: as many as there are cores, one for backend=engine"),
         ("report", "whether to draw plots and write report.html"),
         ("slo.ttft", "seconds; with any slo.* the table has goodput (also slo.tpot, slo.e2e)"),
     ),
@@ -72,6 +75,14 @@ EXAMPLES = (
         "two arms of your own",
         "experiment=compare workload.rate=6 \\\n"
         """    'study.arms={v0: ["batching=prefill_first"], v1: ["batching=unified"]}'""",
+    ),
+    (
+        "the same study on the real engine, with a tiny model on a CPU (needs the engine extra)",
+        "experiment=fcfs_vs_priority backend=engine",
+    ),
+    (
+        "and all of it on a GPU, with random weights of a model's shape, or with a real model",
+        "backend=engine scale=full model=llama-3.1-8b",
     ),
     (
         "latency against rate, in one report",
@@ -114,7 +125,7 @@ def _lines() -> Iterator[str]:
         "batches them, memory runs out, somebody is preempted. Arms of a study see the same "
         "requests, unless they set workload.*, under several seeds; the end is a table, a report "
         "and plots that say by how much one arm beats another, and how surely. No GPU, no account "
-        "and no network needed.",
+        "and no network needed. With backend=engine the same study is served in real time.",
         WIDTH,
     )
     yield from ("", "USAGE", "  python -m pagedsim [group=option] [key=value] ...")
@@ -181,7 +192,11 @@ def _conf() -> Traversable:
 
 def _options(group: str) -> list[Traversable]:
     folder = _conf() / group
-    return [path for path in folder.iterdir() if path.name.endswith(".yaml")]
+    return [
+        path
+        for path in folder.iterdir()
+        if path.name.endswith(".yaml") and not path.name.startswith(_BY_BACKEND)
+    ]
 
 
 def _defaults() -> dict[str, str]:
@@ -190,7 +205,9 @@ def _defaults() -> dict[str, str]:
     chosen: dict[str, str] = {}
     for entry in base.defaults:
         if OmegaConf.is_dict(entry):
-            chosen |= {str(group): str(option) for group, option in entry.items()}
+            chosen |= {str(key): str(option) for key, option in entry.items_ex(resolve=False)}
+    by_backend = _conf() / "model" / f"{_BY_BACKEND}{chosen['backend']}.yaml"
+    chosen["model"] = OmegaConf.create(by_backend.read_text(encoding="utf-8")).defaults[0]
     return chosen
 
 

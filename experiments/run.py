@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.check import check_arms, check_base
+from experiments.check import check_arms, check_base, processes_of
 from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.folder import claimed, keep_configuration
@@ -54,10 +54,11 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
     plan = make("study", OmegaConf.to_container(config.study, resolve=True), Compare)
     overrides = list(hydra.overrides.task)
     jobs = jobs_of(plan, overrides, folder)
+    processes = processes_of(config.jobs, jobs)
     if refused := check_arms(plan, jobs):
         raise _complaint(refused)
     keep_configuration(config, folder)
-    runs = run_study(jobs, config.jobs)
+    runs = run_study(jobs, processes)
     name = str(hydra.runtime.choices.get("experiment") or "study")
     study = study_of(plan, runs, folder, name, overrides)
     if runs.kept and not quiet:

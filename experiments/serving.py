@@ -116,7 +116,7 @@ class Engine(Backend):
             **_limits(config["server"]),
             **_memory(config["memory"], self.cache_tokens),
         }
-        with said_of("backend", {"load_format": None}):
+        with said_of("backend", {"load_format": None}), said_of("memory", {"kv_layout": None}):
             return Serving(Arguments(**settings), name, seed, self.threads)
 
     def _model(self, config: Settings) -> tuple[Any, str]:
@@ -164,8 +164,6 @@ def _memory(memory: Settings, tokens: int | None) -> Settings:
     kind = memory.get("kind", "paged")
     if kind not in ("paged", "prefix"):
         raise ConfigError(f"memory.kind={kind}: backend=engine has paged and prefix")
-    if memory.get("kv_layout", "block") != "block":
-        raise ConfigError(f"memory.kv_layout={memory['kv_layout']}: backend=engine has block")
     block_size, blocks = memory.get("block_size", 16), memory.get("blocks")
     with said_of("memory", memory):
         require_whole("block_size", block_size, 1)
@@ -178,6 +176,7 @@ def _memory(memory: Settings, tokens: int | None) -> Settings:
         "num_cpu_blocks": memory.get("cpu_blocks"),
         "gpu_memory_utilization": memory.get("gpu_memory_utilization", 0.9),
         "swap_space": memory.get("swap_space_gib", 4.0),
+        "kv_layout": memory.get("kv_layout", "block"),
     }
 
 

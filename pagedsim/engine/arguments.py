@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DEVICES = ("auto", "cuda", "cpu")
 LOAD_FORMATS = ("auto", "dummy")
 MEMORIES = ("paged", "prefix")
+LAYOUTS = ("block", "layer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Arguments:
     """GiB of host memory for blocks that are swapped out."""
     num_cpu_blocks: int | None = None
     """Blocks for these, instead of `swap_space`."""
+    kv_layout: str = "block"
+    """What one copy to the host moves: a block of all layers, or (layer) keys or values of one."""
 
     policy: str | Policy = "fcfs"
     preemption: str | Preemption | Callable[[Measured], Preemption] = "recompute"
@@ -66,6 +69,7 @@ class Arguments:
             ("device", self.device, DEVICES),
             ("load_format", self.load_format, LOAD_FORMATS),
             ("memory", self.memory, MEMORIES),
+            ("kv_layout", self.kv_layout, LAYOUTS),
         ):
             if value not in known:
                 raise unknown(name, str(value), known)

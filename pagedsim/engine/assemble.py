@@ -54,7 +54,7 @@ def assemble(arguments: Arguments) -> Parts:
     preemption = _preemption(arguments.preemption, prices)
     scheduler, cache = _with_memory(arguments, model, shape, longest, preemption)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
-    runner = Runner(model, cache)
+    runner = Runner(model, cache, arguments.kv_layout)
     runner.warm_up(scheduler.max_batched_tokens)
     if arguments.preemption == "cheapest" or callable(arguments.preemption):
         prices.measure(runner, scheduler.max_batched_tokens)

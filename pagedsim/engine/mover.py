@@ -12,6 +12,7 @@ been read (b, c), and nothing is attended to before it has come (d).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import torch
@@ -25,8 +26,10 @@ from pagedsim.engine.cache import Cache
 class Mover:
     """Carries out the moves of a plan, in the order of its fields."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, layout: str = "block") -> None:
+        """`layout`: what one copy over the bus moves, as `LAYOUTS` has it."""
         self.cache = cache
+        self.copy = LAYOUTS[layout]
         device = cache.gpu.device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -47,12 +50,12 @@ class Mover:
 
     def _over_the_bus(self, source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:
         if self.stream is None:
-            copy_runs(source, target, pairs)
+            self.copy(source, target, pairs)
             return
         here = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
-            copy_runs(source, target, pairs)
+            self.copy(source, target, pairs)
         here.wait_stream(self.stream)
 
 
@@ -61,6 +64,24 @@ def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:
     for begin, end in runs(pairs):
         (origin, place), count = pairs[begin], end - begin
         target[place : place + count].copy_(source[origin : origin + count], non_blocking=True)
+
+
+def copy_pieces(source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:
+    """Copy blocks, the keys and the values of each layer by themselves.
+
+    So many copies does it take where every layer has pools of its own, as in vLLM.
+    """
+    for origin, place in pairs:
+        for piece, room in zip(
+            source[origin].flatten(0, 1), target[place].flatten(0, 1), strict=True
+        ):
+            room.copy_(piece, non_blocking=True)
+
+
+LAYOUTS: Mapping[str, Callable[[torch.Tensor, torch.Tensor, Pairs], None]] = {
+    "block": copy_runs,
+    "layer": copy_pieces,
+}
 
 
 def runs(pairs: Pairs) -> list[tuple[int, int]]:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from pagedsim.engine.mover import copy_runs
 from pagedsim.engine.runner import Runner
 
 REPEATS = 3
@@ -55,12 +54,12 @@ class Measured:
 
         A step computes `max_tokens` at most.
         """
-        gpu, cpu = runner.cache.gpu, runner.cache.cpu
+        gpu, cpu, copy = runner.cache.gpu, runner.cache.cpu, runner.mover.copy
         most = min(LONGEST, max_tokens, len(gpu) * runner.cache.shape.block_size)
         self.prefill = Line.through(lambda n: _timed(lambda: runner.rehearse([(0, n)])), 1, most)
 
         def copied(blocks: int) -> float:
-            return _timed(lambda: copy_runs(gpu, cpu, [(block, block) for block in range(blocks)]))
+            return _timed(lambda: copy(gpu, cpu, [(block, block) for block in range(blocks)]))
 
         if len(cpu):
             self.transfer = Line.through(copied, 1, min(MOST, len(gpu), len(cpu)))

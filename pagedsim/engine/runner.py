@@ -18,10 +18,10 @@ from pagedsim.engine.rehearsal import rehearse
 class Runner:
     """One model and its cache."""
 
-    def __init__(self, model: LoadedModel, cache: Cache) -> None:
+    def __init__(self, model: LoadedModel, cache: Cache, layout: str = "block") -> None:
         self.model = model
         self.cache = cache
-        self.mover = Mover(cache)
+        self.mover = Mover(cache, layout)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[Request, int]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torch
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine.cache import Cache, CacheShape
-from pagedsim.engine.mover import Mover, copy_runs, runs
+from pagedsim.engine.mover import Mover, copy_pieces, copy_runs, runs
 
 SHAPE = CacheShape(layers=2, block_size=4, kv_heads=1, head_dim=3, dtype=torch.float32)
 BLOCKS, CPU_BLOCKS = 12, 9
@@ -106,17 +106,21 @@ def test_what_goes_out_comes_back_thousands_of_times(batching: str, memory: str)
     assert swapped > 5000
 
 
-def test_neighbours_move_together() -> None:
+@pytest.mark.parametrize("copy", [copy_runs, copy_pieces])
+def test_pairs_move_and_nothing_else(copy: Callable[..., None]) -> None:
     rng = random.Random(5)
     for _ in range(200):
         count = rng.randint(1, 10)
         pairs = list(zip(rng.sample(range(12), count), rng.sample(range(12), count), strict=True))
         pairs.sort(key=lambda pair: pair[rng.randint(0, 1)])
-        source, target = torch.rand(12, 3), torch.zeros(12, 3)
-        copy_runs(source, target, pairs)
+        source, target = torch.rand(12, *SHAPE.block), torch.zeros(12, *SHAPE.block)
+        copy(source, target, pairs)
         for origin, place in pairs:
             assert torch.equal(target[place], source[origin])
         untouched = set(range(12)) - {place for _, place in pairs}
         assert not target[sorted(untouched)].any()
+
+
+def test_neighbours_move_together() -> None:
     assert runs([(0, 5), (1, 6), (2, 7)]) == [(0, 3)]
     assert runs([(0, 5), (1, 7), (2, 6)]) == [(0, 1), (1, 2), (2, 3)]

@@ -182,7 +182,7 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
     ("overrides", "line"),
     [
         (("memory=reserved_max",), "memory.kind=reserved_max: backend=engine has paged and prefix"),
-        (("memory.kv_layout=layer",), "memory.kv_layout=layer: backend=engine has block"),
+        (("memory.kv_layout=row",), "memory.kv_layout=row: unknown; choose from block, layer"),
         (("tensor_parallel=2",), "tensor_parallel=2: backend=engine runs on one GPU"),
         (("backend.limit=0",), "backend.limit=0: must be at least 1"),
         (("backend.load_format=dumy",), "backend.load_format=dumy: unknown; choose from"),
