@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -39,6 +40,7 @@ class Case:
     fast_forward: bool = True
 
 
+@cache
 def replica() -> Replica:
     """Llama-2-7B on an A100 with 80 GB, blocks of 16 tokens."""
     folder = Path(conf.__file__).parent
