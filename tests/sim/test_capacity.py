@@ -1,5 +1,6 @@
 """What fits on a replica's GPUs, and what is said where it does not."""
 
+import re
 from dataclasses import replace
 from math import inf, nan
 
@@ -7,7 +8,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
-from pagedsim.sim.hardware import GIB
+from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.replica import Replica
 from tests.sim.shapes import hardware, model, replica
 
@@ -64,7 +65,11 @@ def test_activations_are_what_the_widest_layer_and_the_sampler_hold() -> None:
     assert activation_bytes(model("llama-3.1-8b"), 2, 2048, 256) == halved
     # All experts of a token; and where the MLP is slim: queries, what they find, keys and values.
     expected = 2048 * (2 * 4096 + 3 * 2 * 14336) * 2
-    assert activation_bytes(model("mixtral-8x7b"), 1, 2048, 0) == expected
+    mixtral = model("mixtral-8x7b")
+    assert activation_bytes(mixtral, 1, 2048, 0) == expected
+    assert mixtral.moe is not None
+    shared = replace(mixtral, moe=replace(mixtral.moe, shared_experts=1))
+    assert activation_bytes(shared, 1, 2048, 0) == 2048 * (2 * 4096 + 3 * 3 * 14336) * 2
     slim = replace(model("llama-3.1-8b"), intermediate=64)
     assert activation_bytes(slim, 1, 2048, 0) == 2048 * (2 * 4096 + (64 + 16) * 128) * 2
     plain = replace(model("opt-13b"), head_dim=1)
@@ -103,6 +108,36 @@ def test_a_block_too_large_is_not_the_models_fault() -> None:
 def test_a_model_too_large_for_a_whole_node_asks_for_larger_gpus() -> None:
     with pytest.raises(ConfigError, match="no tensor_parallel up to 8 fits; with 8 it takes GPUs "):
         capacity(replica("deepseek-v3", "a10"))
+
+
+@pytest.mark.parametrize("utilization", [0.5, 0.9])
+@pytest.mark.parametrize(
+    ("name", "gpu"), [("llama-2-70b", "a100-40gb"), ("opt-66b", "a10"), ("deepseek-v3", "h100")]
+)
+def test_what_is_advised_works_and_less_does_not(name: str, gpu: str, utilization: float) -> None:
+    card = hardware(gpu)
+
+    def fits(tensor_parallel: int, card: Hardware) -> bool:
+        try:
+            capacity(
+                Replica(model(name), card, tensor_parallel=tensor_parallel),
+                gpu_memory_utilization=utilization,
+            )
+        except ConfigError:
+            return False
+        return True
+
+    with pytest.raises(ConfigError) as caught:
+        capacity(replica(name, gpu), gpu_memory_utilization=utilization)
+    if enough := re.search(r"smallest tensor_parallel that fits is (\d+)", str(caught.value)):
+        gpus = int(enough[1])
+        assert next(n for n in (1, 2, 4, 8) if fits(n, card)) == gpus
+    else:
+        found = re.search(r"up to 8 fits; with 8 it takes GPUs of (\d+) GiB", str(caught.value))
+        assert found
+        assert not any(fits(n, card) for n in (1, 2, 4, 8))
+        assert fits(8, replace(card, memory_gib=int(found[1])))
+        assert not fits(8, replace(card, memory_gib=int(found[1]) - 1))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Fitted, Roofline, Sample
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, fit, leave_one_out
-from pagedsim.sim.cost.nnls import nnls
+from pagedsim.sim.cost.nnls import Matrix, nnls
 from tests.sim.shapes import plan, replica, shipped
 
 DISTSERVE = {
@@ -163,11 +163,15 @@ def test_leave_one_out_is_that_of_fitting_again_without_each() -> None:
     random = np.random.default_rng(3)
     a = random.uniform(0.5, 2.0, (12, 3))
     b = a @ [1.0, 2.0, 3.0] + random.normal(0, 0.1, 12)
+    assert leave_one_out(a, b, nnls(a, b)) == pytest.approx(error_of_refits(a, b))
+
+
+def error_of_refits(a: Matrix, b: Matrix) -> float:
     errors = []
-    for i in range(12):
-        others = np.arange(12) != i
+    for i in range(len(a)):
+        others = np.arange(len(a)) != i
         errors.append(abs(b[i] - a[i] @ nnls(a[others], b[others])))
-    assert leave_one_out(a, b, nnls(a, b)) == pytest.approx(np.mean(errors))
+    return float(np.mean(errors))
 
 
 def test_a_step_that_alone_decides_a_coefficient_is_predicted_without_it() -> None:
@@ -177,6 +181,10 @@ def test_a_step_that_alone_decides_a_coefficient_is_predicted_without_it() -> No
     found = fit([*small, large], KINDS["decode"])
     assert found.coefficients["decode_count"] == pytest.approx(9 / 255)
     assert found.error > 0.05  # predicted from the small ones it is off by most of its time
+    rows = [[1.0, row.decode_count, row.decode_context] for row in (*small, large)]
+    seconds = np.array([row.seconds for row in (*small, large)])
+    refits = error_of_refits(np.array(rows) / seconds[:, None], np.ones(10))
+    assert found.error == pytest.approx(refits)
 
 
 @pytest.mark.parametrize("name", FEATURES[1:])
