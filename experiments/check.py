@@ -45,8 +45,20 @@ def check_base(config: DictConfig) -> None:
         raise ConfigError(f"{key}: must be given: {key}=...")
     if not OmegaConf.is_dict(config.tracking):
         raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
+    _refuse_unused_model(config)
     _refuse_added(config)
     check_mode(config.tracking.mode)
+
+
+def _refuse_unused_model(config: DictConfig) -> None:
+    """Raise ConfigError for a model= that was typed where the backend serves one of its own."""
+    own = OmegaConf.select(config, "backend.model", throw_on_resolution_failure=False)
+    for override in HydraConfig.get().overrides.task:
+        if own is not None and override.startswith("model="):
+            raise ConfigError(
+                f"{override}: is not what backend.model={own} serves; scale=full serves it with "
+                "all of the study, backend.model=null with the part that fits a CPU"
+            )
 
 
 def check_arms(plan: Compare, jobs: Sequence[Job]) -> dict[str, Failure]:

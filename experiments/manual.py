@@ -15,8 +15,6 @@ import pagedsim
 
 WIDTH = 96
 _INDENT = 18
-_BY_BACKEND = "for-"
-"""Begins the name of an option that stands for another, which depends on the backend."""
 
 GROUPS = {
     "experiment": "what is studied: which arms, under which workload",
@@ -192,11 +190,7 @@ def _conf() -> Traversable:
 
 def _options(group: str) -> list[Traversable]:
     folder = _conf() / group
-    return [
-        path
-        for path in folder.iterdir()
-        if path.name.endswith(".yaml") and not path.name.startswith(_BY_BACKEND)
-    ]
+    return [path for path in folder.iterdir() if path.name.endswith(".yaml")]
 
 
 def _defaults() -> dict[str, str]:
@@ -206,8 +200,6 @@ def _defaults() -> dict[str, str]:
     for entry in base.defaults:
         if OmegaConf.is_dict(entry):
             chosen |= {str(key): str(option) for key, option in entry.items_ex(resolve=False)}
-    by_backend = _conf() / "model" / f"{_BY_BACKEND}{chosen['backend']}.yaml"
-    chosen["model"] = OmegaConf.create(by_backend.read_text(encoding="utf-8")).defaults[0]
     return chosen
 
 

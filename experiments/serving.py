@@ -22,7 +22,7 @@ from experiments.objects import make, said_of, takes
 from experiments.progress import on_terminal
 from experiments.watched import Stopped, Watched
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
-from pagedsim.core.errors import require_whole
+from pagedsim.core.errors import require, require_whole
 from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
 
@@ -47,6 +47,7 @@ class Engine(Backend):
     cache_tokens: int | None = None
     limit: int | None = None
     shrink: int = 1
+    hurry: float = 1.0
 
     alone = True
 
@@ -54,26 +55,28 @@ class Engine(Backend):
         for name in ("threads", "cache_tokens", "limit", "shrink"):
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value, 1)
+        require("hurry", self.hurry, 1)
 
     def workload(self, settings: Settings, seed: int) -> Workload:
         whole = super().workload(self._limited(settings), seed)
-        if self.shrink == 1:
-            return whole
-        if whole.prompts is not None:
+        if self.shrink > 1 and whole.prompts is not None:
             raise ConfigError(
                 f"backend.shrink={self.shrink}: must be 1 where prompts have contents, such as "
                 "prefixes that requests share"
             )
+        told = [f"prompts and answers are {self.shrink} times shorter"] * (self.shrink > 1)
+        told += [f"arrivals come {self.hurry:g} times sooner"] * (self.hurry > 1)
+        if not told:
+            return whole
+        waits = whole.deadline - whole.arrival
         return replace(
             whole,
+            arrival=whole.arrival / self.hurry,
+            deadline=whole.arrival / self.hurry + waits,
             prompt_len=np.maximum(whole.prompt_len // self.shrink, 1),
             output_len=np.maximum(whole.output_len // self.shrink, 1),
             predicted_len=whole.predicted_len / self.shrink,
-            notices=(
-                *whole.notices,
-                f"prompts and answers are {self.shrink} times shorter than the workload says "
-                f"(backend.shrink={self.shrink})",
-            ),
+            notices=(*whole.notices, f"{' and '.join(told)} than the workload says"),
         )
 
     def _limited(self, settings: Settings) -> Settings:
@@ -229,10 +232,11 @@ class Serving(Stage):
         return self._facts
 
     def notices(self) -> list[str]:
+        told = [f"the engine served {self.name}"]
         if not self._failures:
-            return []
+            return told
         what = f"{len(self._failures)} steps failed and ended their requests"
-        return [f"{what}; the first: {self._failures[0]}"]
+        return [*told, f"{what}; the first: {self._failures[0]}"]
 
 
 def _facts(engine: LLMEngine, name: str) -> Settings:

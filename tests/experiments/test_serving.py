@@ -26,7 +26,13 @@ from pagedsim.metrics.study import Run
 pytest.importorskip("torch")
 
 QUICK = (
-    *("backend=engine", "workload.rate=100", "backend.limit=8", "backend.shrink=16"),
+    *(
+        "backend=engine",
+        "workload.rate=100",
+        "backend.limit=8",
+        "backend.shrink=16",
+        "backend.hurry=1",
+    ),
     *("memory.block_size=4", "memory.blocks=64", "server.max_model_len=160"),
 )
 
@@ -86,6 +92,15 @@ def test_the_engine_serves_what_the_simulator_would(tmp_path: Path) -> None:
     assert workload.prompt_len.tolist() == np.maximum(first, 1).tolist()
 
 
+def test_arrivals_hurry_and_deadlines_stay_as_far(tmp_path: Path) -> None:
+    plain, quick = (
+        build(configured("workload.deadline=5", f"backend.hurry={hurry}"), seed=0).workload
+        for hurry in (1, 4)
+    )
+    assert quick.arrival.tolist() == (plain.arrival / 4).tolist()
+    assert np.allclose(quick.deadline - quick.arrival, plain.deadline - plain.arrival)
+
+
 SIMULATED = {"_target_": "experiments.simulated.Simulated"}
 
 
@@ -134,7 +149,14 @@ def test_every_axis(batching: str, preemption: str, tmp_path: Path) -> None:
 
 
 def test_a_model_by_its_shape_gets_random_weights(tmp_path: Path) -> None:
-    shape = ("model.name=mini", "model.layers=1", "model.hidden=64", "model.head_dim=8")
+    shape = (
+        "backend.model=null",
+        "model=tiny",
+        "model.name=mini",
+        "model.layers=1",
+        "model.hidden=64",
+        "model.head_dim=8",
+    )
     served = run(tmp_path, *shape, "backend.dtype=float32")
     assert served.summary["machine"]["model"] == "mini, random weights"
     assert set(served.requests["state"].to_pylist()) == {"finished"}
@@ -188,7 +210,10 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
         (("backend.load_format=dumy",), "backend.load_format=dumy: unknown; choose from"),
         (("memory.block_size=many",), "memory.block_size='many': must be a whole number"),
         (("+workload.prefixes.tokens=10",), "backend.shrink=16: must be 1 where prompts have"),
-        (("model=deepseek-v3",), "model=deepseek-v3: no model with random weights has its shape"),
+        (
+            ("backend.model=null", "model=deepseek-v3"),
+            "model=deepseek-v3: no model with random weights has its shape",
+        ),
         (("backend.model=./nowhere",), "model=./nowhere: no such folder"),
     ],
 )
@@ -210,6 +235,6 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
 
 def test_stages_are_cheap_until_they_run() -> None:
     """A study builds every arm before anything runs; no model is loaded for that."""
-    stage = build(configured("model=opt-175b", "backend.dtype=bfloat16"), seed=0).stage
+    stage = build(configured("model=opt-175b", "scale=full"), seed=0).stage
     assert isinstance(stage, Serving)
     assert not hasattr(stage, "scheduler")
