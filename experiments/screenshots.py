@@ -57,7 +57,7 @@ def draw_page(report: Path, path: Path, browser: str) -> None:
             "--no-sandbox",
             "--disable-gpu",
             "--hide-scrollbars",
-            "--window-size=1100,2600",
+            "--window-size=1100,2640",
             f"--screenshot={path}",
             report.as_uri(),
         ],

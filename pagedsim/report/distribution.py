@@ -47,7 +47,7 @@ _COLUMNS = (
 def draw_latency(study: Study) -> Figure:
     """A row of panels a client, a panel each for TTFT, TPOT and E2E; seeds together."""
     groups = groups_of(study)
-    groups = groups[1:] if 1 < len(groups) <= _MOST_CLIENTS + 1 else [None]
+    groups = groups[:-1] if 1 < len(groups) <= _MOST_CLIENTS + 1 else [None]  # without all together
     look = looks(study.arms, bool(study.swept))
     figure = new_figure(0.75 + 2.0 * len(groups))
     panels = figure.subplots(len(groups), len(_NAMES), squeeze=False, sharey=True, sharex="col")

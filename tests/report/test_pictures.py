@@ -103,6 +103,11 @@ def test_long_names_stay_in_the_picture(count: int, tmp_path: Path) -> None:
         assert all(a.x1 < b.x0 for a, b in level)
 
 
+def test_each_client_has_its_latencies(tmp_path: Path) -> None:
+    titles = [axes.get_title(loc="left") for axes in draw_latency(study_of(tmp_path, 1)).axes]
+    assert [title for title in titles if "TTFT" in title] == ["TTFT, chat", "TTFT, batch"]
+
+
 def test_latency_curves_rise_to_all_requests(tmp_path: Path) -> None:
     study = study_of(tmp_path, seeds=2)
     study.clients = ()
