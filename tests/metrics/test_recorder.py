@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -114,6 +115,18 @@ def test_parts_of_any_size_make_the_same_steps(size: int) -> None:
     one_by_one = Recorder()
     simulate(scheduler(), jobs, Constant(), one_by_one, fast_forward=False)
     assert pa.Table.from_batches(parts).equals(one_by_one.steps_table())
+
+
+def test_parts_are_made_one_at_a_time() -> None:
+    """A run's steps may be more than there is room for, unfolded."""
+    steps = served(4 * PACKED // 40).steps()
+    whole = steps.table().nbytes
+    tracemalloc.start()
+    for part in steps.to_batches(PACKED // 16):
+        assert part.nbytes < whole / 60
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < whole / 10
 
 
 def test_a_column_of_ones_own_stands_beside_the_others() -> None:
