@@ -33,7 +33,8 @@ class IntegrityError(PagedsimError, AssertionError):
 
 def require(name: str, value: float, low: float, high: float | None = None) -> None:
     """Raise ConfigError unless `low <= value` (and `<= high`, where given)."""
-    if value < low or (high is not None and value > high):
+    # So that NaN, which is neither, is refused.
+    if not low <= value or (high is not None and not value <= high):
         allowed = f"at least {low}" if high is None else f"between {low} and {high}"
         raise ConfigError(f"{name}={value}: must be {allowed}")
 

@@ -1,5 +1,6 @@
 """What goes wrong says so in one line, and changes nothing."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from pagedsim.core import (
     Static,
     Unified,
 )
+from pagedsim.core.errors import require
 from policies.preemption import Swap
 from policies.priority import Priority
 from tests.core.drive import Server, Tokens
@@ -549,3 +551,14 @@ def test_names_are_for_build_and_objects_for_the_core() -> None:
     )
     assert isinstance(by_name.policy, Priority)
     assert isinstance(by_name.batching, Unified)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, -math.inf])
+def test_a_number_out_of_its_range(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"^share={value}: must be between 0 and 1$"):
+        require("share", value, 0, 1)
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 1])
+def test_a_number_within_its_range(value: float) -> None:
+    require("share", value, 0, 1)

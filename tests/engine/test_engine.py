@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +41,19 @@ def test_answers_come_in_the_order_of_the_prompts() -> None:
     assert [len(answer.outputs[0].token_ids) for answer in answers] == [9, 2, 5]
     assert [answer.outputs[0].finish_reason for answer in answers] == ["length"] * 3
     assert llm.generate([5, 6, 7], params[0], use_tqdm=False)[0].outputs == answers[0].outputs
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from pagedsim.core import SamplingParams\n"
+        "from pagedsim.engine.llm import LLM\n"
+        "llm = LLM('tiny', device='cpu', num_gpu_blocks=64, max_model_len=64)\n"
+        "answer, = llm.generate('Once', SamplingParams(max_tokens=3, ignore_eos=True))\n"
+        "print(len(answer.outputs[0].token_ids))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert child.stdout == "3\n", child.stderr
 
 
 def test_several_sequences_and_their_shared_blocks() -> None:

@@ -17,11 +17,7 @@ from pagedsim.sim.replica import Replica
 CONF = Path(__file__).resolve().parents[2] / "conf"
 SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
 # Neither what any config.json says, nor another by a second name.
-MODELS = sorted(
-    path.stem
-    for path in (CONF / "model").glob("*.yaml")
-    if path.stem != "hf" and not path.stem.startswith("for-")
-)
+MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
 HARDWARE = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
 
 
