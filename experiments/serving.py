@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pagedsim.engine.arguments import Arguments
     from pagedsim.engine.engine import LLMEngine
 
-TIMES = ("plan", "launch", "sample", "commit")
+TIMES = ("feed", "plan", "launch", "sample", "commit")
 """Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
 
 

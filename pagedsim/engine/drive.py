@@ -31,24 +31,30 @@ def drive(
 
     Each request gets exactly the output length that its workload says: the ends of texts are
     ignored, and where nobody cares which token comes the most probable one is taken. A prompt that
-    is only a number of tokens gets tokens that follow from `seed`. `stopping` is asked while the
-    engine is idle; once it says yes, this returns. `stepped` is called after every step.
+    is only a number of tokens gets tokens that follow from `seed`.
+
+    Time passes as in a simulation: a step begins where the last one ended, or, after a pause, when
+    the next request comes; who comes during a step is looked at after it. `stopping` is asked while
+    the engine is idle; once it says yes, this returns. `stepped` is called after every step.
     """
     engine.restart_clock()
     feed = _Feed(source)
     fill = _Filler(engine.model.vocab_size, seed)
     while not stopping():
-        for request, output_len in feed.due(engine.now):
-            engine.submit(fill(request), output_len)
-        if engine.has_unfinished_requests() and not engine.stuck:
-            for _ in engine.step():
-                feed.answered(engine.now)
-            stepped(engine)
-        elif (at := feed.at) is None:
+        busy = engine.has_unfinished_requests() and not engine.stuck
+        begin = engine.end if busy else feed.at
+        if begin is None:
             engine.check_progress()
             return
-        else:
-            time.sleep(min(max(at - engine.now, 0.0), NAP))
+        begin = max(begin, engine.end)
+        if (wait := begin - engine.now) > 0:
+            time.sleep(min(wait, NAP))
+            continue
+        for request, output_len in feed.due(begin):
+            engine.submit(fill(request), output_len, now=request.arrival)
+        for _ in engine.step(since=begin):
+            feed.answered(engine.end)
+        stepped(engine)
 
 
 class _Feed:

@@ -40,6 +40,8 @@ class Observer(Protocol):
 class StepTimes(NamedTuple):
     """Where the last step's time went, in seconds."""
 
+    feed: float
+    """From when the step counts to when it was planned."""
     plan: float
     launch: float
     """Inputs, moves and kernel launches; on a CPU the computation itself."""
@@ -79,6 +81,8 @@ class LLMEngine:
         self.prices = parts.prices
         self.times: StepTimes | None = None
         """Of the last step; None before the first, and after one that failed."""
+        self.end = 0.0
+        """Of the last step."""
         self.failure = ""
         """Why the last step failed that did."""
         self.stuck = False
@@ -96,7 +100,7 @@ class LLMEngine:
 
     def restart_clock(self) -> None:
         """Count times from now."""
-        self._epoch = self._clock()
+        self._epoch, self.end = self._clock(), 0.0
 
     def check_progress(self) -> None:
         """Raise PagedsimError if requests are left that nothing can be done for."""
@@ -136,12 +140,17 @@ class LLMEngine:
             self._streamed.add(request_id)
 
     def submit(
-        self, request: Request, output_len: int | None = None, *, text: str | None = None
+        self,
+        request: Request,
+        output_len: int | None = None,
+        *,
+        text: str | None = None,
+        now: float | None = None,
     ) -> None:
         """Queue a request of the core's own; its prompt must be token ids.
 
         With `output_len` its output ends there at the latest, which no policy sees. One that can
-        never be served leaves with the next step, rejected.
+        never be served leaves with the next step, rejected. `now` is when it came, if not now.
         """
         self._check_ids(request)
         longest = max(self.scheduler.max_model_len - request.prompt_len, 1)
@@ -154,7 +163,7 @@ class LLMEngine:
             text=text,
             limit=min(longest, output_len or longest),
         )
-        self.scheduler.add(request, self.now, output_len)
+        self.scheduler.add(request, self.now if now is None else now, output_len)
         self.stuck = False
         self._groups[request.id] = group
 
@@ -185,14 +194,19 @@ class LLMEngine:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, since: float | None = None) -> list[RequestOutput]:
         """Plan a step, carry it out, commit it.
+
+        It counts from `since`, or else from now. Who keeps an engine busy gives the end of the
+        last step: then steps follow one another without gaps, as they do in a simulation, and what
+        the host does in between is part of the next one.
 
         Returns the requests that ended in it, and of those that stream what there is so far. If
         carrying it out fails, the requests of this step end with finish reason "error", and the
         engine goes on serving the others.
         """
-        start, self.times = self.now, None
+        begun, self.times = self.now, None
+        start = begun if since is None else since
         plan = self.scheduler.plan(start)
         self.stuck = plan.empty and not (plan.took_memory or plan.rejected)
         planned = self.now
@@ -203,7 +217,8 @@ class LLMEngine:
             tokens, ended = answers(logits, samplers, self._groups, self._sampler)
         except Exception as error:
             return outputs + self._fail(plan, error)
-        end = self.now
+        done = self.now
+        self.end = end = start if plan.empty else done
         if self.observer is not None:
             self.observer.step(plan, start, end, self.scheduler)
         finished = self.scheduler.commit(plan, end, tokens, ended)
@@ -214,7 +229,13 @@ class LLMEngine:
                 for request, _ in samplers
                 if request.id in self._streamed and request.alive
             ]
-        self.times = StepTimes(planned - start, launched - planned, end - launched, self.now - end)
+        self.times = StepTimes(
+            feed=begun - start,
+            plan=planned - begun,
+            launch=launched - planned,
+            sample=done - launched,
+            commit=self.now - done,
+        )
         return outputs
 
     def _leave(self, request: Request, reason: str) -> RequestOutput:
@@ -227,6 +248,7 @@ class LLMEngine:
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[RequestOutput]:
         """End all whose memory this step touched: it may hold anything now."""
+        self.end = now = self.now
         self.failure = f"{type(error).__name__}: {error}"
         log.error("step %d failed: %s", plan.number, self.failure)
         touched = dict.fromkeys(
@@ -242,8 +264,8 @@ class LLMEngine:
         outputs = []
         for request in touched:
             if request.alive:
-                self.scheduler.abort(request.id, self.now)
+                self.scheduler.abort(request.id, now)
                 outputs.append(self._leave(request, "error"))
         self.scheduler.memory.forget()
-        self.scheduler.commit(plan, self.now, {}, {})
+        self.scheduler.commit(plan, now, {}, {})
         return outputs
