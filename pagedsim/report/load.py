@@ -54,10 +54,9 @@ def load_of(run: Run, bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray
 
     Between steps nobody is served, and nothing counts.
     """
-    names = ("start", "end", "waiting", "swapped", "running", "used_blocks")
-    steps = run.steps(*names)
     start, end, waiting, swapped, running, used = (
-        np.asarray(steps[name].to_numpy()) for name in names
+        np.asarray(run.steps(name)[name].to_numpy())  # one by one: a run may have millions
+        for name in ("start", "end", "waiting", "swapped", "running", "used_blocks")
     )
     edges = np.linspace(0, float(end[-1]) if len(end) else 1.0, bins + 1)
     total = value_of(run.summary, "total_blocks")
@@ -77,7 +76,8 @@ def _means(
 ) -> NDArray[np.float64]:
     if not len(start):
         return np.zeros(len(edges) - 1)
-    reached = np.cumsum(values * (end - start))
+    each = values * (end - start)
+    reached = np.cumsum(each)
     knots = np.stack((start, end), axis=1).ravel()
-    area = np.stack((reached - values * (end - start), reached), axis=1).ravel()
+    area = np.stack((np.subtract(reached, each, out=each), reached), axis=1).ravel()
     return np.diff(np.interp(edges, knots, area)) / np.diff(edges)
