@@ -76,8 +76,10 @@ def _finish(job: Job, parts: Parts, recorder: Watched, partial: bool = False) ->
     for request in parts.stage.scheduler.requests.values():
         recorder.left(request)
     requests, steps = recorder.requests_table(), recorder.steps()
-    for name, values in parts.stage.columns().items():
-        steps = steps.append_column(name, pa.array(values))
+    for name, values in parts.stage.step_columns().items():
+        steps = steps.append_column(name, values)
+    for name, values in parts.stage.request_columns(requests["request"].to_pylist()).items():
+        requests = requests.append_column(name, values)
     summary = _summary(parts, requests, steps)
     summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
     if facts := parts.stage.facts():

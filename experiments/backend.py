@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from experiments.objects import make
 from experiments.watched import Watched
-from pagedsim.core import Scheduler
+from pagedsim.core import RequestId, Scheduler
 from pagedsim.workload import Workload
 
 Settings = dict[str, Any]
@@ -31,8 +29,12 @@ class Stage(ABC):
         """What `summarise` takes to tell how well the hardware was used, where that is known."""
         return {}
 
-    def columns(self) -> Mapping[str, NDArray[np.float64]]:
+    def step_columns(self) -> Mapping[str, pa.Array]:
         """What else is known of each recorded step."""
+        return {}
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        """What else is known of these requests."""
         return {}
 
     def facts(self) -> Settings:

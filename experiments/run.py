@@ -13,12 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.check import check_arms, check_base, processes_of
 from experiments.compare import Compare
+from experiments.errand import Errand
 from experiments.failure import Failure
 from experiments.folder import claimed, keep_configuration
 from experiments.multirun import record_job
 from experiments.objects import make
 from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from pagedsim.complaint import Complaint, Interruption, shown, verbose
+from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Study
 from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison
@@ -49,9 +51,15 @@ def run_experiment(config: DictConfig) -> None:
     record_job(folder, list(hydra.overrides.task), study, error)
 
 
-def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study:
+def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study | None:
     check_base(config)
-    plan = make("study", OmegaConf.to_container(config.study, resolve=True), Compare)
+    plan = make("study", OmegaConf.to_container(config.study, resolve=True), object)
+    if isinstance(plan, Errand):
+        keep_configuration(config, folder)
+        plan.perform(folder)
+        return None
+    if not isinstance(plan, Compare):
+        raise ConfigError(f"study._target_={config.study._target_}: must make a Compare or Errand")
     overrides = list(hydra.overrides.task)
     jobs = jobs_of(plan, overrides, folder)
     processes = processes_of(config.jobs, jobs)

@@ -7,7 +7,7 @@ import platform
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,14 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
 from experiments.backend import Backend, Settings, Stage
 from experiments.objects import make, said_of, takes
 from experiments.progress import on_terminal
 from experiments.watched import Stopped, Watched
-from pagedsim.core import Batching, ConfigError, Policy, Preemption
+from pagedsim.core import (
+    Batching,
+    ConfigError,
+    Policy,
+    Preemption,
+    Request,
+    RequestId,
+    Scheduler,
+    StepPlan,
+)
 from pagedsim.core.errors import require, require_whole
+from pagedsim.metrics.plans import described
 from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
 
@@ -192,6 +202,8 @@ class Serving(Stage):
         self.seed = seed
         self.threads = threads
         self._times = {part: array("d") for part in TIMES}
+        self._plans: list[str] = []
+        self._outputs: dict[RequestId, list[int]] = {}
         self._facts: Settings = {}
         self._failures: list[str] = []
 
@@ -200,7 +212,7 @@ class Serving(Stage):
         from pagedsim.engine.engine import LLMEngine
 
         with _the_machine(), _threads(self.threads):
-            engine = LLMEngine(self.arguments, observer=recorder)
+            engine = LLMEngine(self.arguments, observer=_Log(recorder, self._plans, self._outputs))
             self.scheduler = engine.scheduler
             self._facts = _facts(engine, self.name)
 
@@ -225,11 +237,16 @@ class Serving(Stage):
         for part, seconds in zip(TIMES, engine.times, strict=True):
             self._times[part].append(seconds)
 
-    def columns(self) -> Mapping[str, NDArray[np.float64]]:
-        return {f"{part}_seconds": np.asarray(times) for part, times in self._times.items()}
+    def step_columns(self) -> Mapping[str, pa.Array]:
+        times = {f"{part}_seconds": pa.array(times) for part, times in self._times.items()}
+        return {**times, "plan": pa.array(self._plans, pa.string())}
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        outputs = [self._outputs.get(one, []) for one in ids]
+        return {"output_ids": pa.array(outputs, pa.list_(pa.int32()))}
 
     def facts(self) -> Settings:
-        return self._facts
+        return {**self._facts, "failed_steps": len(self._failures)}
 
     def notices(self) -> list[str]:
         told = [f"the engine served {self.name}"]
@@ -237,6 +254,23 @@ class Serving(Stage):
             return told
         what = f"{len(self._failures)} steps failed and ended their requests"
         return [*told, f"{what}; the first: {self._failures[0]}"]
+
+
+class _Log:
+    """Passes on to a recorder what an engine tells, and keeps plans and tokens."""
+
+    def __init__(
+        self, recorder: Watched, plans: list[str], outputs: dict[RequestId, list[int]]
+    ) -> None:
+        self._recorder, self._plans, self._outputs = recorder, plans, outputs
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        self._recorder.step(plan, start, end, scheduler)
+        self._plans.append(described(plan, scheduler))
+
+    def left(self, request: Request) -> None:
+        self._recorder.left(request)
+        self._outputs[request.id] = list(request.outputs[0]) if request.outputs else []
 
 
 def _facts(engine: LLMEngine, name: str) -> Settings:
@@ -251,6 +285,10 @@ def _facts(engine: LLMEngine, name: str) -> Settings:
         "threads": torch.get_num_threads(),
         "model": name,
         "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "vocab_size": engine.model.vocab_size,
+        "max_seqs": engine.scheduler.max_seqs,
+        "max_batched_tokens": engine.scheduler.max_batched_tokens,
+        "max_model_len": engine.scheduler.max_model_len,
         "blocks": memory.total,
         "block_size": memory.block_size,
         "cpu_blocks": memory.cpu_total,

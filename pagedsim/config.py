@@ -47,6 +47,8 @@ class Config:
     study: Any = None
     server: Server = field(default_factory=Server)
     slo: Slo = field(default_factory=Slo)
+    run: str | None = None
+    """The folder of an earlier study, for experiments that take it up."""
     tensor_parallel: int = 1
     seed: int = 0
     """The first seed; the others follow it."""

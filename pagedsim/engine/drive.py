@@ -5,18 +5,13 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import lru_cache
 
-import numpy as np
-
-from pagedsim.core import Request, SamplingParams
 from pagedsim.core.source import Job, Source, arrives
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.filler import Filler
 
 NAP = 0.02
 """Seconds between two looks at whether to stop, while nobody is there."""
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def drive(
@@ -39,7 +34,7 @@ def drive(
     """
     engine.restart_clock()
     feed = _Feed(source)
-    fill = _Filler(engine.model.vocab_size, seed)
+    fill = Filler(engine.model.vocab_size, seed)
     while not stopping():
         busy = engine.has_unfinished_requests() and not engine.stuck
         begin = engine.end if busy else feed.at
@@ -50,7 +45,7 @@ def drive(
         if (wait := begin - engine.now) > 0:
             time.sleep(min(wait, NAP))
             continue
-        for request, output_len in feed.due(begin):
+        for request, output_len in feed.due(begin, busy):
             engine.submit(fill(request), output_len, now=request.arrival)
         for _ in engine.step(since=begin):
             feed.answered(engine.end)
@@ -76,9 +71,14 @@ class _Feed:
             return self._asking[0] if self._asking else None
         return 0.0 if self._mode == "burst" else self._next[0].arrival or 0.0
 
-    def due(self, now: float) -> Iterator[Job]:
-        """Those that have come by now."""
-        while (at := self.at) is not None and at <= now:
+    def due(self, now: float, busy: bool) -> Iterator[Job]:
+        """Those that have come by now.
+
+        A user who does not think asks again in the moment of the answer; a server that is busy has
+        then begun its next step.
+        """
+        late = busy and self._mode == "closed"
+        while (at := self.at) is not None and (at < now if late else at <= now):
             assert self._next is not None
             job, self._next = self._next, next(self._jobs, None)
             if self._mode == "closed":
@@ -92,33 +92,3 @@ class _Feed:
         """Somebody has an answer; in a closed loop its user thinks, and asks again."""
         if self._mode == "closed":
             heapq.heappush(self._asking, now + self._think_time)
-
-
-class _Filler:
-    """Makes requests of a workload ready for an engine: tokens, and no end but their length."""
-
-    def __init__(self, vocab: int, seed: int) -> None:
-        self._vocab = vocab
-        self._seed = seed
-        self._count = 0
-
-    def __call__(self, request: Request) -> Request:
-        request.params = _endless(request.params)
-        self._count += 1
-        if request.prompt is None:
-            random = np.random.default_rng((self._seed, self._count))
-            tokens = random.integers(0, self._vocab, request.prompt_len)
-        else:
-            tokens = self._in_vocabulary(request.prompt)
-        request.prompt = tokens.tolist()
-        return request
-
-    def _in_vocabulary(self, prompt: object) -> np.ndarray:
-        """Equal tokens stay equal, and different ones are seldom taken for the same."""
-        named = np.array(list(prompt), dtype=np.uint64)  # type: ignore[call-overload]
-        return ((named * _MIX) >> np.uint64(32)) % np.uint64(self._vocab)
-
-
-@lru_cache(maxsize=64)
-def _endless(params: SamplingParams) -> SamplingParams:
-    return replace(params, temperature=0.0, ignore_eos=True)

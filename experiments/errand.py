@@ -1,0 +1,14 @@
+"""What an experiment does that compares no arms."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+
+class Errand(ABC):
+    """An experiment that says itself what came out of it."""
+
+    @abstractmethod
+    def perform(self, folder: Path) -> None:
+        """Do it, print what came out, and leave files in `folder`; raises what went wrong."""

@@ -1,0 +1,203 @@
+"""Replay: the simulator, given what the engine was given, must plan the same at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.errand import Errand
+from experiments.objects import make, takes
+from experiments.parts import backend_of
+from experiments.recorded import Recorded, recorded_runs
+from pagedsim.build import make_memory
+from pagedsim.complaint import Complaint
+from pagedsim.core import Batching, ConfigError, Policy, Preemption, Request, Scheduler, StepPlan
+from pagedsim.core.source import Job, Mode
+from pagedsim.engine.filler import Filler
+from pagedsim.metrics.files import write_json
+from pagedsim.metrics.plans import described
+from pagedsim.sim.simulate import simulate
+from pagedsim.workload import Workload
+
+
+class Difference(NamedTuple):
+    """The first step that was planned otherwise."""
+
+    step: int
+    engine: str
+    simulator: str
+
+
+@dataclass(frozen=True)
+class Replay(Errand):
+    """Every run of the engine under the folder `run`, again in the simulator."""
+
+    run: str | None
+
+    def perform(self, folder: Path) -> None:
+        if self.run is None:
+            raise ConfigError("run: must be given: run=<folder of an earlier study on the engine>")
+        runs = recorded_runs(self.run)
+        complaints, results = [], {}
+        for run in runs:
+            difference = replayed(run)
+            results[run.name] = {
+                "steps": run.steps.num_rows,
+                "difference": difference and difference._asdict(),
+            }
+            if difference is None:
+                print(f"{run.name}: {run.steps.num_rows} of {run.steps.num_rows} steps the same")
+            else:
+                complaints.append(
+                    f"{run.name}: step {difference.step} of {run.steps.num_rows} differs\n"
+                    f"  engine:    {difference.engine}\n  simulator: {difference.simulator}"
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "replay.json", {"run": self.run, "runs": results})
+        if complaints:
+            raise Complaint(complaints)
+        steps = sum(run.steps.num_rows for run in runs)
+        print(
+            f"all {steps} steps of {len(runs)} runs were planned by the simulator as by the engine"
+        )
+
+
+def replayed(run: Recorded) -> Difference | None:
+    """Simulate a recorded run; the first step that is planned otherwise, or None."""
+    if "plan" not in run.steps.column_names:
+        raise ConfigError(f"{run.folder}: steps.parquet has no column plan")
+    if failed := run.machine["failed_steps"]:
+        raise ConfigError(f"{run.folder}: {failed} of its steps failed, which no simulator does")
+    witness = _Witness(run.steps["plan"].to_pylist())
+    workload = backend_of(run.config).workload(run.config["workload"], run.seed)
+    source = _Filled(workload, Filler(run.machine["vocab_size"], run.seed))
+    try:
+        simulate(_scheduler(run), source, _Durations(run), witness, fast_forward=False)
+        witness.end()
+    except _Differs as found:
+        return found.difference
+    return None
+
+
+class _Differs(Exception):
+    def __init__(self, difference: Difference) -> None:
+        super().__init__()
+        self.difference = difference
+
+
+class _Witness:
+    """Holds each plan against the recorded one."""
+
+    def __init__(self, plans: Sequence[str]) -> None:
+        self._plans = plans
+        self._at = 0
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        wanted = self._plans[self._at] if self._at < len(self._plans) else "(no such step)"
+        if (found := described(plan, scheduler)) != wanted:
+            raise _Differs(Difference(self._at, wanted, found))
+        self._at += 1
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        if self._at < len(self._plans):
+            raise _Differs(Difference(self._at, self._plans[self._at], "(no such step)"))
+
+    def again(self, end: float, used_blocks: int) -> None:
+        raise AssertionError("every step is planned by itself")
+
+    def left(self, request: Request) -> None:
+        """Nothing is kept of requests."""
+
+
+class _Durations:
+    """Each step lasts as long as the recorded one, which has its swaps in it."""
+
+    by_totals = False
+
+    def __init__(self, run: Recorded) -> None:
+        steps = run.steps
+        seconds = steps["end"].to_numpy() - steps["start"].to_numpy()
+        self._seconds = dict(zip(steps["step"].to_pylist(), seconds.tolist(), strict=True))
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return self._seconds.get(plan.number, 0.0)  # the witness says what is wrong
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        raise AssertionError("every step is planned by itself")
+
+    def swap_seconds(self, blocks: int) -> float:
+        return 0.0
+
+
+class _Prices:
+    """What a preemption cost on the engine's machine."""
+
+    def __init__(self, prices: Mapping[str, Sequence[float]]) -> None:
+        self._prefill, self._transfer = prices["prefill"], prices["transfer"]
+
+    def recompute_seconds(self, tokens: int) -> float:
+        return self._prefill[0] + self._prefill[1] * tokens
+
+    def swap_seconds(self, blocks: int) -> float:
+        return 2 * (self._transfer[0] + self._transfer[1] * blocks)
+
+
+class _Filled:
+    """A workload with the tokens that the engine filled in."""
+
+    def __init__(self, workload: Workload, fill: Filler) -> None:
+        self._workload, self._fill = workload, fill
+
+    @property
+    def mode(self) -> Mode:
+        return self._workload.mode
+
+    @property
+    def users(self) -> int | None:
+        return self._workload.users
+
+    @property
+    def think_time(self) -> float:
+        return self._workload.think_time
+
+    def requests(self) -> Iterator[Job]:
+        return ((self._fill(request), length) for request, length in self._workload.requests())
+
+
+class _Retold(Scheduler):
+    """A scheduler that is told the tokens that the engine sampled."""
+
+    outputs: Mapping[Any, Sequence[int]] = {}
+
+    def commit(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
+        sampling = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
+        tokens = {r.id: self.outputs[r.id][r.generated] for r in sampling}
+        return super().commit(plan, now, tokens)
+
+
+def _scheduler(run: Recorded) -> Scheduler:
+    """With the engine's limits and sizes, whatever they came from."""
+    config, machine = run.config, run.machine
+    preemption = config["preemption"]
+    priced = takes(preemption["_target_"], "prices")
+    prices = {"prices": _Prices(machine["prices"])} if priced else {}
+    scheduler = _Retold(
+        memory=make_memory(
+            config["memory"]["kind"],
+            blocks=machine["blocks"],
+            block_size=machine["block_size"],
+            cpu_blocks=machine["cpu_blocks"],
+        ),
+        batching=make("batching", config["batching"], Batching),
+        policy=make("policy", config["policy"], Policy),
+        preemption=make("preemption", preemption, Preemption, **prices),
+        max_seqs=machine["max_seqs"],
+        max_batched_tokens=machine["max_batched_tokens"],
+        max_model_len=machine["max_model_len"],
+    )
+    ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
+    scheduler.outputs = dict(zip(ids, outputs, strict=True))
+    return scheduler

@@ -1,0 +1,45 @@
+"""Plans in words: one line each, the same exactly where two plans are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pagedsim.core import Request, Scheduler, StepPlan
+
+
+def described(plan: StepPlan, scheduler: Scheduler) -> str:
+    """All that was decided in a step, and what it left free; before it is committed."""
+    parts = {
+        "out": _pairs(plan.swap_out),
+        "copies": _copies(plan.copies),
+        "in": _pairs(plan.swap_in),
+        "chunks": " ".join(
+            f"{chunk.request.id}{f'.{chunk.sequence}' * bool(chunk.sequence)}"
+            f"[{chunk.start}:{chunk.context}]"
+            for chunk in plan.chunks
+        ),
+        "decodes": _ids(plan.decodes),
+        "preempted": _ids(plan.preempted),
+        "displaced": _ids(plan.displaced),
+        "resumed": _ids(plan.resumed),
+        "rejected": _ids(rejection.request for rejection in plan.rejected),
+        "held": _ids(plan.held),
+        "hits": " ".join(f"{request.id}:{tokens}" for request, tokens in plan.hits),
+    }
+    memory = scheduler.memory
+    said = [f"{name} {text}" for name, text in parts.items() if text]
+    said.append(f"free {memory.free}" + f"+{memory.cpu_free}" * bool(memory.cpu_total))
+    said.append(f"queues {len(scheduler.waiting)} {len(scheduler.swapped)}")
+    return "; ".join(said)
+
+
+def _ids(requests: Iterable[Request]) -> str:
+    return " ".join(str(request.id) for request in requests)
+
+
+def _pairs(pairs: Iterable[tuple[int, int]]) -> str:
+    return " ".join(f"{source}>{target}" for source, target in pairs)
+
+
+def _copies(copies: Mapping[int, int]) -> str:
+    return _pairs((source, target) for target, source in copies.items())
