@@ -83,6 +83,10 @@ EXAMPLES = (
         "backend=engine scale=full model=llama-3.1-8b",
     ),
     (
+        "does the simulator plan what the engine planned? (any study with backend=engine will do)",
+        "experiment=replay run=outputs/2026-01-31/12-00-00-record",
+    ),
+    (
         "latency against rate, in one report",
         "experiment=sweep study.over=workload.rate 'study.values=[2, 4, 6, 8]'",
     ),
