@@ -9,6 +9,7 @@ import torch
 
 from kernels import AttentionBatch
 from pagedsim.core import Chunk, Request, StepPlan
+from pagedsim.engine.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,21 @@ class Batch:
     """Each request that samples and how many rows of logits it has, in the order of the rows:
     one a sequence, but a single one for a request that has not sampled yet."""
 
+    def on(self, inputs: Inputs) -> Batch:
+        """The same on the device of `inputs`, as long as nothing else is placed there."""
+        host = self.attention
+        ids, positions, rows, tables, starts, contexts, slots = inputs.place(
+            [
+                *(self.input_ids, self.positions, self.logits_at),
+                *(host.block_tables, host.query_start, host.context_lens, host.slots),
+            ]
+        )
+        attention = AttentionBatch(tables, starts, contexts, slots, host.num_decodes, host.chunks)
+        return Batch(ids, positions, attention, rows, self.samplers)
 
-def flat_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
-    """The batch of a plan, on the device."""
+
+def flat_batch(plan: StepPlan, block_size: int) -> Batch:
+    """The batch of a plan, on the host."""
     ids: list[int] = []
     positions: list[int] = []
     tables: list[list[int]] = []
@@ -54,10 +67,10 @@ def flat_batch(plan: StepPlan, block_size: int, device: torch.device) -> Batch:
             rows.append(len(ids) - 1)
             samplers.append((chunk.request, 1))
     return Batch(
-        torch.tensor(ids, dtype=torch.int64, device=device),
-        torch.tensor(positions, dtype=torch.int64, device=device),
-        AttentionBatch.build(tables, computed, lengths, block_size=block_size, device=device),
-        torch.tensor(rows, dtype=torch.int64, device=device),
+        torch.tensor(ids, dtype=torch.int64),
+        torch.tensor(positions, dtype=torch.int64),
+        AttentionBatch.build(tables, computed, lengths, block_size=block_size),
+        torch.tensor(rows, dtype=torch.int64),
         samplers,
     )
 

@@ -10,6 +10,7 @@ from kernels import copy_blocks
 from pagedsim.core import Request, StepPlan
 from pagedsim.engine.batch import flat_batch
 from pagedsim.engine.cache import Cache
+from pagedsim.engine.inputs import Inputs
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearse
@@ -22,6 +23,8 @@ class Runner:
         self.model = model
         self.cache = cache
         self.mover = Mover(cache, layout)
+        device = cache.gpu.device
+        self.inputs = Inputs(device) if device.type == "cuda" else None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[Request, int]]]:
@@ -32,7 +35,9 @@ class Runner:
         self.mover.move(plan)
         if not plan.decodes and not plan.chunks:
             return torch.empty(0, self.model.vocab_size), []
-        batch = flat_batch(plan, self.cache.shape.block_size, self.cache.gpu.device)
+        batch = flat_batch(plan, self.cache.shape.block_size)
+        if self.inputs is not None:
+            batch = batch.on(self.inputs)
         logits = self.model.forward(
             batch.input_ids, batch.positions, batch.attention, self.cache.gpu, batch.logits_at
         )
