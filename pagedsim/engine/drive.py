@@ -36,7 +36,8 @@ def drive(
     feed = _Feed(source)
     fill = Filler(engine.model.vocab_size, seed)
     while not stopping():
-        busy = engine.has_unfinished_requests() and not engine.stuck
+        came = feed.at is not None and feed.at < engine.end  # during the last step
+        busy = (engine.has_unfinished_requests() or came) and not engine.stuck
         begin = engine.end if busy else feed.at
         if begin is None:
             engine.check_progress()

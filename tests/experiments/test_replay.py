@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from experiments import serving
 from experiments.arm import Job, run_job
 from experiments.recorded import Recorded, recorded_runs
 from experiments.replay import Replay, replayed
@@ -58,6 +60,7 @@ def a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     from pagedsim.engine import assemble
 
     monkeypatch.setattr(assemble, "load_model", lambda *args, **settings: small())
+    monkeypatch.setattr(serving, "_the_machine", nullcontext)  # no time matters here
 
 
 def overrides(rng: random.Random, *combination: str) -> list[str]:
