@@ -305,8 +305,8 @@ def _give_back() -> None:
     """What an engine held on the GPU; a model refers to itself in circles."""
     import torch
 
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -63,36 +64,44 @@ def a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_the_machine", nullcontext)  # no time matters here
 
 
-def overrides(rng: random.Random, *combination: str) -> list[str]:
-    """Requests of up to 40 tokens on a pool that holds hardly one and a half of them."""
+@cache
+def base(*combination: str) -> Any:
+    """A configuration of these axes, composed once."""
     axes = ("policy", "preemption", "batching", "memory")
-    arrivals = rng.choice(("poisson", "burst", "closed", "gamma"))
-    more = {
-        "closed": ["workload.users=3", f"workload.think_time={rng.choice((0, 0.01))}"],
-        "gamma": ["workload.cv=3", "workload.rate=400"],
-        "poisson": [f"workload.rate={rng.choice((30, 100, 1000))}"],
-        "burst": [],
-    }
-    return [
+    words = [
         *("experiment=record", "backend=engine", "backend.limit=null", "backend.shrink=1"),
-        *("backend.hurry=1", "workload.requests=10", "workload.max_len=40"),
-        *("workload.lengths.shape=uniform", "+workload.lengths.prompt_min=1"),
-        *("+workload.lengths.prompt_max=24", "+workload.lengths.output_min=1"),
-        *("+workload.lengths.output_max=16", "workload.priority={0:0.5,1:0.5}"),
-        f"workload.arrivals={arrivals}",
-        *more[arrivals],
-        f"memory.block_size={rng.choice((1, 4, 8))}",
-        f"backend.cache_tokens={rng.choice((48, 64, 96))}",
-        f"memory.cpu_blocks={rng.choice((1, 3, 20))}",
-        f"server.max_seqs={rng.choice((3, 8))}",
-        f"server.max_batched_tokens={rng.choice((48, 64))}",
-        "server.max_model_len=40",
+        *("backend.hurry=1", "server.max_model_len=40", "workload.requests=10"),
+        *("workload.max_len=40", "workload.lengths.shape=uniform"),
+        *("+workload.lengths.prompt_min=1", "+workload.lengths.prompt_max=24"),
+        *("+workload.lengths.output_min=1", "+workload.lengths.output_max=16"),
+        "workload.priority={0:0.5,1:0.5}",
         *(f"{axis}={name}" for axis, name in zip(axes, combination, strict=True)),
     ]
+    return OmegaConf.to_container(compose("config", overrides=words), resolve=True)
 
 
-def record(folder: Path, words: list[str], seed: int = 0) -> Recorded:
-    config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+def drawn(rng: random.Random, *combination: str) -> dict[str, Any]:
+    """Requests of up to 40 tokens on a pool that holds hardly one and a half of them."""
+    config = deepcopy(base(*combination))
+    workload: dict[str, Any] = rng.choice(
+        (
+            {"arrivals": "closed", "users": 3, "think_time": rng.choice((0.0, 0.01))},
+            {"arrivals": "gamma", "cv": 3.0, "rate": 400.0},
+            {"arrivals": "poisson", "rate": rng.choice((30.0, 100.0, 1000.0))},
+            {"arrivals": "burst"},
+        )
+    )
+    config["workload"] |= workload
+    config["memory"] |= {"block_size": rng.choice((1, 4, 8)), "cpu_blocks": rng.choice((1, 3, 20))}
+    config["backend"] |= {"cache_tokens": rng.choice((48, 64, 96))}
+    config["server"] |= {
+        "max_seqs": rng.choice((3, 8)),
+        "max_batched_tokens": rng.choice((48, 64)),
+    }
+    return dict(config)
+
+
+def record(folder: Path, config: dict[str, Any], seed: int = 0) -> Recorded:
     job = Job("run", seed, config, folder / f"runs/run/seed-{seed}")
     made_of = recipe(job)
     run = run_job(job, Watched())
@@ -107,7 +116,7 @@ def test_the_simulator_plans_what_the_engine_planned(
     combination: tuple[str, ...], tmp_path: Path
 ) -> None:
     rng = random.Random("-".join(combination))
-    run = record(tmp_path, overrides(rng, *combination))
+    run = record(tmp_path, drawn(rng, *combination))
     assert run.steps.num_rows > 5
     assert replayed(run) is None
 
@@ -119,9 +128,7 @@ def test_five_hundred_times(seed: int, tmp_path: Path) -> None:
     preempted = 0
     for combination in COMBINATIONS:
         name = "-".join(combination)
-        run = record(
-            tmp_path / name, overrides(random.Random(f"{name} {seed}"), *combination), seed
-        )
+        run = record(tmp_path / name, drawn(random.Random(f"{name} {seed}"), *combination), seed)
         assert replayed(run) is None, name
         preempted += sum(run.requests["preemptions"].to_pylist()) > 0
     assert preempted > 12
@@ -130,7 +137,7 @@ def test_five_hundred_times(seed: int, tmp_path: Path) -> None:
 def test_the_first_difference_is_told_with_both_plans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record(tmp_path, overrides(random.Random(1), *COMBINATIONS[0]))
+    record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
     file = tmp_path / "runs/run/seed-0/steps.parquet"
     table = pq.read_table(file)
     plans = table["plan"].to_pylist()
@@ -146,8 +153,8 @@ def test_the_first_difference_is_told_with_both_plans(
 
 
 def test_a_study_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = overrides(random.Random(2), *COMBINATIONS[7])
-    steps = sum(record(tmp_path, words, seed).steps.num_rows for seed in (0, 1))
+    config = drawn(random.Random(2), *COMBINATIONS[7])
+    steps = sum(record(tmp_path, config, seed).steps.num_rows for seed in (0, 1))
     Replay(run=str(tmp_path)).perform(tmp_path / "out")
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (f"all {steps} steps of 2 runs were planned by the simulator as by the engine")
