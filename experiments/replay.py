@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.errand import Errand
-from experiments.objects import make, takes
 from experiments.parts import backend_of
 from experiments.recorded import Recorded, recorded_runs
-from pagedsim.build import make_memory
+from experiments.twin import scheduler_of
 from pagedsim.complaint import Complaint
-from pagedsim.core import Batching, ConfigError, Policy, Preemption, Request, Scheduler, StepPlan
+from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.source import Job, Mode
 from pagedsim.engine.filler import Filler
 from pagedsim.metrics.files import write_json
@@ -132,19 +131,6 @@ class _Durations:
         return 0.0
 
 
-class _Prices:
-    """What a preemption cost on the engine's machine."""
-
-    def __init__(self, prices: Mapping[str, Sequence[float]]) -> None:
-        self._prefill, self._transfer = prices["prefill"], prices["transfer"]
-
-    def recompute_seconds(self, tokens: int) -> float:
-        return self._prefill[0] + self._prefill[1] * tokens
-
-    def swap_seconds(self, blocks: int) -> float:
-        return 2 * (self._transfer[0] + self._transfer[1] * blocks)
-
-
 class _Filled:
     """A workload with the tokens that the engine filled in."""
 
@@ -179,25 +165,8 @@ class _Retold(Scheduler):
 
 
 def _scheduler(run: Recorded) -> Scheduler:
-    """With the engine's limits and sizes, whatever they came from."""
-    config, machine = run.config, run.machine
-    preemption = config["preemption"]
-    priced = takes(preemption["_target_"], "prices")
-    prices = {"prices": _Prices(machine["prices"])} if priced else {}
-    scheduler = _Retold(
-        memory=make_memory(
-            config["memory"]["kind"],
-            blocks=machine["blocks"],
-            block_size=machine["block_size"],
-            cpu_blocks=machine["cpu_blocks"],
-        ),
-        batching=make("batching", config["batching"], Batching),
-        policy=make("policy", config["policy"], Policy),
-        preemption=make("preemption", preemption, Preemption, **prices),
-        max_seqs=machine["max_seqs"],
-        max_batched_tokens=machine["max_batched_tokens"],
-        max_model_len=machine["max_model_len"],
-    )
+    """With the tokens that the engine sampled."""
+    scheduler = scheduler_of(run.config, run.machine, _Retold)
     ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
     scheduler.outputs = dict(zip(ids, outputs, strict=True))
     return scheduler

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.errors import unknown
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
-from pagedsim.sim.cost.fitting import FEATURES, KINDS, Sample, fit_kinds
+from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
 from pagedsim.sim.cost.roofline import move_seconds
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.number import not_negative, share, whole
@@ -60,7 +60,8 @@ class Fitted(CostModel):
     steps, one costs the larger of the two constants and what prefill and decode add to theirs.
     `limits` are the largest values of features that were measured, `fitted_for` names what was
     (model, hardware, tensor_parallel); `notices` tells of steps beyond the one and of serving
-    anything but the other. Time on the bus comes from the hardware's data sheet.
+    anything but the other. `swap` is what moving blocks one way takes, `constant` and for each of
+    the `blocks`; without it, time on the bus comes from the hardware's data sheet.
     """
 
     __slots__ = (
@@ -77,6 +78,7 @@ class Fitted(CostModel):
         "_most",
         "_move",
         "_prefill",
+        "_start",
         "replica",
         "settings",
     )
@@ -90,6 +92,7 @@ class Fitted(CostModel):
         decode_large: Mapping[str, float] | None = None,
         large_batch: int | None = None,
         mixed: Mapping[str, float] | None = None,
+        swap: Mapping[str, float] | None = None,
         unit: str = "ms",
         limits: Mapping[str, float] | None = None,
         fitted_for: Mapping[str, object] | None = None,
@@ -121,6 +124,7 @@ class Fitted(CostModel):
             "decode_large": decode_large and dict(decode_large),
             "large_batch": large_batch,
             "mixed": mixed and dict(mixed),
+            "swap": swap and dict(swap),
             "limits": limits,
             "fitted_for": fitted_for,
             "source": source,
@@ -132,7 +136,10 @@ class Fitted(CostModel):
         self._most = tuple(limits.get(name, inf) for name in FEATURES[1:])
         self._max_count = limits.get("decode_count", inf)
         self._max_context = limits.get("decode_context", inf)
-        self._move = move_seconds(replica, bus_efficiency)
+        self._start, self._move = 0.0, move_seconds(replica, bus_efficiency)
+        if swap is not None:
+            moves = _numbers("cost.swap", swap, "coefficient", SWAP)
+            self._start, self._move = (scale * moves.get(name, 0.0) for name in SWAP)
         self._beyond = False
 
     @classmethod
@@ -161,6 +168,10 @@ class Fitted(CostModel):
                     need = len(KINDS[kind]) + 1
                     raise ConfigError(f"samples: need at least {need} {kind} or mixed steps")
                 sets[kind] = {name: sets["mixed"][name] for name in KINDS[kind]}
+        if swaps := fit_swaps(rows, fits):
+            sets["swap"] = swaps.coefficients
+            if echo:
+                echo(f"swap: {swaps.samples} steps, error of the whole step {swaps.percent}")
         return cls(
             replica,
             unit="s",
@@ -169,6 +180,7 @@ class Fitted(CostModel):
             prefill=sets["prefill"],
             decode=sets["decode"],
             mixed=sets.get("mixed"),
+            swap=sets.get("swap"),
             **settings,
         )
 
@@ -226,7 +238,7 @@ class Fitted(CostModel):
         return one + sequences * sequence + context * read
 
     def swap_seconds(self, blocks: int) -> float:
-        return blocks * self._move
+        return self._start + blocks * self._move if blocks else 0.0
 
     def recompute_seconds(self, tokens: int) -> float:
         if not tokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,9 +25,16 @@ KINDS = {
     "mixed": FEATURES,
 }
 """Which features matter in which kind of step."""
+SWAP = ("constant", "blocks")
+"""Coefficients of moving blocks one way: whatever the number, and for each of them."""
 
 ALONE = 1e-6
 """With a leverage this near to 1 nothing but a row itself tells what its time is."""
+OUTLIER = 2.0
+"""Residuals of so many times the usual one count less the larger they are (Huber's weights)."""
+STALL = 5.0
+"""A step that takes so many times what it should was stalled; no more of its time counts."""
+_ROUNDS = 20
 
 
 class Sample(NamedTuple):
@@ -39,6 +46,9 @@ class Sample(NamedTuple):
     prefill_context: int = 0
     decode_count: int = 0
     decode_context: int = 0
+    swaps: int = 0
+    """Directions in which blocks were moved: out, in, or both."""
+    swapped_blocks: int = 0
 
     @classmethod
     def of(cls, plan: StepPlan, seconds: float) -> Sample:
@@ -50,14 +60,23 @@ class Sample(NamedTuple):
             plan.prefill_context,
             plan.decode_count,
             plan.decode_context,
+            bool(plan.swap_out) + bool(plan.swap_in),
+            plan.swapped_blocks,
         )
 
     @property
     def kind(self) -> str:
-        """prefill, decode or mixed."""
+        """prefill, decode or mixed; swap where nothing was computed."""
         if not self.prefill_tokens:
-            return "decode"
+            return "decode" if self.decode_count else "swap"
         return "mixed" if self.decode_count else "prefill"
+
+    def seconds_of(self, coefficients: Mapping[str, float]) -> float:
+        """What coefficients of its kind say that it takes, without its swaps."""
+        return sum(
+            weight * (1.0 if name == "constant" else getattr(self, name))
+            for name, weight in coefficients.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -69,19 +88,24 @@ class Fit:
     error: float
     """Mean over samples of |predicted / measured − 1|, each predicted from all the others."""
 
+    @property
+    def percent(self) -> str:
+        """The error for reading."""
+        return f"{100 * self.error:.1f} %"
+
     def __str__(self) -> str:
-        return f"{self.samples} steps, leave-one-out error {100 * self.error:.1f} %"
+        return f"{self.samples} steps, leave-one-out error {self.percent}"
 
 
 def fit_kinds(samples: Iterable[Sample]) -> dict[str, Fit]:
-    """A fit for each kind of step of which there are enough samples."""
+    """A fit for each kind of step of which there are enough samples that moved no blocks."""
     rows = list(samples)
     for row in rows:
         if not row.seconds > 0:
             raise ConfigError(f"a step of {row.seconds} s: samples must take longer than 0 s")
     fits = {}
     for kind, features in KINDS.items():
-        mine = [row for row in rows if row.kind == kind]
+        mine = [row for row in rows if row.kind == kind and not row.swaps]
         if len(mine) > len(features):
             fits[kind] = fit(mine, features)
     if not fits:
@@ -91,16 +115,61 @@ def fit_kinds(samples: Iterable[Sample]) -> dict[str, Fit]:
 
 
 def fit(rows: Sequence[Sample], features: Sequence[str]) -> Fit:
-    """Non-negative least squares of the relative errors, so that short steps count as much."""
+    """Non-negative least squares of the relative errors, so that short steps count as much.
+
+    A machine that others use stalls now and then. So outliers weigh less (Huber's weights), and
+    in the end all coefficients are scaled by one factor such that the steps take in all as long as
+    they did, a stalled one counted up to `STALL`: what is rare is in the mean, not in the shape.
+    """
     seconds = np.array([row.seconds for row in rows], dtype=float)
     columns = [
         np.ones(len(rows)) if name == "constant" else [getattr(row, name) for row in rows]
         for name in features
     ]
-    a = np.array(columns, dtype=float).T / seconds[:, None]
-    b = np.ones(len(rows))
-    x = nnls(a, b)
-    return Fit(dict(zip(features, x.tolist(), strict=True)), len(rows), leave_one_out(a, b, x))
+    a = np.array(columns, dtype=float).T
+    x = _level(a, seconds, _robust(a, seconds))
+    error = leave_one_out(a / seconds[:, None], np.ones(len(rows)), x)
+    return Fit(dict(zip(features, x.tolist(), strict=True)), len(rows), error)
+
+
+def fit_swaps(samples: Iterable[Sample], fits: Mapping[str, Fit]) -> Fit | None:
+    """What moving blocks adds to a step: for each direction, and for each block.
+
+    None where too few steps of a kind that is fitted moved any, or all moved as many.
+    """
+    rows = [row for row in samples if row.swaps and (row.kind == "swap" or row.kind in fits)]
+    if len(rows) <= len(SWAP) or len({row.swapped_blocks / row.swaps for row in rows}) == 1:
+        return None
+    a = np.array([[row.swaps, row.swapped_blocks] for row in rows], dtype=float)
+    without = np.array(
+        [row.seconds_of(fits[row.kind].coefficients) if row.kind in fits else 0.0 for row in rows]
+    )
+    seconds = np.array([row.seconds for row in rows])
+    x = _robust(a, seconds, without)
+    error = float(np.mean(np.abs((without + a @ x) / seconds - 1)))
+    return Fit(dict(zip(SWAP, x.tolist(), strict=True)), len(rows), error)
+
+
+def _robust(a: Matrix, seconds: Matrix, known: Matrix | float = 0.0) -> Matrix:
+    """Coefficients that outliers hardly move; `known` of the seconds have another reason."""
+    scale, weight = seconds, np.ones(len(seconds))
+    for _ in range(_ROUNDS):
+        by = np.sqrt(weight) / scale
+        x = nnls(a * by[:, None], (seconds - known) * by)
+        predicted = np.maximum(a @ x + known, 1e-3 * seconds)
+        off = np.abs(seconds / predicted - 1)
+        usual = OUTLIER * 1.4826 * float(np.median(off))
+        if usual < ALONE:  # they fit but for a few
+            break
+        scale, weight = predicted, np.minimum(1.0, usual / np.maximum(off, ALONE))
+    return x
+
+
+def _level(a: Matrix, seconds: Matrix, x: Matrix) -> Matrix:
+    """Scaled such that the total is right."""
+    predicted = a @ x
+    total = float(predicted.sum())
+    return x * (float(np.minimum(seconds, STALL * predicted).sum()) / total) if total else x
 
 
 def leave_one_out(a: Matrix, b: Matrix, x: Matrix) -> float:

@@ -1,0 +1,107 @@
+"""The simulator's twin of an engine: its limits and blocks, its prices, its model and machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from experiments.backend import Settings
+from experiments.objects import make, takes
+from pagedsim.build import make_memory
+from pagedsim.core import Batching, ConfigError, Policy, Preemption, Scheduler
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
+
+S = TypeVar("S", bound=Scheduler)
+
+
+class Prices:
+    """What a preemption cost on the engine's machine."""
+
+    def __init__(self, prices: Mapping[str, Sequence[float]]) -> None:
+        self._prefill, self._transfer = prices["prefill"], prices["transfer"]
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Time to prefill `tokens` tokens."""
+        return self._prefill[0] + self._prefill[1] * tokens
+
+    def swap_seconds(self, blocks: int) -> float:
+        """Time to move `blocks` blocks out and in again."""
+        return 2 * (self._transfer[0] + self._transfer[1] * blocks)
+
+
+def scheduler_of(config: Settings, machine: Settings, kind: type[S]) -> S:
+    """A scheduler with the engine's limits and sizes, whatever they came from."""
+    preemption = config["preemption"]
+    priced = takes(preemption["_target_"], "prices")
+    prices = {"prices": Prices(machine["prices"])} if priced else {}
+    return kind(
+        memory=make_memory(
+            config["memory"]["kind"],
+            blocks=machine["blocks"],
+            block_size=machine["block_size"],
+            cpu_blocks=machine["cpu_blocks"],
+        ),
+        batching=make("batching", config["batching"], Batching),
+        policy=make("policy", config["policy"], Policy),
+        preemption=make("preemption", preemption, Preemption, **prices),
+        max_seqs=machine["max_seqs"],
+        max_batched_tokens=machine["max_batched_tokens"],
+        max_model_len=machine["max_model_len"],
+    )
+
+
+def replica_of(config: Settings, machine: Settings) -> Replica:
+    """What the engine served, on what, in the simulator's terms."""
+    return Replica(
+        model=_shape(config),
+        hardware=_hardware(config, machine),
+        tensor_parallel=1,
+        block_size=machine["block_size"],
+        kv_layout=config["memory"].get("kv_layout", "block"),
+    )
+
+
+def _shape(config: Settings) -> ModelShape:
+    """The shape of the model that a backend has loaded."""
+    name = config["backend"].get("model")
+    if name is None:
+        return make("model", config["model"], ModelShape)
+    if name == "tiny":
+        return make("model", _option("model", name), ModelShape)
+    if Path(name).expanduser().is_dir():
+        return ModelShape.from_hf(name)
+    from transformers import AutoConfig
+
+    try:
+        return ModelShape.from_hf(AutoConfig.from_pretrained(name).to_dict())
+    except OSError as error:
+        raise ConfigError(f"backend.model={name}: its config.json cannot be had here") from error
+
+
+def _hardware(config: Settings, machine: Settings) -> Hardware:
+    """That of conf/hardware which the machine's device is called like; else the configured one."""
+    words = re.findall(r"[a-z0-9]+", machine["device"].lower())
+    names = {*words, *(a + b for a, b in pairwise(words))}
+    if machine["cuda"] is None:
+        names = {"cpu"}
+    known = sorted(path.name.removesuffix(".yaml") for path in _folder("hardware").iterdir())
+    found = [name for name in known if set(name.split("-")) <= names]
+    settings = _option("hardware", max(found, key=len)) if found else config["hardware"]
+    return make("hardware", settings, Hardware)
+
+
+def _option(group: str, name: str) -> Any:
+    text = _folder(group).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return OmegaConf.to_container(OmegaConf.create(text))
+
+
+def _folder(group: str) -> Any:
+    return files("conf").joinpath(group)
