@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -70,6 +70,11 @@ def keep_configuration(config: DictConfig, folder: Path) -> None:
         path.write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     except OSError as error:
         raise _unwritable(folder, error) from error
+
+
+def kept_configuration(folder: Path) -> dict[str, Any]:
+    """What `keep_configuration` wrote."""
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / _NAME)))
 
 
 def _difference(path: Path, config: DictConfig) -> str:

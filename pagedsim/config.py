@@ -49,6 +49,8 @@ class Config:
     slo: Slo = field(default_factory=Slo)
     run: str | None = None
     """The folder of an earlier study, for experiments that take it up."""
+    requests: str | None = None
+    """The log of an outside server's requests, for the experiment that fits step times to it."""
     tensor_parallel: int = 1
     seed: int = 0
     """The first seed; the others follow it."""
