@@ -1,0 +1,207 @@
+"""The log of a server that is not ours: when each request came, and when its answer did."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+from pagedsim.workload.limits import LONGEST
+from pagedsim.workload.traces.opened import opened, readable
+
+Column = NDArray[np.float64]
+Row = Mapping[str, Any]
+
+
+class Layout(NamedTuple):
+    """What a log calls its columns; where two are named, either will do."""
+
+    arrived: str
+    prompt: str
+    output: str
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    name: str
+    queued: str | None = None
+    """Where the server's own clock is another than that of the arrivals."""
+
+
+PLAIN = Layout(
+    arrived="arrived_at",
+    prompt="num_prefill_tokens",
+    output="num_decode_tokens",
+    first=("first_token_at", "ttft"),
+    last=("finished_at", "e2e"),
+    name="request",
+)
+VLLM = Layout(
+    arrived="arrival_time",
+    prompt="input_toks",
+    output="output_toks",
+    first=("first_token_ts",),
+    last=("last_token_ts",),
+    name="request_id",
+    queued="queued_ts",
+)
+"""What vLLM keeps of each request."""
+
+SPANS = ("ttft", "e2e")
+"""Columns that count from the request's arrival."""
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Of requests in one order, in seconds; NaN where there is none, or not yet."""
+
+    ttft: Column
+    e2e: Column
+    output: NDArray[np.int64]
+
+    @property
+    def tpot(self) -> Column:
+        """The mean gap between tokens; an answer of one token has none."""
+        gaps = np.where(self.output > 1, self.output - 1, np.nan)
+        return (self.e2e - self.ttft) / gaps
+
+
+@dataclass(frozen=True)
+class Log:
+    """Its requests in order of arrival; the first comes at 0."""
+
+    path: Path
+    names: Sequence[str]
+    arrived: Column
+    prompt: NDArray[np.int64]
+    latencies: Latencies
+
+    @property
+    def output(self) -> NDArray[np.int64]:
+        """Tokens of each answer."""
+        return self.latencies.output
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def read_log(path: str | Path) -> Log:
+    """A log in CSV, JSON lines or parquet; raises ConfigError with the place of what is wrong."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"requests={path}: no such file")
+    with readable(file):
+        rows = list(_rows(file))
+    if not rows:
+        raise ConfigError(f"requests={path}: holds no requests")
+    layout = VLLM if VLLM.arrived in rows[0][1] else PLAIN
+    return _log(file, layout, rows)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Each row, and where it stands."""
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    with opened(path) as file:
+        begin = file.read(1)
+    with opened(path) as file:
+        if begin == "{":
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"{path}:{number}", _object(f"{path}:{number}", line)
+            return
+        table = csv.DictReader(file)
+        for row in table:
+            yield f"{path}:{table.line_num}", row
+
+
+def _object(where: str, line: str) -> Row:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where}: must be an object, one a line")
+    return found
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
+    places = [where for where, _ in rows]
+    arrived = _column(rows, layout.arrived)
+    first, last = (_times(rows, names, arrived) for names in (layout.first, layout.last))
+    if layout.queued is not None:
+        # Nobody is queued before it arrives, so the shortest wait between the two is taken for
+        # none: that lays the server's clock over the clients'.
+        shift = float((arrived - _column(rows, layout.queued)).max())
+        first, last = first + shift, last + shift
+    prompt, output = (_tokens(rows, name) for name in (layout.prompt, layout.output))
+    for where, come, begun, ended in zip(places, arrived, first, last, strict=True):
+        if not come < begun <= ended:
+            raise ConfigError(
+                f"{where}: arrives at {come:g}, has its first token at {begun:g} and its last at "
+                f"{ended:g} s: must come in this order"
+            )
+    order = np.argsort(arrived, kind="stable")
+    latencies = Latencies((first - arrived)[order], (last - arrived)[order], output[order])
+    names = [str(rows[row][1].get(layout.name) or places[row]) for row in order.tolist()]
+    return Log(path, names, (arrived - arrived.min())[order], prompt[order], latencies)
+
+
+def _times(rows: Sequence[tuple[str, Row]], names: Sequence[str], arrived: Column) -> Column:
+    """A column of times, or of what has passed since the arrival."""
+    name = next((name for name in names if name in rows[0][1]), None)
+    if name is None:
+        raise _missing(rows, " or ".join(names))
+    column = _column(rows, name)
+    return arrived + column if name in SPANS else column
+
+
+def _column(rows: Sequence[tuple[str, Row]], name: str) -> Column:
+    if name not in rows[0][1]:
+        raise _missing(rows, name)
+    return np.array([_number(where, name, row.get(name)) for where, row in rows])
+
+
+def _missing(rows: Sequence[tuple[str, Row]], name: str) -> ConfigError:
+    where, row = rows[0]
+    return ConfigError(f"{where}: has no {name}, only {', '.join(map(str, row)):.200}")
+
+
+def _number(where: str, name: str, value: Any) -> float:
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not isfinite(number):
+        raise ConfigError(
+            f"{where}: {name}={value!r:.60}: must be a number (requests that were not answered "
+            "must be left out)"
+        )
+    return number
+
+
+def _tokens(rows: Sequence[tuple[str, Row]], name: str) -> NDArray[np.int64]:
+    column = _column(rows, name)
+    for (where, row), value in zip(rows, column, strict=True):
+        if not (1 <= value <= LONGEST and value.is_integer()):
+            allowed = f"a whole number of tokens from 1 to {LONGEST}"
+            raise ConfigError(f"{where}: {name}={row[name]}: must be {allowed}")
+    return column.astype(np.int64)
