@@ -15,7 +15,7 @@ _OURS = (
     *("pagedsim.core", "pagedsim.build", "pagedsim.sim", "pagedsim.workload", "pagedsim.metrics"),
     *("pagedsim.engine", "kernels", "policies"),
     *("experiments.arm", "experiments.objects", "experiments.parts"),
-    *("experiments.backend", "experiments.simulated", "experiments.serving"),
+    *("experiments.backend", "experiments.simulated", "experiments.serving", "experiments.machine"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]

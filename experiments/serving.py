@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import platform
-import sys
-import tempfile
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from experiments.backend import Backend, Settings, Stage
+from experiments.machine import facts_of, give_back, the_machine, threads
 from experiments.objects import make, said_of, takes
-from experiments.progress import on_terminal
 from experiments.watched import Stopped, Watched
 from pagedsim.core import (
     Batching,
@@ -38,7 +33,7 @@ from pagedsim.workload import Workload
 
 if TYPE_CHECKING:
     from pagedsim.engine.arguments import Arguments
-    from pagedsim.engine.engine import LLMEngine
+    from pagedsim.engine.engine import LLMEngine, Observer
 
 TIMES = ("feed", "plan", "launch", "sample", "commit")
 """Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
@@ -209,26 +204,33 @@ class Serving(Stage):
 
     def run(self, workload: Workload, recorder: Watched) -> None:
         from pagedsim.engine.drive import drive
-        from pagedsim.engine.engine import LLMEngine
 
-        with _the_machine(), _threads(self.threads):
-            engine = LLMEngine(self.arguments, observer=_Log(recorder, self._plans, self._outputs))
-            self.scheduler = engine.scheduler
-            self._facts = _facts(engine, self.name)
+        def serve(engine: LLMEngine) -> None:
+            drive(
+                engine,
+                workload,
+                seed=self.seed,
+                stopping=lambda: recorder.stopping,
+                stepped=self._stepped,
+            )
 
-            try:
-                drive(
-                    engine,
-                    workload,
-                    seed=self.seed,
-                    stopping=lambda: recorder.stopping,
-                    stepped=self._stepped,
-                )
-            finally:
-                del engine
-                _give_back()
+        self.use(_Log(recorder, self._plans, self._outputs), serve)
         if recorder.stopping:
             raise Stopped
+
+    def use(self, observer: Observer, work: Callable[[LLMEngine], None]) -> None:
+        """Make the engine, have `work` done with it, and take it away; no other runs meanwhile."""
+        from pagedsim.engine.engine import LLMEngine
+
+        with the_machine(), threads(self.threads):
+            engine = LLMEngine(self.arguments, observer=observer)
+            self.scheduler = engine.scheduler
+            self._facts = facts_of(engine, self.name)
+            try:
+                work(engine)
+            finally:
+                del engine
+                give_back()
 
     def _stepped(self, engine: LLMEngine) -> None:
         if engine.times is None:
@@ -271,72 +273,3 @@ class _Log:
     def left(self, request: Request) -> None:
         self._recorder.left(request)
         self._outputs[request.id] = list(request.outputs[0]) if request.outputs else []
-
-
-def _facts(engine: LLMEngine, name: str) -> Settings:
-    import torch
-    import transformers
-
-    device, memory = engine.model.device, engine.scheduler.memory
-    cuda = device.type == "cuda"
-    return {
-        "backend": "engine",
-        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
-        "threads": torch.get_num_threads(),
-        "model": name,
-        "dtype": str(engine.model.dtype).removeprefix("torch."),
-        "vocab_size": engine.model.vocab_size,
-        "max_seqs": engine.scheduler.max_seqs,
-        "max_batched_tokens": engine.scheduler.max_batched_tokens,
-        "max_model_len": engine.scheduler.max_model_len,
-        "blocks": memory.total,
-        "block_size": memory.block_size,
-        "cpu_blocks": memory.cpu_total,
-        "block_bytes": engine.runner.cache.shape.block_bytes,
-        "prices": {"prefill": engine.prices.prefill, "transfer": engine.prices.transfer},
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "cuda": torch.version.cuda if cuda else None,
-        "python": platform.python_version(),
-    }
-
-
-def _give_back() -> None:
-    """What an engine held on the GPU; a model refers to itself in circles."""
-    import torch
-
-    if torch.cuda.is_available():
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """So many threads for what a CPU computes."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _the_machine() -> Iterator[None]:
-    """Wait until no other run of an engine is under way here: each would slow the other down."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with (Path(tempfile.gettempdir()) / "pagedsim-engine.lock").open("a") as file:
-        with suppress(OSError):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if on_terminal():
-                    print("waiting for another engine on this machine", file=sys.stderr)
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield

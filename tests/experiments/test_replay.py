@@ -61,7 +61,7 @@ def a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     from pagedsim.engine import assemble
 
     monkeypatch.setattr(assemble, "load_model", lambda *args, **settings: small())
-    monkeypatch.setattr(serving, "_the_machine", nullcontext)  # no time matters here
+    monkeypatch.setattr(serving, "the_machine", nullcontext)  # no time matters here
 
 
 @cache
