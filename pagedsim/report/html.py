@@ -31,18 +31,23 @@ def page(study: Study, plots: Sequence[Plot]) -> str:
         _finding(study),
         _failed(study),
         *(_results(study) if study.runs else ()),
-        *map(_figure, plots),
+        *map(figure, plots),
         *(_settings(study) if study.runs else ()),
         *_command(study),
         *(_definitions(study) if study.runs else ()),
     ]
+    return document(study.title, parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A page that needs no other file."""
     body = "\n".join(part for part in parts if part)
     style = files("pagedsim.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="pagedsim {pagedsim.__version__}">\n'
-        f"<title>{escape(study.title)}</title>\n<style>\n{_variables()}{style}</style>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_variables()}{style}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -139,7 +144,8 @@ def _cell(cell: Cell, roomy: bool) -> str:
     return f'<td{best}><span class="value">{escape(cell.text)}</span>{margin}{change}</td>'
 
 
-def _figure(plot: Plot) -> str:
+def figure(plot: Plot) -> str:
+    """A picture with its title and caption."""
     svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{escape(plot.title)}" ', 1)
     return (
         f'<h2>{escape(plot.title)}</h2>\n<figure><div class="scroll">{svg}</div>'

@@ -40,7 +40,7 @@ def draw(study: Study) -> list[Plot]:
     """Every picture that the study has something to show in."""
     with drawing():
         return [
-            Plot(name, title, caption, *_render(name, make(study)))
+            Plot(name, title, caption, *render(name, make(study)))
             for name, title, caption, make in _chosen(study)
         ]
 
@@ -87,7 +87,8 @@ def _chosen(study: Study) -> Iterator[tuple[str, str, str, Callable[[Study], Fig
     )
 
 
-def _render(name: str, figure: Figure) -> tuple[bytes, str]:
+def render(name: str, figure: Figure) -> tuple[bytes, str]:
+    """A figure as PNG, and as SVG for a page."""
     png, svg = io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
     figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})

@@ -46,9 +46,11 @@ class Sample(NamedTuple):
     prefill_context: int = 0
     decode_count: int = 0
     decode_context: int = 0
-    swaps: int = 0
-    """Directions in which blocks were moved: out, in, or both."""
-    swapped_blocks: int = 0
+    swap_out: int = 0
+    """Blocks."""
+    swap_in: int = 0
+    prefill_pairs: int = 0
+    prefill_chunks: int = 0
 
     @classmethod
     def of(cls, plan: StepPlan, seconds: float) -> Sample:
@@ -60,9 +62,21 @@ class Sample(NamedTuple):
             plan.prefill_context,
             plan.decode_count,
             plan.decode_context,
-            bool(plan.swap_out) + bool(plan.swap_in),
-            plan.swapped_blocks,
+            len(plan.swap_out),
+            len(plan.swap_in),
+            plan.prefill_pairs,
+            len(plan.chunks),
         )
+
+    @property
+    def swaps(self) -> int:
+        """Directions in which blocks were moved: out, in, or both."""
+        return bool(self.swap_out) + bool(self.swap_in)
+
+    @property
+    def swapped_blocks(self) -> int:
+        """In both directions."""
+        return self.swap_out + self.swap_in
 
     @property
     def kind(self) -> str:

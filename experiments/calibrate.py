@@ -1,0 +1,173 @@
+"""Calibrate: step times in milliseconds, fitted to what an engine took on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.backend import Settings
+from experiments.errand import Errand
+from experiments.folder import kept_configuration
+from experiments.outside import Outside
+from experiments.profile import profiled
+from experiments.recorded import recorded_runs
+from experiments.residual import Residual, Weakest, residuals, weakest
+from experiments.steplog import StepLog, log_of, predicted
+from pagedsim.complaint import shown
+from pagedsim.core import ConfigError
+from pagedsim.metrics.files import write_json
+from pagedsim.sim.cost import Fit, Fitted, Roofline
+from pagedsim.sim.cost.fitting import FEATURES, SWAP, fit_kinds
+
+UNITS = {
+    "constant": ("ms", 1e3, "a step"),
+    "prefill_tokens": ("µs", 1e6, "a token of a prompt"),
+    "prefill_attention": ("ns", 1e9, "a token of a prompt and one it attends to"),
+    "prefill_context": ("µs", 1e6, "a token that prompts attend to"),
+    "decode_count": ("µs", 1e6, "a sequence that decodes"),
+    "decode_context": ("ns", 1e9, "a token that decodes attend to"),
+}
+SWAP_UNITS = {"constant": ("µs", 1e6, "a swap"), "blocks": ("µs", 1e6, "a block swapped, one way")}
+
+
+@dataclass(frozen=True)
+class Calibrate(Errand):
+    """Fit `cost=fitted` to recorded steps, to a profile, or to the log of a server elsewhere."""
+
+    run: str | None = None
+    requests: str | None = None
+    split: float = 0.5
+    seed: int = 0
+
+    def perform(self, folder: Path) -> None:
+        if self.requests is not None:
+            if self.run is not None:
+                raise ConfigError("run, requests: only one of them can be fitted to")
+            Outside(self.requests, self.split).perform(folder)
+            return
+        log = self._log(kept_configuration(folder))
+        cost = fitted(log)
+        path = folder / "cost.json"
+        cost.save(path)
+        report = {"source": log.source, "machine": log.machine} | told(log, cost)
+        write_json(folder / "calibrate.json", report)
+        print(f"results   {shown(folder / 'calibrate.json')}")
+        print(f"use it    cost=fitted cost.path={shown(path)}")
+
+    def _log(self, config: Settings) -> StepLog:
+        if self.run is not None:
+            runs = recorded_runs(self.run)
+            return log_of(runs, f"{len(runs)} runs under {shown(Path(self.run).absolute())}")
+        if not config["backend"]["_target_"].endswith("Engine"):
+            raise ConfigError(
+                "run: must be given: run=<folder of an earlier study on the engine>, "
+                "requests=<log of a server elsewhere>, or backend=engine to profile it"
+            )
+        return profiled(config, self.seed)
+
+
+def fitted(log: StepLog) -> Fitted:
+    """The fit; raises ConfigError for a log that is too short."""
+    machine = log.machine
+    source = f"{log.source}: {machine['device']}, {machine['model']}, {machine['dtype']}"
+    try:
+        return Fitted.fit(log.samples, log.replica, echo=None, source=source)
+    except ConfigError as error:
+        raise ConfigError(f"{log.source}: too short to fit: {error}") from error
+
+
+def told(log: StepLog, cost: Fitted) -> Settings:
+    """Print coefficients and errors; returns them."""
+    mine = [predicted(cost, sample) for sample in log.samples]
+    roofline = Roofline(log.replica)
+    theirs = [predicted(roofline, sample) for sample in log.samples]
+    rest, sheet = residuals(log.samples, mine), residuals(log.samples, theirs)
+    weak, fits = weakest(log.samples, mine), fit_kinds(log.samples)
+    machine = log.machine
+    print(
+        f"{len(log.samples)} steps of {log.source}: {machine['device']}, {machine['model']}, "
+        f"{machine['dtype']}, blocks of {machine['block_size']} tokens"
+    )
+    _show_coefficients(cost)
+    _show_errors(fits, rest, sheet, log.replica.hardware.name)
+    if weak is not None:
+        print(f"weakest   {_where(weak)}")
+    return {
+        "coefficients": {kind: _set(cost, kind) for kind in ("prefill", "decode", "mixed", "swap")},
+        "unit": "s",
+        "leave_one_out": {kind: fit.error for kind, fit in fits.items()},
+        "residuals": {kind: one._asdict() for kind, one in rest.items()},
+        "roofline": {kind: one.total for kind, one in sheet.items()},
+        "weakest": weak and weak._asdict(),
+    }
+
+
+def _set(cost: Fitted, kind: str) -> dict[str, float]:
+    return dict(cost.settings[kind] or {})
+
+
+def _show_coefficients(cost: Fitted) -> None:
+    kinds = [kind for kind in ("prefill", "decode", "mixed") if cost.settings[kind]]
+    table = _table("each", *kinds)
+    for name in FEATURES:
+        unit, scale, meaning = UNITS[name]
+        values = [_set(cost, kind).get(name) for kind in kinds]
+        table.add_row(meaning, *("" if v is None else f"{v * scale:,.4g} {unit}" for v in values))
+    _print(table)
+    for name in SWAP if cost.settings["swap"] else ():
+        unit, scale, meaning = SWAP_UNITS[name]
+        print(f"{meaning}: {cost.settings['swap'][name] * scale:,.4g} {unit}")
+    if not cost.settings["swap"]:
+        print("swaps     too few to fit: they take what the hardware's data sheet says")
+
+
+def _show_errors(
+    fits: dict[str, Fit], rest: dict[str, Residual], sheet: dict[str, Residual], hardware: str
+) -> None:
+    head = ("steps", "leave one out", "half are within", "90 % within", "in all", "stalled")
+    table = _table("", *head, f"roofline of {hardware}")
+    for kind, one in rest.items():
+        left_out = fits[kind].percent if kind in fits else "–"
+        table.add_row(
+            kind,
+            f"{one.steps:,}",
+            left_out,
+            percent(one.median),
+            percent(one.p90),
+            signed(one.total),
+            percent(one.stalled),
+            signed(sheet[kind].total),
+        )
+    _print(table)
+
+
+def _where(weak: Weakest) -> str:
+    way = "too long" if weak.total > 0 else "too short"
+    return (
+        f"{weak.kind} steps with {weak.feature} of {weak.low:,.0f} to {weak.high:,.0f}: "
+        f"{percent(abs(weak.total))} {way} ({weak.steps} steps)"
+    )
+
+
+def _table(*head: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left")
+    return table
+
+
+def _print(table: Table) -> None:
+    Console(highlight=False).print(table)
+
+
+def percent(share: float) -> str:
+    """A share for reading."""
+    return f"{100 * share:.1f} %"
+
+
+def signed(share: float) -> str:
+    """With its sign."""
+    return f"{100 * share:+.1f} %".replace("-", "−")

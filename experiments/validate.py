@@ -1,0 +1,221 @@
+"""Validate: how far the simulator is from the engine on this machine, with requests not seen."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from experiments.arm import Job, run_job
+from experiments.backend import Settings
+from experiments.calibrate import fitted, told
+from experiments.errand import Errand
+from experiments.failure import Failure
+from experiments.folder import kept_configuration
+from experiments.parts import backend_of
+from experiments.recorded import Recorded, recorded_runs
+from experiments.replay import replayed
+from experiments.steplog import log_of
+from experiments.stored import forget, recipe, store
+from experiments.twin import scheduler_of
+from experiments.watched import Watched
+from pagedsim.complaint import Complaint, shown
+from pagedsim.core import ConfigError, Scheduler
+from pagedsim.core.errors import require, require_whole
+from pagedsim.metrics.agreement import Regime
+from pagedsim.metrics.files import write_json
+from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.study import Run
+from pagedsim.metrics.summary import summarise
+from pagedsim.report.validation import Validation, show_validation, write_validation
+from pagedsim.sim.cost import Fitted
+from pagedsim.sim.simulate import simulate
+
+CAPACITY = 200
+"""Requests, all at once, whose simulation tells how many can be served in a second."""
+FEWEST = 20
+"""Requests of a regime, however slow the machine."""
+WHOLE = {"limit": None, "hurry": 1}
+"""Settings of the backend: it serves what a regime says, when it says so."""
+PINNED = {"blocks": "blocks", "cpu_blocks": "cpu_blocks"}
+"""Settings of the memory that every run takes from the first, and what the machine calls them."""
+
+
+@dataclass(frozen=True)
+class Validate(Errand):
+    """Calibrate on some workloads, then hold another against the simulator, under three loads."""
+
+    calibration: Mapping[str, Settings]
+    """Changes of the configuration, each a workload to calibrate on."""
+    regimes: Mapping[str, Mapping[str, float]]
+    """Of each the load and the tolerance."""
+    seconds: float
+    repeats: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require("seconds", self.seconds, 0.1)
+        require_whole("repeats", self.repeats, 1)
+
+    def perform(self, folder: Path) -> None:
+        config = kept_configuration(folder)
+        self._check(config)
+        bench = _Bench(config, folder / "runs")
+        served: dict[str, list[Recorded]] = {name: [] for name in self.regimes}
+        fits: list[Recorded] = []
+        plans: dict[str, Settings] = {}
+        for again in range(self.repeats):
+            for name, change in self.calibration.items():
+                fits.append(bench.serve(f"calibration-{name}", change, self.seed + 100 + again))
+            if not plans:
+                plans = self._plans(bench, fitted(log_of(fits, "the first calibration")))
+            for name, change in plans.items():
+                served[name].append(bench.serve(name, change, self.seed, again))
+        log = log_of(fits, f"{len(fits)} runs to calibrate on")
+        cost = fitted(log)
+        cost.save(folder / "cost.json")
+        regimes = [
+            self._regime(name, bench.configured(plans[name]), runs, cost)
+            for name, runs in served.items()
+        ]
+        done = Validation(
+            regimes=regimes,
+            machine=fits[0].machine,
+            command=_command(),
+            steps=sum(run.steps.num_rows for runs in (fits, *served.values()) for run in runs),
+            calibration=told(log, cost),
+            notes=[*cost.notices, *_doubts(regimes)],
+        )
+        show_validation(done)
+        report = write_validation(done, folder)
+        write_json(folder / "validate.json", done.record())
+        print(f"results   {shown(folder / 'validate.json')}")
+        print(f"report    {shown(report)}")
+        print(f"use it    cost=fitted cost.path={shown(folder / 'cost.json')}")
+
+    def _check(self, config: Settings) -> None:
+        if not backend_of(config).alone:
+            raise ConfigError("backend=sim: experiment=validate needs backend=engine")
+        for key in ("rate", "requests"):
+            if key not in config["workload"]:
+                raise ConfigError(
+                    f"workload.{key}: is set by experiment=validate, and this workload has none"
+                )
+
+    def _plans(self, bench: _Bench, cost: Fitted) -> dict[str, Settings]:
+        """The changes that make each regime: so many requests a second, for so many seconds."""
+        burst = {"workload": {"arrivals": "burst", "requests": CAPACITY}}
+        summary, _ = simulated(bench.configured(burst), bench.machine, self.seed, cost)
+        most = summary["requests_per_s"]
+        print(f"it can serve about {most:.3g} requests/s, says the first calibration")
+        plans: dict[str, Settings] = {}
+        for name, regime in self.regimes.items():
+            rate = float(f"{regime['load'] * most:.3g}")
+            count = max(round(rate * self.seconds), FEWEST)
+            plans[name] = {"workload": {"rate": rate, "requests": count}}
+        return plans
+
+    def _regime(self, name: str, config: Settings, runs: list[Recorded], cost: Fitted) -> Regime:
+        summary, requests = simulated(config, runs[0].machine, self.seed, cost)
+        return Regime(
+            name,
+            self.regimes[name]["load"],
+            config["workload"]["rate"],
+            self.regimes[name]["tolerance"],
+            [summarised(run.requests, run.steps, run.machine) for run in runs],
+            summary,
+            [run.requests for run in runs],
+            requests,
+        )
+
+
+class _Bench:
+    """Where the engine is run; all runs have the memory of the first."""
+
+    def __init__(self, config: Settings, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self.machine: Settings = {}
+
+    def configured(self, change: Settings) -> Settings:
+        """The configuration with a change."""
+        pinned = {key: self.machine[name] for key, name in PINNED.items() if self.machine}
+        merged = OmegaConf.merge(self._config, {"backend": WHOLE, "memory": pinned}, change)
+        return cast(Settings, OmegaConf.to_container(merged))
+
+    def serve(self, name: str, change: Settings, seed: int, again: int = 0) -> Recorded:
+        """A run of the engine that the simulator plans alike; raises what is wrong with it."""
+        folder = self._folder / name / f"run-{seed + again}"
+        job = Job(name, seed, self.configured(change), folder)
+        made_of = recipe(job)
+        forget(job)
+        outcome = run_job(job, Watched())
+        if isinstance(outcome, Failure):
+            raise Complaint([f"{name}: {outcome}"], expected=outcome.expected)
+        if not isinstance(outcome, Run):
+            raise KeyboardInterrupt
+        store(job, made_of)
+        (run,) = recorded_runs(str(folder))
+        self._same_blocks(run)
+        if difference := replayed(run):
+            raise Complaint(
+                [
+                    f"{name}: step {difference.step} of {run.steps.num_rows} differs, so there is "
+                    f"nothing to compare\n  engine:    {difference.engine}\n"
+                    f"  simulator: {difference.simulator}"
+                ]
+            )
+        seconds = float(run.steps["end"][-1].as_py())
+        count, steps = run.requests.num_rows, run.steps.num_rows
+        print(f"{name}: {count} requests, {steps} steps in {seconds:.1f} s, all planned alike")
+        return run
+
+    def _same_blocks(self, run: Recorded) -> None:
+        self.machine = self.machine or run.machine
+        for name in PINNED.values():
+            if run.machine[name] != self.machine[name]:
+                raise ConfigError(
+                    f"{run.folder}: the engine has {name}={run.machine[name]}, and had "
+                    f"{self.machine[name]} before: runs with other memory cannot be compared"
+                )
+
+
+def simulated(
+    config: Settings, machine: Settings, seed: int, cost: Fitted
+) -> tuple[dict[str, Any], pa.Table]:
+    """Summary and requests of a run of the engine, as the simulator has it."""
+    recorder, scheduler = Recorder(), scheduler_of(config, machine, Scheduler)
+    workload = backend_of(config).workload(config["workload"], seed)
+    simulate(scheduler, workload, cost, recorder)
+    requests = recorder.requests_table()
+    return summarised(requests, recorder.steps_table(), machine), requests
+
+
+def summarised(requests: pa.Table, steps: pa.Table, machine: Settings) -> dict[str, Any]:
+    """The summary of a run, whoever made it."""
+    return summarise(
+        requests,
+        steps,
+        total_blocks=machine["blocks"],
+        block_size=machine["block_size"],
+        max_seqs=machine["max_seqs"],
+    )
+
+
+def _doubts(regimes: Sequence[Regime]) -> list[str]:
+    """What a reader must know."""
+    last = max(regimes, key=lambda regime: regime.load)
+    if any(summary["preemptions"] for summary in last.engine):
+        return []
+    return [f"nobody was preempted under {last.name}: memory.blocks is too large for that"]
+
+
+def _command() -> str:
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+    return shlex.join(["python", "-m", "pagedsim", *words])

@@ -1,0 +1,114 @@
+"""How near a simulation is to the runs that it stands for, and how near these are to each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pagedsim.metrics.catalogue import STATISTICS
+from pagedsim.metrics.summary import request_latencies
+
+SHOWN = ("ttft", "tpot", "e2e")
+KEYS = (
+    *(f"{name}_{statistic}" for name in SHOWN for statistic in STATISTICS),
+    "output_tokens_per_s",
+    "preemptions",
+    "kv_utilisation_mean",
+)
+JUDGED = ("ttft_mean", "tpot_mean", "output_tokens_per_s")
+"""What must be right for a regime to count as such."""
+SPREADS = 2.0
+"""Or so many times as far off as the engine's runs are from each other."""
+
+
+class Agreement(NamedTuple):
+    """One metric."""
+
+    engine: float
+    """The mean over its runs."""
+    spread: float
+    """Their standard deviation, relative to that; NaN for one run."""
+    simulator: float
+    error: float
+    """The simulator's over the engine's, less 1; NaN where the engine's is 0."""
+
+    def verdict(self, tolerance: float) -> str:
+        """Whether it is near enough, and by which measure."""
+        if abs(self.error) <= tolerance:
+            return f"within {100 * tolerance:.0f} %"
+        if abs(self.error) <= SPREADS * self.spread:
+            return "within twice the spread"
+        return "beyond"
+
+
+class Nearness(NamedTuple):
+    """One latency, request by request; the engine's is the mean over its runs."""
+
+    mape: float
+    """Mean of |simulator / engine - 1|."""
+    pearson: float
+    bias: float
+    """Of the means: simulator / engine - 1."""
+    spread: float
+    """Mean of |one run / the mean of all - 1| over the engine's runs: what chance alone does."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The same requests, several times on the engine and once in the simulator."""
+
+    name: str
+    load: float
+    """Requests that come, as a share of those that could be served in the same time."""
+    rate: float
+    tolerance: float
+    engine: Sequence[Mapping[str, Any]]
+    """A summary for each run."""
+    simulator: Mapping[str, Any]
+    engine_requests: Sequence[pa.Table]
+    simulator_requests: pa.Table
+
+    def agreements(self) -> dict[str, Agreement]:
+        """Metric by metric."""
+        return {key: self._agreement(key) for key in KEYS}
+
+    def verdicts(self) -> dict[str, str]:
+        """Of the metrics that are judged."""
+        found = self.agreements()
+        return {key: found[key].verdict(self.tolerance) for key in JUDGED}
+
+    def nearness(self) -> dict[str, Nearness]:
+        """Latency by latency."""
+        mine = request_latencies(self.simulator_requests)
+        runs = [request_latencies(table) for table in self.engine_requests]
+        return {name: _nearness(mine[name], [run[name] for run in runs]) for name in SHOWN}
+
+    def _agreement(self, key: str) -> Agreement:
+        values = [float(summary[key]) for summary in self.engine]
+        mean, mine = float(np.mean(values)), float(self.simulator[key])
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+        if not mean:
+            return Agreement(mean, 0.0, mine, math.nan if mine else 0.0)
+        return Agreement(mean, spread / mean, mine, mine / mean - 1)
+
+
+def _nearness(mine: NDArray[np.float64], runs: Sequence[NDArray[np.float64]]) -> Nearness:
+    every = np.array([*runs, mine])
+    known = ~np.isnan(every).any(axis=0) & (every > 0).all(axis=0)
+    if not known.any():
+        return Nearness(math.nan, math.nan, math.nan, math.nan)
+    engine, mine = every[:-1, known], every[-1, known]
+    mean = engine.mean(axis=0)
+    varies = mean.std() > 0 and mine.std() > 0
+    return Nearness(
+        float(np.abs(mine / mean - 1).mean()),
+        float(np.corrcoef(mean, mine)[0, 1]) if varies else math.nan,
+        float(mine.mean() / mean.mean() - 1),
+        float(np.abs(engine / mean - 1).mean()) if len(engine) > 1 else math.nan,
+    )

@@ -1,0 +1,237 @@
+"""The report of a validation: how far the simulator is from the engine, on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pagedsim.metrics.agreement import JUDGED, SHOWN, Agreement, Regime
+from pagedsim.metrics.catalogue import METRICS, label_of, scale_of
+from pagedsim.metrics.summary import request_latencies
+from pagedsim.report.style import (
+    drawing,
+    key,
+    looks,
+    margins,
+    new_figure,
+    plain_log_ticks,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SHARES = np.linspace(0, 1, 241)
+_WIDE = 20
+"""A largest value so many times the smallest is drawn on a logarithmic axis."""
+_TITLE = "How far is the simulator from the engine?"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All that was found."""
+
+    regimes: Sequence[Regime]
+    machine: Mapping[str, Any]
+    command: str
+    steps: int
+    """Of the engine's runs; the simulator plans each of them alike."""
+    calibration: Mapping[str, Any]
+    notes: Sequence[str]
+
+    def record(self) -> dict[str, Any]:
+        """As validate.json has it."""
+        return {
+            "command": self.command,
+            "machine": dict(self.machine),
+            "replayed_steps": self.steps,
+            "calibration": dict(self.calibration),
+            "notes": list(self.notes),
+            "regimes": {regime.name: _record(regime) for regime in self.regimes},
+        }
+
+
+def _record(regime: Regime) -> dict[str, Any]:
+    return {
+        "load": regime.load,
+        "rate": regime.rate,
+        "requests": regime.simulator_requests.num_rows,
+        "runs": len(regime.engine),
+        "tolerance": regime.tolerance,
+        "verdicts": regime.verdicts(),
+        "metrics": {name: found._asdict() for name, found in regime.agreements().items()},
+        "by_request": {name: near._asdict() for name, near in regime.nearness().items()},
+    }
+
+
+def show_validation(done: Validation) -> None:
+    """Print a table for each regime, and what it comes to."""
+    console = Console(highlight=False)
+    for regime in done.regimes:
+        console.print(f"\n[bold]{_headline(regime)}[/bold]")
+        head, rows = _metrics(regime)
+        _print(console, head, rows)
+        head, rows = _requests(regime)
+        _print(console, head, rows)
+        console.print(_verdict(regime))
+    for note in done.notes:
+        console.print(f"note: {note}")
+
+
+def write_validation(done: Validation, folder: Path) -> Path:
+    """Write report.html and plots/validation.png; returns the path of the report."""
+    from pagedsim.report.html import document, figure
+    from pagedsim.report.plots import Plot, render
+
+    with drawing():
+        drawn = render("validation", draw_validation(done.regimes))
+    runs = len(done.regimes[0].engine)
+    caption = (
+        "The share of requests served within a time: the simulator's curve over those of the "
+        f"engine's runs, {runs} of the same requests. Where these differ, so may the simulator."
+    )
+    plot = Plot("validation", "Distributions", caption, *drawn)
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    (folder / "plots" / "validation.png").write_bytes(plot.png)
+    report = folder / "report.html"
+    report.write_text(document(_TITLE, [*_parts(done), figure(plot)]), encoding="utf-8")
+    return report
+
+
+def _parts(done: Validation) -> list[str]:
+    machine = done.machine
+    where = f"{machine['device']}, {machine['model']}, {machine['dtype']}"
+    blocks = f"{machine['blocks']} blocks of {machine['block_size']} tokens"
+    found = "".join(f"<p>{escape(_verdict(regime))}</p>" for regime in done.regimes)
+    notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in done.notes)
+    parts = [
+        '<p class="eyebrow">pagedsim study · validate</p>',
+        f"<h1>{_TITLE}</h1>",
+        f'<p class="question">{escape(where)}, {blocks}. Step times are fitted to other requests '
+        f"than these; all {done.steps:,} steps of the engine are planned by the simulator alike."
+        "</p>",
+        f'<section class="finding">{found}{notes}</section>',
+    ]
+    for regime in done.regimes:
+        parts += [f"<h2>{escape(_headline(regime))}</h2>"]
+        parts += [_html(*_metrics(regime)), _html(*_requests(regime))]
+    parts.append(
+        '<p class="note">Spread: the standard deviation over the engine’s runs of the same '
+        "requests; of single requests, how far one run is from the mean of all, on average. MAPE: "
+        "the mean of how far single requests are off. Bias: of their mean.</p>"
+    )
+    return [*parts, f"<h2>To run it again</h2><pre><code>{escape(done.command)}</code></pre>"]
+
+
+def _headline(regime: Regime) -> str:
+    count = regime.simulator_requests.num_rows
+    load = f"{100 * regime.load:.0f} % of what can be served"
+    return f"{regime.name}: {count} requests at {regime.rate:.3g}/s, {load}"
+
+
+def _verdict(regime: Regime) -> str:
+    found, agreements = regime.verdicts(), regime.agreements()
+    words = [f"{label_of(key)} {_signed(agreements[key].error)}, {found[key]}" for key in JUDGED]
+    return f"{regime.name}: {'; '.join(words)}"
+
+
+def _metrics(regime: Regime) -> tuple[list[str], list[list[str]]]:
+    head = ["", "engine", "spread", "simulator", "error", ""]
+    verdicts = regime.verdicts()
+    rows = [
+        [label_of(key), *_cells(key, found), verdicts.get(key, "")]
+        for key, found in regime.agreements().items()
+    ]
+    return head, rows
+
+
+def _cells(key: str, found: Agreement) -> list[str]:
+    scale = scale_of(key, [found.engine, found.simulator])
+    spread = "–" if found.spread != found.spread else f"± {100 * found.spread:.1f} %"
+    return [
+        scale.text(found.engine),
+        spread,
+        scale.text(found.simulator),
+        _signed(found.error),
+    ]
+
+
+def _requests(regime: Regime) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [
+            METRICS[name].label,
+            f"{100 * near.mape:.1f} %",
+            "–" if near.spread != near.spread else f"{100 * near.spread:.1f} %",
+            f"{near.pearson:.3f}",
+            _signed(near.bias),
+        ]
+        for name, near in regime.nearness().items()
+    ]
+    return ["request by request", "MAPE", "engine’s own", "Pearson r", "bias"], rows
+
+
+def _signed(share: float) -> str:
+    return "–" if share != share else f"{100 * share:+.1f} %".replace("-", "−")
+
+
+def _print(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if 0 < number < 5 else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return (
+        f'<div class="scroll"><table class="results"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def draw_validation(regimes: Sequence[Regime]) -> Figure:
+    """A row of panels a regime, a panel each for TTFT, TPOT and E2E."""
+    look = looks(["engine", "simulator"])
+    figure = new_figure(0.75 + 2.0 * len(regimes))
+    panels = figure.subplots(len(regimes), len(SHOWN), squeeze=False, sharey=True)
+    for row, regime in zip(panels, regimes, strict=True):
+        runs = [request_latencies(table) for table in regime.engine_requests]
+        mine = request_latencies(regime.simulator_requests)
+        for axes, name in zip(row, SHOWN, strict=True):
+            every = [run[name][~np.isnan(run[name])] for run in (*runs, mine)]
+            scale = scale_of(f"{name}_mean", [float(np.median(every[-1]))])
+            for number, values in enumerate(every):
+                own = look["simulator" if number == len(runs) else "engine"]
+                curve = np.quantile(values, _SHARES) * scale.factor
+                axes.plot(curve, _SHARES, color=own.colour, linestyle=own.dashes)
+            _axis(axes, np.concatenate(every) * scale.factor)
+            axes.set_title(f"{METRICS[name].label}, {regime.name}")
+            tidy(axes, x=scale.suffix)
+    for axes in panels[:, 0]:
+        axes.set_ylim(0, 1.01)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "25 %", "50 %", "75 %", "99 %"])
+        axes.set_ylabel("share of requests")
+    margins(figure)
+    figure.subplots_adjust(hspace=0.55, wspace=0.12)
+    key(figure, look)
+    return figure
+
+
+def _axis(axes: Axes, values: np.ndarray) -> None:
+    low, high = float(values.min()), float(values.max())
+    if 0 < low < high / _WIDE:
+        axes.set_xscale("log")
+        plain_log_ticks(axes.xaxis)
