@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from experiments.backend import Backend, Settings, Stage
+from experiments.clocks import CLOCKS, WallClock
 from experiments.machine import facts_of, give_back, the_machine, threads
 from experiments.objects import make, said_of, takes
 from experiments.watched import Stopped, Watched
@@ -26,7 +27,7 @@ from pagedsim.core import (
     Scheduler,
     StepPlan,
 )
-from pagedsim.core.errors import require, require_whole
+from pagedsim.core.errors import require, require_whole, unknown
 from pagedsim.metrics.plans import described
 from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
@@ -53,6 +54,7 @@ class Engine(Backend):
     limit: int | None = None
     shrink: int = 1
     hurry: float = 1.0
+    clock: str = "wall"
 
     alone = True
 
@@ -61,6 +63,8 @@ class Engine(Backend):
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value, 1)
         require("hurry", self.hurry, 1)
+        if self.clock not in CLOCKS:
+            raise unknown("clock", self.clock, CLOCKS)
 
     def workload(self, settings: Settings, seed: int) -> Workload:
         whole = super().workload(self._limited(settings), seed)
@@ -106,7 +110,9 @@ class Engine(Backend):
                 "pip install -c constraints.txt -e '.[engine]'"
             ) from error
         with said_of("backend", {"device": self.device}):
-            device_of(self.device)
+            device = device_of(self.device)
+        if self.clock == "cpu" and device.type != "cpu":
+            raise ConfigError(f"backend.clock=cpu: must be wall on {device.type}")
         if config["tensor_parallel"] != 1:
             raise ConfigError(
                 f"tensor_parallel={config['tensor_parallel']}: backend=engine runs on one GPU"
@@ -125,7 +131,7 @@ class Engine(Backend):
             **_memory(config["memory"], self.cache_tokens),
         }
         with said_of("backend", {"load_format": None}), said_of("memory", {"kv_layout": None}):
-            return Serving(Arguments(**settings), name, seed, self.threads)
+            return Serving(Arguments(**settings), name, seed, self.threads, CLOCKS[self.clock]())
 
     def _model(self, config: Settings) -> tuple[Any, str]:
         """What to load, and its name: one given to this backend, or what the group `model` says.
@@ -191,11 +197,14 @@ def _memory(memory: Settings, tokens: int | None) -> Settings:
 class Serving(Stage):
     """One engine in real time; it is made when the run begins, and gone when it ends."""
 
-    def __init__(self, arguments: Arguments, name: str, seed: int, threads: int) -> None:
+    def __init__(
+        self, arguments: Arguments, name: str, seed: int, threads: int, clock: WallClock
+    ) -> None:
         self.arguments = arguments
         self.name = name
         self.seed = seed
         self.threads = threads
+        self.clock = clock
         self._times = {part: array("d") for part in TIMES}
         self._plans: list[str] = []
         self._outputs: dict[RequestId, list[int]] = {}
@@ -212,6 +221,7 @@ class Serving(Stage):
                 seed=self.seed,
                 stopping=lambda: recorder.stopping,
                 stepped=self._stepped,
+                sleep=self.clock.sleep,
             )
 
         self.use(_Log(recorder, self._plans, self._outputs), serve)
@@ -223,7 +233,7 @@ class Serving(Stage):
         from pagedsim.engine.engine import LLMEngine
 
         with the_machine(), threads(self.threads):
-            engine = LLMEngine(self.arguments, observer=observer)
+            engine = LLMEngine(self.arguments, observer=observer, clock=self.clock)
             self.scheduler = engine.scheduler
             self._facts = facts_of(engine, self.name)
             try:
@@ -248,10 +258,10 @@ class Serving(Stage):
         return {"output_ids": pa.array(outputs, pa.list_(pa.int32()))}
 
     def facts(self) -> Settings:
-        return {**self._facts, "failed_steps": len(self._failures)}
+        return {**self._facts, "clock": self.clock.name, "failed_steps": len(self._failures)}
 
     def notices(self) -> list[str]:
-        told = [f"the engine served {self.name}"]
+        told = [f"the engine served {self.name}{self.clock.notice}"]
         if not self._failures:
             return told
         what = f"{len(self._failures)} steps failed and ended their requests"

@@ -43,8 +43,8 @@ FEWEST = 20
 """Requests of a regime, however slow the machine."""
 WHOLE = {"limit": None, "hurry": 1}
 """Settings of the backend: it serves what a regime says, when it says so."""
-PINNED = {"blocks": "blocks", "cpu_blocks": "cpu_blocks"}
-"""Settings of the memory that every run takes from the first, and what the machine calls them."""
+POOLS = ("blocks", "cpu_blocks")
+"""What every run takes from the first, unless a regime says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Validate(Errand):
     calibration: Mapping[str, Settings]
     """Changes of the configuration, each a workload to calibrate on."""
     regimes: Mapping[str, Mapping[str, float]]
-    """Of each the load and the tolerance."""
+    """Of each the load, the tolerance, and the share of the engine's blocks that it has (1)."""
     seconds: float
     repeats: int
     seed: int = 0
@@ -118,7 +118,11 @@ class Validate(Errand):
         for name, regime in self.regimes.items():
             rate = float(f"{regime['load'] * most:.3g}")
             count = max(round(rate * self.seconds), FEWEST)
-            plans[name] = {"workload": {"rate": rate, "requests": count}}
+            blocks = max(round(regime.get("blocks", 1) * bench.machine["blocks"]), 1)
+            plans[name] = {
+                "workload": {"rate": rate, "requests": count},
+                "memory": {"blocks": blocks},
+            }
         return plans
 
     def _regime(self, name: str, config: Settings, runs: list[Recorded], cost: Fitted) -> Regime:
@@ -136,7 +140,7 @@ class Validate(Errand):
 
 
 class _Bench:
-    """Where the engine is run; all runs have the memory of the first."""
+    """Where the engine is run; its first run decides how much memory there is."""
 
     def __init__(self, config: Settings, folder: Path) -> None:
         self._config = config
@@ -145,7 +149,7 @@ class _Bench:
 
     def configured(self, change: Settings) -> Settings:
         """The configuration with a change."""
-        pinned = {key: self.machine[name] for key, name in PINNED.items() if self.machine}
+        pinned = {name: self.machine[name] for name in POOLS if self.machine}
         merged = OmegaConf.merge(self._config, {"backend": WHOLE, "memory": pinned}, change)
         return cast(Settings, OmegaConf.to_container(merged))
 
@@ -178,11 +182,12 @@ class _Bench:
 
     def _same_blocks(self, run: Recorded) -> None:
         self.machine = self.machine or run.machine
-        for name in PINNED.values():
-            if run.machine[name] != self.machine[name]:
+        for name in POOLS:
+            wanted = run.config["memory"].get(name)
+            if wanted is not None and run.machine[name] != wanted:
                 raise ConfigError(
-                    f"{run.folder}: the engine has {name}={run.machine[name]}, and had "
-                    f"{self.machine[name]} before: runs with other memory cannot be compared"
+                    f"{run.folder}: the engine has {name}={run.machine[name]}, not {wanted} as "
+                    "before: runs with other memory cannot be compared"
                 )
 
 

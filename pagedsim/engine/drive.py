@@ -21,6 +21,7 @@ def drive(
     seed: int = 0,
     stopping: Callable[[], bool] = lambda: False,
     stepped: Callable[[LLMEngine], None] = lambda engine: None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Serve all that `source` holds; times count from now.
 
@@ -31,6 +32,7 @@ def drive(
     Time passes as in a simulation: a step begins where the last one ended, or, after a pause, when
     the next request comes; who comes during a step is looked at after it. `stopping` is asked while
     the engine is idle; once it says yes, this returns. `stepped` is called after every step.
+    `sleep` lets time pass on the engine's clock.
     """
     engine.restart_clock()
     feed = _Feed(source)
@@ -44,7 +46,7 @@ def drive(
             return
         begin = max(begin, engine.end)
         if (wait := begin - engine.now) > 0:
-            time.sleep(min(wait, NAP))
+            sleep(min(wait, NAP))
             continue
         for request, output_len in feed.due(begin, busy):
             engine.submit(fill(request), output_len, now=request.arrival)

@@ -31,9 +31,9 @@ class Agreement(NamedTuple):
     """One metric."""
 
     engine: float
-    """The mean over its runs."""
+    """The median of its runs."""
     spread: float
-    """Their standard deviation, relative to that; NaN for one run."""
+    """Their standard deviation, relative to their mean; NaN for one run."""
     simulator: float
     error: float
     """The simulator's over the engine's, less 1; NaN where the engine's is 0."""
@@ -48,7 +48,7 @@ class Agreement(NamedTuple):
 
 
 class Nearness(NamedTuple):
-    """One latency, request by request; the engine's is the mean over its runs."""
+    """One latency, request by request; the engine's is the median of its runs."""
 
     mape: float
     """Mean of |simulator / engine - 1|."""
@@ -56,7 +56,7 @@ class Nearness(NamedTuple):
     bias: float
     """Of the means: simulator / engine - 1."""
     spread: float
-    """Mean of |one run / the mean of all - 1| over the engine's runs: what chance alone does."""
+    """Mean of |one run / the median - 1| over the engine's runs: what chance alone does."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,13 @@ class Regime:
 
     def _agreement(self, key: str) -> Agreement:
         values = [float(summary[key]) for summary in self.engine]
-        mean, mine = float(np.mean(values)), float(self.simulator[key])
-        spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-        if not mean:
-            return Agreement(mean, 0.0, mine, math.nan if mine else 0.0)
-        return Agreement(mean, spread / mean, mine, mine / mean - 1)
+        middle, mine = float(np.median(values)), float(self.simulator[key])
+        spread = math.nan
+        if len(values) > 1:
+            spread = float(np.std(values, ddof=1) / np.mean(values)) if any(values) else 0.0
+        if not middle:
+            return Agreement(middle, spread, mine, math.nan if mine else 0.0)
+        return Agreement(middle, spread, mine, mine / middle - 1)
 
 
 def _nearness(mine: NDArray[np.float64], runs: Sequence[NDArray[np.float64]]) -> Nearness:
@@ -104,11 +106,11 @@ def _nearness(mine: NDArray[np.float64], runs: Sequence[NDArray[np.float64]]) ->
     if not known.any():
         return Nearness(math.nan, math.nan, math.nan, math.nan)
     engine, mine = every[:-1, known], every[-1, known]
-    mean = engine.mean(axis=0)
-    varies = mean.std() > 0 and mine.std() > 0
+    middle = np.median(engine, axis=0)
+    varies = middle.std() > 0 and mine.std() > 0
     return Nearness(
-        float(np.abs(mine / mean - 1).mean()),
-        float(np.corrcoef(mean, mine)[0, 1]) if varies else math.nan,
-        float(mine.mean() / mean.mean() - 1),
-        float(np.abs(engine / mean - 1).mean()) if len(engine) > 1 else math.nan,
+        float(np.abs(mine / middle - 1).mean()),
+        float(np.corrcoef(middle, mine)[0, 1]) if varies else math.nan,
+        float(mine.mean() / middle.mean() - 1),
+        float(np.abs(engine / middle - 1).mean()) if len(engine) > 1 else math.nan,
     )

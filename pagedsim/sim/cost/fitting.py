@@ -34,6 +34,8 @@ OUTLIER = 2.0
 """Residuals of so many times the usual one count less the larger they are (Huber's weights)."""
 STALL = 5.0
 """A step that takes so many times what it should was stalled; no more of its time counts."""
+PARTS = 7
+"""Stretches of a recording; how fast a machine is in most of them is how fast it is."""
 _ROUNDS = 20
 
 
@@ -131,9 +133,10 @@ def fit_kinds(samples: Iterable[Sample]) -> dict[str, Fit]:
 def fit(rows: Sequence[Sample], features: Sequence[str]) -> Fit:
     """Non-negative least squares of the relative errors, so that short steps count as much.
 
-    A machine that others use stalls now and then. So outliers weigh less (Huber's weights), and
-    in the end all coefficients are scaled by one factor such that the steps take in all as long as
-    they did, a stalled one counted up to `STALL`: what is rare is in the mean, not in the shape.
+    A machine that others use stalls now and then, and is slow for a while. So outliers weigh less
+    (Huber's weights), and in the end all coefficients are scaled by one factor, such that the
+    steps of a stretch take in all as long as they did: in the median of `PARTS` stretches, a
+    stalled step counted up to `STALL`. What is rare is in the level, not in the shape.
     """
     seconds = np.array([row.seconds for row in rows], dtype=float)
     columns = [
@@ -180,10 +183,12 @@ def _robust(a: Matrix, seconds: Matrix, known: Matrix | float = 0.0) -> Matrix:
 
 
 def _level(a: Matrix, seconds: Matrix, x: Matrix) -> Matrix:
-    """Scaled such that the total is right."""
+    """Scaled such that the total is right, in the median of `PARTS` of the recording."""
     predicted = a @ x
-    total = float(predicted.sum())
-    return x * (float(np.minimum(seconds, STALL * predicted).sum()) / total) if total else x
+    counted = np.minimum(seconds, STALL * predicted)
+    parts = np.array_split(np.arange(len(seconds)), max(1, min(PARTS, len(seconds) // PARTS)))
+    ratios = [counted[part].sum() / predicted[part].sum() for part in parts if predicted.any()]
+    return x * float(np.median(ratios)) if ratios else x
 
 
 def leave_one_out(a: Matrix, b: Matrix, x: Matrix) -> float:
