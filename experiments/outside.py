@@ -27,7 +27,7 @@ from pagedsim.metrics.files import write_json
 from pagedsim.sim.number import share
 
 NEEDED = 20
-"""Requests to fit to: six coefficients from fewer would be chance."""
+"""Requests to fit to: four coefficients from fewer would be chance."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Outside(Errand):
                     "unit": unit,
                     "value": getattr(found.weights, name) * scale,
                     "before": getattr(found.begin, name) * scale,
-                    "firmness": found.firmness[name],
+                    "firmness": found.firmness.get(name),
                 }
                 for name, (meaning, unit, scale) in UNITS.items()
             },

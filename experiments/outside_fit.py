@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
 import numpy as np
 from rich.console import Console
@@ -12,9 +12,13 @@ from experiments.outside_score import distance
 from experiments.outside_search import Point, search
 from experiments.outside_server import Twin, Weights
 
+FREE = ("decode_step", "mixed_step", "prompt_token", "context_token")
+"""What is fitted; each begins where `cost=` has it. Latencies of whole requests do not tell the
+others apart from these: a pair of a prompt's tokens goes with a token, since the GPU computes
+both, and what a sequence adds to a step stays as it is."""
 SIZES = (0.3, 0.15, 0.05)
 """Of the simplex, in logarithms: the first tries weights some 30 % larger."""
-MOVES = 60
+MOVES = 50
 PULL = 0.0005
 """How much a weight is held to where it began, per ln² of what it is multiplied by: too little
 to move what the log decides, enough for what it says nothing of."""
@@ -31,37 +35,41 @@ class Found:
     distance: float
     """Mean |ln(predicted / measured)| of the fitted requests."""
     firmness: dict[str, float]
-    """By how much that grows where one weight is 10 % larger or smaller, whichever is less."""
+    """By how much that grows where a free weight is 10 % larger or smaller, whichever is less."""
 
 
 def fitted(twin: Twin, known: int) -> Found:
     """Fit to the first `known` requests; the same log gives the same weights."""
     begin = twin.begin()
-    start = np.log(begin)
     tries, nearest = 0, np.inf
     with Console(stderr=True).status("fitting") as status:
 
         def value(point: Point) -> float:
             nonlocal tries, nearest
             tries += 1
-            apart = _apart(twin, point, known)
+            apart = _apart(twin, begin, point, known)
             nearest = min(nearest, apart)
             status.update(f"simulation {tries}: requests are {100 * nearest:.2f} % off at best")
-            return apart + PULL * float(((point - start) ** 2).sum())
+            return apart + PULL * float((point**2).sum())
 
-        point = search(value, start, SIZES, MOVES)
-    here, nudges = _apart(twin, point, known), log(NUDGE) * np.eye(len(point))
+        point = search(value, np.zeros(len(FREE)), SIZES, MOVES)
+    here, nudges = _apart(twin, begin, point, known), log(NUDGE) * np.eye(len(point))
     firmness = {
-        name: min(_apart(twin, point + side * nudge, known) for side in (1, -1)) - here
-        for name, nudge in zip(Weights._fields, nudges, strict=True)
+        name: min(_apart(twin, begin, point + side * nudge, known) for side in (1, -1)) - here
+        for name, nudge in zip(FREE, nudges, strict=True)
     }
-    return Found(begin, _weights(point), tries, here, firmness)
+    return Found(begin, _weights(begin, point), tries, here, firmness)
 
 
-def _apart(twin: Twin, point: Point, known: int) -> float:
-    served = twin.serve(_weights(point), first=known)
+def _apart(twin: Twin, begin: Weights, point: Point, known: int) -> float:
+    served = twin.serve(_weights(begin, point), first=known)
     return distance(twin.log, served.latencies, np.arange(known))
 
 
-def _weights(point: Point) -> Weights:
-    return Weights(*(exp(value) for value in point))
+def _weights(begin: Weights, point: Point) -> Weights:
+    """The free ones multiplied, by a factor whose logarithm the point has."""
+    factors = dict(zip(FREE, np.exp(point).tolist(), strict=True))
+    factors["prompt_pair"] = factors["prompt_token"]
+    return begin._replace(
+        **{name: factor * getattr(begin, name) for name, factor in factors.items()}
+    )

@@ -29,7 +29,6 @@ class Layout(NamedTuple):
     output: str
     first: tuple[str, ...]
     last: tuple[str, ...]
-    name: str
     queued: str | None = None
     """Where the server's own clock is another than that of the arrivals."""
 
@@ -40,7 +39,6 @@ PLAIN = Layout(
     output="num_decode_tokens",
     first=("first_token_at", "ttft"),
     last=("finished_at", "e2e"),
-    name="request",
 )
 VLLM = Layout(
     arrived="arrival_time",
@@ -48,7 +46,6 @@ VLLM = Layout(
     output="output_toks",
     first=("first_token_ts",),
     last=("last_token_ts",),
-    name="request_id",
     queued="queued_ts",
 )
 """What vLLM keeps of each request."""
@@ -77,7 +74,8 @@ class Log:
     """Its requests in order of arrival; the first comes at 0."""
 
     path: Path
-    names: Sequence[str]
+    places: Sequence[str]
+    """Where each request stands in it."""
     arrived: Column
     prompt: NDArray[np.int64]
     latencies: Latencies
@@ -88,7 +86,7 @@ class Log:
         return self.latencies.output
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.places)
 
 
 def read_log(path: str | Path) -> Log:
@@ -161,8 +159,13 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
             )
     order = np.argsort(arrived, kind="stable")
     latencies = Latencies((first - arrived)[order], (last - arrived)[order], output[order])
-    names = [str(rows[row][1].get(layout.name) or places[row]) for row in order.tolist()]
-    return Log(path, names, (arrived - arrived.min())[order], prompt[order], latencies)
+    return Log(
+        path,
+        [places[row] for row in order.tolist()],
+        (arrived - arrived.min())[order],
+        prompt[order],
+        latencies,
+    )
 
 
 def _times(rows: Sequence[tuple[str, Row]], names: Sequence[str], arrived: Column) -> Column:

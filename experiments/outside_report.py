@@ -17,7 +17,7 @@ UNITS = {
     "decode_step": ("a step of decodes alone", "ms", 1e3),
     "mixed_step": ("a step with prompts", "ms", 1e3),
     "prompt_token": ("a token of a prompt", "µs", 1e6),
-    "prompt_pair": ("two of a prompt's tokens that attend", "ns", 1e9),
+    "prompt_pair": ("two attending tokens of a prompt", "ns", 1e9),
     "decode": ("a sequence that decodes", "µs", 1e6),
     "context_token": ("a token that a decode attends to", "ns", 1e9),
 }
@@ -50,7 +50,7 @@ def _coefficients(found: Found) -> Table:
             meaning,
             *(f"{value:.3g}" for value in values),
             unit,
-            f"{100 * found.firmness[name]:+.2f} %",
+            _signed(found.firmness[name], 2) if name in found.firmness else "not fitted",
         )
     return table
 
@@ -64,7 +64,7 @@ def _errors(part: str, score: Scores) -> Table:
         table.add_row(
             f"{metric.upper()}, {'s' if seconds else 'ms'}",
             *(f"{time:.2f}" for time in times),
-            *(f"{100 * off:+.1f} %" for off in (error.mean, error.p50, error.p90, error.p99)),
+            *(_signed(off) for off in (error.mean, error.p50, error.p90, error.p99)),
             f"{100 * error.each:.1f} %",
             f"{error.correlation:.2f}",
         )
@@ -73,7 +73,7 @@ def _errors(part: str, score: Scores) -> Table:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
@@ -83,7 +83,7 @@ def _notes(log: Log, found: Found, unseen: Scores, whole: Served) -> Iterator[st
     worst = unseen.worst
     yield (
         f"farthest off: mean {worst.metric.upper()} of unseen requests with {worst.by} "
-        f"{worst.low:,.4g} to {worst.high:,.4g}: {100 * worst.mean:+.1f} %"
+        f"{worst.low:,.4g} to {worst.high:,.4g}: {_signed(worst.mean)}"
     )
     yield f"the simulated server took {whole.steps:,} steps and preempted {whole.preemptions:,}"
     if log.arrived[-1] == 0:
@@ -91,6 +91,10 @@ def _notes(log: Log, found: Found, unseen: Scores, whole: Served) -> Iterator[st
             "all requests come at once: those that the log names first are fitted, as a server "
             "that is fair to their order begins with them"
         )
-    loose = [UNITS[name][0] for name, firm in found.firmness.items() if firm < LOOSE]
-    if loose:
-        yield f"hardly told by this log, and so near the beginning: {'; '.join(loose)}"
+    for name, firm in found.firmness.items():
+        if firm < LOOSE:
+            yield f"this log hardly tells what {UNITS[name][0]} takes: do not rely on it elsewhere"
+
+
+def _signed(share: float, digits: int = 1) -> str:
+    return f"{100 * share:+.{digits}f} %".replace("-", "−")

@@ -157,10 +157,8 @@ class Served:
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         for rejection in plan.rejected:
-            name = self.log.names[int(rejection.request.id)]
-            raise ConfigError(
-                f"{self.log.path}: {name} is refused by the simulated server: {rejection.reason}"
-            )
+            place = self.log.places[int(rejection.request.id)]
+            raise ConfigError(f"{place} is refused by the simulated server: {rejection.reason}")
         self._plan = plan
         self.preemptions += len(plan.preempted) + len(plan.displaced)
         self._count(plan)
