@@ -12,6 +12,7 @@ from experiments.backend import Settings
 from experiments.errand import Errand
 from experiments.folder import kept_configuration
 from experiments.outside import Outside
+from experiments.parts import backend_of
 from experiments.profile import profiled
 from experiments.recorded import recorded_runs
 from experiments.residual import Residual, Weakest, residuals, weakest
@@ -48,7 +49,7 @@ class Calibrate(Errand):
                 raise ConfigError("run, requests: only one of them can be fitted to")
             Outside(self.requests, self.split).perform(folder)
             return
-        log = self._log(kept_configuration(folder))
+        log = self._log(folder)
         cost = fitted(log)
         path = folder / "cost.json"
         cost.save(path)
@@ -57,11 +58,13 @@ class Calibrate(Errand):
         print(f"results   {shown(folder / 'calibrate.json')}")
         print(f"use it    cost=fitted cost.path={shown(path)}")
 
-    def _log(self, config: Settings) -> StepLog:
+    def _log(self, folder: Path) -> StepLog:
         if self.run is not None:
             runs = recorded_runs(self.run)
-            return log_of(runs, f"{len(runs)} runs under {shown(Path(self.run).absolute())}")
-        if not config["backend"]["_target_"].endswith("Engine"):
+            some = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+            return log_of(runs, f"{some} under {shown(Path(self.run).absolute())}")
+        config = kept_configuration(folder)
+        if not backend_of(config).alone:
             raise ConfigError(
                 "run: must be given: run=<folder of an earlier study on the engine>, "
                 "requests=<log of a server elsewhere>, or backend=engine to profile it"

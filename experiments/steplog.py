@@ -15,7 +15,7 @@ from pagedsim.core.plan import Chunk
 from pagedsim.sim.cost import CostModel, Sample
 from pagedsim.sim.replica import Replica
 
-_SAME = ("device", "threads", "model", "dtype", "block_size", "block_bytes")
+_SAME = ("device", "clock", "threads", "model", "dtype", "block_size", "block_bytes")
 """Of the machine: where these differ, so do the times of the same step."""
 _SOMEBODY = Request("", 1)
 

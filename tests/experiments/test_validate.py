@@ -1,0 +1,226 @@
+"""Validation: the simulator held against the engine, and what stops it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from experiments import profile, serving, validate
+from experiments.folder import keep_configuration
+from experiments.profile import Cell, profiled
+from experiments.recorded import recorded_runs
+from experiments.replay import Difference
+from experiments.validate import Validate
+from pagedsim.complaint import Complaint
+from pagedsim.config import register
+from pagedsim.core import ConfigError
+from pagedsim.metrics.agreement import KEYS, Regime
+from pagedsim.sim.cost import Fitted
+from tests.sim.shapes import replica
+
+pytest.importorskip("torch")
+
+
+@cache
+def small() -> Any:
+    from pagedsim.engine.models import load_model
+    from tests.engine.architectures import made
+
+    return load_model(made("llama"))
+
+
+@pytest.fixture(autouse=True)
+def a_small_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from pagedsim.engine import assemble
+
+    monkeypatch.setattr(assemble, "load_model", lambda *args, **settings: small())
+    monkeypatch.setattr(serving, "the_machine", nullcontext)
+    monkeypatch.setattr(validate, "FEWEST", 4)
+    monkeypatch.setattr(profile, "ROUNDS", 1)
+    register()
+    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
+    with initialize_config_module("conf", version_base="1.3"):
+        yield
+
+
+def kept(folder: Path, *words: str) -> Any:
+    """The configuration of a small server, as a study finds it in its folder."""
+    own = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
+    overrides = [
+        *("experiment=validate", "workload.max_len=40", "workload.lengths.shape=uniform"),
+        *("+workload.lengths.prompt_min=1", "+workload.lengths.prompt_max=24"),
+        *("+workload.lengths.output_min=2", "+workload.lengths.output_max=8"),
+        *(words or own),
+    ]
+    config = compose("config", overrides=overrides)
+    keep_configuration(config, folder)
+    return config
+
+
+LENGTHS = {"prompt_min": 1, "prompt_max": 30, "output_min": 2, "output_max": 10}
+
+
+def small_study(**more: Any) -> Validate:
+    workload = {"arrivals": "burst", "requests": 12, "lengths": LENGTHS}
+    regimes = {
+        "half load": {"load": 0.5, "tolerance": 0.05},
+        "overload": {"load": 3.0, "tolerance": 0.1, "blocks": 0.5},
+    }
+    settings = {"seconds": 0.1, "repeats": 2} | more
+    return Validate(calibration={"all": {"workload": workload}}, regimes=regimes, **settings)
+
+
+def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(tmp_path)
+    small_study().perform(tmp_path)
+    told = capsys.readouterr().out
+    found = json.loads((tmp_path / "validate.json").read_text())
+    assert found["machine"]["device"] and found["machine"]["blocks"] == 8
+    assert found["replayed_steps"] > 20
+    regimes = found["regimes"]
+    assert [regimes[name]["runs"] for name in ("half load", "overload")] == [2, 2]
+    for regime in regimes.values():
+        assert set(regime["metrics"]) == set(KEYS)
+        assert set(regime["verdicts"]) == {"ttft_mean", "tpot_mean", "output_tokens_per_s"}
+        assert regime["metrics"]["e2e_mean"]["simulator"] > 0
+        assert set(regime["by_request"]) == {"ttft", "tpot", "e2e"}
+    assert "half load: " in told and "Pearson r" in told
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page and "overload" in page
+    assert (tmp_path / "plots/validation.png").stat().st_size > 1000
+    Fitted.load(tmp_path / "cost.json", replica("tiny", "cpu"))
+
+
+def test_a_run_that_is_planned_otherwise_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(tmp_path)
+    monkeypatch.setattr(validate, "replayed", lambda run: Difference(3, "decodes 1", "decodes 2"))
+    with pytest.raises(Complaint, match=r"step 3 of .* differs, so there is nothing to compare"):
+        small_study().perform(tmp_path)
+    assert not (tmp_path / "validate.json").exists()
+
+
+def test_other_blocks_than_before_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(tmp_path)
+
+    def fewer(path: str) -> Any:
+        (run,) = recorded_runs(path)
+        if "half load" in path:
+            run.machine["blocks"] -= 1
+        return [run]
+
+    monkeypatch.setattr(validate, "recorded_runs", fewer)
+    with pytest.raises(ConfigError, match="the engine has blocks=7, not 8 as before"):
+        small_study().perform(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["backend=sim"], "backend=sim: experiment=validate needs backend=engine"),
+        (["backend=engine", "~workload.rate"], "workload.rate: is set by experiment=validate"),
+    ],
+)
+def test_what_cannot_be_validated(words: list[str], message: str, tmp_path: Path) -> None:
+    kept(tmp_path, *words)
+    with pytest.raises(ConfigError, match=message):
+        small_study().perform(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"repeats": 0}, "repeats=0: must be"), ({"seconds": 0.0}, "seconds=0.0: must be")],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small_study(**settings)
+
+
+def test_a_profile_goes_through_the_grid(tmp_path: Path) -> None:
+    kept(tmp_path)
+    config: Any = OmegaConf.to_container(
+        compose(
+            "config",
+            overrides=[
+                *("experiment=calibrate", "backend=engine", "backend.cache_tokens=256"),
+                *("batching=unified", "preemption=swap", "memory.cpu_blocks=9"),
+                *("server.max_seqs=3", "server.max_model_len=64"),
+            ],
+        ),
+        resolve=True,
+    )
+    log = profiled(config, 0)
+    assert {sample.kind for sample in log.samples} == {"prefill", "decode", "mixed", "swap"}
+    swaps = sorted(s.swap_out for s in log.samples if s.kind == "swap" and s.swap_out)
+    assert swaps == [1, 2, 4, 8, 9]
+    assert max(sample.decode_count for sample in log.samples) == 3
+    assert log.replica.hardware.name == "cpu"
+    assert Cell(2, 8) in {Cell(s.prefill_chunks, s.prefill_tokens // 2) for s in log.samples}
+
+
+def requests(*ttfts: float) -> pa.Table:
+    count = len(ttfts)
+    first = np.array(ttfts)
+    return pa.table(
+        {
+            "arrival": np.zeros(count),
+            "scheduled": np.zeros(count),
+            "first_token": first,
+            "finished": first + 1.0,
+            "output_tokens": [11] * count,
+            "state": ["finished"] * count,
+        }
+    )
+
+
+def regime(engine: list[float], simulator: float, tolerance: float = 0.05) -> Regime:
+    """One in which every metric has the same values."""
+    return Regime(
+        "half",
+        0.5,
+        1.0,
+        tolerance,
+        [dict.fromkeys(KEYS, value) for value in engine],
+        dict.fromkeys(KEYS, simulator),
+        [requests(0.1, 0.2), requests(0.3, 0.2), requests(0.2, 0.2)],
+        requests(0.2, 0.3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "simulator", "verdict"),
+    [
+        ([1.0, 1.0, 1.0], 1.04, "within 5 %"),
+        ([1.0, 1.0, 1.0], 0.94, "beyond"),
+        ([0.9, 1.0, 1.1], 1.15, "within twice the spread"),
+        ([0.9, 1.0, 1.1], 1.25, "beyond"),
+        ([1.0], 1.1, "beyond"),
+        ([0.0, 0.0], 0.0, "within 5 %"),
+        ([0.0, 0.0], 1.0, "beyond"),
+    ],
+)
+def test_verdicts_by_hand(engine: list[float], simulator: float, verdict: str) -> None:
+    assert set(regime(engine, simulator).verdicts().values()) == {verdict}
+
+
+def test_request_by_request_by_hand() -> None:
+    """Medians 0.2 and 0.2 against 0.2 and 0.3; single runs are off by 0.1 of 0.2, twice in six."""
+    near = regime([1.0], 1.0).nearness()["ttft"]
+    assert near.mape == pytest.approx(0.25)
+    assert near.bias == pytest.approx(0.25)
+    assert near.spread == pytest.approx(1 / 6)
+    assert np.isnan(near.pearson)  # the engine's do not differ
+    assert regime([1.0], 1.0).nearness()["tpot"].mape == pytest.approx(0)
