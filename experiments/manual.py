@@ -87,6 +87,14 @@ EXAMPLES = (
         "experiment=replay run=outputs/2026-01-31/12-00-00-record",
     ),
     (
+        "how long does a step take here? fits cost=fitted (run=<folder>: to the steps of that run)",
+        "experiment=calibrate backend=engine",
+    ),
+    (
+        "how far is the simulator from the engine? (backend.clock=cpu: where others compute too)",
+        "experiment=validate backend=engine backend.clock=cpu",
+    ),
+    (
         "latency against rate, in one report",
         "experiment=sweep study.over=workload.rate 'study.values=[2, 4, 6, 8]'",
     ),

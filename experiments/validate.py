@@ -28,7 +28,8 @@ from experiments.watched import Watched
 from pagedsim.complaint import Complaint, shown
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.core.errors import require, require_whole
-from pagedsim.metrics.agreement import Regime
+from pagedsim.metrics.agreement import JUDGED, Regime
+from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.study import Run
@@ -41,6 +42,8 @@ CAPACITY = 200
 """Requests, all at once, whose simulation tells how many can be served in a second."""
 FEWEST = 20
 """Requests of a regime, however slow the machine."""
+UNEVEN = 0.1
+"""A spread of the engine's own runs that takes the meaning from a comparison with them."""
 WHOLE = {"limit": None, "hurry": 1}
 """Settings of the backend: it serves what a regime says, when it says so."""
 POOLS = ("blocks", "cpu_blocks")
@@ -215,12 +218,27 @@ def summarised(requests: pa.Table, steps: pa.Table, machine: Settings) -> dict[s
 
 def _doubts(regimes: Sequence[Regime]) -> list[str]:
     """What a reader must know."""
+    doubts = []
     last = max(regimes, key=lambda regime: regime.load)
-    if any(summary["preemptions"] for summary in last.engine):
-        return []
-    return [f"nobody was preempted under {last.name}: memory.blocks is too large for that"]
+    if not any(summary["preemptions"] for summary in last.engine):
+        doubts.append(f"nobody was preempted under {last.name}: memory.blocks is too large")
+    spreads = {
+        (regime.name, key): found.spread
+        for regime in regimes
+        for key, found in regime.agreements().items()
+        if key in JUDGED and found.spread > UNEVEN
+    }
+    if spreads:
+        (name, key), most = max(spreads.items(), key=lambda item: item[1])
+        doubts.append(
+            f"the engine is far from itself: under {name} the {label_of(key)} of its runs differs "
+            f"by ± {100 * most:.0f} %, with which little can be shown; let nothing else run here"
+        )
+    return doubts
 
 
 def _command() -> str:
+    """What was typed, but for where results go."""
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
-    return shlex.join(["python", "-m", "pagedsim", *words])
+    kept = (word for word in words if not word.startswith("tracking"))
+    return shlex.join(["python", "-m", "pagedsim", *kept])

@@ -216,6 +216,15 @@ def test_verdicts_by_hand(engine: list[float], simulator: float, verdict: str) -
     assert set(regime(engine, simulator).verdicts().values()) == {verdict}
 
 
+def test_what_a_reader_must_know() -> None:
+    even, uneven = regime([1.0, 1.0], 1.0), regime([1.0, 2.0], 1.0)
+    assert validate._doubts([even]) == []
+    (doubt,) = validate._doubts([even, uneven])
+    assert doubt.startswith("the engine is far from itself: under half the ")
+    (doubt,) = validate._doubts([regime([0.0, 0.0], 0.0)])
+    assert doubt == "nobody was preempted under half: memory.blocks is too large"
+
+
 def test_request_by_request_by_hand() -> None:
     """Medians 0.2 and 0.2 against 0.2 and 0.3; single runs are off by 0.1 of 0.2, twice in six."""
     near = regime([1.0], 1.0).nearness()["ttft"]
