@@ -52,7 +52,9 @@ def test_a_cpu_needs_no_triton() -> None:
         "answer, = llm.generate('Once', SamplingParams(max_tokens=3, ignore_eos=True))\n"
         "print(len(answer.outputs[0].token_ids))"
     )
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
     assert child.stdout == "3\n", child.stderr
 
 
