@@ -21,7 +21,7 @@ from experiments.folder import kept_configuration
 from experiments.parts import backend_of
 from experiments.recorded import Recorded, recorded_runs
 from experiments.replay import replayed
-from experiments.steplog import log_of
+from experiments.steplog import log_of, predicted, samples_of
 from experiments.stored import forget, recipe, store
 from experiments.twin import scheduler_of
 from experiments.watched import Watched
@@ -137,6 +137,7 @@ class Validate(Errand):
             self.regimes[name]["tolerance"],
             [summarised(run.requests, run.steps, run.machine) for run in runs],
             summary,
+            [_pace(run, cost) for run in runs],
             [run.requests for run in runs],
             requests,
         )
@@ -214,6 +215,13 @@ def summarised(requests: pa.Table, steps: pa.Table, machine: Settings) -> dict[s
         block_size=machine["block_size"],
         max_seqs=machine["max_seqs"],
     )
+
+
+def _pace(run: Recorded, cost: Fitted) -> float:
+    """How much longer than the model says the engine took for its steps."""
+    samples = samples_of(run.steps)
+    taken = sum(sample.seconds for sample in samples)
+    return taken / sum(predicted(cost, sample) for sample in samples) - 1
 
 
 def _doubts(regimes: Sequence[Regime]) -> list[str]:

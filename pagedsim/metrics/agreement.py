@@ -71,6 +71,9 @@ class Regime:
     engine: Sequence[Mapping[str, Any]]
     """A summary for each run."""
     simulator: Mapping[str, Any]
+    pace: Sequence[float]
+    """How much longer than predicted the steps of each run took, all together: the part of an
+    error that is one of the step times, or of a machine that has changed its pace since."""
     engine_requests: Sequence[pa.Table]
     simulator_requests: pa.Table
 

@@ -66,6 +66,7 @@ def _record(regime: Regime) -> dict[str, Any]:
         "requests": regime.simulator_requests.num_rows,
         "runs": len(regime.engine),
         "tolerance": regime.tolerance,
+        "pace": list(regime.pace),
         "verdicts": regime.verdicts(),
         "metrics": {name: found._asdict() for name, found in regime.agreements().items()},
         "by_request": {name: near._asdict() for name, near in regime.nearness().items()},
@@ -81,6 +82,7 @@ def show_validation(done: Validation) -> None:
         _print(console, head, rows)
         head, rows = _requests(regime)
         _print(console, head, rows)
+        console.print(_pace(regime))
         console.print(_verdict(regime))
     for note in done.notes:
         console.print(f"note: {note}")
@@ -123,6 +125,7 @@ def _parts(done: Validation) -> list[str]:
     for regime in done.regimes:
         parts += [f"<h2>{escape(_headline(regime))}</h2>"]
         parts += [_html(*_metrics(regime)), _html(*_requests(regime))]
+        parts += [f'<p class="note">{escape(_pace(regime))}.</p>']
     parts.append(
         '<p class="note">Spread: the standard deviation over the engine’s runs of the same '
         "requests; of single requests, how far one run is from the mean of all, on average. MAPE: "
@@ -141,6 +144,11 @@ def _verdict(regime: Regime) -> str:
     found, agreements = regime.verdicts(), regime.agreements()
     words = [f"{label_of(key)} {_signed(agreements[key].error)}, {found[key]}" for key in JUDGED]
     return f"{regime.name}: {'; '.join(words)}"
+
+
+def _pace(regime: Regime) -> str:
+    runs = ", ".join(map(_signed, regime.pace))
+    return f"the same steps took the engine, against what was fitted: {runs}"
 
 
 def _metrics(regime: Regime) -> tuple[list[str], list[list[str]]]:

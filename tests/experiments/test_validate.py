@@ -93,6 +93,7 @@ def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert set(regime["metrics"]) == set(KEYS)
         assert set(regime["verdicts"]) == {"ttft_mean", "tpot_mean", "output_tokens_per_s"}
         assert regime["metrics"]["e2e_mean"]["simulator"] > 0
+        assert len(regime["pace"]) == 2
         assert set(regime["by_request"]) == {"ttft", "tpot", "e2e"}
     assert "half load: " in told and "Pearson r" in told
     page = (tmp_path / "report.html").read_text()
@@ -195,6 +196,7 @@ def regime(engine: list[float], simulator: float, tolerance: float = 0.05) -> Re
         tolerance,
         [dict.fromkeys(KEYS, value) for value in engine],
         dict.fromkeys(KEYS, simulator),
+        [0.0] * len(engine),
         [requests(0.1, 0.2), requests(0.3, 0.2), requests(0.2, 0.2)],
         requests(0.2, 0.3),
     )
