@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -38,53 +37,61 @@ def say(log: Log, found: Found, scores: Mapping[str, Scores], whole: Served) -> 
     console.print(_coefficients(found))
     for part, score in scores.items():
         console.print(_errors(part, score))
-    for note in _notes(log, found, scores["unseen"], whole):
+    console.print(
+        "firm: how much farther off the fitted requests are with 10 % more of it, or less. "
+        "mean, P50, P90, P99: the predicted one against the measured, in %; each: "
+        "mean over requests of |predicted / measured − 1|; half: what half of them are within",
+        style="dim",
+    )
+    for note in _notes(log, found, scores, whole):
         console.print(f"note: {note}", highlight=False)
 
 
 def _coefficients(found: Found) -> Table:
-    table = _table("coefficient", "fitted", "before", "unit", "10 % of it")
+    table = _table("it takes", "fitted", "before", "unit", "firm, %")
     for name, (meaning, unit, scale) in UNITS.items():
         values = (getattr(of, name) * scale for of in (found.weights, found.begin))
         table.add_row(
             meaning,
             *(f"{value:.3g}" for value in values),
             unit,
-            _signed(found.firmness[name], 2) if name in found.firmness else "not fitted",
+            _signed(found.firmness[name], 2) if name in found.firmness else "kept",
         )
     return table
 
 
 def _errors(part: str, score: Scores) -> Table:
-    table = _table("", "measured", "predicted", "mean", "P50", "P90", "P99", "each", "r")
+    table = _table("", "measured", "predicted", "mean", "P50", "P90", "P99", "each", "half", "r")
     table.title, table.title_justify = f"{part}: {score.count} requests", "left"
+    table.title_style = ""
     for metric, error in score.errors.items():
         seconds = metric != "tpot"
         times = (one if seconds else 1e3 * one for one in (error.measured, error.predicted))
         table.add_row(
             f"{metric.upper()}, {'s' if seconds else 'ms'}",
             *(f"{time:.2f}" for time in times),
-            *(_signed(off) for off in (error.mean, error.p50, error.p90, error.p99)),
-            f"{100 * error.each:.1f} %",
+            *map(_signed, (error.mean, error.p50, error.p90, error.p99)),
+            *(f"{100 * share:.1f}" for share in (error.each, error.half)),
             f"{error.correlation:.2f}",
         )
     return table
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def _notes(log: Log, found: Found, unseen: Scores, whole: Served) -> Iterator[str]:
-    worst = unseen.worst
-    yield (
-        f"farthest off: mean {worst.metric.upper()} of unseen requests with {worst.by} "
-        f"{worst.low:,.4g} to {worst.high:,.4g}: {_signed(worst.mean)}"
-    )
+def _notes(log: Log, found: Found, scores: Mapping[str, Scores], whole: Served) -> Iterator[str]:
+    for part in ("fitted", "unseen"):
+        worst = scores[part].worst
+        yield (
+            f"farthest off of the {part}: {_signed(worst.mean)} % in the mean {worst.metric.upper()} "
+            f"of the quarter with {worst.by} {worst.low:,.4g} to {worst.high:,.4g}"
+        )
     yield f"the simulated server took {whole.steps:,} steps and preempted {whole.preemptions:,}"
     if log.arrived[-1] == 0:
         yield (
@@ -97,4 +104,5 @@ def _notes(log: Log, found: Found, unseen: Scores, whole: Served) -> Iterator[st
 
 
 def _signed(share: float, digits: int = 1) -> str:
-    return f"{100 * share:+.{digits}f} %".replace("-", "−")
+    """In %, with its sign."""
+    return f"{100 * share:+.{digits}f}".replace("-", "−")

@@ -29,6 +29,8 @@ class Error(NamedTuple):
     p99: float
     each: float
     """Mean over requests of |predicted / measured − 1|."""
+    half: float
+    """What half of the requests are within: the median of the same."""
     correlation: float
     """Pearson's r."""
 
@@ -104,6 +106,7 @@ def _error(here: Column, there: Column) -> Error:
     def off(at: float) -> float:
         return float(np.percentile(there, at) / np.percentile(here, at) - 1)
 
+    each = np.abs(there / here - 1)
     with np.errstate(invalid="ignore"):  # where all are the same
         correlation = float(np.corrcoef(here, there)[0, 1])
     return Error(
@@ -113,6 +116,7 @@ def _error(here: Column, there: Column) -> Error:
         off(50),
         off(90),
         off(99),
-        float(np.abs(there / here - 1).mean()),
+        float(each.mean()),
+        float(np.median(each)),
         correlation,
     )
