@@ -91,6 +91,10 @@ EXAMPLES = (
         "experiment=calibrate backend=engine",
     ),
     (
+        "the same from the request times of a server elsewhere; other settings describe it",
+        "experiment=calibrate requests=log.csv model=llama-3.1-8b memory.blocks=2588",
+    ),
+    (
         "how far is the simulator from the engine? (backend.clock=cpu: where others compute too)",
         "experiment=validate backend=engine backend.clock=cpu",
     ),

@@ -89,8 +89,9 @@ def _notes(log: Log, found: Found, scores: Mapping[str, Scores], whole: Served) 
     for part in ("fitted", "unseen"):
         worst = scores[part].worst
         yield (
-            f"farthest off of the {part}: {_signed(worst.mean)} % in the mean {worst.metric.upper()} "
-            f"of the quarter with {worst.by} {worst.low:,.4g} to {worst.high:,.4g}"
+            f"farthest off of the {part}: {_signed(worst.mean)} % in the mean "
+            f"{worst.metric.upper()} of the quarter with {worst.by} {worst.low:,.4g} to "
+            f"{worst.high:,.4g}"
         )
     yield f"the simulated server took {whole.steps:,} steps and preempted {whole.preemptions:,}"
     if log.arrived[-1] == 0:

@@ -41,6 +41,7 @@ TRUE = Weights(
     context_token=1.2e-7,
 )
 """Of the server whose log the tests have; the search begins elsewhere."""
+REAL = Path(__file__).parent / "data/vllm-0.19-rtx4090-llama-3.1-8b.csv"
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +118,19 @@ def test_the_weights_of_a_simulated_server_are_found(
     said = capsys.readouterr().out
     assert "a step of decodes alone" in said
     assert "cost=fitted cost.path=" in said
+
+
+@pytest.mark.slow
+def test_a_real_vllm_is_predicted(tmp_path: Path) -> None:
+    """Of 300 requests to an overloaded server that preempts, half are fitted."""
+    real = ("memory.blocks=2588", "server.max_batched_tokens=2048", f"requests={REAL}")
+    found = perform(tmp_path / "out", *real)
+    errors = found["scores"]["unseen"]["errors"]
+    for metric, most in (("ttft", 0.2), ("tpot", 0.1), ("e2e", 0.1)):
+        assert abs(errors[metric]["mean"]) < most, metric
+        assert errors[metric]["half"] < most, metric
+    before = found["scores"]["unseen, before the fit"]["errors"]
+    assert before["e2e"]["mean"] > 0.1
 
 
 @pytest.mark.usefixtures("hasty")
