@@ -15,8 +15,8 @@ import pytest
 from pagedsim.__main__ import main
 
 ROOT_KEYS = (
-    "backend, batching, cost, hardware, jobs, memory, model, policy, preemption, report, seed, "
-    "seeds, server, slo, study, tensor_parallel, tracking, workload"
+    "backend, batching, cost, hardware, jobs, memory, model, policy, preemption, report, requests, "
+    "run, seed, seeds, server, slo, study, tensor_parallel, tracking, workload"
 )
 SINGLE = "experiment=single"
 TRACE = f"{SINGLE} workload=trace"
