@@ -38,9 +38,9 @@ class Outside(Errand):
     split: float = 0.5
 
     def __post_init__(self) -> None:
-        share("split", self.split)
+        share("study.split", self.split)
         if self.split == 1:
-            raise ConfigError("split=1: must be below 1, or nothing is left to predict")
+            raise ConfigError("study.split=1: must be below 1, or nothing is left to predict")
 
     def perform(self, folder: Path) -> None:
         if self.requests is None:
@@ -72,8 +72,8 @@ class Outside(Errand):
         known = round(self.split * len(log))
         if known < NEEDED or known == len(log):
             raise ConfigError(
-                f"{log.path}: split={self.split:g} fits to {known} of its {len(log)} requests: "
-                f"must be at least {NEEDED}, and leave some to predict"
+                f"{log.path}: study.split={self.split:g} fits to {known} of its {len(log)} "
+                f"requests: must be at least {NEEDED}, and leave some to predict"
             )
         return known
 
