@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.backend import Settings
-from experiments.progress import on_terminal
 
 if TYPE_CHECKING:
     from pagedsim.engine.engine import LLMEngine
@@ -69,20 +70,31 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+NAP = 0.1
+"""Seconds between two looks at whether another engine is done."""
+
+
 @contextmanager
-def the_machine() -> Iterator[None]:
-    """Wait until no other run of an engine is under way here: each would slow the other down."""
+def the_machine(stopping: Callable[[], bool]) -> Iterator[None]:
+    """Wait until no other run of an engine is under way here: each would slow the other down.
+
+    Once `stopping` says yes, nobody is waited for.
+    """
     try:
         import fcntl
     except ImportError:  # not on Windows
         yield
         return
-    with (Path(tempfile.gettempdir()) / "pagedsim-engine.lock").open("a") as file:
-        with suppress(OSError):
+    path = Path(tempfile.gettempdir()) / f"pagedsim-engine-{os.getuid()}.lock"
+    with path.open("a") as file:
+        told = False
+        while not stopping():
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             except BlockingIOError:
-                if on_terminal():
+                if not told:
                     print("waiting for another engine on this machine", file=sys.stderr)
-                fcntl.flock(file, fcntl.LOCK_EX)
+                told = True
+                time.sleep(NAP)
         yield

@@ -27,7 +27,7 @@ from pagedsim.core import (
     Scheduler,
     StepPlan,
 )
-from pagedsim.core.errors import require, require_whole, unknown
+from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
 from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 TIMES = ("feed", "plan", "launch", "sample", "commit")
 """Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
+
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Engine(Backend):
         for name in ("threads", "cache_tokens", "limit", "shrink"):
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value, 1)
-        require("hurry", self.hurry, 1)
+        require_number("hurry", self.hurry, 1)
+        require_whole("threads", self.threads, 1, MOST_THREADS)
         if self.clock not in CLOCKS:
             raise unknown("clock", self.clock, CLOCKS)
 
@@ -224,15 +227,21 @@ class Serving(Stage):
                 sleep=self.clock.sleep,
             )
 
-        self.use(_Log(recorder, self._plans, self._outputs), serve)
+        log = _Log(recorder, self._plans, self._outputs)
+        self.use(log, serve, stopping=lambda: recorder.stopping)
         if recorder.stopping:
             raise Stopped
 
-    def use(self, observer: Observer, work: Callable[[LLMEngine], None]) -> None:
+    def use(
+        self,
+        observer: Observer,
+        work: Callable[[LLMEngine], None],
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Make the engine, have `work` done with it, and take it away; no other runs meanwhile."""
         from pagedsim.engine.engine import LLMEngine
 
-        with the_machine(), threads(self.threads):
+        with the_machine(stopping), threads(self.threads):
             engine = LLMEngine(self.arguments, observer=observer, clock=self.clock)
             self.scheduler = engine.scheduler
             self._facts = facts_of(engine, self.name)

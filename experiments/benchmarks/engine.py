@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from pagedsim.core import SamplingParams
 from pagedsim.engine.llm import LLM
@@ -54,6 +54,10 @@ def main() -> None:
     print(f"ratio                         {best / others:8.2f}")
 
 
+PATIENCE = 600
+"""Seconds."""
+
+
 class _Plain(argparse.RawDescriptionHelpFormatter):
     pass
 
@@ -76,7 +80,12 @@ class _Peer:
             max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
         self.tokens = tokens
-        self.manager = module.init_continuous_batching(generation_config=config)
+        # Room for all that is asked here; by default it takes most of the machine's memory, and
+        # minutes to do so.
+        room = ContinuousBatchingConfig(num_blocks=64, page_size=256, max_batch_tokens=4096)
+        self.manager = module.init_continuous_batching(
+            generation_config=config, continuous_batching_config=room
+        )
         self.manager.start()
 
     def rate(self, prompts: Prompts) -> float:
@@ -85,9 +94,9 @@ class _Peer:
         self.manager.add_requests(prompts, max_new_tokens=self.tokens)
         done, produced = 0, 0
         while done < len(prompts):
-            result = self.manager.get_result(timeout=60)
+            result = self.manager.get_result(timeout=PATIENCE)
             if result is None:
-                raise RuntimeError("generate_batch gave no answer within a minute")
+                raise RuntimeError(f"generate_batch gave no answer within {PATIENCE} s")
             if result.is_finished():
                 done += 1
                 produced += len(result.generated_tokens)

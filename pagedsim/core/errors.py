@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from numbers import Integral
+from math import isfinite
+from numbers import Integral, Real
 
 
 class PagedsimError(Exception):
@@ -39,11 +40,28 @@ def require(name: str, value: float, low: float, high: float | None = None) -> N
         raise ConfigError(f"{name}={value}: must be {allowed}")
 
 
-def require_whole(name: str, value: int, low: int) -> None:
-    """Raise ConfigError unless `value` is a whole number of at least `low`."""
-    if not isinstance(value, Integral):
+def require_number(name: str, value: float, low: float, high: float | None = None) -> None:
+    """The same for what may be no finite number at all, as a text from a file."""
+    if not is_number(value):
+        raise ConfigError(f"{name}={value!r}: must be a number")
+    require(name, value, low, high)
+
+
+def require_whole(name: str, value: int, low: int, high: int | None = None) -> None:
+    """Raise ConfigError unless `value` is a whole number of at least `low` (and up to `high`)."""
+    if not is_whole(value):
         raise ConfigError(f"{name}={value!r}: must be a whole number")
-    require(name, int(value), low)
+    require(name, int(value), low, high)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number; true and false are none."""
+    return type(value) is not bool and isinstance(value, Real) and isfinite(value)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number; true and false are none."""
+    return type(value) is not bool and isinstance(value, Integral)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pagedsim.core.errors import RequestError
+from pagedsim.core.errors import RequestError, is_number, is_whole
+
+_REQUIRED = ("n", "min_tokens", "top_k")
+_WHOLE = (*_REQUIRED, "best_of", "max_tokens", "logprobs", "seed")
+_NUMBERS = (
+    *("length_penalty", "temperature", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,42 +49,58 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        stop: Any = self.stop
-        if type(stop) is not tuple:
-            object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
-        if type(self.stop_token_ids) is not tuple:
-            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        best = self.n if self.best_of is None else self.best_of
+        for name, kinds in (("stop", str), ("stop_token_ids", int)):
+            value: Any = getattr(self, name)
+            if value is None:
+                value = ()
+            if type(value) is not tuple:
+                value = (value,) if isinstance(value, str) else tuple(value)
+            if not all(isinstance(one, kinds) or (kinds is int and is_whole(one)) for one in value):
+                raise _refused(name, value, f"a list of {'strings' if kinds is str else 'ids'}")
+            object.__setattr__(self, name, value)
+        for name in _WHOLE:
+            if (value := getattr(self, name)) is not None and not is_whole(value):
+                raise _refused(name, value, "a whole number")
+        for name in _NUMBERS:
+            if not is_number(getattr(self, name)):
+                raise _refused(name, getattr(self, name), "a number")
+        for name in _REQUIRED:
+            if getattr(self, name) is None:
+                raise _refused(name, None, "a whole number")
+        for name, fine, allowed in self._rules():
+            if not fine:
+                raise _refused(name, getattr(self, name), allowed)
+
+    def _rules(self) -> tuple[tuple[str, bool, str], ...]:
+        """Each setting, whether it is fine, and what is allowed."""
         above = "at least 1, or None for as many as the model can"
-        rules = (
-            ("n", self.n, self.n >= 1, "at least 1"),
-            ("best_of", self.best_of, best >= self.n, f"at least n={self.n}"),
-            ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, above),
-            (
-                "min_tokens",
-                self.min_tokens,
-                0 <= self.min_tokens <= (self.max_tokens or self.min_tokens),
-                "0 to max_tokens",
-            ),
+        best = self.n if self.best_of is None else self.best_of
+        most = self.max_tokens
+        return (
+            ("n", self.n >= 1, "at least 1"),
+            ("best_of", best >= self.n, f"at least n={self.n}"),
+            ("max_tokens", most is None or most >= 1, above),
+            ("min_tokens", 0 <= self.min_tokens <= (most or self.min_tokens), "0 to max_tokens"),
+            ("length_penalty", abs(self.length_penalty) <= 50, "between -50 and 50"),
             (
                 "early_stopping",
-                self.early_stopping,
                 self.early_stopping in (False, True, "never"),
                 "False, True or 'never'",
             ),
-            ("stop", self.stop, "" not in self.stop, "strings of at least one character"),
-            ("temperature", self.temperature, self.temperature >= 0, "0 (greedy) or more"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]"),
-            ("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "above 0"),
-            ("logprobs", self.logprobs, (self.logprobs or 0) >= 0, "0 or more"),
+            ("stop", "" not in self.stop, "strings of at least one character"),
+            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("top_k", self.top_k >= -1, "0 or -1 (off) or more"),
+            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("logprobs", (self.logprobs or 0) >= 0, "0 or more"),
         )
-        for name, value, fine, allowed in rules:
-            if not fine:
-                raise RequestError(f"SamplingParams.{name}={value}: must be {allowed}")
 
     @property
     def width(self) -> int:
         """Sequences that run at once: the seats that the request takes in a batch."""
         return self.n if self.best_of is None else self.best_of
+
+
+def _refused(name: str, value: object, allowed: str) -> RequestError:
+    return RequestError(f"SamplingParams.{name}={value}: must be {allowed}")

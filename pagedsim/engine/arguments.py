@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
-from pagedsim.core.errors import require, require_whole, unknown
+from pagedsim.core.errors import is_number, require_number, require_whole, unknown
 
 if TYPE_CHECKING:
     from pagedsim.engine.prices import Measured
@@ -80,10 +79,10 @@ class Arguments:
                 require_whole(name, value, 1)
         if self.num_cpu_blocks is not None:
             require_whole("num_cpu_blocks", self.num_cpu_blocks, 0)
-        if not isinstance(self.seed, Integral) or self.seed < 0:
-            raise ConfigError(f"seed={self.seed!r}: must be a whole number, 0 or more")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, up to 1"
-            )
-        require("swap_space", self.swap_space, 0)
+        require_whole("seed", self.seed, 0, 2**63 - 1)
+        share = self.gpu_memory_utilization
+        if not is_number(share) or not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization={share!r}: must be above 0, up to 1")
+        require_number("swap_space", self.swap_space, 0)
+        if not isinstance(self.enforce_eager, bool):
+            raise ConfigError(f"enforce_eager={self.enforce_eager!r}: must be true or false")

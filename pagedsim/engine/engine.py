@@ -157,7 +157,7 @@ class LLMEngine:
         group = make_group(
             request,
             tokenizer=self.tokenizer,
-            eos=self.model.eos_token_ids,
+            eos=[token for token in self.model.eos_token_ids if token < self.model.vocab_size],
             seed=self.arguments.seed,
             number=next(self._numbers),
             text=text,
@@ -185,12 +185,17 @@ class LLMEngine:
     def _check_ids(self, request: Request) -> None:
         if request.prompt is None:
             raise RequestError(f"request {request.id!r}: prompt must be token ids, or a text")
-        low, high = min(request.prompt), max(request.prompt)
-        if low < 0 or high >= self.model.vocab_size:
-            raise RequestError(
-                f"request {request.id!r}: prompt has token {low if low < 0 else high}: "
-                f"ids of {self.model.name} are 0 to {self.model.vocab_size - 1}"
-            )
+        known = range(self.model.vocab_size)
+        for name, tokens in (
+            ("prompt", (min(request.prompt), max(request.prompt))),
+            ("SamplingParams.stop_token_ids", request.params.stop_token_ids),
+        ):
+            for token in tokens:
+                if token not in known:
+                    raise RequestError(
+                        f"request {request.id!r}: {name} has token {token}: "
+                        f"ids of {self.model.name} are 0 to {known.stop - 1}"
+                    )
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -217,6 +222,9 @@ class LLMEngine:
             tokens, ended = answers(logits, samplers, self._groups, self._sampler)
         except Exception as error:
             return outputs + self._fail(plan, error)
+        except BaseException as error:  # such as a Ctrl-C: nobody is left half served
+            self._fail(plan, error)
+            raise
         done = self.now
         self.end = end = start if plan.empty else done
         if self.observer is not None:
@@ -246,7 +254,7 @@ class LLMEngine:
         group.close(reason)
         return group.output(finished=True)
 
-    def _fail(self, plan: StepPlan, error: Exception) -> list[RequestOutput]:
+    def _fail(self, plan: StepPlan, error: BaseException) -> list[RequestOutput]:
         """End all whose memory this step touched: it may hold anything now."""
         self.end = now = self.now
         self.failure = f"{type(error).__name__}: {error}"

@@ -35,7 +35,7 @@ def stream_key(seed: int, index: int = 0) -> int:
     >>> stream_key(7, 0) == stream_key(7, 0), stream_key(7, 0) == stream_key(7, 1)
     (True, False)
     """
-    return _mixed(_mixed(seed & _MASK) + index * _ODD)
+    return _mixed(_mixed(int(seed) & _MASK) + index * _ODD)
 
 
 def gumbel(

@@ -244,3 +244,41 @@ def sharing(server: LLMEngine) -> Iterator[tuple[int, int]]:
             distinct = len({block for table in request.tables for block in table})
             assert server.scheduler.memory.used == distinct
             yield unshared - distinct, unshared
+
+
+def test_a_ctrl_c_in_a_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(made("llama"), device="cpu", num_gpu_blocks=64, max_model_len=64)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.runner, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    assert not llm.engine.has_unfinished_requests()
+    (answer,) = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    assert len(answer.outputs[0].token_ids) == 6
+
+
+def interrupted(plan: StepPlan) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_two_engines_over_one_model_keep_out_of_each_other_s_caches() -> None:
+    model = made("llama")
+    first, second = (
+        LLMEngine(model=model, device="cpu", num_gpu_blocks=64, max_model_len=64) for _ in range(2)
+    )
+    for server, prompt in ((first, [5, 6, 7]), (second, [9, 9, 9, 9])):
+        server.add_request("a", prompt, GREEDY)
+    answers: list[dict[Any, RequestOutput]] = [{}, {}]
+    while first.has_unfinished_requests():
+        for server, found in zip((first, second), answers, strict=True):
+            found |= {output.request_id: output for output in server.step()}
+    for prompt, found in zip(([5, 6, 7], [9, 9, 9, 9]), answers, strict=True):
+        alone = engine()
+        alone.add_request("a", prompt, GREEDY)
+        assert run(alone)["a"].outputs[0].token_ids == found["a"].outputs[0].token_ids
+
+
+def test_stop_ids_must_be_the_model_s() -> None:
+    server = engine()
+    with pytest.raises(RequestError, match=r"stop_token_ids has token 999: ids of Llama.* 0 to 96"):
+        server.add_request("a", [5], SamplingParams(stop_token_ids=(999,), min_tokens=2))

@@ -169,7 +169,10 @@ def _assemble(
     source: Source, module: Any, sights: list[Sight], length: int, dtype: torch.dtype
 ) -> LoadedModel:
     """Tie the module's layers to one step; from here on it attends through the cache."""
-    step = Step()
+    # A model that another engine has taken over already shares its step with that one: each begins
+    # its own before every forward.
+    known = getattr(sights[0].module, attention.ATTRIBUTE, None)
+    step = Step() if known is None else known.step
     for number, sight in enumerate(sights):
         layer = Layer(number, sight.scale, sight.window, sight.softcap, step)
         setattr(sight.module, attention.ATTRIBUTE, layer)
