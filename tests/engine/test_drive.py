@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,10 +62,8 @@ def job(id: int, output: int = 3, prompt: Any = 5, **labels: Any) -> Job:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    fake = Fake()
-    monkeypatch.setattr(time, "sleep", fake.sleep)
-    return fake
+def clock() -> Fake:
+    return Fake()
 
 
 def served(
@@ -75,7 +72,7 @@ def served(
     seen = Seen()
     given = {"device": "cpu", "block_size": 4, "num_gpu_blocks": 64, "max_model_len": 64}
     engine = LLMEngine(model=made("llama"), observer=seen, clock=clock, **{**given, **settings})
-    drive(engine, source, stopping=stopping)
+    drive(engine, source, stopping=stopping, sleep=clock.sleep)
     assert not engine.has_unfinished_requests() or stopping()
     return seen
 
