@@ -41,12 +41,9 @@ def assemble(arguments: Arguments) -> Parts:
             device=device,
             load_format=arguments.load_format,
             seed=arguments.seed,
+            max_model_len=arguments.max_model_len,
         )
-    longest = arguments.max_model_len or model.max_model_len
-    if longest > model.max_model_len:
-        raise ConfigError(
-            f"max_model_len={longest}: must be at most {model.max_model_len}, that of {model.name}"
-        )
+    longest = model.max_model_len
     shape = CacheShape(
         model.num_layers, arguments.block_size, model.num_kv_heads, model.head_dim, model.dtype
     )

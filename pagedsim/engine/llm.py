@@ -49,6 +49,10 @@ class LLM:
         ranks = priority if priority is not None else [0] * len(asked)
         if len(ranks) != len(asked):
             raise RequestError(f"priority: {len(ranks)} for {len(asked)} prompts")
+        if self.engine.has_unfinished_requests():
+            raise RequestError(
+                "generate: the engine serves requests that were added to it; step it until they end"
+            )
         first = self._served
         self._served += len(asked)
         added: list[str] = []

@@ -154,7 +154,7 @@ def test_requests_that_can_never_be_served(prompt: Any, params: Any, line: str) 
     [
         (
             {"max_model_len": 200},
-            "max_model_len=200: must be at most 128, that of LlamaForCausalLM",
+            "max_model_len=200: model=LlamaForCausalLM goes up to 128, its max_position_embeddings",
         ),
         ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda; did you mean"),
         ({"load_format": "none"}, "unknown load_format 'none': choose from auto, dummy"),
@@ -282,3 +282,22 @@ def test_stop_ids_must_be_the_model_s() -> None:
     server = engine()
     with pytest.raises(RequestError, match=r"stop_token_ids has token 999: ids of Llama.* 0 to 96"):
         server.add_request("a", [5], SamplingParams(stop_token_ids=(999,), min_tokens=2))
+
+
+def test_generate_waits_for_nobody_else_s_requests() -> None:
+    llm = LLM(made("llama"), device="cpu", num_gpu_blocks=64, max_model_len=64)
+    llm.engine.add_request("0", [5, 6], GREEDY)
+    with pytest.raises(RequestError, match="generate: the engine serves requests that were added"):
+        llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    assert list(run(llm.engine)) == ["0"]
+    assert len(llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)) == 1
+
+
+def test_generate_passes_priorities_on() -> None:
+    llm = LLM(
+        made("llama"), device="cpu", num_gpu_blocks=64, max_model_len=64, policy="priority",
+        max_num_seqs=1,
+    )  # fmt: skip
+    answers = llm.generate([[5], [6], [7]], GREEDY, priority=[2, 1, 0], use_tqdm=False)
+    ends = [answer.metrics.finished or 0.0 for answer in answers]
+    assert ends[0] > ends[1] > ends[2]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from experiments import machine, serving
 from experiments.arm import Interrupted, Job, run_job
 from experiments.failure import Failure
 from experiments.parts import build
@@ -43,6 +46,12 @@ def hydra() -> Iterator[None]:
     OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
     with initialize_config_module("conf", version_base="1.3"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For other engines on this machine: no time matters here."""
+    monkeypatch.setattr(serving, "the_machine", nullcontext)
 
 
 def configured(*overrides: str) -> dict[str, Any]:
@@ -241,3 +250,14 @@ def test_stages_are_cheap_until_they_run() -> None:
     stage = build(configured("model=opt-175b", "scale=full"), seed=0).stage
     assert isinstance(stage, Serving)
     assert not hasattr(stage, "scheduler")
+
+
+def test_one_engine_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one waits, and gives up waiting when it is asked to stop."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    asked = iter([False, False, True])
+    with machine.the_machine(lambda: False), machine.the_machine(lambda: next(asked)):
+        pass
+    assert next(asked, None) is None
+    with machine.the_machine(lambda: False):  # free again
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from pagedsim.engine.models.source import (
     not_on_hub,
     quiet,
 )
+
+log = logging.getLogger(__name__)
 
 
 def skeleton(config: Any) -> Any:
@@ -66,6 +69,8 @@ def stored(model: str | os.PathLike[str], config: Any, dtype: torch.dtype | None
     if missing:  # transformers would fill them at random and go on
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ConfigError(f"model={model}: its weights lack {missing[0]}{others}")
+    if unused := sorted(report["unexpected_keys"]):
+        log.warning("model=%s: %d weights are not used, such as %s", model, len(unused), unused[0])
     return module
 
 
