@@ -149,7 +149,7 @@ def _lines() -> Iterator[str]:
     chosen = _defaults()
     for group, meaning in _groups().items():
         yield from _group(group, meaning, chosen.get(group, ""))
-    yield from ("", "SETTINGS (with their defaults)")
+    yield from ("", "SETTINGS (with their defaults; an experiment has its own)")
     for title, settings in SETTINGS.items():
         yield f"  {title}"
         for key, meaning in settings:
@@ -166,7 +166,7 @@ def _lines() -> Iterator[str]:
     yield "  comparison.csv                  every arm against the baseline, with intervals"
     yield "  timeline.json                   requests and steps, for ui.perfetto.dev"
     yield "  config.yaml                     the whole configuration"
-    yield "  wandb/                          one run an arm; `wandb sync` uploads them"
+    yield "  wandb/                          a run an arm, one of the comparison; for `wandb sync`"
     yield "  Ctrl-C keeps what is complete. A study that is run again into the same folder goes on."
 
 

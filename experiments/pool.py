@@ -24,6 +24,10 @@ Done = Callable[[Job, Outcome], None]
 """Told of every outcome as it comes."""
 
 
+class _NotBegun(KeyboardInterrupt):
+    """Asked to stop before the first step."""
+
+
 class Attention:
     """Notes a signal, and stops the run between two steps, where all that is recorded is whole."""
 
@@ -37,6 +41,8 @@ class Attention:
         if self.asked and not self._patient:
             raise KeyboardInterrupt
         self.asked = True
+        if self.recorder is not None and not (self._patient or self.recorder.begun):
+            raise _NotBegun  # nothing is there that could be kept, and a model may take long
         if self.recorder is not None:
             self.recorder.stop()
 
@@ -48,6 +54,8 @@ class Attention:
         try:
             with board.watching(number, recorder) if board else nullcontext():
                 return run_job(job, recorder)
+        except _NotBegun:
+            return Interrupted()
         finally:
             self.recorder = None
 

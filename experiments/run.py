@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from experiments.multirun import record_job
 from experiments.objects import make
 from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from pagedsim.complaint import Complaint, Interruption, shown, verbose
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.study import Study
 from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison
@@ -94,12 +94,25 @@ def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
                 print(f"note: {note}")
         write_comparison(study, study.folder / "comparison.csv")
         report = write(study) if config.report else None
-        mode = "none" if runs.interrupted else cast(str, config.tracking.mode)
-        tracked = track(study, mode, project=config.tracking.project, entity=config.tracking.entity)
+        tracked, failure = _tracked(study, runs, config)
     except KeyboardInterrupt:
         raise Interruption(f"while reporting; {_all_there(study, runs)}") from None
     if not quiet:
         _say_where(study.folder, report, len(tracked), config.tracking.mode)
+    if failure is not None:
+        raise failure
+
+
+def _tracked(
+    study: Study, runs: Runs, config: DictConfig
+) -> tuple[Sequence[Path], PagedsimError | None]:
+    """What the tracker was given, or why it took nothing, which hides no result."""
+    mode = "none" if runs.interrupted else cast(str, config.tracking.mode)
+    try:
+        given = track(study, mode, project=config.tracking.project, entity=config.tracking.entity)
+    except PagedsimError as error:
+        return [], error
+    return given, None
 
 
 def _say_where(folder: Path, report: Path | None, tracked: int, mode: str) -> None:

@@ -24,6 +24,11 @@ class Watched(Recorder):
         return len(self._ids)
 
     @property
+    def begun(self) -> bool:
+        """Whether there is anything to keep."""
+        return bool(self._ends)
+
+    @property
     def time(self) -> float:
         """The end of the last step, in seconds of the run."""
         return self._ends[-1] if self._ends else 0.0
