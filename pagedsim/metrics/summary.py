@@ -30,7 +30,6 @@ found in the cache, or requests have several sequences, a slot holds tokens of s
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.core.errors import ConfigError, require
+from pagedsim.core.errors import require_number
 from pagedsim.metrics.catalogue import LATENCIES
 from pagedsim.metrics.gap import token_gaps, weighted_mean, weighted_percentiles
 from pagedsim.metrics.steps import Batches
@@ -65,9 +64,7 @@ class Slo:
     def __post_init__(self) -> None:
         for name in ("ttft", "tpot", "e2e"):
             if (bound := getattr(self, name)) is not None:
-                require(f"slo.{name}", bound, 0)
-                if math.isnan(bound):
-                    raise ConfigError(f"slo.{name}={bound}: must be a number")
+                require_number(f"slo.{name}", bound, 0)
 
     def met(self, latency: dict[str, Floats]) -> Mask:
         """Which requests met it; one without a TPOT has no TPOT to miss."""

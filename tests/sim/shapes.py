@@ -18,7 +18,8 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
 # Neither what any config.json says, nor another by a second name.
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "hf")
-HARDWARE = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
+HARDWARE = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml") if p.stem != "cpu")
+"""The GPUs: what a CPU is given there stands on no data sheet."""
 
 
 def shipped(group: str, name: str) -> Any:
