@@ -43,7 +43,7 @@ def assemble(arguments: Arguments) -> Parts:
             seed=arguments.seed,
             max_model_len=arguments.max_model_len,
         )
-    longest = arguments.max_model_len or model.max_model_len
+    longest = model.max_model_len
     shape = CacheShape(
         model.num_layers, arguments.block_size, model.num_kv_heads, model.head_dim, model.dtype
     )

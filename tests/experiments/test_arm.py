@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments.arm import Job, run_job
 from experiments.watched import Watched
-from pagedsim.config import register
 from pagedsim.metrics.study import Run
 
-
-@pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
-    register()
-    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
-    with initialize_config_module("conf", version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("hydra")
 
 
 def test_times_that_were_fitted_for_another_model_are_noticed(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments import outside_fit
@@ -23,7 +22,6 @@ from experiments.outside_log import Latencies, Log, read_log
 from experiments.outside_score import score
 from experiments.outside_search import search
 from experiments.outside_server import Twin, Weights
-from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Fitted
 
@@ -44,12 +42,7 @@ TRUE = Weights(
 REAL = Path(__file__).parent / "data/vllm-0.19-rtx4090-llama-3.1-8b.csv"
 
 
-@pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
-    register()
-    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
-    with initialize_config_module("conf", version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("hydra")
 
 
 def configuration(*words: str) -> Any:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments.failure import failure_of
 from experiments.objects import locate, make, said_of
 from experiments.parts import Parts, build
 from experiments.progress import Board, clock
-from pagedsim.config import register
 from pagedsim.core import ConfigError, Policy
 
-
-@pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
-    register()
-    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
-    with initialize_config_module("conf", version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("hydra")
 
 
 def parts(*overrides: str) -> Parts:

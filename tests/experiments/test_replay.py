@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import nullcontext
 from copy import deepcopy
 from functools import cache
 from itertools import product
@@ -14,17 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose
 from omegaconf import OmegaConf
 
-from experiments import serving
 from experiments.arm import Job, run_job
 from experiments.recorded import Recorded, recorded_runs
 from experiments.replay import Replay, replayed
 from experiments.stored import recipe, store
 from experiments.watched import Watched
 from pagedsim.complaint import Complaint
-from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run
 
@@ -40,28 +36,7 @@ COMBINATIONS = list(
 )
 
 
-@pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
-    register()
-    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
-    with initialize_config_module("conf", version_base="1.3"):
-        yield
-
-
-@cache
-def small() -> Any:
-    from pagedsim.engine.models import load_model
-    from tests.engine.architectures import made
-
-    return load_model(made("llama"))
-
-
-@pytest.fixture(autouse=True)
-def a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedsim.engine import assemble
-
-    monkeypatch.setattr(assemble, "load_model", lambda *args, **settings: small())
-    monkeypatch.setattr(serving, "the_machine", nullcontext)  # no time matters here
+pytestmark = pytest.mark.usefixtures("hydra", "a_small_model")
 
 
 @cache

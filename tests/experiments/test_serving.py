@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments import machine, serving
@@ -22,7 +21,6 @@ from experiments.failure import Failure
 from experiments.parts import build
 from experiments.serving import Serving
 from experiments.watched import Watched
-from pagedsim.config import register
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.metrics.study import Run
 
@@ -40,12 +38,7 @@ QUICK = (
 )
 
 
-@pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
-    register()
-    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
-    with initialize_config_module("conf", version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("hydra")
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig, OmegaConf
+from hydra import compose
+from omegaconf import DictConfig
 
 from experiments import code
 from experiments.arm import Interrupted, Job, Outcome, run_job
@@ -19,7 +18,6 @@ from experiments.stored import recipe, store, stored
 from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from experiments.sweep import sweep
 from experiments.watched import Watched
-from pagedsim.config import register
 from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.study import Run
@@ -29,12 +27,7 @@ ARMS = {"fcfs": ["policy=fcfs"], "urgent": ["policy=priority"], "small": ["serve
 PLAN = Compare("A title", "A question?", ARMS)
 
 
-@pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
-    register()
-    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
-    with initialize_config_module("conf", version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("hydra")
 
 
 def config(*overrides: str) -> DictConfig:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose
 from omegaconf import OmegaConf
 
-from experiments import profile, serving, validate
+from experiments import profile, validate
 from experiments.folder import keep_configuration
 from experiments.profile import Cell, profiled
 from experiments.recorded import recorded_runs
 from experiments.replay import Difference
 from experiments.validate import Validate
 from pagedsim.complaint import Complaint
-from pagedsim.config import register
 from pagedsim.core import ConfigError
 from pagedsim.metrics.agreement import KEYS, Regime
 from pagedsim.sim.cost import Fitted
@@ -31,26 +27,13 @@ from tests.sim.shapes import replica
 pytest.importorskip("torch")
 
 
-@cache
-def small() -> Any:
-    from pagedsim.engine.models import load_model
-    from tests.engine.architectures import made
-
-    return load_model(made("llama"))
+pytestmark = pytest.mark.usefixtures("hydra", "a_small_model")
 
 
 @pytest.fixture(autouse=True)
-def a_small_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from pagedsim.engine import assemble
-
-    monkeypatch.setattr(assemble, "load_model", lambda *args, **settings: small())
-    monkeypatch.setattr(serving, "the_machine", nullcontext)
+def little_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "FEWEST", 4)
     monkeypatch.setattr(profile, "ROUNDS", 1)
-    register()
-    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
-    with initialize_config_module("conf", version_base="1.3"):
-        yield
 
 
 def kept(folder: Path, *words: str) -> Any:
