@@ -20,6 +20,7 @@ from experiments.steplog import StepLog, log_of, predicted
 from pagedsim.complaint import shown
 from pagedsim.core import ConfigError
 from pagedsim.metrics.files import write_json
+from pagedsim.report.percent import percent, signed
 from pagedsim.sim.cost import Fit, Fitted, Roofline
 from pagedsim.sim.cost.fitting import FEATURES, SWAP, fit_kinds
 
@@ -164,13 +165,3 @@ def _table(*head: str) -> Table:
 
 def _print(table: Table) -> None:
     Console(highlight=False).print(table)
-
-
-def percent(share: float) -> str:
-    """A share for reading."""
-    return f"{100 * share:.1f} %"
-
-
-def signed(share: float) -> str:
-    """With its sign."""
-    return f"{100 * share:+.1f} %".replace("-", "−")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra.core.hydra_config import HydraConfig
 
+from experiments.command import command, typed
 from experiments.errand import Errand
 from experiments.folder import kept_configuration
 from experiments.outside_fit import Found, fitted
@@ -82,7 +82,7 @@ class Outside(Errand):
     ) -> dict[str, Any]:
         return {
             "requests": twin.log.path.name,
-            "command": _command(twin.log),
+            "command": command([*typed("requests="), f"requests={twin.log.path.name}"]),
             "server": twin.server,
             "split": self.split,
             "coefficients": {
@@ -100,10 +100,3 @@ class Outside(Errand):
             "scores": {part: one.content() for part, one in scores.items()},
             "simulated": {"steps": whole.steps, "preemptions": whole.preemptions},
         }
-
-
-def _command(log: Log) -> str:
-    """What was typed; the log by its name alone."""
-    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    kept = [word for word in words if not word.startswith("requests=")]
-    return " ".join(["python -m pagedsim", *kept, f"requests={log.path.name}"])

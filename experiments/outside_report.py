@@ -11,6 +11,7 @@ from experiments.outside_fit import Found
 from experiments.outside_log import Log
 from experiments.outside_score import Scores
 from experiments.outside_server import Served
+from pagedsim.report.percent import signed
 
 UNITS = {
     "decode_step": ("a step of decodes alone", "ms", 1e3),
@@ -55,7 +56,7 @@ def _coefficients(found: Found) -> Table:
             meaning,
             *(f"{value:.3g}" for value in values),
             unit,
-            _signed(found.firmness[name], 2) if name in found.firmness else "kept",
+            signed(found.firmness[name], 2, unit="") if name in found.firmness else "kept",
         )
     return table
 
@@ -70,7 +71,7 @@ def _errors(part: str, score: Scores) -> Table:
         table.add_row(
             f"{metric.upper()}, {'s' if seconds else 'ms'}",
             *(f"{time:.2f}" for time in times),
-            *map(_signed, (error.mean, error.p50, error.p90, error.p99)),
+            *(signed(one, unit="") for one in (error.mean, error.p50, error.p90, error.p99)),
             *(f"{100 * share:.1f}" for share in (error.each, error.half)),
             f"{error.correlation:.2f}",
         )
@@ -89,7 +90,7 @@ def _notes(log: Log, found: Found, scores: Mapping[str, Scores], whole: Served) 
     for part in ("fitted", "unseen"):
         worst = scores[part].worst
         yield (
-            f"farthest off of the {part}: {_signed(worst.mean)} % in the mean "
+            f"farthest off of the {part}: {signed(worst.mean)} in the mean "
             f"{worst.metric.upper()} of the quarter with {worst.by} {worst.low:,.4g} to "
             f"{worst.high:,.4g}"
         )
@@ -102,8 +103,3 @@ def _notes(log: Log, found: Found, scores: Mapping[str, Scores], whole: Served) 
     for name, firm in found.firmness.items():
         if firm < LOOSE:
             yield f"this log hardly tells what {UNITS[name][0]} takes: do not rely on it elsewhere"
-
-
-def _signed(share: float, digits: int = 1) -> str:
-    """In %, with its sign."""
-    return f"{100 * share:+.{digits}f}".replace("-", "−")

@@ -28,6 +28,13 @@ class Difference(NamedTuple):
     engine: str
     simulator: str
 
+    def told(self, name: str, steps: int, so: str = "") -> str:
+        """Where it is, in a run of so many steps, what follows, and both plans."""
+        return (
+            f"{name}: step {self.step} of {steps} differs{so}\n"
+            f"  engine:    {self.engine}\n  simulator: {self.simulator}"
+        )
+
 
 @dataclass(frozen=True)
 class Replay(Errand):
@@ -49,10 +56,7 @@ class Replay(Errand):
             if difference is None:
                 print(f"{run.name}: {run.steps.num_rows} of {run.steps.num_rows} steps the same")
             else:
-                complaints.append(
-                    f"{run.name}: step {difference.step} of {run.steps.num_rows} differs\n"
-                    f"  engine:    {difference.engine}\n  simulator: {difference.simulator}"
-                )
+                complaints.append(difference.told(run.name, run.steps.num_rows))
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "replay.json", {"run": self.run, "runs": results})
         if complaints:

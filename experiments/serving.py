@@ -61,7 +61,7 @@ class Engine(Backend):
     alone = True
 
     def __post_init__(self) -> None:
-        for name in ("threads", "cache_tokens", "limit", "shrink"):
+        for name in ("cache_tokens", "limit", "shrink"):
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value, 1)
         require_number("hurry", self.hurry, 1)

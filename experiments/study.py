@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments.arm import Interrupted, Job, Outcome, Repeated
+from experiments.command import command
 from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.pool import inside_a_worker, run_jobs
@@ -177,7 +177,7 @@ def study_of(plan: Compare, runs: Runs, folder: Path, name: str, overrides: Sequ
         title=plan.title,
         question=plan.question,
         folder=folder,
-        command=shlex.join(["python", "-m", "pagedsim", *overrides]),
+        command=command(overrides),
         runs=runs.comparable,
         metrics=_metrics(plan, runs),
         baseline=plan.baseline or next(iter(plan.arms)),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from experiments.arm import Job, run_job
 from experiments.backend import Settings
 from experiments.calibrate import fitted, told
+from experiments.command import command, typed
 from experiments.errand import Errand
 from experiments.failure import Failure
 from experiments.folder import kept_configuration
@@ -90,7 +89,7 @@ class Validate(Errand):
         done = Validation(
             regimes=regimes,
             machine=fits[0].machine,
-            command=_command(),
+            command=command(typed("tracking")),
             steps=sum(run.steps.num_rows for runs in (fits, *served.values()) for run in runs),
             calibration=told(log, cost),
             notes=[*cost.notices, *_doubts(regimes)],
@@ -172,13 +171,8 @@ class _Bench:
         (run,) = recorded_runs(str(folder))
         self._same_blocks(run)
         if difference := replayed(run):
-            raise Complaint(
-                [
-                    f"{name}: step {difference.step} of {run.steps.num_rows} differs, so there is "
-                    f"nothing to compare\n  engine:    {difference.engine}\n"
-                    f"  simulator: {difference.simulator}"
-                ]
-            )
+            so = ", so there is nothing to compare"
+            raise Complaint([difference.told(name, run.steps.num_rows, so)])
         seconds = float(run.steps["end"][-1].as_py())
         count, steps = run.requests.num_rows, run.steps.num_rows
         print(f"{name}: {count} requests, {steps} steps in {seconds:.1f} s, all planned alike")
@@ -243,10 +237,3 @@ def _doubts(regimes: Sequence[Regime]) -> list[str]:
             f"by ± {100 * most:.0f} %, with which little can be shown; let nothing else run here"
         )
     return doubts
-
-
-def _command() -> str:
-    """What was typed, but for where results go."""
-    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
-    kept = (word for word in words if not word.startswith("tracking"))
-    return shlex.join(["python", "-m", "pagedsim", *kept])

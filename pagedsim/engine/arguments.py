@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
 from pagedsim.core.errors import is_number, require_number, require_whole, unknown
+from pagedsim.engine.models.load import FORMATS
+from pagedsim.engine.mover import LAYOUTS
 
 if TYPE_CHECKING:
     from pagedsim.engine.prices import Measured
 
 DEVICES = ("auto", "cuda", "cpu")
-LOAD_FORMATS = ("auto", "dummy")
 MEMORIES = ("paged", "prefix")
-LAYOUTS = ("block", "layer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Arguments:
     def __post_init__(self) -> None:
         for name, value, known in (
             ("device", self.device, DEVICES),
-            ("load_format", self.load_format, LOAD_FORMATS),
+            ("load_format", self.load_format, FORMATS),
             ("memory", self.memory, MEMORIES),
             ("kv_layout", self.kv_layout, LAYOUTS),
         ):

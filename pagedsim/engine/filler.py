@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -36,9 +37,9 @@ class Filler:
         request.prompt = tokens.tolist()
         return request
 
-    def _in_vocabulary(self, prompt: object) -> np.ndarray:
+    def _in_vocabulary(self, prompt: Sequence[int]) -> np.ndarray:
         """Equal tokens stay equal, and different ones are seldom taken for the same."""
-        named = np.array(list(prompt), dtype=np.uint64)  # type: ignore[call-overload]
+        named = np.array(list(prompt), dtype=np.uint64)
         return ((named * _MIX) >> np.uint64(32)) % np.uint64(self._vocab)
 
 

@@ -16,6 +16,7 @@ from pagedsim.metrics.compare import (
     values_of,
 )
 from pagedsim.metrics.study import Study
+from pagedsim.report.percent import signed
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Cell:
         if abs(percent) < 0.05:
             return "±0 %"
         digits = 1 if abs(percent) < 10 or -100 < percent < -99 else 0
-        return f"{percent:+.{digits}f} %".replace("-", "−")
+        return signed(ratio - 1, digits)
 
     @property
     def verdict(self) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from pagedsim.metrics.agreement import JUDGED, SHOWN, Agreement, Regime
 from pagedsim.metrics.catalogue import METRICS, label_of, scale_of
 from pagedsim.metrics.summary import request_latencies
+from pagedsim.report.percent import percent, signed
 from pagedsim.report.style import (
     drawing,
     key,
@@ -136,18 +137,18 @@ def _parts(done: Validation) -> list[str]:
 
 def _headline(regime: Regime) -> str:
     count = regime.simulator_requests.num_rows
-    load = f"{100 * regime.load:.0f} % of what can be served"
+    load = f"{percent(regime.load, 0)} of what can be served"
     return f"{regime.name}: {count} requests at {regime.rate:.3g}/s, {load}"
 
 
 def _verdict(regime: Regime) -> str:
     found, agreements = regime.verdicts(), regime.agreements()
-    words = [f"{label_of(key)} {_signed(agreements[key].error)}, {found[key]}" for key in JUDGED]
+    words = [f"{label_of(key)} {signed(agreements[key].error)}, {found[key]}" for key in JUDGED]
     return f"{regime.name}: {'; '.join(words)}"
 
 
 def _pace(regime: Regime) -> str:
-    runs = ", ".join(map(_signed, regime.pace))
+    runs = ", ".join(map(signed, regime.pace))
     return f"the same steps took the engine, against what was fitted: {runs}"
 
 
@@ -163,12 +164,12 @@ def _metrics(regime: Regime) -> tuple[list[str], list[list[str]]]:
 
 def _cells(key: str, found: Agreement) -> list[str]:
     scale = scale_of(key, [found.engine, found.simulator])
-    spread = "–" if found.spread != found.spread else f"± {100 * found.spread:.1f} %"
+    spread = "–" if found.spread != found.spread else f"± {percent(found.spread)}"
     return [
         scale.text(found.engine),
         spread,
         scale.text(found.simulator),
-        _signed(found.error),
+        signed(found.error),
     ]
 
 
@@ -176,18 +177,14 @@ def _requests(regime: Regime) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             METRICS[name].label,
-            f"{100 * near.mape:.1f} %",
-            "–" if near.spread != near.spread else f"{100 * near.spread:.1f} %",
+            percent(near.mape),
+            percent(near.spread),
             f"{near.pearson:.3f}",
-            _signed(near.bias),
+            signed(near.bias),
         ]
         for name, near in regime.nearness().items()
     ]
     return ["request by request", "MAPE", "engine’s own", "Pearson r", "bias"], rows
-
-
-def _signed(share: float) -> str:
-    return "–" if share != share else f"{100 * share:+.1f} %".replace("-", "−")
 
 
 def _print(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
