@@ -1,0 +1,1 @@
+"""What papers have published, made again: one figure a file."""
