@@ -128,7 +128,10 @@ class Validate(Errand):
         return plans
 
     def _regime(self, name: str, config: Settings, runs: list[Recorded], cost: Fitted) -> Regime:
-        summary, requests = simulated(config, runs[0].machine, self.seed, cost)
+        machine = runs[0].machine
+        summary, requests = simulated(config, machine, self.seed, cost)
+        pace = [_pace(run, cost) for run in runs]
+        slowed = [simulated(config, machine, self.seed, cost.slowed(1 + one)) for one in pace]
         return Regime(
             name,
             self.regimes[name]["load"],
@@ -136,7 +139,8 @@ class Validate(Errand):
             self.regimes[name]["tolerance"],
             [summarised(run.requests, run.steps, run.machine) for run in runs],
             summary,
-            [_pace(run, cost) for run in runs],
+            pace,
+            [paced for paced, _ in slowed],
             [run.requests for run in runs],
             requests,
         )

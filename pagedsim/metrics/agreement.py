@@ -37,6 +37,9 @@ class Agreement(NamedTuple):
     simulator: float
     error: float
     """The simulator's over the engine's, less 1; NaN where the engine's is 0."""
+    at_pace: float
+    """The median error where the simulator has the pace of the run that it is held against: what
+    is left when a machine that changes its pace is taken out. An explanation, no prediction."""
 
     def verdict(self, tolerance: float) -> str:
         """Whether it is near enough, and by which measure."""
@@ -74,6 +77,8 @@ class Regime:
     pace: Sequence[float]
     """How much longer than predicted the steps of each run took, all together: the part of an
     error that is one of the step times, or of a machine that has changed its pace since."""
+    paced: Sequence[Mapping[str, Any]]
+    """The simulator's summaries with the pace of each run."""
     engine_requests: Sequence[pa.Table]
     simulator_requests: pa.Table
 
@@ -98,9 +103,15 @@ class Regime:
         spread = math.nan
         if len(values) > 1:
             spread = float(np.std(values, ddof=1) / np.mean(values)) if any(values) else 0.0
-        if not middle:
-            return Agreement(middle, spread, mine, math.nan if mine else 0.0)
-        return Agreement(middle, spread, mine, mine / middle - 1)
+        paced = [float(summary[key]) for summary in self.paced]
+        at_pace = np.median([_error(mine, run) for mine, run in zip(paced, values, strict=True)])
+        return Agreement(middle, spread, mine, _error(mine, middle), float(at_pace))
+
+
+def _error(simulator: float, engine: float) -> float:
+    if not engine:
+        return math.nan if simulator else 0.0
+    return simulator / engine - 1
 
 
 def _nearness(mine: NDArray[np.float64], runs: Sequence[NDArray[np.float64]]) -> Nearness:

@@ -130,7 +130,10 @@ def _parts(done: Validation) -> list[str]:
     parts.append(
         '<p class="note">Spread: the standard deviation over the engine’s runs of the same '
         "requests; of single requests, how far one run is from the mean of all, on average. MAPE: "
-        "the mean of how far single requests are off. Bias: of their mean.</p>"
+        "the mean of how far single requests are off. Bias: of their mean. At its pace: the median "
+        "error where the simulator is given the pace of the very run that it is held against, so "
+        "that a machine which changes its pace is taken out; no prediction, but what is left to "
+        "the model.</p>"
     )
     return [*parts, f"<h2>To run it again</h2><pre><code>{escape(done.command)}</code></pre>"]
 
@@ -149,11 +152,16 @@ def _verdict(regime: Regime) -> str:
 
 def _pace(regime: Regime) -> str:
     runs = ", ".join(map(signed, regime.pace))
-    return f"the same steps took the engine, against what was fitted: {runs}"
+    left = regime.agreements()
+    words = ", ".join(f"{label_of(key)} {signed(left[key].at_pace)}" for key in JUDGED)
+    return (
+        f"the same steps took the engine, against what was fitted: {runs}; where the simulator is "
+        f"given each run's pace its errors are {words}"
+    )
 
 
 def _metrics(regime: Regime) -> tuple[list[str], list[list[str]]]:
-    head = ["", "engine", "spread", "simulator", "error", ""]
+    head = ["", "engine", "spread", "simulator", "error", "at its pace", ""]
     verdicts = regime.verdicts()
     rows = [
         [label_of(key), *_cells(key, found), verdicts.get(key, "")]
@@ -170,6 +178,7 @@ def _cells(key: str, found: Agreement) -> list[str]:
         spread,
         scale.text(found.simulator),
         signed(found.error),
+        signed(found.at_pace),
     ]
 
 
@@ -190,7 +199,7 @@ def _requests(regime: Regime) -> tuple[list[str], list[list[str]]]:
 def _print(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for number, name in enumerate(head):
-        table.add_column(name, justify="right" if 0 < number < 5 else "left")
+        table.add_column(name, justify="right" if 0 < number < 6 else "left")
     for row in rows:
         table.add_row(*row)
     console.print(table)

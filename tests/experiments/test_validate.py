@@ -77,6 +77,7 @@ def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert set(regime["verdicts"]) == {"ttft_mean", "tpot_mean", "output_tokens_per_s"}
         assert regime["metrics"]["e2e_mean"]["simulator"] > 0
         assert len(regime["pace"]) == 2
+        assert abs(regime["metrics"]["output_tokens_per_s"]["at_pace"]) < 1
         assert set(regime["by_request"]) == {"ttft", "tpot", "e2e"}
     assert "half load: " in told and "Pearson r" in told
     page = (tmp_path / "report.html").read_text()
@@ -170,7 +171,9 @@ def requests(*ttfts: float) -> pa.Table:
     )
 
 
-def regime(engine: list[float], simulator: float, tolerance: float = 0.05) -> Regime:
+def regime(
+    engine: list[float], simulator: float, tolerance: float = 0.05, paced: float = 1.0
+) -> Regime:
     """One in which every metric has the same values."""
     return Regime(
         "half",
@@ -180,6 +183,7 @@ def regime(engine: list[float], simulator: float, tolerance: float = 0.05) -> Re
         [dict.fromkeys(KEYS, value) for value in engine],
         dict.fromkeys(KEYS, simulator),
         [0.0] * len(engine),
+        [dict.fromkeys(KEYS, paced)] * len(engine),
         [requests(0.1, 0.2), requests(0.3, 0.2), requests(0.2, 0.2)],
         requests(0.2, 0.3),
     )
@@ -199,6 +203,13 @@ def regime(engine: list[float], simulator: float, tolerance: float = 0.05) -> Re
 )
 def test_verdicts_by_hand(engine: list[float], simulator: float, verdict: str) -> None:
     assert set(regime(engine, simulator).verdicts().values()) == {verdict}
+
+
+def test_the_error_at_the_pace_of_each_run_by_hand() -> None:
+    """Against 0.5, 1.25 and 2, a simulator at 1 is off by 1, -0.2 and -0.5."""
+    found = regime([0.5, 1.25, 2.0], 3.0, paced=1.0).agreements()["e2e_mean"]
+    assert found.at_pace == pytest.approx(-0.2)
+    assert found.error == pytest.approx(3.0 / 1.25 - 1)
 
 
 def test_what_a_reader_must_know() -> None:

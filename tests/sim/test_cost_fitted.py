@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, StepPlan
 from pagedsim.sim.cost import Fitted, Roofline, Sample
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, fit, leave_one_out
 from pagedsim.sim.cost.nnls import Matrix, nnls
@@ -63,6 +63,16 @@ def test_a_mixed_step_pays_the_larger_constant_once() -> None:
     mixed = cost.step_seconds(plan(100, decodes=10, context=5000))
     expected = 23.48 + 100 * 0.1405 + 100**2 * 8.08e-6 + 5000 * 5.93e-4 + 10 * 0.0607
     assert 1e3 * mixed == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "step", [plan(1000, 500), plan(decodes=10, context=500), plan(1, decodes=200, context=9000)]
+)
+def test_on_a_machine_half_as_fast_every_step_takes_twice_as_long(step: StepPlan) -> None:
+    cost = distserve("distserve-opt-13b-tp1")
+    assert cost.slowed(2).step_seconds(step) == pytest.approx(2 * cost.step_seconds(step))
+    assert cost.slowed(2).slowed(0.5).settings == cost.settings
+    assert cost.slowed(2).swap_seconds(100) == cost.swap_seconds(100)  # of the data sheet
 
 
 @pytest.mark.parametrize("name", DISTSERVE)

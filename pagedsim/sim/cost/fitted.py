@@ -211,6 +211,16 @@ class Fitted(CostModel):
         known = {key: value for key, value in self.settings.items() if value}
         Path(path).write_text(json.dumps(known, indent=2) + "\n")
 
+    def slowed(self, factor: float) -> Fitted:
+        """The same on a machine that takes so many times as long; times of a data sheet stand."""
+        sets = ("prefill", "decode", "decode_large", "mixed", "swap")
+        slower = {
+            name: {key: value * factor for key, value in self.settings[name].items()}
+            for name in sets
+            if self.settings[name]
+        }
+        return Fitted(self.replica, **(self.settings | slower))
+
     def step_seconds(self, plan: StepPlan) -> float:
         if not plan.prefill_tokens:
             return self.decode_seconds(plan.decode_count, plan.decode_context)
