@@ -163,6 +163,7 @@ def _lines() -> Iterator[str]:
     yield from ("", "RESULTS, in outputs/<date>/<time>-<experiment>/")
     yield "  report.html, plots/*.png        what to show others"
     yield "  runs/<arm>/seed-<n>/            requests.parquet, steps.parquet, summary.json"
+    yield "  result.json                     what was found, in words and numbers"
     yield "  comparison.csv                  every arm against the baseline, with intervals"
     yield "  timeline.json                   requests and steps, for ui.perfetto.dev"
     yield "  config.yaml                     the whole configuration"

@@ -12,6 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.check import check_arms, check_base, processes_of
+from experiments.command import command, typed
 from experiments.compare import Compare
 from experiments.errand import Errand
 from experiments.failure import Failure
@@ -21,9 +22,12 @@ from experiments.objects import make
 from experiments.study import Runs, jobs_of, overruled, run_study, study_of
 from pagedsim.complaint import Complaint, Interruption, shown, verbose
 from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.metrics.files import write_json
+from pagedsim.metrics.result import result_of
 from pagedsim.metrics.study import Study
 from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison
+from pagedsim.report.result import RESULT
 from pagedsim.tracking import track
 
 
@@ -93,6 +97,8 @@ def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:
             for note in study.notes:
                 print(f"note: {note}")
         write_comparison(study, study.folder / "comparison.csv")
+        again = command(typed("tracking", "jobs", "hydra"))
+        write_json(study.folder / RESULT, result_of(study, again).record())
         report = write(study) if config.report else None
         tracked, failure = _tracked(study, runs, config)
     except KeyboardInterrupt:

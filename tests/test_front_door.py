@@ -110,7 +110,8 @@ def test_the_default_ends_with_a_table_a_report_and_plots(tmp_path: Path) -> Non
     assert "tracking  out/wandb  (3 runs; `wandb sync` uploads them)" in done.stdout
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {
-        *("comparison.csv", "config.yaml", "plots", "report.html", "runs", "timeline.json", "wandb")
+        *("comparison.csv", "config.yaml", "plots", "report.html", "result.json"),
+        *("runs", "timeline.json", "wandb"),
     }
     assert {path.stem for path in (out / "plots").iterdir()} >= {"latency", "load", "requests"}
     for arm in ("fcfs", "priority"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +63,7 @@ def write_result(result: Result, drawings: Mapping[str, Drawing], folder: Path) 
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     for plot in plots:
         (folder / "plots" / f"{plot.name}.png").write_bytes(plot.png)
-    write_json(folder / RESULT, result.record())
+    write_json(folder / RESULT, replace(result, pictures=list(drawings)).record())
     report = folder / "report.html"
     parts = [*_head(result), *map(figure, plots), *_tail(result)]
     report.write_text(document(result.title, parts), encoding="utf-8")

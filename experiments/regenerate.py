@@ -1,0 +1,90 @@
+"""The committed findings, made again from their commands.
+
+    python -m experiments.regenerate [experiment ...]     (none: all of them)
+
+Runs each as a user would, and keeps its result.json and pictures in experiments/results/<name>,
+and in experiments/results/README.md what all of them found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pagedsim.metrics.files import read_json
+from pagedsim.report.result import RESULT
+
+RESULTS = Path(__file__).parent / "results"
+STUDIES = (
+    *("paper_fig2", "paper_fig12", "paper_fig13", "paper_fig14_15", "paper_fig16"),
+    *("paper_fig18", "paper_fig19"),
+    *("fcfs_vs_priority", "swap_vs_recompute", "block_sizes", "capacity", "tune"),
+)
+"""Experiments whose results are committed, in the order of the index."""
+SENTENCES = 2
+"""Of each finding in the index."""
+_HEAD = """# Findings
+Each is what one command printed; `python -m experiments.regenerate` makes them all again, and this
+page. Beside them: `front_door` has the README's pictures, and a folder named after a machine what
+was measured on it.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Make some or all of them again, then the index."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiment", nargs="*", help=f"any of {', '.join(STUDIES)}")
+    chosen = parser.parse_args(words).experiment
+    for name in chosen:
+        if name not in STUDIES:
+            parser.error(f"{name}: must be one of {', '.join(STUDIES)}")
+    for name in chosen or STUDIES:
+        with tempfile.TemporaryDirectory() as scratch:
+            made = run(name, Path(scratch) / "run")
+            keep(made, RESULTS / name)
+    (RESULTS / "README.md").write_text(index(there()), encoding="utf-8")
+
+
+def run(name: str, folder: Path) -> Path:
+    """The experiment, as its command runs it, in `folder`."""
+    words = (f"experiment={name}", "tracking=none", f"hydra.run.dir={folder}")
+    subprocess.run([sys.executable, "-m", "pagedsim", *words], check=True)
+    return folder
+
+
+def keep(made: Path, place: Path) -> None:
+    """Copy what came out, in the stead of what was there."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    shutil.copy(made / RESULT, place)
+    for name in read_json(made / RESULT)["pictures"]:
+        shutil.copy(made / "plots" / f"{name}.png", place)
+
+
+def there() -> list[str]:
+    """The studies whose results are committed."""
+    return [name for name in STUDIES if (RESULTS / name / RESULT).exists()]
+
+
+def index(names: Iterable[str]) -> str:
+    """The page of all findings: in words, with a picture and the command."""
+    return "\n".join([_HEAD, *(_entry(name) for name in names)])
+
+
+def _entry(name: str) -> str:
+    result: dict[str, Any] = read_json(RESULTS / name / RESULT)
+    picture = "".join(f"![{result['title']}]({name}/{one}.png)\n\n" for one in result["pictures"])
+    return (
+        f"## {result['title']}\n{' '.join(result['finding'][:SENTENCES])}\n\n{picture}"
+        f"`{result['command']}` → [{RESULT}]({name}/{RESULT})\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
