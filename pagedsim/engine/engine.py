@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple, Protocol
 
 from pagedsim.core import (
@@ -17,6 +18,7 @@ from pagedsim.core import (
     Scheduler,
     StepPlan,
 )
+from pagedsim.core.errors import unknown
 from pagedsim.engine.answer import answers
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import assemble
@@ -35,6 +37,14 @@ class Observer(Protocol):
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected."""
+
+
+def _arguments(settings: dict[str, Any]) -> Arguments:
+    known = [field.name for field in fields(Arguments)]
+    for name in settings:
+        if name not in known:
+            raise unknown("engine setting", name, known)
+    return Arguments(**settings)
 
 
 class StepTimes(NamedTuple):
@@ -73,7 +83,7 @@ class LLMEngine:
 
         `clock` gives the time in seconds; what the engine reports is counted from now.
         """
-        self.arguments = arguments = arguments or Arguments(**settings)
+        self.arguments = arguments = arguments or _arguments(settings)
         parts = assemble(arguments)
         self.model, self.tokenizer = parts.model, parts.tokenizer
         self.scheduler, self.runner = parts.scheduler, parts.runner

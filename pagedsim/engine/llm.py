@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -45,7 +46,7 @@ class LLM:
         is more urgent, where the policy asks for it.
         """
         asked = _listed(prompts)
-        params = _each("sampling_params", sampling_params, len(asked), SamplingParams)
+        params = _params(sampling_params, len(asked))
         ranks = priority if priority is not None else [0] * len(asked)
         if len(ranks) != len(asked):
             raise RequestError(f"priority: {len(ranks)} for {len(asked)} prompts")
@@ -86,19 +87,25 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """The prompts as a list, also where only one was given."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts={prompts!r}: must be a text, token ids, or a list of these")
     several: list[Any] = list(prompts)
-    if several and all(isinstance(one, int) for one in several):
-        return [several]
+    if several and all(isinstance(one, Integral) for one in several):
+        return [[int(one) for one in several]]
+    for one in several:
+        if not isinstance(one, (str, Sequence)):
+            raise RequestError(f"prompts: {one!r} must be a text or a list of token ids")
     return several
 
 
-def _each(
-    name: str, given: Any, count: int, kind: type[SamplingParams]
-) -> Sequence[SamplingParams]:
+def _params(given: Any, count: int) -> Sequence[SamplingParams]:
+    """Settings for each prompt."""
     if given is None:
-        return [kind()] * count
-    if isinstance(given, kind):
+        return [SamplingParams()] * count
+    if isinstance(given, SamplingParams):
         return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams) for p in given):
+        raise RequestError(f"sampling_params={given!r}: must be SamplingParams, or a list of them")
     if len(given) != count:
-        raise RequestError(f"{name}: {len(given)} for {count} prompts")
-    return list(given)
+        raise RequestError(f"sampling_params: {len(given)} for {count} prompts")
+    return given

@@ -293,6 +293,27 @@ def test_generate_waits_for_nobody_else_s_requests() -> None:
     assert len(llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)) == 1
 
 
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        (5, None, "prompts=5: must be a text, token ids, or a list of these"),
+        ([5.0], None, "prompts: 5.0 must be a text or a list of token ids"),
+        ([[5]], 7, "sampling_params=7: must be SamplingParams, or a list of them"),
+        ([[5]], [7], "sampling_params=.7.: must be SamplingParams, or a list of them"),
+        ([[5]], [GREEDY, GREEDY], "sampling_params: 2 for 1 prompts"),
+    ],
+)
+def test_what_generate_cannot_take(prompts: Any, params: Any, message: str) -> None:
+    llm = LLM(made("llama"), device="cpu", num_gpu_blocks=8, max_model_len=64)
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_a_setting_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match=r"unknown engine setting 'block_sizes': .* 'block_size'"):
+        LLM("tiny", block_sizes=8)
+
+
 def test_generate_passes_priorities_on() -> None:
     llm = LLM(
         made("llama"), device="cpu", num_gpu_blocks=64, max_model_len=64, policy="priority",
