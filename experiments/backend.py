@@ -51,6 +51,8 @@ class Backend(ABC):
 
     alone: ClassVar[bool] = False
     """Whether a run needs the machine for itself, since its times are real."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Groups of the configuration that change nothing here."""
 
     @abstractmethod
     def stage(self, config: Settings, seed: int) -> Stage:

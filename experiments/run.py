@@ -19,7 +19,7 @@ from experiments.failure import Failure
 from experiments.folder import claimed, keep_configuration
 from experiments.multirun import record_job
 from experiments.objects import make
-from experiments.study import Runs, jobs_of, overruled, run_study, study_of
+from experiments.study import Runs, jobs_of, overruled, run_study, study_of, unread
 from pagedsim.complaint import Complaint, Interruption, shown, verbose
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.files import write_json
@@ -83,6 +83,8 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study | N
     if not quiet:
         for override in overruled(plan, overrides):
             print(f"note: {override} changes nothing: every arm of experiment={name} sets it")
+        for override in unread(jobs, overrides):
+            print(f"note: {override} changes nothing: times are measured, not modelled")
     if study.runs:
         _report(study, runs, config, quiet)
     _complain(study, runs)

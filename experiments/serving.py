@@ -59,6 +59,7 @@ class Engine(Backend):
     clock: str = "wall"
 
     alone = True
+    unread = ("hardware", "cost")
 
     def __post_init__(self) -> None:
         for name in ("cache_tokens", "limit", "shrink"):

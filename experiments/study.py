@@ -17,6 +17,7 @@ from experiments.arm import Interrupted, Job, Outcome, Repeated
 from experiments.command import command
 from experiments.compare import Compare
 from experiments.failure import Failure
+from experiments.parts import backend_of
 from experiments.pool import inside_a_worker, run_jobs
 from experiments.stored import forget, recipe, store, stored
 from pagedsim.complaint import line
@@ -163,6 +164,13 @@ def overruled(plan: Compare, overrides: Sequence[str]) -> list[str]:
         for override in overrides
         if all(override.partition("=")[0] in keys for keys in set_by_arms)
     ]
+
+
+def unread(jobs: Sequence[Job], overrides: Sequence[str]) -> list[str]:
+    """What was typed and changes nothing, since no arm's backend reads it."""
+    groups = [set(backend_of(job.config).unread) for job in jobs if not job.again]
+    everywhere = set.intersection(*groups) if groups else set()
+    return [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in everywhere]
 
 
 def _as_file_name(arm: str) -> str:

@@ -15,7 +15,7 @@ from experiments.compare import Compare
 from experiments.failure import Failure
 from experiments.pool import run_jobs
 from experiments.stored import recipe, store, stored
-from experiments.study import Runs, jobs_of, overruled, run_study, study_of
+from experiments.study import Runs, jobs_of, overruled, run_study, study_of, unread
 from experiments.sweep import sweep
 from experiments.watched import Watched
 from pagedsim.core import ConfigError, Scheduler, StepPlan
@@ -65,6 +65,14 @@ def test_an_arm_s_override_wins_over_the_command_line(tmp_path: Path) -> None:
 def test_what_every_arm_sets_need_not_be_typed() -> None:
     plan = Compare("t", "q", {"a": ["policy=fcfs", "memory=prefix"], "b": ["policy=priority"]})
     assert overruled(plan, ["policy=priority", "memory=paged", "seeds=2"]) == ["policy=priority"]
+
+
+def test_an_engine_reads_no_data_sheet(tmp_path: Path) -> None:
+    typed = ["hardware=h100", "cost.bus_efficiency=0.5", "policy=priority"]
+    plan = Compare("t", "q", {"a": ["backend=engine"], "b": ["backend=engine", "policy=fcfs"]})
+    assert unread(jobs_of(plan, [*QUICK, *typed], tmp_path), typed) == typed[:2]
+    mixed = Compare("t", "q", {"a": ["backend=engine"], "b": []})
+    assert unread(jobs_of(mixed, [*QUICK, *typed], tmp_path), typed) == []
 
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "a b", "käse", "=", ".hidden"])
