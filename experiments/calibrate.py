@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from experiments.profile import profiled
 from experiments.recorded import recorded_runs
 from experiments.residual import Residual, Weakest, residuals, weakest
 from experiments.steplog import StepLog, log_of, predicted
+from experiments.twin import data_sheet
 from pagedsim.complaint import shown
 from pagedsim.core import ConfigError
 from pagedsim.metrics.files import write_json
@@ -95,7 +97,12 @@ def told(log: StepLog, cost: Fitted) -> Settings:
         f"{len(log.samples)} steps of {log.source}: {machine['device']}, {machine['model']}, "
         f"{machine['dtype']}, blocks of {machine['block_size']} tokens"
     )
-    _show_coefficients(cost)
+    if data_sheet(machine) is None:
+        print(
+            f"hardware  there is no data sheet of {machine['device']}: "
+            f"hardware={log.replica.hardware.name}, as configured, stands for it"
+        )
+    _show_coefficients(cost, fits)
     _show_errors(fits, rest, sheet, log.replica.hardware.name)
     if weak is not None:
         print(f"weakest   {_where(weak)}")
@@ -113,14 +120,16 @@ def _set(cost: Fitted, kind: str) -> dict[str, float]:
     return dict(cost.settings[kind] or {})
 
 
-def _show_coefficients(cost: Fitted) -> None:
-    kinds = [kind for kind in ("prefill", "decode", "mixed") if cost.settings[kind]]
+def _show_coefficients(cost: Fitted, fits: Mapping[str, Fit]) -> None:
+    kinds = [kind for kind in ("prefill", "decode", "mixed") if kind in fits]
     table = _table("each", *kinds)
     for name in FEATURES:
         unit, scale, meaning = UNITS[name]
         values = [_set(cost, kind).get(name) for kind in kinds]
         table.add_row(meaning, *("" if v is None else f"{v * scale:,.4g} {unit}" for v in values))
     _print(table)
+    for kind in (one for one in ("prefill", "decode") if one not in fits):
+        print(f"{kind:<9} too few steps to fit: they take what the same work takes in mixed ones")
     for name in SWAP if cost.settings["swap"] else ():
         unit, scale, meaning = SWAP_UNITS[name]
         print(f"{meaning}: {cost.settings['swap'][name] * scale:,.4g} {unit}")

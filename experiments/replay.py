@@ -15,7 +15,7 @@ from pagedsim.complaint import Complaint
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.source import Job, Mode
 from pagedsim.engine.filler import Filler
-from pagedsim.metrics.files import write_json
+from pagedsim.metrics.files import REQUESTS, STEPS, write_json
 from pagedsim.metrics.plans import described
 from pagedsim.sim.simulate import simulate
 from pagedsim.workload import Workload
@@ -56,7 +56,7 @@ class Replay(Errand):
             if difference is None:
                 print(f"{run.name}: {run.steps.num_rows} of {run.steps.num_rows} steps the same")
             else:
-                complaints.append(difference.told(run.name, run.steps.num_rows))
+                complaints.append(difference.told(run.name, run.steps.num_rows, _since(run)))
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "replay.json", {"run": self.run, "runs": results})
         if complaints:
@@ -67,12 +67,32 @@ class Replay(Errand):
         )
 
 
+def _since(run: Recorded) -> str:
+    """What may be the reason, where it is not the simulator."""
+    if changed := run.changed:
+        verb = "has" if len(changed) == 1 else "have"
+        return f"; {', '.join(changed)} {verb} changed since it was recorded"
+    return ""
+
+
 def replayed(run: Recorded) -> Difference | None:
     """Simulate a recorded run; the first step that is planned otherwise, or None."""
-    if "plan" not in run.steps.column_names:
-        raise ConfigError(f"{run.folder}: steps.parquet has no column plan")
+    for table, file, names in (
+        (run.steps, STEPS, ("plan",)),
+        (run.requests, REQUESTS, ("request", "output_ids")),
+    ):
+        for name in names:
+            if name not in table.column_names:
+                raise ConfigError(f"{run.folder / file}: has no column {name}")
     if failed := run.machine["failed_steps"]:
         raise ConfigError(f"{run.folder}: {failed} of its steps failed, which no simulator does")
+    try:
+        return _first_difference(run)
+    except ConfigError as error:
+        raise ConfigError(f"{run.folder}: {error}") from error
+
+
+def _first_difference(run: Recorded) -> Difference | None:
     witness = _Witness(run.steps["plan"].to_pylist())
     workload = backend_of(run.config).workload(run.config["workload"], run.seed)
     source = _Filled(workload, Filler(run.machine["vocab_size"], run.seed))
@@ -164,8 +184,17 @@ class _Retold(Scheduler):
 
     def commit(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
         sampling = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
-        tokens = {r.id: self.outputs[r.id][r.generated] for r in sampling}
+        tokens = {request.id: self._token(request) for request in sampling}
         return super().commit(plan, now, tokens)
+
+    def _token(self, request: Request) -> int:
+        sampled = self.outputs.get(request.id) or ()
+        if request.generated >= len(sampled):
+            raise ConfigError(
+                f"{REQUESTS} has {len(sampled)} tokens in output_ids of request {request.id}, "
+                "who was given more"
+            )
+        return sampled[request.generated]
 
 
 def _scheduler(run: Recorded) -> Scheduler:

@@ -8,16 +8,29 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from experiments.backend import Settings
-from experiments.recorded import Recorded
+from experiments.recorded import Recorded, numbers
 from experiments.twin import replica_of
 from pagedsim.core import ConfigError, Request, StepPlan
 from pagedsim.core.plan import Chunk
+from pagedsim.metrics.files import STEPS
 from pagedsim.sim.cost import CostModel, Sample
 from pagedsim.sim.replica import Replica
 
 _SAME = ("device", "clock", "threads", "model", "dtype", "block_size", "block_bytes")
 """Of the machine: where these differ, so do the times of the same step."""
 _SOMEBODY = Request("", 1)
+_COLUMNS = {
+    "prefill_tokens": "prefill_tokens",
+    "prefill_attention": "prefill_attention",
+    "prefill_context": "prefill_context",
+    "decode_count": "decode_seqs",
+    "decode_context": "decode_context",
+    "swap_out": "swap_out",
+    "swap_in": "swap_in",
+    "prefill_pairs": "prefill_pairs",
+    "prefill_chunks": "prefill_requests",
+}
+"""What a sample is made of, and what steps.parquet calls it."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +46,10 @@ class StepLog:
 
 def samples_of(steps: pa.Table) -> list[Sample]:
     """Every step that took any time; it holds its swaps and the host's work."""
-    columns = {
-        "prefill_tokens": "prefill_tokens",
-        "prefill_attention": "prefill_attention",
-        "prefill_context": "prefill_context",
-        "decode_count": "decode_seqs",
-        "decode_context": "decode_context",
-        "swap_out": "swap_out",
-        "swap_in": "swap_in",
-        "prefill_pairs": "prefill_pairs",
-        "prefill_chunks": "prefill_requests",
-    }
     seconds = (steps["end"].to_numpy() - steps["start"].to_numpy()).tolist()
-    values = zip(*(steps[name].to_pylist() for name in columns.values()), strict=True)
+    values = zip(*(steps[name].to_pylist() for name in _COLUMNS.values()), strict=True)
     return [
-        Sample(took, **dict(zip(columns, row, strict=True)))
+        Sample(took, **dict(zip(_COLUMNS, row, strict=True)))
         for took, row in zip(seconds, values, strict=True)
         if took > 0
     ]
@@ -60,6 +62,8 @@ def log_of(runs: Iterable[Recorded], source: str) -> StepLog:
     for run in runs:
         if failed := run.machine["failed_steps"]:
             raise ConfigError(f"{run.folder}: {failed} of its steps failed: no fit is made of it")
+        for name in _COLUMNS.values():
+            numbers(run.folder / STEPS, run.steps, name)
         for key in _SAME:
             if run.machine[key] != first.machine[key]:
                 raise ConfigError(

@@ -25,7 +25,9 @@ S = TypeVar("S", bound=Scheduler)
 class Prices:
     """What a preemption cost on the engine's machine."""
 
-    def __init__(self, prices: Mapping[str, Sequence[float]]) -> None:
+    def __init__(self, prices: Mapping[str, Sequence[float]] | None) -> None:
+        if prices is None:
+            raise ConfigError("machine.prices: must be there for this preemption, and are not")
         self._prefill, self._transfer = prices["prefill"], prices["transfer"]
 
     def recompute_seconds(self, tokens: int) -> float:
@@ -41,10 +43,10 @@ def scheduler_of(config: Settings, machine: Settings, kind: type[S]) -> S:
     """A scheduler with the engine's limits and sizes, whatever they came from."""
     preemption = config["preemption"]
     priced = takes(preemption["_target_"], "prices")
-    prices = {"prices": Prices(machine["prices"])} if priced else {}
+    prices = {"prices": Prices(machine.get("prices"))} if priced else {}
     return kind(
         memory=make_memory(
-            config["memory"]["kind"],
+            config["memory"].get("kind", "paged"),
             blocks=machine["blocks"],
             block_size=machine["block_size"],
             cpu_blocks=machine["cpu_blocks"],
@@ -73,7 +75,7 @@ def _shape(config: Settings) -> ModelShape:
     """The shape of the model that a backend has loaded."""
     name = config["backend"].get("model")
     if name is None:
-        return make("model", config["model"], ModelShape)
+        return make("model", config.get("model"), ModelShape)
     if name == "tiny":
         return make("model", _option("model", name), ModelShape)
     if Path(name).expanduser().is_dir():
@@ -82,20 +84,26 @@ def _shape(config: Settings) -> ModelShape:
 
     try:
         return ModelShape.from_hf(AutoConfig.from_pretrained(name).to_dict())
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"backend.model={name}: its config.json cannot be had here") from error
 
 
 def _hardware(config: Settings, machine: Settings) -> Hardware:
     """That of conf/hardware which the machine's device is called like; else the configured one."""
+    name = data_sheet(machine)
+    settings = _option("hardware", name) if name else config.get("hardware")
+    return make("hardware", settings, Hardware)
+
+
+def data_sheet(machine: Settings) -> str | None:
+    """The name in conf/hardware of the machine's device; None where there is none of it."""
+    if machine.get("cuda") is None:
+        return "cpu"
     words = re.findall(r"[a-z0-9]+", machine["device"].lower())
     names = {*words, *(a + b for a, b in pairwise(words))}
-    if machine["cuda"] is None:
-        names = {"cpu"}
     known = sorted(path.name.removesuffix(".yaml") for path in _folder("hardware").iterdir())
     found = [name for name in known if set(name.split("-")) <= names]
-    settings = _option("hardware", max(found, key=len)) if found else config["hardware"]
-    return make("hardware", settings, Hardware)
+    return max(found, key=len, default=None)
 
 
 def _option(group: str, name: str) -> Any:

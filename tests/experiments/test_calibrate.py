@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,11 +15,11 @@ import pytest
 from omegaconf import OmegaConf
 
 import pagedsim
-from experiments.calibrate import Calibrate
+from experiments.calibrate import Calibrate, fitted, told
 from experiments.clocks import CpuClock
 from experiments.recorded import recorded_runs
 from experiments.residual import residuals, weakest
-from experiments.steplog import log_of, predicted
+from experiments.steplog import StepLog, log_of, predicted
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Fitted, Sample
 from tests.sim.shapes import plan, replica
@@ -34,9 +36,19 @@ MACHINE: dict[str, Any] = {
     "block_size": 16,
     "cpu_blocks": 64,
     "block_bytes": 65536,
+    "vocab_size": 512,
+    "max_seqs": 64,
+    "max_batched_tokens": 2048,
+    "max_model_len": 1024,
     "failed_steps": 0,
 }
-CONFIG = {"backend": {"model": "tiny"}, "memory": {"kind": "paged"}, "hardware": None}
+CONFIG: dict[str, Any] = {
+    "backend": {"_target_": "experiments.serving.Engine", "model": "tiny"},
+    "memory": {"kind": "paged"},
+    "hardware": {"_target_": "pagedsim.sim.hardware.Hardware", "name": "mine"}
+    | {"memory_gib": 8, "fp16_tflops": 1, "bandwidth_gb_s": 10, "pcie_gb_s": 10},
+    **{group: {} for group in ("workload", "policy", "preemption", "batching")},
+}
 
 
 def row(random: Random, number: int, stall: float) -> dict[str, float]:
@@ -106,7 +118,7 @@ def test_stalls_are_in_the_level_and_not_in_the_shape(tmp_path: Path) -> None:
 
 def test_what_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cost = calibrated(recorded(tmp_path / "run", 600), tmp_path / "out")
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for words in (
         "600 steps of 1 run under ",
         "100 µs",
@@ -115,8 +127,8 @@ def test_what_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixtu
         "roofline of",
         "weakest",
     ):
-        assert words in told
-    assert f"cost=fitted cost.path={tmp_path / 'out' / 'cost.json'}" in told
+        assert words in printed
+    assert f"cost=fitted cost.path={tmp_path / 'out' / 'cost.json'}" in printed
     found = json.loads((tmp_path / "out/calibrate.json").read_text())
     assert found["leave_one_out"]["decode"] < 1e-9
     assert found["residuals"]["swap"]["steps"] == 86
@@ -142,6 +154,90 @@ def test_steps_that_failed_are_no_log(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", 20, failed_steps=2)
     with pytest.raises(ConfigError, match="2 of its steps failed"):
         log_of(recorded_runs(str(run)), "one")
+
+
+def with_column(name: str, change: Callable[[list[Any]], list[Any] | None]) -> Callable[..., Any]:
+    """A change of steps.parquet: other values in a column, or None for the column left out."""
+
+    def changed(table: pa.Table) -> pa.Table:
+        values, place = change(table[name].to_pylist()), table.column_names.index(name)
+        if values is None:
+            return table.drop([name])
+        return table.set_column(place, name, pa.array(values))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_column("end", lambda v: [*v[:2], math.nan, *v[3:]]), "row 2: end=nan: must be a num"),
+        (with_column("end", lambda v: [*v[:2], None, *v[3:]]), "row 2: end=None: must be a number"),
+        (with_column("end", lambda v: [math.inf, *v[1:]]), "row 0: end=inf: must be a number of 0"),
+        (with_column("end", lambda v: [*v[:2], 0.0, *v[3:]]), "row 2: step 2 from "),
+        (with_column("end", lambda v: [1e3 * x for x in v]), "row 1: step 1 from "),
+        (with_column("end", lambda v: [str(x) for x in v]), "end is of type string: must be numb"),
+        (with_column("start", lambda v: None), "has no column start"),
+        (with_column("step", lambda v: [0, 0, *v[2:]]), "row 1: step 0 from "),
+        (with_column("swap_in", lambda v: None), "has no column swap_in"),
+        (with_column("decode_seqs", lambda v: [-1, *v[1:]]), "row 0: decode_seqs=-1: must be a nu"),
+        (
+            with_column("prefill_tokens", lambda v: [None, *v[1:]]),
+            "row 0: prefill_tokens=None: must",
+        ),
+        (lambda table: table.slice(0, 0), "holds no steps"),
+    ],
+)
+def test_steps_that_cannot_be_true(
+    change: Callable[[pa.Table], pa.Table], message: str, tmp_path: Path
+) -> None:
+    file = recorded(tmp_path / "run", 20) / "steps.parquet"
+    pq.write_table(change(pq.read_table(file)), file)
+    with pytest.raises(ConfigError) as error:
+        log_of(recorded_runs(str(tmp_path)), "one")
+    assert str(error.value).startswith(f"{file}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("facts", "hardware"),
+    [
+        ({"device": "CPU", "cuda": None}, "cpu"),
+        ({"device": "x86_64", "cuda": None}, "cpu"),
+        ({"device": "NVIDIA H100 80GB HBM3", "cuda": "12.8"}, "h100"),
+        ({"device": "NVIDIA A100-SXM4-40GB", "cuda": "12.8"}, "a100-40gb"),
+        ({"device": "NVIDIA GeForce RTX 4090", "cuda": "12.8"}, "rtx4090"),
+        ({"device": "Something New", "cuda": "12.8"}, "mine"),
+    ],
+)
+def test_the_data_sheet_is_that_of_the_device(
+    facts: dict[str, Any], hardware: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run", 200, **facts)
+    (tmp_path / "out").mkdir()
+    Calibrate(run=str(tmp_path / "run")).perform(tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert (
+        json.loads((tmp_path / "out/cost.json").read_text())["fitted_for"]["hardware"] == hardware
+    )
+    assert ("there is no data sheet of Something New: hardware=mine" in printed) == (
+        hardware == "mine"
+    )
+
+
+def test_a_kind_of_step_that_is_rare_is_taken_from_mixed_ones_and_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    samples = [
+        Sample(1e-3 * (2 + n % 7), prefill_tokens=8 * (1 + n % 7), decode_count=1 + n % 3)
+        for n in range(40)
+    ]
+    log = StepLog(samples, replica("tiny", "cpu"), MACHINE, "a log")
+    told(log, fitted(log))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "too few steps to fit" in line] == [
+        f"{kind:<9} too few steps to fit: they take what the same work takes in mixed ones"
+        for kind in ("prefill", "decode")
+    ]
 
 
 @pytest.mark.parametrize(

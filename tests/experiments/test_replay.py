@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from itertools import product
@@ -15,6 +18,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
+import pagedsim
 from experiments.arm import Job, run_job
 from experiments.recorded import Recorded, recorded_runs
 from experiments.replay import Replay, replayed
@@ -135,29 +139,154 @@ def test_a_study_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert last == (f"all {steps} steps of 2 runs were planned by the simulator as by the engine")
 
 
-RECIPE = '{"version": "%s", "config": {}, "seed": 0}'
+def test_what_has_changed_since_is_told_with_a_difference(tmp_path: Path) -> None:
+    run = record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
+    assert run.changed == []
+    made = run.folder / "run.json"
+    recipe = json.loads(made.read_text())
+    recipe |= {"simulator": "another", "files": {}}
+    recipe["config"]["workload"]["seed_of_lengths"] = {"path": "lengths.csv"}
+    made.write_text(json.dumps(recipe))
+    (other,) = recorded_runs(str(tmp_path))
+    assert other.changed == ["pagedsim's own code"]
+    (tmp_path / "lengths.csv").write_text("1,2")
+    recipe["config"]["workload"]["seed_of_lengths"]["path"] = str(tmp_path / "lengths.csv")
+    made.write_text(json.dumps(recipe))
+    (other,) = recorded_runs(str(tmp_path))
+    assert other.changed == ["pagedsim's own code", str(tmp_path / "lengths.csv")]
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a run, without the engine."""
+    folder = tmp_path_factory.mktemp("left")
+    config: dict[str, Any] = {
+        group: {} for group in ("workload", "policy", "preemption", "batching", "memory")
+    }
+    config["backend"] = {"_target_": "experiments.serving.Engine"}
+    made = {"version": pagedsim.__version__, "seed": 0, "config": config}
+    facts: dict[str, Any] = {
+        "backend": "engine",
+        "device": "CPU",
+        "clock": "wall",
+        "model": "m",
+        "dtype": "f",
+    }
+    counts = ("threads", "blocks", "block_size", "block_bytes", "vocab_size", "max_seqs")
+    facts |= dict.fromkeys((*counts, "max_batched_tokens", "max_model_len"), 1)
+    facts |= {"cpu_blocks": 0, "failed_steps": 0}
+    (folder / "run.json").write_text(json.dumps(made))
+    (folder / "summary.json").write_text(json.dumps({"machine": facts}))
+    steps = {"step": [0], "start": [0.0], "end": [1.0], "plan": ["free 1"]}
+    pq.write_table(pa.table(steps), folder / "steps.parquet")
+    pq.write_table(pa.table({"request": [0], "output_ids": [[1]]}), folder / "requests.parquet")
+    return folder
+
+
+def edited(file: str, *keys: str, value: Any = None) -> Callable[[Path], object]:
+    """Another value in one of a run's files; None: nothing there."""
+
+    def edit(folder: Path) -> None:
+        whole = inner = json.loads((folder / file).read_text())
+        for key in keys[:-1]:
+            inner = inner[key]
+        del inner[keys[-1]]
+        if value is not None:
+            inner[keys[-1]] = value
+        (folder / file).write_text(json.dumps(whole))
+
+    return edit
+
+
+def written(file: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_bytes(content)
+
+
+def halved(file: str) -> Callable[[Path], object]:
+    def cut(folder: Path) -> None:
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(content[: len(content) // 2])
+
+    return cut
+
+
+def without(file: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).unlink()
+
+
+SIMULATED = {"_target_": "experiments.simulated.Simulated"}
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
+    ("edit", "line"),
     [
-        ({}, "run={}: holds no complete run"),
-        ({"version": "0.0.1"}, "{}/runs/a: was recorded by pagedsim 0.0.1, and this is "),
-        ({"backend": "sim"}, "run={}: holds simulated runs only; experiment=record"),
-        ({"version": None}, "{}/runs/a: cannot be read as a run: "),
+        (without("run.json"), "run={0}: holds no complete run"),
+        (without("summary.json"), "{1}/summary.json: is missing, so the run is not whole"),
+        (without("steps.parquet"), "{1}/steps.parquet: is missing, so the run is not whole"),
+        (halved("steps.parquet"), "{1}/steps.parquet: is no parquet file, or not whole: "),
+        (written("requests.parquet", b""), "{1}/requests.parquet: is no parquet file, or not "),
+        (halved("run.json"), "{1}/run.json: is not JSON, or not whole: "),
+        (written("run.json", b"[1]"), "{1}/run.json: must hold an object, not [1]"),
+        (written("run.json", b"\xff{"), "{1}/run.json: is not JSON, or not whole: "),
+        (written("summary.json", b"null"), "{1}/summary.json: must hold an object, not None"),
+        (edited("run.json", "version"), "{1}/run.json: has no version"),
+        (edited("run.json", "version", value="0.0.1"), "{1}: was recorded by pagedsim 0.0.1, and "),
+        (edited("run.json", "seed", value="x"), "{1}/run.json: seed='x': must be a whole number"),
+        (edited("run.json", "config"), "{1}/run.json: config has no settings of backend"),
+        (edited("run.json", "config", "policy"), "{1}/run.json: config has no settings of policy"),
+        (edited("summary.json", "machine"), "{1}/summary.json: has no facts of the machine that "),
+        (edited("summary.json", "machine", value=[1]), "{1}/summary.json: has no facts of the mac"),
+        (edited("summary.json", "machine", "device"), "{1}/summary.json: machine.device=None: mus"),
+        (edited("summary.json", "machine", "blocks", value="many"), "{1}/summary.json: machine.bl"),
+        (edited("summary.json", "machine", "blocks", value=0), "{1}/summary.json: machine.blocks="),
     ],
 )
-def test_folders_that_cannot_be_taken_up(change: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_taken_up(
+    edit: Callable[[Path], object], line: str, left: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "runs/a"
-    folder.mkdir(parents=True)
-    if change:
-        version = change.get("version", "0")
-        (folder / "run.json").write_text(RECIPE % version if version else "{}")
-        machine = change.get("backend", "engine")
-        (folder / "summary.json").write_text(f'{{"machine": {{"backend": "{machine}"}}}}')
-        if version:
-            for name in ("requests", "steps"):
-                pq.write_table(pa.table({}), folder / f"{name}.parquet")
+    shutil.copytree(left, folder)
+    assert len(recorded_runs(str(tmp_path))) == 1
+    edit(folder)
     with pytest.raises(ConfigError) as error:
         recorded_runs(str(tmp_path))
-    assert str(error.value).startswith(line.format(tmp_path))
+    assert str(error.value).startswith(line.format(tmp_path, folder))
+    assert "\n" not in str(error.value)
+
+
+def test_simulated_runs_are_none(left: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/a"
+    shutil.copytree(left, folder)
+    edited("run.json", "config", "backend", value=SIMULATED)(folder)
+    edited("summary.json", "machine")(folder)
+    with pytest.raises(ConfigError, match="holds simulated runs only; experiment=record backend="):
+        recorded_runs(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "values", "line"),
+    [
+        ("steps.parquet", "plan", None, "/steps.parquet: has no column plan"),
+        ("requests.parquet", "output_ids", None, "/requests.parquet: has no column output_ids"),
+        ("requests.parquet", "output_ids", [], ": requests.parquet has 0 tokens in output_ids of"),
+    ],
+)
+def test_tables_that_cannot_be_replayed(
+    file: str, column: str, values: list[int] | None, line: str, tmp_path: Path
+) -> None:
+    run = record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
+    table = pq.read_table(run.folder / file)
+    place, kind = table.column_names.index(column), table.schema.field(column).type
+    table = table.remove_column(place)
+    if values is not None:
+        table = table.append_column(column, pa.array([values] * table.num_rows, kind))
+    pq.write_table(table, run.folder / file)
+    with pytest.raises(ConfigError) as error:
+        Replay(run=str(tmp_path)).perform(tmp_path / "out")
+    assert str(error.value).startswith(f"{run.folder}{line}")
+
+
+def test_no_folder_is_none(tmp_path: Path) -> None:
+    for run, line in ((None, "run: must be given"), ("", "run=: no such folder")):
+        with pytest.raises(ConfigError, match=line):
+            Replay(run=run).perform(tmp_path)
