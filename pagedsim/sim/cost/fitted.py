@@ -15,6 +15,7 @@ from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.errors import unknown
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
+from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.sim.cost.roofline import move_seconds
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.number import not_negative, share, whole
@@ -47,6 +48,10 @@ class Coefficients(NamedTuple):
             decode_context=decode.decode_context,
         )
 
+    def reading(self, factor: float) -> Coefficients:
+        """Where decodes take so many times as long to read what they attend to."""
+        return self._replace(decode_context=self.decode_context * factor)
+
     def terms(self, plan: StepPlan) -> list[float]:
         """What each coefficient adds to a step."""
         features = (1, *_features(plan))
@@ -61,7 +66,9 @@ class Fitted(CostModel):
     `limits` are the largest values of features that were measured, `fitted_for` names what was
     (model, hardware, tensor_parallel); `notices` tells of steps beyond the one and of serving
     anything but the other. `swap` is what moving blocks one way takes, `constant` and for each of
-    the `blocks`; without it, time on the bus comes from the hardware's data sheet.
+    the `blocks`; without it, time on the bus comes from the hardware's data sheet. `block_tokens`
+    makes decodes read slower from smaller blocks than those of `fitted_block_size`, and faster from
+    larger ones (see `kernel.py`).
     """
 
     __slots__ = (
@@ -98,6 +105,8 @@ class Fitted(CostModel):
         fitted_for: Mapping[str, object] | None = None,
         source: str = "",
         bus_efficiency: float = 0.8,
+        block_tokens: float = 0.0,
+        fitted_block_size: int | None = None,
     ) -> None:
         if unit not in UNITS:
             raise unknown("cost.unit", unit, UNITS)
@@ -107,15 +116,18 @@ class Fitted(CostModel):
         if large_batch is not None:
             whole("cost.large_batch", large_batch)
         share("cost.bus_efficiency", bus_efficiency)
+        read = _reading(replica.block_size, block_tokens, fitted_block_size)
         limits = _numbers("cost.limits", limits or {}, "feature", FEATURES[1:])
         fitted_for = _mapping("cost.fitted_for", fitted_for or {}, "key", _identity(replica))
         self._prefill = Coefficients.read("cost.prefill", prefill, scale)
-        self._decode = Coefficients.read("cost.decode", decode, scale)
-        self._decode_large = Coefficients.read("cost.decode_large", decode_large or {}, scale)
+        self._decode = Coefficients.read("cost.decode", decode, scale).reading(read)
+        large = Coefficients.read("cost.decode_large", decode_large or {}, scale)
+        self._decode_large = large.reading(read)
         self._beside = self._prefill.beside(self._decode)
         self._beside_large = self._prefill.beside(self._decode_large)
         if mixed is not None:
-            self._beside = self._beside_large = Coefficients.read("cost.mixed", mixed, scale)
+            beside = Coefficients.read("cost.mixed", mixed, scale).reading(read)
+            self._beside = self._beside_large = beside
         self.replica = replica
         self.settings: dict[str, Any] = {
             "unit": unit,
@@ -129,6 +141,8 @@ class Fitted(CostModel):
             "fitted_for": fitted_for,
             "source": source,
             "bus_efficiency": bus_efficiency,
+            "block_tokens": block_tokens,
+            "fitted_block_size": fitted_block_size,
         }
         self._large_batch = inf if large_batch is None else large_batch
         self._line = _line(self._decode)
@@ -301,6 +315,17 @@ def _features(plan: StepPlan) -> tuple[int, ...]:
         plan.decode_count,
         plan.decode_context,
     )
+
+
+def _reading(block_size: int, block_tokens: float, fitted_block_size: int | None) -> float:
+    """How many times longer decodes read from blocks of this size than from those fitted."""
+    not_negative("cost.block_tokens", block_tokens)
+    if fitted_block_size is None:
+        if block_tokens:
+            raise ConfigError(f"cost.block_tokens={block_tokens}: needs cost.fitted_block_size: of what was served")
+        return 1.0
+    whole("cost.fitted_block_size", fitted_block_size)
+    return slowdown(block_size, block_tokens) / slowdown(fitted_block_size, block_tokens)
 
 
 def _line(decode: Coefficients) -> tuple[float, float, float]:

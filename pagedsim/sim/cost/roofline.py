@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagedsim.core import StepPlan
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
+from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.number import not_negative, share
 from pagedsim.sim.replica import Replica
@@ -23,6 +24,7 @@ class Roofline(CostModel):
     decodes share the reading of the weights. Tensor parallelism divides each of these and adds
     two all-reduces a layer, by the formula of a ring. The efficiencies say what part of the data
     sheet's rate kernels reach; `conf/cost/roofline.yaml` says where the defaults come from.
+    `block_tokens` makes decodes read slower from small blocks (see `kernel.py`).
     """
 
     __slots__ = (
@@ -33,6 +35,7 @@ class Roofline(CostModel):
         "_host",
         "_move",
         "_others",
+        "_paged",
         "_pair",
         "_reading",
         "_reduce",
@@ -54,6 +57,7 @@ class Roofline(CostModel):
         interconnect_efficiency: float = 0.8,
         host_step_ms: float = 1.0,
         host_request_us: float = 10.0,
+        block_tokens: float = 0.0,
     ) -> None:
         for name, part in (
             ("compute_efficiency", compute_efficiency),
@@ -64,6 +68,7 @@ class Roofline(CostModel):
             share(f"cost.{name}", part)
         not_negative("cost.host_step_ms", host_step_ms)
         not_negative("cost.host_request_us", host_request_us)
+        not_negative("cost.block_tokens", block_tokens)
         self.replica = replica
         model, gpus = replica.model, replica.tensor_parallel
         flop_rate = replica.hardware.flop_rate * compute_efficiency
@@ -83,7 +88,8 @@ class Roofline(CostModel):
             self._others = 1.0 - moe.experts_per_token / moe.experts
         self._reading = replica.kv_bytes_per_token / bandwidth
         self._pair = model.prefill_pair_flop / gpus / flop_rate
-        self._context = max(self._reading, model.decode_pair_flop / gpus / flop_rate)
+        self._paged = self._reading * slowdown(replica.block_size, block_tokens)
+        self._context = max(self._paged, model.decode_pair_flop / gpus / flop_rate)
         self._request = host_request_us * 1e-6
         self._host = host_step_ms * 1e-3
         self._reduce, self._step = 0.0, self._host
@@ -168,7 +174,7 @@ class Roofline(CostModel):
             reading = self._reading * (plan.prefill_context - tokens)
             terms.append(_longer("attention", attention, "KV of chunks", reading))
         if decodes:
-            read = self._context == self._reading
+            read = self._context == self._paged
             term = Term("KV", plan.decode_context * self._context, "bandwidth")
             terms.append(term if read else term._replace(name="decode attention", bound="compute"))
         if every and self.replica.tensor_parallel > 1:
