@@ -322,7 +322,9 @@ def _reading(block_size: int, block_tokens: float, fitted_block_size: int | None
     not_negative("cost.block_tokens", block_tokens)
     if fitted_block_size is None:
         if block_tokens:
-            raise ConfigError(f"cost.block_tokens={block_tokens}: needs cost.fitted_block_size: of what was served")
+            raise ConfigError(
+                f"cost.block_tokens={block_tokens}: needs cost.fitted_block_size, of what was served"
+            )
         return 1.0
     whole("cost.fitted_block_size", fitted_block_size)
     return slowdown(block_size, block_tokens) / slowdown(fitted_block_size, block_tokens)
