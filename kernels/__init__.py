@@ -1,16 +1,31 @@
-"""Paged attention: Triton kernels, each beside the plain torch function that says what it computes.
+"""Paged attention and what stands around it in a decoder: Triton kernels, each beside the plain
+torch function that says what it computes.
 
 `kernels.ops` says what there is; what runs is chosen by where the tensors are.
 """
 
 from kernels.batch import AttentionBatch
-from kernels.ops import attend, copy_blocks, paged_attention, paged_decode, write_kv
+from kernels.ops import (
+    attend,
+    attend_cached,
+    copy_blocks,
+    paged_attention,
+    paged_decode,
+    rms_norm,
+    rotate,
+    silu_mul,
+    write_kv,
+)
 
 __all__ = [
     "AttentionBatch",
     "attend",
+    "attend_cached",
     "copy_blocks",
     "paged_attention",
     "paged_decode",
+    "rms_norm",
+    "rotate",
+    "silu_mul",
     "write_kv",
 ]

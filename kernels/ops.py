@@ -40,12 +40,29 @@ def attend(
     the shapes alone, so that a CUDA graph can hold them.
     """
     _check(q, k_cache, v_cache)
-    if not on_gpu(q):
+    if on_gpu(q):
+        write_kv(k, v, k_cache, v_cache, batch.slots)
+    else:
         reference.write_step(k, v, k_cache, v_cache, batch)
+    return attend_cached(q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap)
+
+
+def attend_cached(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """As `attend`, where this step's keys and values are in the cache already."""
+    _check(q, k_cache, v_cache)
+    if not on_gpu(q):
         return reference.attention(
             q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
         )
-    write_kv(k, v, k_cache, v_cache, batch.slots)
     from kernels import attention, decode
 
     whole = q.shape[0] == batch.num_tokens
@@ -159,6 +176,55 @@ def paged_decode(
     )
 
 
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x / √(mean of x² + eps) × weight, token by token; x is [tokens, size].
+
+    With a `residual` of the same shape, x is added to it in place, and the sum is what is normed.
+    """
+    if on_gpu(x):
+        from kernels import norm
+
+        return norm.rms_norm(x, weight, eps, residual)
+    return reference.rms_norm(x, weight, eps, residual)
+
+
+def rotate(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Rotary embedding: keys, rotated, and values go into the cache; returns the queries, rotated.
+
+    `qkv` is [tokens, (heads + 2 × kv_heads) × dim], query heads, then keys, then values; it is used
+    up. `cos` and `sin` are [tokens, dim], and a head x becomes x × cos + (x with its halves
+    swapped) × sin: the first half of `sin` has its sign turned. With a `weight` of
+    [heads + kv_heads, dim] each query and key is normed before, as in `rms_norm`.
+    """
+    _check_qkv(qkv, k_cache, v_cache)
+    if on_gpu(qkv):
+        from kernels import rotary
+
+        return rotary.rotate(qkv, cos, sin, k_cache, v_cache, batch.slots, weight=weight, eps=eps)
+    return reference.rotate(qkv, cos, sin, k_cache, v_cache, batch, weight=weight, eps=eps)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """[tokens, 2 × size] to [tokens, size]: SiLU of the first half times the second."""
+    if on_gpu(gate_up):
+        from kernels import gate
+
+        return gate.silu_mul(gate_up)
+    return reference.silu_mul(gate_up)
+
+
 def write_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -211,3 +277,14 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Non
         raise TypeError(f"q is {q.dtype}, the caches are {k_cache.dtype} and {v_cache.dtype}")
     if not q.stride(2) == k_cache.stride(3) == v_cache.stride(3) == 1:
         raise ValueError("the elements of a head must be contiguous")
+
+
+def _check_qkv(qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """The same, where queries, keys and values come as one."""
+    kv_heads, head_dim = k_cache.shape[2:]
+    heads, rest = divmod(qkv.shape[1], head_dim)
+    if rest or head_dim % 2 or heads <= 2 * kv_heads:
+        raise ValueError(f"qkv {tuple(qkv.shape)} does not fit a cache {tuple(k_cache.shape)}")
+    if qkv.stride(1) != 1:
+        raise ValueError("the elements of a token must be contiguous")
+    _check(qkv.unflatten(1, (heads, head_dim))[:, : heads - 2 * kv_heads], k_cache, v_cache)

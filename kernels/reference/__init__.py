@@ -2,6 +2,18 @@
 
 from kernels.reference.attention import attention, batch_of
 from kernels.reference.copy import copy_blocks
+from kernels.reference.gate import silu_mul
+from kernels.reference.norm import rms_norm
+from kernels.reference.rotary import rotate
 from kernels.reference.write import write_kv, write_step
 
-__all__ = ["attention", "batch_of", "copy_blocks", "write_kv", "write_step"]
+__all__ = [
+    "attention",
+    "batch_of",
+    "copy_blocks",
+    "rms_norm",
+    "rotate",
+    "silu_mul",
+    "write_kv",
+    "write_step",
+]

@@ -24,7 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels import attention, copy, decode, write
+from kernels import attention, copy, decode, gate, norm, rotary, write
 from kernels.tiles import decode_tiles, prefill_tiles
 
 PRODUCTS = ("wgmma", "mma.sync")
@@ -39,6 +39,12 @@ class Call(TypedDict, total=False):
     group: int
     block_size: int
     queries: int
+    size: int
+    """Elements of a token, for what does not know of heads."""
+    summed: bool
+    """With a residual."""
+    normed: bool
+    """With a norm of queries and keys."""
     window: int | None
     softcap: float | None
     tiles: dict[str, int]
@@ -141,6 +147,16 @@ def call(case: Call, capability: tuple[int, int]) -> None:
             )  # fmt: skip
         case "write":
             write.write_kv(k, k, k_cache, v_cache, slots)
+        case "norm":
+            x = torch.zeros(tokens, case["size"], dtype=dtype)
+            norm.rms_norm(x, x[0], 1e-6, torch.zeros_like(x) if case["summed"] else None)
+        case "rotary":
+            qkv = torch.zeros(tokens, heads * (group + 2) * dim, dtype=dtype)
+            turn = torch.zeros(tokens, dim, dtype=dtype)
+            weight = turn[: heads * (group + 1)] if case["normed"] else None
+            rotary.rotate(qkv, turn, turn, k_cache, v_cache, slots, weight=weight, eps=1e-6)
+        case "gate":
+            gate.silu_mul(torch.zeros(tokens, 2 * case["size"], dtype=dtype))
         case "copy":
             copy.copy_blocks(kv, slots[:2], slots[:2])
         case other:

@@ -71,6 +71,9 @@ def test_what_a_model_runs(capability: int) -> None:
         {"kernel": "decode", "dtype": "float32", "head_dim": 64, "window": 128, "softcap": 50.0},
         {"kernel": "write", "dtype": "bfloat16"},
         {"kernel": "copy", "dtype": "bfloat16"},
+        {"kernel": "norm", "dtype": "bfloat16", "size": 4096, "summed": True},
+        {"kernel": "rotary", "dtype": "bfloat16", "normed": True},
+        {"kernel": "gate", "dtype": "bfloat16", "size": 14336},
     ]
     kernels = taken(calls, capability)
     assert [[kernel["name"] for kernel in launched] for launched in kernels] == [
@@ -78,6 +81,9 @@ def test_what_a_model_runs(capability: int) -> None:
         *[["_part", "_merge"]] * 2,
         ["_write"],
         ["_copy"],
+        ["_norm"],
+        ["_rotate"],
+        ["_silu_mul"],
     ]
     assert kernels[0][0]["products"] == ("wgmma" if capability == 90 else "mma.sync")
     for call, launched in zip(calls, kernels, strict=True):
@@ -113,6 +119,31 @@ def test_every_shape(kernel: str, dtype: str, capability: int) -> None:
     ]
     found = zip(calls, taken(calls, capability), strict=True)
     assert [fault for call, launched in found for fault in faults(call, launched, capability)] == []
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_shape_around_attention(dtype: str, capability: int) -> None:
+    """Widths from a toy's to the largest Llama's; nothing spills in 32 bits either."""
+    sizes = (64, 896, 1024, 3584, 4096, 5120, 8192, 16384)
+    calls: list[dict[str, Any]] = [
+        *(
+            {"kernel": "norm", "size": size, "summed": summed}
+            for size, summed in itertools.product(sizes, (True, False))
+        ),
+        *(
+            {"kernel": "rotary", "head_dim": dim, "group": group, "normed": normed}
+            for dim, group, normed in itertools.product(
+                (16, 64, 80, 128, 256), (1, 4, 7, 8, 16), (True, False)
+            )
+        ),
+        *({"kernel": "gate", "size": size} for size in (688, 4864, 14336, 53248)),
+    ]
+    calls = [{"dtype": dtype, **call} for call in calls]
+    for call, (kernel,) in zip(calls, taken(calls, capability), strict=True):
+        assert kernel["spilled"] == 0, (call, kernel)
+        assert kernel["shared"] <= CHOSEN[capability], (call, kernel)
 
 
 @pytest.mark.slow

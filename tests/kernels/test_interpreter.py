@@ -1,4 +1,4 @@
-"""Runs `interpreted.py` in a process of its own, with Triton's interpreter on."""
+"""Runs `interpreted*.py` in a process of its own, with Triton's interpreter on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
+FILES = sorted(HERE.glob("interpreted*.py"))
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def run(marker: str) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker]
     child = subprocess.run(
-        [*command, str(HERE / "interpreted.py")],
+        [*command, *map(str, FILES)],
         cwd=HERE.parent.parent,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

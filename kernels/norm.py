@@ -1,0 +1,70 @@
+"""RMSNorm, and the residual sum before it.
+
+For T tokens of N elements about 4·T·N FLOP on 2·T·N elements read and 2·T·N written (the residual,
+and its norm): bound by the bytes, which the sum alone would move once more, or in a decode by the
+launch that it saves. A program owns a token and keeps it in registers, so that it is read once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.tiles import power_of_two
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `kernels.rms_norm`, which says what the arguments are."""
+    tokens, size = x.shape
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if tokens == 0:
+        return out
+    block = power_of_two(size)
+    summed = x if residual is None else residual
+    _norm[(tokens,)](
+        out,
+        x,
+        summed,
+        weight,
+        eps,
+        out.stride(0),
+        x.stride(0),
+        summed.stride(0),
+        SIZE=size,
+        BLOCK=block,
+        SUMMED=residual is not None,
+        num_warps=max(1, min(16, block // 512)),
+    )
+    return out
+
+
+@triton.jit
+def _norm(
+    out_ptr,
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    eps,
+    out_stride,
+    x_stride,
+    residual_stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SUMMED: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    held = column < SIZE
+    x = tl.load(x_ptr + token * x_stride + column, mask=held, other=0.0).to(tl.float32)
+    if SUMMED:
+        residual_at = residual_ptr + token * residual_stride + column
+        x += tl.load(residual_at, mask=held, other=0.0).to(tl.float32)
+        # The norm is that of the sum as it is kept, rounded.
+        rounded = x.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_at, rounded, mask=held)
+        x = rounded.to(tl.float32)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    weight = tl.load(weight_ptr + column, mask=held, other=0.0).to(tl.float32)
+    out_at = out_ptr + token * out_stride + column
+    tl.store(out_at, (x * weight).to(out_ptr.dtype.element_ty), mask=held)
