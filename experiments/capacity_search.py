@@ -1,0 +1,93 @@
+"""Where a yes becomes a no: bisection on a rate, one arm under one seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, sqrt
+
+DOUBLINGS = 12
+"""So often the first rate is doubled or halved, and then there is no edge to be found."""
+_ASIDE = 2
+"""Tolerances between the edge and the rates beside it that must agree with it."""
+
+
+@dataclass
+class Search:
+    """Asks for one rate after another, and is told whether the objective was met at it.
+
+    What it asks next depends on the answers alone, so the same answers give the same search. From
+    `start` the rate is doubled or halved until one rate meets the objective and one misses it, and
+    the ratio between them is then halved until it is at most 1 + `tolerance`. At last a rate a
+    little below and one a little above the edge are asked for: if one of them contradicts, chance
+    decides there. A miss below means that the edge is looked for further down.
+    """
+
+    start: float
+    tolerance: float
+    answers: dict[float, bool] = field(default_factory=dict)
+
+    @property
+    def low(self) -> float | None:
+        """The highest rate at which the objective was met, and missed at none below."""
+        high = inf if self.high is None else self.high
+        return max((rate for rate in self._met if rate < high), default=None)
+
+    @property
+    def high(self) -> float | None:
+        """The lowest rate at which it was missed."""
+        return min((rate for rate, met in self.answers.items() if not met), default=None)
+
+    @property
+    def contradictions(self) -> list[float]:
+        """Rates at which it was met although it was missed at a lower one."""
+        return sorted(rate for rate in self._met if self.high is not None and rate > self.high)
+
+    @property
+    def surely_missed(self) -> float | None:
+        """The lowest rate at which it was missed, and met at none above."""
+        most = max(self._met, default=0.0)
+        misses = (rate for rate, met in self.answers.items() if not met and rate > most)
+        return min(misses, default=None)
+
+    def tell(self, rate: float, met: bool) -> None:
+        """What came out at a rate."""
+        self.answers[rate] = met
+
+    def next(self) -> float | None:
+        """The rate to ask for; None when there is nothing more to ask."""
+        low, high = self.low, self.high
+        if not self.answers:
+            return rounded(self.start)
+        if high is None:
+            assert low is not None
+            return None if low > self.start * 2**DOUBLINGS else rounded(2 * low)
+        if low is None:
+            return None if high < self.start / 2**DOUBLINGS else rounded(high / 2)
+        if high / low > 1 + self.tolerance:
+            middle = rounded(sqrt(low * high))
+            if low < middle < high:
+                return middle
+        return self._beside(low, high)
+
+    def _beside(self, low: float, high: float) -> float | None:
+        """A rate by which the edge is still to be checked."""
+        step = (1 + self.tolerance) ** _ASIDE
+        below, above = rounded(low / step), rounded(high * step)
+        if not any(below <= rate < low for rate in self.answers):
+            return below
+        if not any(high < rate <= above for rate in self.answers):
+            return above
+        return None
+
+    @property
+    def _met(self) -> list[float]:
+        return [rate for rate, met in self.answers.items() if met]
+
+
+def rounded(rate: float) -> float:
+    """To four digits, so that a rate can be typed as it was probed.
+
+    >>> rounded(8.414789), rounded(123456.0)
+    (8.415, 123500.0)
+    """
+    return float(f"{rate:.4g}")

@@ -1,0 +1,408 @@
+"""The report of a search for capacity: the highest rate at which an objective is met."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pagedsim.metrics.catalogue import scale_of, text_of
+from pagedsim.metrics.compare import SAME, Estimate, estimate
+from pagedsim.metrics.files import write_json
+from pagedsim.report.percent import percent, signed
+from pagedsim.report.style import (
+    INK,
+    Look,
+    drawing,
+    key,
+    looks,
+    margins,
+    new_figure,
+    plain_log_ticks,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A bound of the objective, for a reader."""
+
+    name: str
+    key: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """Name and bound."""
+        return f"{self.name} {text_of(self.key, self.seconds)}"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What came out at one rate."""
+
+    rate: float
+    values: tuple[float, ...]
+    """In the order of the bounds; NaN where nothing was measured."""
+    missed: tuple[str, ...]
+    """Names of the bounds that were not met."""
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where one arm under one seed no longer meets the objective."""
+
+    seed: int
+    probes: tuple[Probe, ...]
+    low: Probe | None
+    """The highest that met it, with no miss below; None: none did."""
+    high: Probe | None
+    """The lowest that missed it; None: none did."""
+    missed_from: float | None
+    """From here on every probe missed it."""
+    contradictions: tuple[float, ...] = ()
+    """Rates that met it above one that did not."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm under all its seeds."""
+
+    name: str
+    edges: tuple[Edge, ...]
+    command: str
+    """What repeats the run at the rate found, under the first seed."""
+
+    @property
+    def rate(self) -> Estimate:
+        """The highest rate that met the objective, over the seeds; NaN where there is no edge."""
+        if any(edge.low is None or edge.high is None for edge in self.edges):
+            return Estimate(math.nan, math.nan, math.nan)
+        return estimate([edge.low.rate for edge in self.edges if edge.low])
+
+    @property
+    def missed_from(self) -> float:
+        """From here on every probe missed it, on average; the other end of the bracket."""
+        return _mean([edge.missed_from or math.nan for edge in self.edges])
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """At the rate found."""
+        return _mean([edge.low.output_tokens_per_s for edge in self.edges if edge.low])
+
+    @property
+    def binds(self) -> str:
+        """The bounds that fail just above, and in how many seeds, where not in all."""
+        every = Counter(name for edge in self.edges if edge.high for name in edge.high.missed)
+        seeds = len(self.edges)
+        return ", ".join(
+            name if count == seeds else f"{name} ({count} of {seeds})"
+            for name, count in every.most_common()
+        )
+
+    @property
+    def nowhere(self) -> str:
+        """Why there is no edge; empty where there is one."""
+        for edge in self.edges:
+            if edge.low is None and edge.probes:
+                least = min(edge.probes, key=lambda probe: probe.rate)
+                return f"no rate meets it: at {least.rate:g}/s it misses {', '.join(least.missed)}"
+            if edge.high is None and edge.probes:
+                most = max(probe.rate for probe in edge.probes)
+                return f"no rate misses it, even {most:g}/s: more requests would overload it"
+        return ""
+
+    def ratio_to(self, other: Arm) -> Estimate:
+        """The geometric mean of the seeds' ratios to another arm."""
+        theirs = {edge.seed: edge.low.rate for edge in other.edges if edge.low}
+        pairs = [(e.low.rate, theirs[e.seed]) for e in self.edges if e.low and e.seed in theirs]
+        if not pairs or math.isnan(self.rate.mean) or math.isnan(other.rate.mean):
+            return Estimate(math.nan, math.nan, math.nan)
+        logs = [math.log(a / b) for a, b in pairs]
+        if max(logs) - min(logs) <= SAME:
+            return Estimate(math.exp(logs[0]), math.nan, math.nan)
+        return Estimate(*map(math.exp, estimate(logs)))
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """All that was found."""
+
+    title: str
+    question: str
+    command: str
+    bounds: Sequence[Bounded]
+    tolerance: float
+    arms: Sequence[Arm]
+    baseline: str
+    failed: Mapping[str, str]
+    """Arms that ended in an error, or were not searched to the end."""
+    notes: Sequence[str]
+
+    @property
+    def objective(self) -> str:
+        """The bounds in one line."""
+        return ", ".join(bound.text for bound in self.bounds)
+
+    @property
+    def seeds(self) -> int:
+        """Under how many seeds the arms were searched."""
+        return max((len(arm.edges) for arm in self.arms), default=0)
+
+    def change(self, arm: Arm) -> Estimate:
+        """An arm against the baseline; NaN for the baseline itself, or where it is missing."""
+        for other in self.arms:
+            if other.name == self.baseline and other is not arm:
+                return arm.ratio_to(other)
+        return Estimate(math.nan, math.nan, math.nan)
+
+    def record(self) -> dict[str, Any]:
+        """As result.json has it."""
+        return {
+            "title": self.title,
+            "question": self.question,
+            "command": self.command,
+            "objective": {bound.name: bound.seconds for bound in self.bounds},
+            "tolerance": self.tolerance,
+            "baseline": self.baseline,
+            "arms": {arm.name: self._arm(arm) for arm in self.arms},
+            "failed": dict(self.failed),
+            "notes": list(self.notes),
+        }
+
+    def _arm(self, arm: Arm) -> dict[str, Any]:
+        return {
+            "requests_per_s": arm.rate._asdict(),
+            "missed_from": arm.missed_from,
+            "output_tokens_per_s": arm.output_tokens_per_s,
+            "binds": arm.binds,
+            "nowhere": arm.nowhere,
+            "against_baseline": self.change(arm)._asdict(),
+            "command": arm.command,
+            "seeds": {edge.seed: self._edge(edge) for edge in arm.edges},
+        }
+
+    def _edge(self, edge: Edge) -> dict[str, Any]:
+        names = [bound.name for bound in self.bounds]
+        probes = [
+            asdict(probe) | {"values": dict(zip(names, probe.values, strict=True))}
+            for probe in edge.probes
+        ]
+        return {
+            "met_up_to": edge.low and edge.low.rate,
+            "missed_from": edge.missed_from,
+            "contradictions": edge.contradictions,
+            "probes": probes,
+        }
+
+
+def show_capacity(done: Capacity) -> None:
+    """Print the table, and what must be known of it."""
+    console = Console(highlight=False)
+    console.print()
+    console.print(Text(done.title, style="bold"))
+    console.print(Text(f"Objective: {done.objective}"))
+    if done.arms:
+        table = _table(*_rows(done))
+        console.print(table)
+        console.print(Text(_how(done), style="dim"))
+    for note in done.notes:
+        console.print(Text(f"note: {note}"))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Narrow enough for a terminal of 80 columns: only names and bounds are broken."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for number, name in enumerate(head):
+        if number in (0, len(head) - 1):
+            table.add_column(name, overflow="fold", min_width=12)
+        else:
+            label = name.replace(" ", "\n", 1)
+            table.add_column(label, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def write_capacity(done: Capacity, folder: Path, pictures: bool) -> Path | None:
+    """Write result.json and, with `pictures`, plots/capacity.png and report.html, whose path is
+    returned.
+    """
+    write_json(folder / "result.json", done.record())
+    if not pictures or not done.arms:
+        return None
+    from pagedsim.report.html import document, figure
+    from pagedsim.report.plots import Plot, render
+
+    with drawing():
+        drawn = render("capacity", draw_capacity(done))
+    caption = (
+        "Every run of the search is a point, hollow where it missed the objective (the dashed "
+        "lines). The line is the front under one seed: on it no arm serves more requests a second "
+        f"with a lower latency. {'A line for each seed.' if done.seeds > 1 else ''}"
+    )
+    plot = Plot("capacity", "Rate against latency", caption.rstrip(), *drawn)
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    (folder / "plots" / "capacity.png").write_bytes(plot.png)
+    report = folder / "report.html"
+    report.write_text(document(done.title, [*_parts(done), figure(plot)]), encoding="utf-8")
+    return report
+
+
+def draw_capacity(done: Capacity) -> Figure:
+    """A panel for each bound: the latency at every rate that was tried."""
+    look = looks([arm.name for arm in done.arms])
+    figure = new_figure(0.9 + 2.7 * len(done.bounds))
+    panels = figure.subplots(len(done.bounds), 1, squeeze=False, sharex=True)[:, 0]
+    for number, (bound, axes) in enumerate(zip(done.bounds, panels, strict=True)):
+        scale = scale_of(bound.key, [bound.seconds])
+        for arm in done.arms:
+            _points(axes, arm, number, look[arm.name], scale.factor)
+        for front in _fronts(done, number):
+            axes.step(front[:, 0], front[:, 1] * scale.factor, where="pre", color=INK, lw=0.8)
+        axes.axhline(bound.seconds * scale.factor, color=INK, lw=1, ls=(0, (4, 2)))
+        axes.set_title(bound.name)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        plain_log_ticks(axes.yaxis)
+        plain_log_ticks(axes.xaxis)
+        tidy(axes, y=scale.suffix)
+    tidy(panels[-1], x="requests/s")
+    margins(figure)
+    figure.subplots_adjust(hspace=0.3)
+    key(figure, {name: Look(one.colour, "-") for name, one in look.items()})
+    return figure
+
+
+def _points(axes: Axes, arm: Arm, number: int, look: Look, factor: float) -> None:
+    for edge in arm.edges:
+        for probe in edge.probes:
+            fill = "none" if probe.missed else look.colour
+            value = probe.values[number] * factor
+            axes.plot(probe.rate, value, "o", ms=4, color=look.colour, mfc=fill, mew=1)
+
+
+def _fronts(done: Capacity, number: int) -> list[np.ndarray]:
+    """Under each seed, the probes that none beats in both rate and latency, by rate."""
+    fronts = []
+    for seed in sorted({edge.seed for arm in done.arms for edge in arm.edges}):
+        probes = [
+            (probe.rate, probe.values[number])
+            for arm in done.arms
+            for edge in arm.edges
+            if edge.seed == seed
+            for probe in edge.probes
+            if probe.values[number] > 0
+        ]
+        front: list[tuple[float, float]] = []
+        for rate, value in sorted(probes, key=lambda probe: (-probe[0], probe[1])):
+            if not front or value < front[-1][1]:
+                front.append((rate, value))
+        if front:
+            fronts.append(np.asarray(front[::-1]))
+    return fronts
+
+
+def _rows(done: Capacity) -> tuple[list[str], list[list[str]]]:
+    head = ["", "requests/s", "missed from", "output tokens/s", f"against {done.baseline}", "binds"]
+    rows = []
+    for arm in done.arms:
+        if arm.nowhere:
+            rows.append([arm.name, "–", "–", "–", "–", arm.nowhere])
+            continue
+        rows.append(
+            [
+                arm.name,
+                _with_margin(arm.rate),
+                f"{arm.missed_from:.3g}",
+                f"{arm.output_tokens_per_s:,.0f}",
+                "" if arm.name == done.baseline else _change(done.change(arm)),
+                arm.binds,
+            ]
+        )
+    return head, rows
+
+
+def _with_margin(value: Estimate) -> str:
+    half = f" ± {value.high - value.mean:.2g}" if value.known else ""
+    return f"{value.mean:.3g}{half}"
+
+
+def _change(ratio: Estimate) -> str:
+    """By how much more or less, in brackets where that is not sure."""
+    text = signed(ratio.mean - 1)
+    return f"({text})" if not ratio.known or ratio.low <= 1 <= ratio.high else text
+
+
+def _how(done: Capacity) -> str:
+    """What the numbers are, and how sure."""
+    over = f"over {done.seeds} seeds, ± half of the 95 % confidence interval; " * (done.seeds > 1)
+    sure = ", in brackets where not sure" if done.seeds > 1 else ", of one seed: not known how sure"
+    return (
+        f"Requests/s: the highest rate that met the objective, {over}each edge is searched to "
+        f"{percent(done.tolerance, 0)}; binds: what fails just above. Against {done.baseline}: the "
+        f"geometric mean of the seeds' ratios{sure}."
+    )
+
+
+def _parts(done: Capacity) -> list[str]:
+    notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in done.notes)
+    failed = "".join(
+        f"<p><strong>{escape(arm)}</strong>: {escape(why)}</p>" for arm, why in done.failed.items()
+    )
+    commands = "\n".join(f"{arm.command}  # {arm.name}" for arm in done.arms if not arm.nowhere)
+    return [
+        '<p class="eyebrow">pagedsim study · capacity</p>',
+        f"<h1>{escape(done.title)}</h1>",
+        f'<p class="question">{escape(done.question)}</p>',
+        f'<section class="finding"><p>{escape(_finding(done))}</p>{notes}</section>',
+        f'<section class="finding failed">{failed}</section>' if failed else "",
+        "<h2>Results</h2>",
+        _html(*_rows(done)),
+        f'<p class="note">{escape(_how(done))}</p>',
+        "<h2>To run it again</h2>",
+        f"<pre><code>{escape(done.command)}</code></pre>",
+        '<p class="note">Each probe is an ordinary run. Those at the rates found, first seed:</p>',
+        f"<pre><code>{escape(commands)}</code></pre>",
+    ]
+
+
+def _finding(done: Capacity) -> str:
+    found = [arm for arm in done.arms if not math.isnan(arm.rate.mean)]
+    if not found:
+        return f"No arm has a highest rate that meets {done.objective}."
+    best, worst = (pick(found, key=lambda arm: arm.rate.mean) for pick in (max, min))
+    text = f"Within {done.objective}, {best.name} serves most: {best.rate.mean:.3g} requests/s"
+    if worst is best:
+        return f"{text}."
+    return f"{text}; {worst.name} serves least: {worst.rate.mean:.3g}."
+
+
+def _html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return (
+        f'<div class="scroll"><table class="results"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
