@@ -21,10 +21,10 @@ from experiments.parts import backend_of
 from experiments.recorded import Recorded, recorded_runs
 from experiments.replay import replayed
 from experiments.steplog import log_of, predicted, samples_of
-from experiments.stored import forget, recipe, store
+from experiments.stored import Recipe, forget, recipe, store, stored
 from experiments.twin import scheduler_of
 from experiments.watched import Watched
-from pagedsim.complaint import Complaint, shown
+from pagedsim.complaint import Complaint, Interruption, shown
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.core.errors import require, require_whole
 from pagedsim.metrics.agreement import JUDGED, Regime
@@ -35,16 +35,23 @@ from pagedsim.metrics.study import Run
 from pagedsim.metrics.summary import summarise
 from pagedsim.report.validation import Validation, show_validation, write_validation
 from pagedsim.sim.cost import Fitted
+from pagedsim.sim.number import positive
 from pagedsim.sim.simulate import simulate
 
 CAPACITY = 200
 """Requests, all at once, whose simulation tells how many can be served in a second."""
+FULL = 4
+"""Or so many times as many as run at once, so that most of the time the server is full."""
+AT_ONCE = 1e6
+"""Requests a second."""
 FEWEST = 20
 """Requests of a regime, however slow the machine."""
 UNEVEN = 0.1
 """A spread of the engine's own runs that takes the meaning from a comparison with them."""
 WHOLE = {"limit": None, "hurry": 1}
 """Settings of the backend: it serves what a regime says, when it says so."""
+SYNTHETIC = "pagedsim.workload.synthetic"
+"""What calibrations take their requests from, whatever is validated."""
 POOLS = ("blocks", "cpu_blocks")
 """What every run takes from the first, unless a regime says otherwise."""
 
@@ -54,7 +61,7 @@ class Validate(Errand):
     """Calibrate on some workloads, then hold another against the simulator, under three loads."""
 
     calibration: Mapping[str, Settings]
-    """Changes of the configuration, each a workload to calibrate on."""
+    """Changes of the configuration, each with a synthetic workload to calibrate on."""
     regimes: Mapping[str, Mapping[str, float]]
     """Of each the load, the tolerance, and the share of the engine's blocks that it has (1)."""
     seconds: float
@@ -64,17 +71,40 @@ class Validate(Errand):
     def __post_init__(self) -> None:
         require("seconds", self.seconds, 0.1)
         require_whole("repeats", self.repeats, 1)
+        for key in ("calibration", "regimes"):
+            named = getattr(self, key)
+            if not (isinstance(named, Mapping) and named):
+                raise ConfigError(f"{key}={named}: must be a mapping of names to settings")
+            for name, settings in named.items():
+                if not isinstance(settings, Mapping):
+                    raise ConfigError(f"{key}.{name}={settings}: must be a mapping of settings")
+        for name, regime in self.regimes.items():
+            for key in regime.keys() - {"load", "tolerance", "blocks"}:
+                raise ConfigError(f"regimes.{name}.{key}: must be load, tolerance or blocks")
+            for key in ("load", "tolerance", "blocks"):
+                positive(f"regimes.{name}.{key}", regime.get(key, 1 if key == "blocks" else None))
 
     def perform(self, folder: Path) -> None:
         config = kept_configuration(folder)
-        self._check(config)
+        self.check(config)
         bench = _Bench(config, folder / "runs")
+        try:
+            self._perform(bench, folder)
+        except KeyboardInterrupt:
+            wanted = self.repeats * (len(self.calibration) + len(self.regimes))
+            raise Interruption(
+                f"{bench.complete} of {wanted} runs are complete; the same command with "
+                f"hydra.run.dir={shown(folder)} goes on from there"
+            ) from None
+
+    def _perform(self, bench: _Bench, folder: Path) -> None:
         served: dict[str, list[Recorded]] = {name: [] for name in self.regimes}
         fits: list[Recorded] = []
         plans: dict[str, Settings] = {}
         for again in range(self.repeats):
             for name, change in self.calibration.items():
-                fits.append(bench.serve(f"calibration-{name}", change, self.seed + 100 + again))
+                seed = self.seed + 100 + again
+                fits.append(bench.serve(f"calibration-{name}", bench.of_its_own(change), seed))
             if not plans:
                 plans = self._plans(bench, fitted(log_of(fits, "the first calibration")))
             for name, change in plans.items():
@@ -101,18 +131,26 @@ class Validate(Errand):
         print(f"report    {shown(report)}")
         print(f"use it    cost=fitted cost.path={shown(folder / 'cost.json')}")
 
-    def _check(self, config: Settings) -> None:
+    def check(self, config: Settings) -> None:
+        """Raise ConfigError for what cannot be validated."""
         if not backend_of(config).alone:
             raise ConfigError("backend=sim: experiment=validate needs backend=engine")
+        workload = config["workload"]
         for key in ("rate", "requests"):
-            if key not in config["workload"]:
+            if key not in workload:
                 raise ConfigError(
                     f"workload.{key}: is set by experiment=validate, and this workload has none"
                 )
+        if workload.get("arrivals") in ("burst", "closed"):
+            raise ConfigError(
+                f"workload.arrivals={workload['arrivals']}: must be poisson, gamma or fixed, whose "
+                "rate experiment=validate sets"
+            )
 
     def _plans(self, bench: _Bench, cost: Fitted) -> dict[str, Settings]:
         """The changes that make each regime: so many requests a second, for so many seconds."""
-        burst = {"workload": {"arrivals": "burst", "requests": CAPACITY}}
+        count = max(CAPACITY, FULL * bench.machine["max_seqs"])
+        burst = {"workload": {"rate": AT_ONCE, "requests": count}}
         summary, _ = simulated(bench.configured(burst), bench.machine, self.seed, cost)
         most = summary["requests_per_s"]
         print(f"it can serve about {most:.3g} requests/s, says the first calibration")
@@ -153,11 +191,23 @@ class _Bench:
         self._config = config
         self._folder = folder
         self.machine: Settings = {}
+        self.complete = 0
+        """Runs so far."""
+
+    def of_its_own(self, change: Settings) -> Settings:
+        """A change whose workload is another, and none of the settings of the one that is there."""
+        if "workload" not in change:
+            return change
+        own = {"_target_": SYNTHETIC, "max_len": self._config["workload"].get("max_len")}
+        return {**change, "workload": {**own, **change["workload"]}}
 
     def configured(self, change: Settings) -> Settings:
         """The configuration with a change."""
         pinned = {name: self.machine[name] for name in POOLS if self.machine}
-        merged = OmegaConf.merge(self._config, {"backend": WHOLE, "memory": pinned}, change)
+        base = dict(self._config)
+        if "_target_" in change.get("workload", {}):
+            del base["workload"]
+        merged = OmegaConf.merge(base, {"backend": WHOLE, "memory": pinned}, change)
         return cast(Settings, OmegaConf.to_container(merged))
 
     def serve(self, name: str, change: Settings, seed: int, again: int = 0) -> Recorded:
@@ -165,13 +215,9 @@ class _Bench:
         folder = self._folder / name / f"run-{seed + again}"
         job = Job(name, seed, self.configured(change), folder)
         made_of = recipe(job)
-        forget(job)
-        outcome = run_job(job, Watched())
-        if isinstance(outcome, Failure):
-            raise Complaint([f"{name}: {outcome}"], expected=outcome.expected)
-        if not isinstance(outcome, Run):
-            raise KeyboardInterrupt
-        store(job, made_of)
+        kept = stored(job, made_of) is not None
+        if not kept:
+            self._run(job, made_of)
         (run,) = recorded_runs(str(folder))
         self._same_blocks(run)
         if difference := replayed(run):
@@ -179,8 +225,22 @@ class _Bench:
             raise Complaint([difference.told(name, run.steps.num_rows, so)])
         seconds = float(run.steps["end"][-1].as_py())
         count, steps = run.requests.num_rows, run.steps.num_rows
-        print(f"{name}: {count} requests, {steps} steps in {seconds:.1f} s, all planned alike")
+        there = ", there already" * kept
+        print(
+            f"{name}: {count} requests, {steps} steps in {seconds:.1f} s, all planned alike{there}"
+        )
+        self.complete += 1
         return run
+
+    def _run(self, job: Job, made_of: Recipe) -> None:
+        forget(job)
+        outcome = run_job(job, Watched())
+        if isinstance(outcome, Failure):
+            raise Complaint([f"{job.arm}: {outcome}"], expected=outcome.expected)
+        if not isinstance(outcome, Run):
+            raise KeyboardInterrupt
+        if not store(job, made_of):
+            raise ConfigError(f"{job.arm}: code or a file of it changed while it ran: begin anew")
 
     def _same_blocks(self, run: Recorded) -> None:
         self.machine = self.machine or run.machine

@@ -13,6 +13,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments import profile, validate
+from experiments.arm import run_job
 from experiments.folder import keep_configuration
 from experiments.profile import Cell, profiled
 from experiments.recorded import recorded_runs
@@ -50,7 +51,7 @@ def kept(folder: Path, *words: str) -> Any:
     return config
 
 
-LENGTHS = {"prompt_min": 1, "prompt_max": 30, "output_min": 2, "output_max": 10}
+LENGTHS = {"shape": "uniform", "prompt_min": 1, "prompt_max": 30, "output_min": 2, "output_max": 10}
 
 
 def small_study(**more: Any) -> Validate:
@@ -59,8 +60,9 @@ def small_study(**more: Any) -> Validate:
         "half load": {"load": 0.5, "tolerance": 0.05},
         "overload": {"load": 3.0, "tolerance": 0.1, "blocks": 0.5},
     }
-    settings = {"seconds": 0.1, "repeats": 2} | more
-    return Validate(calibration={"all": {"workload": workload}}, regimes=regimes, **settings)
+    settings: dict[str, Any] = {"calibration": {"all": {"workload": workload}}}
+    settings |= {"regimes": regimes, "seconds": 0.1, "repeats": 2} | more
+    return Validate(**settings)
 
 
 def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +86,42 @@ def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<svg" in page and "overload" in page
     assert (tmp_path / "plots/validation.png").stat().st_size > 1000
     Fitted.load(tmp_path / "cost.json", replica("tiny", "cpu"))
+
+
+def test_it_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(tmp_path)
+    left = [3]
+
+    def three(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return run_job(*args)
+
+    monkeypatch.setattr(validate, "run_job", three)
+    with pytest.raises(KeyboardInterrupt, match=r"3 of 6 runs are complete; .* goes on from there"):
+        small_study().perform(tmp_path)
+    first = capsys.readouterr().out.splitlines()
+    left[0] = 3
+    small_study().perform(tmp_path)
+    told = [line for line in capsys.readouterr().out.splitlines() if "all planned alike" in line]
+    assert told[:3] == [f"{line}, there already" for line in first if "planned alike" in line]
+    assert len(told) == 6 and left == [0]
+
+
+def test_two_classes_are_calibrated_on_one_workload_of_their_own(tmp_path: Path) -> None:
+    words = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
+    config = compose("config", overrides=["experiment=validate", "workload=chat_and_batch", *words])
+    config.workload.max_len = 40
+    for one in config.workload.classes.values():
+        one.lengths = LENGTHS
+    keep_configuration(config, tmp_path)
+    small_study(repeats=1).perform(tmp_path)
+    for name, clients in (("half load", {"interactive", "batch"}), ("calibration-all", {""})):
+        (run,) = recorded_runs(str(tmp_path / "runs" / name))
+        assert set(run.requests["client"].to_pylist()) == clients
 
 
 def test_a_run_that_is_planned_otherwise_ends_it(
@@ -117,6 +155,7 @@ def test_other_blocks_than_before_are_refused(
     [
         (["backend=sim"], "backend=sim: experiment=validate needs backend=engine"),
         (["backend=engine", "~workload.rate"], "workload.rate: is set by experiment=validate"),
+        (["backend=engine", "workload.arrivals=burst"], "workload.arrivals=burst: must be poisson"),
     ],
 )
 def test_what_cannot_be_validated(words: list[str], message: str, tmp_path: Path) -> None:
@@ -127,7 +166,19 @@ def test_what_cannot_be_validated(words: list[str], message: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"repeats": 0}, "repeats=0: must be"), ({"seconds": 0.0}, "seconds=0.0: must be")],
+    [
+        ({"repeats": 0}, "repeats=0: must be"),
+        ({"seconds": 0.0}, "seconds=0.0: must be"),
+        ({"calibration": {}}, "calibration={}: must be a mapping of names to settings"),
+        ({"calibration": {"a": 3}}, "calibration.a=3: must be a mapping of settings"),
+        ({"regimes": None}, "regimes=None: must be a mapping of names to settings"),
+        ({"regimes": {"a": {"load": 1}}}, "regimes.a.tolerance=None: must be a number above 0"),
+        ({"regimes": {"a": {"laod": 1}}}, "regimes.a.laod: must be load, tolerance or blocks"),
+        (
+            {"regimes": {"a": {"load": "x", "tolerance": 0.1}}},
+            "regimes.a.load=x: must be a number above 0",
+        ),
+    ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
