@@ -21,12 +21,14 @@ from pagedsim.core import (
     Preemption,
     Scheduler,
 )
-from pagedsim.core.errors import require
+from pagedsim.core.errors import require, require_number
+from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.capacity import capacity, cpu_blocks
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
+from pagedsim.sim.number import share
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.workload import Workload
@@ -49,11 +51,18 @@ class Simulated(Backend):
     """Whether swaps out go on beside the computation."""
     fast_forward: bool = True
     """Whether quiet decode steps are planned in one go."""
+    beam_turnover: float = TURNOVER
+    """How often a beam is replaced by another's child; see `Beams`."""
+    copy_efficiency: float | None = 0.9
+    """The part of the GPU's bandwidth that copies of its blocks reach; None: they take no time."""
 
     def __post_init__(self) -> None:
         for key in ("overlap", "fast_forward"):
             if not isinstance(getattr(self, key), bool):
                 raise ConfigError(f"{key}={getattr(self, key)}: must be true or false")
+        require_number("beam_turnover", self.beam_turnover, 0, 1)
+        if self.copy_efficiency is not None:
+            share("copy_efficiency", self.copy_efficiency)
 
     def stage(self, config: Settings, seed: int) -> Simulation:
         replica = _replica(config)
@@ -66,19 +75,25 @@ class Simulated(Backend):
             scheduler = Scheduler(
                 memory=memory, batching=batching, policy=policy, preemption=preemption, **limits
             )
-        return Simulation(self, replica, cost, scheduler)
+        return Simulation(self, replica, cost, scheduler, Beams(self.beam_turnover, seed))
 
 
 class Simulation(Stage):
     """One replica in simulated time."""
 
     def __init__(
-        self, backend: Simulated, replica: Replica, cost: CostModel, scheduler: Scheduler
+        self,
+        backend: Simulated,
+        replica: Replica,
+        cost: CostModel,
+        scheduler: Scheduler,
+        beams: Beams,
     ) -> None:
         self.backend = backend
         self.replica = replica
         self.cost = cost
         self.scheduler = scheduler
+        self.beams = beams
 
     def run(self, workload: Workload, recorder: Watched) -> None:
         simulate(
@@ -87,8 +102,18 @@ class Simulation(Stage):
             self.cost,
             recorder,
             overlap=self.backend.overlap,
+            copy_seconds=self._copy_seconds,
+            beams=self.beams,
             fast_forward=self.backend.fast_forward,
         )
+
+    @property
+    def _copy_seconds(self) -> float:
+        """Reading a block and writing it elsewhere on the GPU."""
+        if self.backend.copy_efficiency is None:
+            return 0.0
+        bandwidth = self.replica.hardware.bandwidth * self.backend.copy_efficiency
+        return 2 * self.replica.block_bytes / bandwidth
 
     def work(self, steps: pa.Table) -> Mapping[str, float]:
         done, hardware = total_work(self.replica, steps), self.replica.hardware

@@ -66,6 +66,19 @@ def refuse_answer(
         raise PlanError(f"plan {plan.number}: {problem}")
 
 
+def refuse_parents(plan: StepPlan, parents: Mapping[RequestId, Sequence[int]]) -> None:
+    """Raise PlanError unless these say which sequences of decoding groups go on."""
+    groups = {request.id: request for request in plan.decodes if request.width > 1}
+    for name, chosen in parents.items():
+        problem = "decodes no sequences that could" if name not in groups else None
+        if not problem:
+            problem = _mismatch(groups[name], Continuation(chosen, chosen))
+        if problem:
+            raise PlanError(
+                f"plan {plan.number}: request {name!r}, parents {tuple(chosen)}: {problem}"
+            )
+
+
 def _stray(plan: StepPlan, tokens: Tokens, finished: Mapping[RequestId, str]) -> str | None:
     # To tell of a request that was aborted while the step ran is no mistake.
     planned = {request.id for request in _samplers(plan)}

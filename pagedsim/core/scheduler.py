@@ -19,7 +19,13 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from pagedsim.core.answer import Continuation, Tokens, refuse_answer, sampled_in
+from pagedsim.core.answer import (
+    Continuation,
+    Tokens,
+    refuse_answer,
+    refuse_parents,
+    sampled_in,
+)
 from pagedsim.core.clock import Clock
 from pagedsim.core.errors import ConfigError, IntegrityError, PlanError, RequestError, require_whole
 from pagedsim.core.integrity import check_scheduler
@@ -223,13 +229,19 @@ class Scheduler:
         now: float,
         tokens: Tokens | None = None,
         finished: Mapping[RequestId, str] | None = None,
+        parents: Mapping[RequestId, Sequence[int]] | None = None,
     ) -> list[Request]:
         """The step was carried out and ended at `now`. Returns the requests that it finished.
 
         An engine tells the sampled `tokens` of every request that sampled, and which are
-        `finished` and why; a simulation tells neither.
+        `finished` and why; a simulation tells neither, but of beams their `parents`, as a
+        `Continuation` has them.
         """
         self._refuse_stale(plan)
+        if parents:
+            if tokens is not None:
+                raise PlanError(f"plan {plan.number}: parents go with their tokens")
+            refuse_parents(plan, parents)
         if tokens is not None or finished or self.memory.told:
             refuse_answer(plan, tokens, finished or {}, self.memory.told, self.clock.riders)
         self._pending = None
@@ -248,6 +260,10 @@ class Scheduler:
         if tokens is not None:
             for request in sampled_in(plan):
                 self._append(request, tokens[request.id])
+        if parents:
+            for name, chosen in parents.items():
+                if (request := self.requests.get(name)) and request.decoding:
+                    self._descend(request, chosen)
         if self._observing:
             self.policy.observe(Served(plan, now))
         # In the order of the batch: the prefix cache evicts in the order of release.
@@ -558,13 +574,17 @@ class Scheduler:
         tokens, parents = answer
         if parents is not None and list(parents) != list(range(request.width)):
             request.outputs = [list(request.outputs[parent]) for parent in parents]
-            self.clock.alight(request)
-            self.seats += len(parents) - request.width
-            request.width = len(parents)
-            self.memory.fork(request, parents, self._copies)
-            self.clock.board(request)
+            self._descend(request, parents)
         for output, token in zip(request.outputs, tokens, strict=True):
             output.append(int(token))
+
+    def _descend(self, request: Request, parents: Sequence[int]) -> None:
+        """New sequence i of a decoding request goes on from old sequence `parents[i]`."""
+        self.clock.alight(request)
+        self.seats += len(parents) - request.width
+        request.width = len(parents)
+        self.memory.fork(request, parents, self._copies)
+        self.clock.board(request)
 
     @staticmethod
     def _forget_copies(copies: Copies, request: Request) -> None:

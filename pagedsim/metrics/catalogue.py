@@ -112,6 +112,14 @@ METRICS = {
             " count for several at once.",
         ),
         Metric(
+            "kv_shared_mean",
+            "KV shared",
+            "share",
+            1,
+            "Blocks that sharing saves, as a share of those that would be in use without it, over "
+            "time: beyond its first owner, each owner of a block would need one of its own.",
+        ),
+        Metric(
             "batch_size_mean",
             "Batch size",
             "count",

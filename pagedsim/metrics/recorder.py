@@ -73,6 +73,7 @@ class Recorder:
                 len(scheduler.waiting),
                 len(scheduler.running),
                 len(scheduler.swapped),
+                scheduler.memory.shared,
                 len(plan.preempted),
                 len(plan.displaced),
                 len(plan.swap_out),

@@ -27,6 +27,7 @@ STEP_COLUMNS: Mapping[str, type[np.generic]] = {
     "running": np.int32,
     "swapped": np.int32,
     "used_blocks": np.int32,
+    "shared_blocks": np.int32,
     "preempted": np.int32,
     "displaced": np.int32,
     "swap_out": np.int32,

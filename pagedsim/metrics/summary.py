@@ -13,6 +13,7 @@
 | makespan | first arrival to last finish; to the last step's end, if anybody is unfinished |
 | kv_utilisation_mean | used_blocks / total_blocks over the makespan; nothing is used in no step |
 | kv_waste_mean | 1 - tokens / slots of the blocks in use, over the time of steps of decodes alone |
+| kv_shared_mean | shared_blocks / (used_blocks + shared_blocks), both summed over time |
 | batch_size_mean | decode_seqs + prefill_requests over the time of steps |
 | mfu, mbu | FLOP (bytes) / time of steps / peak |
 | in_system_mean | finished requests that have arrived and are not finished, over the makespan |
@@ -145,6 +146,7 @@ def summarise(
     use = _use(steps, block_size)
     batch = _ratio(use.sequences, use.busy)
     summary["kv_utilisation_mean"] = _ratio(use.blocks, served.makespan * total_blocks)
+    summary["kv_shared_mean"] = _ratio(use.shared, use.blocks + use.shared)
     summary["kv_waste_mean"] = _NAN if _shared(requests) else _ratio(use.waste, use.known)
     summary |= {"batch_size_mean": batch, "batch_fill_mean": _ratio(batch, max_seqs)}
     if flops is not None and peak_flops:
@@ -210,6 +212,7 @@ class _Use(NamedTuple):
     busy: float = 0.0
     """Their time."""
     blocks: float = 0.0
+    shared: float = 0.0
     sequences: float = 0.0
     known: float = 0.0
     """The time of those in which all who hold memory decode."""
@@ -228,6 +231,7 @@ class _Use(NamedTuple):
         return cls(
             float(seconds.sum()),
             float(seconds @ used),
+            float(seconds @ _column(part, "shared_blocks")),
             float(seconds @ served),
             float(seconds[plain].sum()),
             float(seconds[plain] @ waste),

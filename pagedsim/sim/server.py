@@ -8,6 +8,7 @@ from typing import Protocol
 import simpy
 
 from pagedsim.core import PagedsimError, Request, Scheduler, StepPlan
+from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
 
 
@@ -48,18 +49,24 @@ class Server:
         recorder: Recorder,
         *,
         overlap: bool = False,
+        copy_seconds: float = 0.0,
+        beams: Beams | None = None,
         fast_forward: bool = True,
     ) -> None:
         """`overlap`: swaps out go on beside the computation, over one bus.
 
-        Without `fast_forward` every step is planned and committed by itself; what comes out is
-        the same.
+        `copy_seconds` is what a step takes longer for each block that it copies on the GPU.
+        `beams` says who goes on in a beam search; without it every beam does. Without
+        `fast_forward` every step is planned and committed by itself; what comes out is the same.
         """
         self.environment = environment
         self.scheduler = scheduler
         self.cost = cost
         self.recorder = recorder
         self.bus = simpy.Resource(environment, capacity=1) if overlap else None
+        self.copy_seconds = copy_seconds
+        self.beams = beams or Beams(0.0)
+        self.searching = 0  # requests here that are beam searches
         # A recording knows steps by their number, not by what is in them.
         self.fast_forward = fast_forward and getattr(cost, "by_totals", True)
         self.expecting = True  # whether requests may still arrive
@@ -69,6 +76,7 @@ class Server:
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives, now."""
+        self.searching += request.params.beam_search
         self.scheduler.add(request, self.environment.now, output_len)
         if not self._wake.triggered:
             self._wake.succeed()
@@ -103,7 +111,8 @@ class Server:
                 for rejection in plan.rejected:
                     self._leave(rejection.request)
             if scheduler.in_flight(plan):
-                ended = scheduler.commit(plan, now)
+                parents = self.beams.parents(plan) if self.searching else None
+                ended = scheduler.commit(plan, now, parents=parents)
                 if ended and self.done:
                     yield from self._catch_up(now)
                 for request in ended:
@@ -125,13 +134,17 @@ class Server:
             begin = yield from self._swap(plan, now)
         else:
             begin = now
+        if plan.copies:
+            begin += len(plan.copies) * self.copy_seconds
         if plan.chunks or not self.fast_forward:
             end = begin + self.cost.step_seconds(plan)
         else:
             end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
         self.recorder.step(plan, now, end, scheduler)
         until = environment.peek()  # nothing happens before
-        if self.fast_forward and (quiet := scheduler.quiet(plan)):
+        # In a beam search no step is like the one before it.
+        still = self.fast_forward and not (self.searching and scheduler.clock.wide)
+        if still and (quiet := scheduler.quiet(plan)):
             seconds, again = self.cost.decode_seconds, self.recorder.again
             memory, sequences = scheduler.memory, plan.decode_count
             while quiet and end < until:
@@ -169,5 +182,8 @@ class Server:
 
     def _leave(self, request: Request) -> None:
         self.recorder.left(request)
+        if request.params.beam_search:
+            self.searching -= 1
+            self.beams.left(request)
         if event := self.done.pop(request.id, None):
             event.succeed()

@@ -6,6 +6,7 @@ import gc
 
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
+from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed
 from pagedsim.sim.server import Costs, Recorder, Server
@@ -18,12 +19,24 @@ def simulate(
     recorder: Recorder,
     *,
     overlap: bool = False,
+    copy_seconds: float = 0.0,
+    beams: Beams | None = None,
     fast_forward: bool = True,
 ) -> float:
-    """Run until everything is served; returns the simulated time at which that was."""
+    """Run until everything is served; returns the simulated time at which that was.
+
+    The settings are those of `Server`.
+    """
     environment = Environment()
     server = Server(
-        environment, scheduler, cost, recorder, overlap=overlap, fast_forward=fast_forward
+        environment,
+        scheduler,
+        cost,
+        recorder,
+        overlap=overlap,
+        copy_seconds=copy_seconds,
+        beams=beams,
+        fast_forward=fast_forward,
     )
     feed(environment, server, source)
     # Requests and plans come and go without cycles, so looking for any is time lost.

@@ -38,6 +38,8 @@ def synthetic(
     client: str | Mapping[str, float] = "",
     deadline: float | None = None,
     prediction_sigma: float | None = None,
+    n: int = 1,
+    beam: int | None = None,
     seed: int = 0,
 ) -> Workload:
     """A workload of one kind of traffic.
@@ -47,7 +49,8 @@ def synthetic(
     a second. `lengths` is a shape (see `SHAPES`), or a mapping with `shape` and its settings.
     `max_len` bounds prompt and output together. `priority` and `client` are one value, or a
     mapping of values to probabilities. `deadline` is in seconds after the arrival.
-    `prediction_sigma` gives every request a predicted length: 0 is the truth.
+    `prediction_sigma` gives every request a predicted length: 0 is the truth. Each prompt gets `n`
+    answers of one length, or is the start of a search with so many beams as `beam` says.
 
     >>> fixed = {"shape": "fixed", "prompt": 8, "output": 4}
     >>> synthetic(requests=3, arrivals="burst", lengths=fixed)
@@ -66,6 +69,8 @@ def synthetic(
         client=client,
         deadline=deadline,
         prediction_sigma=prediction_sigma,
+        n=n,
+        beam=beam,
     )
     only = only.checked()
     process = only.process
@@ -155,6 +160,7 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
         prefix_len = merged.join([part.prefix_len for part in parts])
         prompts = PrefixedPrompts(prefixes, prefix_len, prompt_len)
     clients = sorted({name for label in labels for name in label.clients})
+    asked = tuple(dict.fromkeys(label.params for label in labels))
     return Workload.of(
         merged.arrival,
         prompt_len,
@@ -166,6 +172,8 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
         clients=clients,
         predicted_len=merged.join([label.predicted_len for label in labels]),
         deadline=merged.join([label.deadline for label in labels]),
+        sampling=merged.join([np.array(asked.index(lb.params), np.int32) for lb in labels]),
+        asked=asked,
         prompts=prompts,
         drawn=any(one.drawn for one in classes),
         clipped=sum(part.clipped for part in parts),

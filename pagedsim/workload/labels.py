@@ -1,4 +1,4 @@
-"""What requests carry besides times and lengths: priority, client, deadline, a prediction."""
+"""What requests carry besides times and lengths: priority, client, how many answers, and so on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from math import isfinite, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, SamplingParams
+from pagedsim.core.request import GREEDY
 from pagedsim.workload.choices import pick, weights_of
 from pagedsim.workload.prediction import predict
-from pagedsim.workload.settings import number
+from pagedsim.workload.settings import number, whole
 
 Floats = NDArray[np.float64]
+
+MOST_SEQUENCES = 1024
+"""Of one request: more is a slip."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Labelled:
     clients: tuple[str, ...]
     predicted_len: Floats
     deadline: Floats
+    params: SamplingParams
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,16 @@ class Labels:
 
     `priority` and `client` are one value for all, or a mapping of values to probabilities;
     `deadline` is in seconds after the arrival; `prediction_sigma` is the error of the predicted
-    output length, 0 for the truth, None for no prediction.
+    output length, 0 for the truth, None for no prediction. `n` sequences answer each prompt, or as
+    many beams as `beam` says.
     """
 
     priority: float | Mapping[float, float] = 0.0
     client: str | Mapping[str, float] = ""
     deadline: float | None = None
     prediction_sigma: float | None = None
+    n: int = 1
+    beam: int | None = None
 
     @property
     def drawn(self) -> bool:
@@ -62,7 +70,19 @@ class Labels:
         if self.deadline is not None:
             deadline = arrival + number("deadline", self.deadline, above=0)
         client, clients = self._clients(rows, stream)
-        return Labelled(self._priorities(rows, stream), client, clients, predicted, deadline)
+        priority = self._priorities(rows, stream)
+        return Labelled(priority, client, clients, predicted, deadline, self.params)
+
+    @property
+    def params(self) -> SamplingParams:
+        """What each request asks of the sampler."""
+        n = whole("n", self.n, 1, MOST_SEQUENCES)
+        if self.beam is None:
+            return GREEDY if n == 1 else SamplingParams(n=n, temperature=0.0)
+        if n > 1:
+            raise ConfigError(f"n={n} and beam={self.beam}: set one of them")
+        width = whole("beam", self.beam, 1, MOST_SEQUENCES)
+        return SamplingParams(n=width, beam_search=True, temperature=0.0)
 
     def _priorities(self, rows: int, stream: Callable[[str], np.random.Generator]) -> Floats:
         if not isinstance(self.priority, Mapping):

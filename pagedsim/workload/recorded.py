@@ -47,6 +47,8 @@ def trace(
     client: str | Mapping[str, float] = "",
     deadline: float | None = None,
     prediction_sigma: float | None = None,
+    n: int = 1,
+    beam: int | None = None,
     seed: int = 0,
 ) -> Workload:
     """A workload from a file; `format` is a key of `FORMATS`, or auto to look into the file.
@@ -57,8 +59,9 @@ def trace(
     lengths stay and the times are drawn, as in `synthetic`.
 
     CSV files may be filtered (`where`, column to value) and give each request's client and
-    priority; else these, deadlines and predictions are as in `synthetic`. `drop_empty` leaves out
-    rows without tokens, `sort` puts rows in order of time. `block_tokens` is Mooncake's block.
+    priority; else these, deadlines, predictions, `n` and `beam` are as in `synthetic`.
+    `drop_empty` leaves out rows without tokens, `sort` puts rows in order of time.
+    `block_tokens` is Mooncake's block.
     """
     process = _process(arrivals, rate_scale, rate, cv, users, think_time)
     if max_len is not None:
@@ -81,7 +84,7 @@ def trace(
         with np.errstate(over="ignore"):
             arrival = process.times(rows, stream(seed, "arrivals"))
         refuse_late(f"rate={rate}", arrival[-1])
-    labels = Labels(priority, client, deadline, prediction_sigma)
+    labels = Labels(priority, client, deadline, prediction_sigma, n, beam)
     labelled = _from_columns(labels.draw(arrival, output_len, partial(stream, seed)), table)
     return Workload.of(
         arrival,
@@ -92,6 +95,7 @@ def trace(
         clients=labelled.clients,
         predicted_len=labelled.predicted_len,
         deadline=labelled.deadline,
+        asked=(labelled.params,),
         prompts=_prompts(table, prompt_len, block_tokens),
         mode="open" if process is None else process.mode,
         users=process.users if isinstance(process, ClosedLoop) else None,

@@ -57,6 +57,8 @@ class Traffic:
     client: str | Mapping[str, float] = ""
     deadline: float | None = None
     prediction_sigma: float | None = None
+    n: int = 1
+    beam: int | None = None
 
     def checked(self) -> Traffic:
         """The same with objects for names; raises ConfigError where a setting cannot work."""
@@ -65,6 +67,7 @@ class Traffic:
         if self.requests is not None:
             whole("requests", self.requests, 1, MOST)
         number("start", self.start, low=0)
+        _ = self.labels.params  # n and beam may contradict each other
         prefixes = make_prefixes(self.prefixes)
         if prefixes and self.max_len is not None and prefixes.tokens > self.max_len - 2:
             raise ConfigError(
@@ -95,8 +98,15 @@ class Traffic:
     def drawn(self) -> bool:
         """Whether chance has a part in it; for traffic that is checked."""
         lengths = make_lengths(self.lengths, self.max_len)
-        labels = Labels(self.priority, self.client, prediction_sigma=self.prediction_sigma)
-        return self.process.drawn or lengths.drawn or self.prefixes is not None or labels.drawn
+        drawn = self.process.drawn or lengths.drawn or self.labels.drawn
+        return drawn or self.prefixes is not None
+
+    @property
+    def labels(self) -> Labels:
+        """How its requests are labelled."""
+        return Labels(
+            self.priority, self.client, self.deadline, self.prediction_sigma, self.n, self.beam
+        )
 
     @property
     def requests_per_second(self) -> float:
@@ -125,8 +135,7 @@ class Traffic:
             prefix_len = np.where(prefix >= 0, prefixes.tokens, 0).astype(np.int32)
             prompt = prompt + prefix_len
         prompt, output, clipped = clip(prompt, output, self.max_len)
-        labels = Labels(self.priority, self.client, self.deadline, self.prediction_sigma)
-        drawn = labels.draw(arrival, output, partial(self._stream, seed))
+        drawn = self.labels.draw(arrival, output, partial(self._stream, seed))
         return Rows(prompt, output, prefix, prefix_len, drawn, clipped, capped)
 
     def _stream(self, seed: int, name: str) -> np.random.Generator:

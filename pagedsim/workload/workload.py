@@ -9,7 +9,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagedsim.core import ConfigError, Request
+from pagedsim.core import ConfigError, Request, SamplingParams
+from pagedsim.core.request import GREEDY
 from pagedsim.workload.arrivals import Mode
 from pagedsim.workload.limits import LATEST
 from pagedsim.workload.tokens import Prompts
@@ -35,6 +36,8 @@ class Workload:
     clients: tuple[str, ...]
     predicted_len: NDArray[np.float64]  # tokens; NaN where nobody predicts
     deadline: NDArray[np.float64]  # seconds; NaN where there is none
+    sampling: NDArray[np.int32]  # index into `asked`
+    asked: tuple[SamplingParams, ...]  # how many sequences, sampled or as beams
     prompts: Prompts | None = None  # what is in the prompts, where it matters
     mode: Mode = "open"
     users: int | None = None  # closed loop: how many wait for answers
@@ -56,6 +59,8 @@ class Workload:
         clients: Sequence[str] = ("",),
         predicted_len: ArrayLike = np.nan,
         deadline: ArrayLike = np.nan,
+        sampling: ArrayLike = 0,
+        asked: Sequence[SamplingParams] = (GREEDY,),
         prompts: Prompts | None = None,
         mode: Mode = "open",
         users: int | None = None,
@@ -88,6 +93,8 @@ class Workload:
             clients=tuple(clients),
             predicted_len=_column("predicted_len", predicted_len, np.float64, rows),
             deadline=_column("deadline", deadline, np.float64, rows),
+            sampling=_column("sampling", sampling, np.int32, rows),
+            asked=tuple(asked),
             prompts=prompts,
             mode=mode,
             users=users,
@@ -106,6 +113,8 @@ class Workload:
             raise ConfigError(f"priority={made.priority[row]} in row {row}: must be finite")
         if made.client.min() < 0 or made.client.max() >= len(made.clients):
             raise ConfigError(f"client: must be an index into {len(made.clients)} names")
+        if made.sampling.min() < 0 or made.sampling.max() >= len(made.asked):
+            raise ConfigError(f"sampling: must be an index into {len(made.asked)} settings")
         return made
 
     def __len__(self) -> int:
@@ -116,7 +125,7 @@ class Workload:
 
         A request's id is its row. In a closed loop it has no arrival: it arrives when it is sent.
         """
-        clients, prompts = self.clients, self.prompts
+        clients, prompts, asked = self.clients, self.prompts, self.asked
         closed = self.mode == "closed"
         for start in range(0, len(self), CHUNK):
             rows = slice(start, start + CHUNK)
@@ -128,12 +137,16 @@ class Workload:
                 self.client[rows].tolist(),
                 self.predicted_len[rows].tolist(),
                 self.deadline[rows].tolist(),
+                self.sampling[rows].tolist(),
                 strict=True,
             )
-            for row, (at, prompt, output, priority, who, guess, due) in enumerate(columns, start):
+            for row, (at, prompt, output, priority, who, guess, due, how) in enumerate(
+                columns, start
+            ):
                 request = Request(
                     row,
                     prompt if prompts is None else prompts[row],
+                    asked[how],
                     arrival=None if closed else at,
                     priority=priority,
                     client=clients[who],
@@ -157,7 +170,7 @@ class Workload:
     def nbytes(self) -> int:
         """Bytes that the columns hold; a column of one repeated value holds one."""
         columns = (self.arrival, self.prompt_len, self.output_len, self.priority, self.client)
-        held = (*columns, self.predicted_len, self.deadline)
+        held = (*columns, self.predicted_len, self.deadline, self.sampling)
         return sum(c.itemsize if c.strides == (0,) else c.nbytes for c in held)
 
     def __repr__(self) -> str:

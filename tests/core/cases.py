@@ -139,7 +139,7 @@ class Case:
     tells_tokens: bool = False
     ends: Ends = "hidden"
     beams: bool = False
-    """Whether sequences of a group branch and end; only where tokens are told."""
+    """Whether sequences of a group branch and end."""
     seed: int = 0
 
 
@@ -173,7 +173,7 @@ def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
         aborts=tuple(draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=3))),
         tells_tokens=tells,
         ends=draw(st.sampled_from(("hidden", "told"))),
-        beams=tells and draw(st.booleans()),
+        beams=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
 

@@ -95,10 +95,11 @@ class Server:
         plan: StepPlan,
         tokens: Tokens | None = None,
         finished: Mapping[RequestId, str] | None = None,
+        parents: Mapping[RequestId, Sequence[int]] | None = None,
     ) -> list[str]:
         """The plan was carried out; the names of those that it finished."""
         self.now += 1
-        ended = self.scheduler.commit(plan, self.now, tokens, finished)
+        ended = self.scheduler.commit(plan, self.now, tokens, finished, parents)
         self.scheduler.check()
         return names(ended)
 

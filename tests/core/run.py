@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import chain
 from random import Random
@@ -90,8 +90,11 @@ class Run:
         answers = {r.id: self._continue(r) for r in self._sampling(plan)}
         finished = self._finished(plan)
         self.now += 1
-        told = answers if self.case.tells_tokens else None
-        ended = self.scheduler.commit(plan, self.now, told, finished)
+        if self.case.tells_tokens:
+            ended = self.scheduler.commit(plan, self.now, answers, finished)
+        else:
+            answers, parents = self._untold(plan, answers)
+            ended = self.scheduler.commit(plan, self.now, None, finished, parents)
         for name, answer in answers.items():
             self._record(self.known[name], answer)
         self._audit_commit(bool(answers or ended))
@@ -152,6 +155,20 @@ class Run:
         tokens = [following + 100 * self.random.randrange(2) for _ in range(count)]
         return Continuation(tokens, parents)
 
+    def _untold(
+        self, plan: StepPlan, answers: dict[RequestId, int | Continuation]
+    ) -> tuple[dict[RequestId, int | Continuation], dict[RequestId, Sequence[int]]]:
+        """What a simulation makes of them: no tokens, and parents only of those who decode."""
+        parents: dict[RequestId, Sequence[int]] = {}
+        for request in plan.decodes:
+            answer = answers.get(request.id)
+            if isinstance(answer, Continuation) and answer.parents and request.width > 1:
+                parents[request.id] = answer.parents
+        untold: dict[RequestId, int | Continuation] = {
+            name: Continuation((), parents.get(name)) for name in answers
+        }
+        return untold, parents
+
     def _finished(self, plan: StepPlan) -> dict[RequestId, str]:
         if self.case.ends == "hidden":
             return {}
@@ -167,7 +184,8 @@ class Run:
         """Note what a request was given, in the shadow and beside it."""
         request = known.request
         tokens, parents = ((answer,), None) if isinstance(answer, int) else answer
-        parents = range(len(tokens)) if parents is None else parents
+        if parents is None:
+            parents = range(len(tokens) or request.width)
         if self.case.tells_tokens:
             old = known.outputs or [[] for _ in range(known.job.width)]
             known.outputs = [[*old[parent], tokens[i]] for i, parent in enumerate(parents)]

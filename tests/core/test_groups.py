@@ -1,8 +1,11 @@
 """Requests of several sequences: parallel samples and beams, one prompt, shared blocks."""
 
+import re
+from typing import Any
+
 import pytest
 
-from pagedsim.core import Continuation, ReservedMax
+from pagedsim.core import Continuation, PlanError, ReservedMax
 from tests.core.drive import Server, Step, spans
 
 BATCHINGS = ["prefill_first", "unified", "static"]
@@ -145,6 +148,50 @@ def test_a_reserved_beam_may_name_any_parent_for_its_first_token() -> None:
     plan = server.plan()
     assert plan.copies == {8: 0, 9: 1}
     server.commit(plan, {"a": Continuation((11, 21))})
+
+
+def test_a_simulation_tells_parents_alone() -> None:
+    """The same as with tokens: beam 1 wins twice, and its block is split in the next step."""
+    server = Server(blocks=8)
+    a = server.add("a", 5, output=5, beams=2)
+    server.step()
+    server.step()
+    assert (a.tables, server.memory.shared) == ([[0, 2], [0, 1]], 1)
+    server.commit(server.plan(), parents={"a": (1, 1)})
+    assert (a.tables, server.free, server.memory.shared) == ([[0, 1], [0, 1]], 6, 2)
+    assert server.step() == {"decode": ["a"], "copies": 1}
+    assert (a.tables, server.memory.shared) == ([[0, 2], [0, 1]], 1)
+    assert server.step() == {"decode": ["a"], "finished": ["a"]}
+    assert (server.free, server.memory.shared) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("parents", "message"),
+    [
+        ({"a": (0, 2)}, "request 'a', parents (0, 2): parents (0, 2), of 2 sequences"),
+        ({"a": (0, 0, 1)}, "3 tokens for 3 of at most 2 sequences"),
+        ({"a": ()}, "0 tokens for 0 of at most 2 sequences"),
+        ({"b": (0,)}, "request 'b', parents (0,): decodes no sequences that could"),
+        ({"c": (0, 0)}, "request 'c', parents (0, 0): decodes no sequences that could"),
+    ],
+)
+def test_parents_that_cannot_be_are_refused(parents: Any, message: str) -> None:
+    server = Server(blocks=8)
+    server.add("a", 5, output=5, beams=2)
+    server.add("b", 5, output=5)
+    server.step()
+    plan = server.plan()
+    with pytest.raises(PlanError, match=re.escape(message)):
+        server.commit(plan, parents=parents)
+    server.commit(plan)  # nothing has happened
+
+
+def test_parents_are_told_with_tokens_or_without() -> None:
+    server = Server(blocks=8)
+    server.add("a", 5, output=5, beams=2)
+    server.step({"a": Continuation((1, 2))})
+    with pytest.raises(PlanError, match="parents go with their tokens"):
+        server.commit(server.plan(), {"a": Continuation((1, 2))}, parents={"a": (1, 1)})
 
 
 # Preemption

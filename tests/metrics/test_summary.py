@@ -89,6 +89,16 @@ def test_use_is_weighted_by_time() -> None:
     assert summary["kv_waste_mean"] == pytest.approx(0.25)
 
 
+def test_what_sharing_saves_is_weighted_by_time() -> None:
+    """6 blocks for 1 s where 8 would be needed, and 4 for 3 s where all are their owners' own."""
+    steps = steps_of(
+        {"end": 1.0, "used_blocks": 6, "shared_blocks": 2}, {"end": 4.0, "used_blocks": 4}
+    )
+    summary = summarise(REQUESTS, steps, **SIZES)
+    assert summary["kv_shared_mean"] == pytest.approx(2 / 20)
+    assert summarise(REQUESTS, STEPS, **SIZES)["kv_shared_mean"] == 0
+
+
 def test_an_interrupted_run_lasted_until_its_last_step() -> None:
     """One of two has finished when it is stopped; the other held its memory until then."""
     stopped = requests_of(

@@ -85,3 +85,11 @@ def run(
         fast_forward=fast_forward,
     )
     return recorder.requests_table(), recorder.steps_table()
+
+
+def content(table: pa.Table) -> list[object]:
+    """All of it, in a form in which a NaN equals itself."""
+    return [
+        column.to_pylist() if pa.types.is_string(column.type) else column.to_numpy().tobytes()
+        for column in table.columns
+    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from itertools import product
 
-import pyarrow as pa
 import pytest
 
 from pagedsim.build import make_memory, make_preemption, make_scheduler
@@ -13,7 +12,7 @@ from pagedsim.core import ConfigError, PagedsimError, Policy, Preemption, Reques
 from pagedsim.core.policy import Arrived, RankChanges
 from pagedsim.core.state import ServerState
 from policies.priority import Priority
-from tests.sim.harness import Affine, Constant, Jobs, run
+from tests.sim.harness import Affine, Constant, Jobs, content, run
 
 
 def scheduler(**settings: object) -> Scheduler:
@@ -163,14 +162,6 @@ class Halves:
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * 9e-3
-
-
-def content(table: pa.Table) -> list[object]:
-    """All of it, in a form in which a NaN equals itself."""
-    return [
-        column.to_pylist() if pa.types.is_string(column.type) else column.to_numpy().tobytes()
-        for column in table.columns
-    ]
 
 
 def crowded(policy: str, preemption: str, batching: str, memory: str, seed: int) -> Scheduler:

@@ -11,7 +11,8 @@ from pagedsim.workload import Poisson, Workload, mix, synthetic
 
 TINY: dict[str, Any] = {"lengths": {"shape": "fixed", "prompt": 64, "output": 8}}
 COLUMNS = (
-    "arrival", "prompt_len", "output_len", "priority", "client", "predicted_len", "deadline"
+    "arrival", "prompt_len", "output_len", "priority", "client", "predicted_len", "deadline",
+    "sampling",
 )  # fmt: skip
 
 
@@ -140,6 +141,28 @@ def test_priorities_and_clients_by_probability() -> None:
     assert set(made.priority.tolist()) == {-1, 5}
     assert made.clients == ("a", "b")
     assert (made.client == 0).mean() == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "width", "beams"),
+    [({}, 1, False), ({"n": 4}, 4, False), ({"beam": 6}, 6, True), ({"beam": 1}, 1, True)],
+)
+def test_each_prompt_gets_so_many_answers(
+    settings: dict[str, Any], width: int, beams: bool
+) -> None:
+    alone = synthetic(requests=20, rate=1.0, lengths="alpaca")
+    made = synthetic(requests=20, rate=1.0, lengths="alpaca", **settings)
+    assert changed(made, alone) == set()
+    asked = [request.params for request, _ in made.requests()]
+    assert {(params.width, params.beam_search) for params in asked} == {(width, beams)}
+
+
+def test_classes_of_a_mix_differ_in_answers() -> None:
+    classes = {"a": {**CHAT, "n": 3}, "b": CHAT, "c": {**CHAT, "beam": 2}, "d": CHAT}
+    made = mix(classes=classes, requests=200)
+    widths = {(request.client, request.params.width) for request, _ in made.requests()}
+    assert widths == {("a", 3), ("b", 1), ("c", 2), ("d", 1)}
+    assert len(made.asked) == 3
 
 
 def test_shared_prefixes() -> None:
@@ -346,6 +369,10 @@ CHAT: dict[str, Any] = {"rate": 1.0, **TINY}
         ({"requests": 10**12}, "requests=1000000000000: must be a whole number, from 1"),
         ({"duration": 1e30}, "duration=1e+30: at 1 requests/s these are 1e+30: must be at most"),
         ({"requests": 5, "seed": "x"}, "seed='x': must be a whole number, 0 or more"),
+        ({"requests": 5, "n": 0}, "n=0: must be a whole number, from 1 to 1024"),
+        ({"requests": 5, "n": 2.0}, "n=2.0: must be a whole number, from 1 to 1024"),
+        ({"requests": 5, "beam": 0}, "beam=0: must be a whole number, from 1 to 1024"),
+        ({"requests": 5, "n": 2, "beam": 4}, "n=2 and beam=4: set one of them"),
     ],
 )
 def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -360,6 +387,7 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> 
     [
         ({"classes": {}}, "classes: must be a mapping of names to settings"),
         ({"classes": {"x": 5}}, "classes.x: 5: must be a mapping of settings"),
+        ({"classes": {"x": {**CHAT, "n": 0}}}, "classes.x: n=0: must be a whole number"),
         ({"classes": {"x": {"rat": 1}}}, "classes.x: unknown setting of a class 'rat'"),
         ({"classes": {"x": {"rate": 0}}}, "classes.x: rate=0: must be a number above 0"),
         ({"classes": {"x": {"lengths": "y"}}}, "classes.x: arrivals=poisson: needs rate="),

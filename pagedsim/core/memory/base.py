@@ -94,6 +94,11 @@ class Memory(ABC):
         return 0
 
     @property
+    def shared(self) -> int:
+        """GPU blocks that sharing saves: owners beyond the first of each, all together."""
+        return 0
+
+    @property
     def cpu_free(self) -> int:
         """CPU blocks that can be handed out now."""
         return 0

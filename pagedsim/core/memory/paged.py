@@ -24,10 +24,15 @@ class PagedMemory(Memory):
         self._free: list[int] = list(range(blocks - 1, -1, -1))
         self._cpu_free: list[int] = list(range(cpu_blocks - 1, -1, -1))
         self._shared: dict[int, int] = {}  # owners beyond the first, where there are any
+        self._saved = 0  # their sum
 
     @property
     def free(self) -> int:
         return len(self._free)
+
+    @property
+    def shared(self) -> int:
+        return self._saved
 
     @property
     def cpu_free(self) -> int:
@@ -61,6 +66,7 @@ class PagedMemory(Memory):
         extra = self._shared.get(block)
         if extra is None:
             return True
+        self._saved -= 1
         if extra == 1:
             del self._shared[block]
         else:
@@ -99,9 +105,11 @@ class PagedMemory(Memory):
                 self._share(shared)
                 request.tables.append(shared + self._take(blocks - len(shared)))
 
-    def _share(self, blocks: Iterable[int]) -> None:
+    def _share(self, blocks: Sequence[int], times: int = 1) -> None:
+        shared = self._shared
         for block in blocks:
-            self._shared[block] = self._shared.get(block, 0) + 1
+            shared[block] = shared.get(block, 0) + times
+        self._saved += times * len(blocks)
 
     # -- growth --------------------------------------------------------------------------------
 
@@ -147,12 +155,19 @@ class PagedMemory(Memory):
         return True
 
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
-        old = request.tables
-        request.tables = [list(old[parent]) for parent in parents]
-        for table in request.tables:
-            self._share(table)
-        for table in old:
-            self._drop(list(table))
+        old, children = request.tables, Counter(parents)
+        for parent, count in children.items():
+            if count > 1:
+                self._share(old[parent], count - 1)
+        for parent, table in enumerate(old):
+            if parent not in children:
+                self._drop(list(table))
+        # The first child goes on in its parent's table, the others in copies of it.
+        first = {parent: child for child, parent in reversed(list(enumerate(parents)))}
+        request.tables = [
+            old[parent] if first[parent] == child else list(old[parent])
+            for child, parent in enumerate(parents)
+        ]
         # A full last block is never written again, so it may stay shared.
         partial = (request.num_tokens - 1) % self.block_size != 0
         shared = len({table[-1] for table in request.tables}) < len(parents)
@@ -196,7 +211,9 @@ class PagedMemory(Memory):
         request.tables = [[here[block] for block in table] for table in request.cpu_tables]
         request.cpu_tables = []
         self._cpu_free += owners
-        self._shared |= {here[block]: count - 1 for block, count in owners.items() if count > 1}
+        again = {here[block]: count - 1 for block, count in owners.items() if count > 1}
+        self._shared |= again
+        self._saved += sum(again.values())
         return list(here.items())
 
     def swap_need(self, request: Request, tokens: int) -> int:
@@ -239,6 +256,8 @@ class PagedMemory(Memory):
                 )
         if stray := self._shared.keys() - owners.keys():
             raise IntegrityError(f"references are counted for unused blocks {sorted(stray)}")
+        if (saved := sum(self._shared.values())) != self._saved:
+            raise IntegrityError(f"{saved} owners beyond the first, {self._saved} are counted")
 
     @staticmethod
     def _check_pool(name: str, total: int, free: list[int], owners: Counter[int]) -> None:
