@@ -323,7 +323,7 @@ def _reading(block_size: int, block_tokens: float, fitted_block_size: int | None
     if fitted_block_size is None:
         if block_tokens:
             raise ConfigError(
-                f"cost.block_tokens={block_tokens}: needs cost.fitted_block_size, of what was served"
+                f"cost.block_tokens={block_tokens}: needs cost.fitted_block_size, too"
             )
         return 1.0
     whole("cost.fitted_block_size", fitted_block_size)
