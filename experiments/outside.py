@@ -63,7 +63,7 @@ class Outside(Errand):
             "unseen, before the fit": score(log, before.latencies, rows[known:]),
         }
         write_json(folder / "calibrate.json", self._content(twin, found, scores, whole))
-        say(log, found, scores, whole)
+        say(log, found, scores, whole, twin.guessed_blocks)
         print(f"results   {shown(folder / 'calibrate.json')}")
         print(f"use it    cost=fitted cost.path={shown(folder / 'cost.json')}")
 

@@ -50,6 +50,8 @@ VLLM = Layout(
 )
 """What vLLM keeps of each request."""
 
+SEEN = 4096
+"""Characters that tell what a file is."""
 SPANS = ("ttft", "e2e")
 """Columns that count from the request's arrival."""
 
@@ -104,11 +106,13 @@ def read_log(path: str | Path) -> Log:
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Each row, and where it stands."""
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         yield from _parquet(path)
         return
     with opened(path) as file:
-        begin = file.read(1)
+        begin = file.read(SEEN).lstrip()[:1]
+    if begin == "[":
+        raise ConfigError(f"{path}: is a JSON list: must be JSON lines, an object each")
     with opened(path) as file:
         if begin == "{":
             for number, line in enumerate(file, 1):
@@ -117,6 +121,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
             return
         table = csv.DictReader(file)
         for row in table:
+            if None in row:
+                raise ConfigError(f"{path}:{table.line_num}: has more fields than the header")
             yield f"{path}:{table.line_num}", row
 
 

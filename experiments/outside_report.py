@@ -26,8 +26,14 @@ LOOSE = 0.001
 """A coefficient is loose where 10 % of it change the fit by less than 0.1 %."""
 
 
-def say(log: Log, found: Found, scores: Mapping[str, Scores], whole: Served) -> None:
-    """Print it all."""
+def say(
+    log: Log,
+    found: Found,
+    scores: Mapping[str, Scores],
+    whole: Served,
+    guessed: int | None,
+) -> None:
+    """Print it all; `guessed`: how many blocks the server is taken to have, if nobody said."""
     console = Console()
     console.print(
         f"{log.path.name}: {len(log)} requests within {log.arrived[-1]:.1f} s, answered after "
@@ -44,6 +50,12 @@ def say(log: Log, found: Found, scores: Mapping[str, Scores], whole: Served) -> 
         "mean over requests of |predicted / measured − 1|; half: what half of them are within",
         style="dim",
     )
+    if guessed is not None:
+        console.print(
+            f"note: memory.blocks was not given: the server is taken to have {guessed:,}, by the "
+            "hardware's data sheet; its own log may say otherwise",
+            highlight=False,
+        )
     for note in _notes(log, found, scores, whole):
         console.print(f"note: {note}", highlight=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ class Error(NamedTuple):
     half: float
     """What half of the requests are within: the median of the same."""
     correlation: float
-    """Pearson's r."""
+    """Pearson's r; NaN where all are the same."""
 
 
 class Worst(NamedTuple):
@@ -107,8 +108,8 @@ def _error(here: Column, there: Column) -> Error:
         return float(np.percentile(there, at) / np.percentile(here, at) - 1)
 
     each = np.abs(there / here - 1)
-    with np.errstate(invalid="ignore"):  # where all are the same
-        correlation = float(np.corrcoef(here, there)[0, 1])
+    varies = here.std() > 0 and there.std() > 0
+    correlation = float(np.corrcoef(here, there)[0, 1]) if varies else math.nan
     return Error(
         float(here.mean()),
         float(there.mean()),

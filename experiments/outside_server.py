@@ -89,6 +89,13 @@ class Twin:
             "tensor_parallel": replica.tensor_parallel,
         }
 
+    @property
+    def guessed_blocks(self) -> int | None:
+        """How many blocks it is taken to have, where the configuration does not say."""
+        if self.config["memory"].get("blocks") is not None:
+            return None
+        return self.backend.stage(self.config, 0).scheduler.memory.total
+
     def begin(self) -> Weights:
         """What `cost=` says before any fit."""
         return Weights.of(self.backend.stage(self.config, 0).cost)

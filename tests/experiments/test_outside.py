@@ -145,6 +145,15 @@ def test_what_it_leaves_is_a_cost_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
+def test_a_guessed_memory_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = answered(tmp_path / "log.csv", count=40)
+    for blocks, told in (("450", False), ("null", True)):
+        perform(tmp_path / blocks, f"requests={path}", f"memory.blocks={blocks}")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("memory.blocks was not given: the server is taken to have" in printed) == told
+
+
+@pytest.mark.usefixtures("hasty")
 def test_times_that_are_not_fitted_change_no_weight(tmp_path: Path) -> None:
     path = answered(tmp_path / "log.csv", count=40)
     first = perform(tmp_path / "a", f"requests={path}")
@@ -247,7 +256,11 @@ HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
         ("a.csv", "arrived_at,ttft\n0,1", "{}:2: has no finished_at or e2e, only arrived_at"),
         ("a.jsonl", '{"arrived_at": 1\n', "{}:1: is not JSON: "),
         ("a.jsonl", '{"arrived_at": 1}\n[]\n', "{}:2: must be an object, one a line"),
+        ("a.jsonl", '[{"arrived_at": 1}]', "{}: is a JSON list: must be JSON lines"),
+        ("a.jsonl", '\n {"arrived_at": 1}', "{}:2: has no first_token_at or ttft"),
+        ("a.csv", f"{HEADER}\n0,5,3,1,2,9", "{}:2: has more fields than the header"),
         ("a.parquet", "PAR0", "{}: cannot be read: "),
+        ("a.PARQUET", "PAR0", "{}: cannot be read: "),
     ],
 )
 def test_logs_that_cannot_be_read(name: str, text: str, line: str, tmp_path: Path) -> None:
@@ -286,6 +299,14 @@ def test_what_cannot_be_fitted(words: list[str], line: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError) as error:
         perform(tmp_path / "out", *(word.format(path) for word in words))
     assert str(error.value).startswith(line.format(path))
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_request_has_no_correlation() -> None:
+    log = asked(1)
+    times = Latencies(np.array([1.0]), np.array([2.0]), log.output)
+    log = Log(log.path, log.places, log.arrived, log.prompt, times)
+    assert np.isnan(score(log, times, np.arange(1)).errors["e2e"].correlation)
 
 
 def test_scores_say_where_they_are_worst() -> None:
