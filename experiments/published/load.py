@@ -193,6 +193,8 @@ class LatencyUnderLoad(Reproduction):
                 # Steps that all take f times as long stretch time, and with it rate and latency.
                 slow = sustained(curve, self.bound / self.slower) / self.slower
                 why = [f"{slow:.3g}/s if steps take {self.slower:g} times as long"]
+                if math.isnan(slow):
+                    why = []
                 if system in self.together:
                     early = sustained(singly[name][system], self.bound)
                     why.append(f"{early:.3g}/s if an answer is returned when it ends itself")
