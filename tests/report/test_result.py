@@ -1,0 +1,207 @@
+"""A result: numbers beside those that were published, on the terminal, as a file and as a page."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from pagedsim.metrics.result import Listing, Result, Row
+from pagedsim.report.result import RESULT, Drawing, show_result, write_result
+from pagedsim.report.style import margins, new_figure
+from tests.report.test_page import Reader
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RESULT_OF_TWO = Result(
+    name="paper_fig0",
+    title="Where <memory> goes",
+    question="How much & why?",
+    command="python -m pagedsim experiment=paper_fig0 'study.sizes=[1,<2>]'",
+    finding=["Much of it is free.", "Some <is> not."],
+    rows=[
+        Row("stored", 20.123456, 25.0, "%", why="prompts < answers"),
+        Row("ratio", 3.0, (2.7, 8), "×"),
+        Row("too much", 9.0, (2.7, 8), "×"),
+        Row("ours alone", 1234567.0),
+    ],
+    listings=[Listing("More", ["", "of it"], [["first", "1 <b>"], ["second", "2"]])],
+    source="Somebody, 2023",
+    notes=["step times are <fitted>"],
+    data={"curve": {1: [0.1, 1 / 3], "two": (2, None)}, "none": math.nan, "many": 123456789},
+)
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "difference"),
+    [
+        (11.0, 10.0, 0.1),
+        (9.0, 10.0, -0.1),
+        (3.0, (2.7, 8), 0.0),
+        (2.7, (2.7, 8), 0.0),
+        (8.0, (2.7, 8), 0.0),
+        (10.0, (2, 8), 0.25),
+        (1.5, (2, 8), -0.25),
+        (0.0, 0.0, 0.0),
+    ],
+)
+def test_the_difference_is_to_the_nearest_that_was_published(
+    ours: float, published: float | tuple[float, float], difference: float
+) -> None:
+    assert Row("x", ours, published).difference == pytest.approx(difference)
+
+
+@pytest.mark.parametrize(("ours", "published"), [(1.0, None), (0.5, 0.0), (math.nan, 2.0)])
+def test_there_may_be_no_difference_to_tell(ours: float, published: float | None) -> None:
+    assert math.isnan(Row("x", ours, published).difference)
+
+
+# -- the record ------------------------------------------------------------------------------------
+
+
+def test_the_record_has_every_number_and_word() -> None:
+    record = RESULT_OF_TWO.record()
+    assert record["experiment"] == "paper_fig0"
+    assert record["finding"] == ["Much of it is free.", "Some <is> not."]
+    assert record["rows"][0] == {
+        "what": "stored",
+        "ours": 20.1235,  # six digits
+        "published": 25.0,
+        "difference": pytest.approx(-0.195062),
+        "unit": "%",
+        "why": "prompts < answers",
+    }
+    assert record["rows"][1]["published"] == [2.7, 8]
+    assert record["rows"][3]["ours"] == 1234570.0
+    assert record["notes"] == ["step times are <fitted>"]
+
+
+def test_data_is_rounded_however_deep_and_its_keys_are_texts() -> None:
+    data = RESULT_OF_TWO.record()["data"]
+    assert data["curve"] == {"1": [0.1, 0.333333], "two": [2, None]}
+    assert data["many"] == 123456789  # a count is no measurement
+    assert math.isnan(data["none"])
+
+
+def test_the_record_can_be_changed_without_the_result() -> None:
+    RESULT_OF_TWO.record()["data"]["curve"]["1"].append(9)
+    assert RESULT_OF_TWO.data["curve"][1] == [0.1, 1 / 3]
+
+
+# -- the terminal ----------------------------------------------------------------------------------
+
+
+def printed(result: Result) -> str:
+    out = io.StringIO()
+    show_result(result, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def cells(text: str, first: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(first + " ")]
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def test_what_was_published_stands_beside_ours() -> None:
+    text = printed(RESULT_OF_TWO)
+    assert "Published and ours" in text
+    assert cells(text, "stored") == ["stored", "25 %", "20.1 %", "−19.5 %"]
+    assert cells(text, "ratio") == ["ratio", "2.7 to 8 ×", "3 ×", "within"]
+    assert cells(text, "too much") == ["too much", "2.7 to 8 ×", "9 ×", "+12.5 %"]
+    assert cells(text, "ours alone") == ["ours alone", "–", "1,234,567", "–"]
+
+
+def test_reasons_notes_and_words_are_printed_as_they_are() -> None:
+    text = printed(replace(RESULT_OF_TWO, finding=["[bold] is a word"]))
+    assert "[bold] is a word" in text
+    assert "stored: prompts < answers" in text
+    assert "note: step times are <fitted>" in text
+    assert cells(text, "second") == ["second", "2"]
+
+
+def test_without_anything_published_there_are_results() -> None:
+    text = printed(replace(RESULT_OF_TWO, rows=[Row("rate", 0.00012345, unit="/s")], source=""))
+    assert "Results" in text and "published" not in text.lower()
+    assert cells(text, "rate") == ["rate", "0.000123 /s"]
+
+
+def test_a_result_may_have_words_alone() -> None:
+    text = printed(replace(RESULT_OF_TWO, rows=[], listings=[], notes=[]))
+    assert text.strip().splitlines()[-1] == "Some <is> not."
+
+
+def test_what_could_not_be_measured_is_a_dash() -> None:
+    text = printed(replace(RESULT_OF_TWO, rows=[Row("knee", math.nan, 2.0, "/s")]))
+    assert cells(text, "knee") == ["knee", "2 /s", "–", "–"]
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def drawn() -> Figure:
+    figure = new_figure(2.0)
+    figure.subplots().plot([0, 1], [0, 1], color="#0072b2")
+    margins(figure)
+    return figure
+
+
+def written(folder: Path, result: Result = RESULT_OF_TWO) -> str:
+    folder.mkdir(exist_ok=True)
+    report = write_result(result, {"line": Drawing("A <line>", "It rises & rises.", drawn)}, folder)
+    assert report == folder / "report.html"
+    return report.read_text(encoding="utf-8")
+
+
+def test_files_are_the_same_whenever_they_are_written(tmp_path: Path) -> None:
+    written(tmp_path / "a")
+    written(tmp_path / "b")
+    for name in (RESULT, "report.html", "plots/line.png"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert (tmp_path / "a" / "plots/line.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_file_is_json_that_every_reader_takes(tmp_path: Path) -> None:
+    written(tmp_path)
+
+    def refused(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    text = (tmp_path / RESULT).read_text(encoding="utf-8")
+    found = json.loads(text, parse_constant=refused)
+    assert found["data"]["none"] is None
+    assert found["rows"][3]["difference"] is None
+    assert found["command"] == RESULT_OF_TWO.command
+
+
+def test_the_page_is_whole_and_has_everything(tmp_path: Path) -> None:
+    page = written(tmp_path)
+    reader = Reader(page)  # every tag is closed
+    text = " ".join(" ".join(reader.texts).split())
+    for word in (
+        "Where <memory> goes",
+        "How much & why?",
+        "Much of it is free.",
+        "−19.5 %",
+        "2.7 to 8 ×",
+        "within",
+        "stored: prompts < answers",
+        "1 <b>",
+        "A <line>",
+        "It rises & rises.",
+        "Note: step times are <fitted>.",
+        "Published: Somebody, 2023",
+        "'study.sizes=[1,<2>]'",
+    ):
+        assert word in text
+    assert not {tag for tag, _ in reader.tags} & {"link", "script", "img", "iframe", "memory", "b"}
+    assert "#0072b2" not in page.split("</style>")[1]  # colours follow the reader's mode
