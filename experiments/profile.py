@@ -47,19 +47,22 @@ def profiled(config: Settings, seed: int) -> StepLog:
         fill, numbers = Filler(engine.model.vocab_size, seed), count()
         cells = list(grid(engine))
         for at in range(ROUNDS):
-            for number, cell in enumerate(cells):
-                if on_terminal():
-                    done = at * len(cells) + number
-                    print(f"\rcell {done} of {ROUNDS * len(cells)} ", end="", file=sys.stderr)
+            for number, cell in enumerate(cells, 1 + at * len(cells)):
+                _say(f"cell {number} of {ROUNDS * len(cells)}")
                 _serve(engine, cell, fill, numbers)
             moves.extend(_moved(engine))
+        _say("")
 
     stage.use(recorder, work)
-    if failed := stage.facts()["failed_steps"]:
-        raise ConfigError(f"{failed} steps of the profile failed: {stage.notices()[-1]}")
     machine = stage.facts()
     samples = [*samples_of(recorder.steps_table()), *moves]
     return StepLog(samples, replica_of(config, machine), machine, "a profile of the engine")
+
+
+def _say(text: str) -> None:
+    """In a terminal's last line; no thread redraws it, which would take the steps' time."""
+    if on_terminal():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def grid(engine: LLMEngine) -> Iterator[Cell]:
@@ -97,6 +100,10 @@ def _serve(engine: LLMEngine, cell: Cell, fill: Filler, numbers: Iterator[int]) 
         if not engine.has_unfinished_requests():
             return
         engine.step(since=engine.end)
+        if engine.times is None:
+            raise ConfigError(
+                f"a step of {cell.sequences} × {cell.prompt} tokens: {engine.failure}"
+            )
 
 
 def _moved(engine: LLMEngine) -> Iterator[Sample]:
