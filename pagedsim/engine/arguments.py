@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
 from pagedsim.core.errors import is_number, require_number, require_whole, unknown
-from pagedsim.engine.models.load import FORMATS
+from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
 from pagedsim.engine.mover import LAYOUTS
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ class Arguments:
     device: str = "auto"
     load_format: str = "auto"
     """dummy: random weights, from the configuration alone."""
+    model_impl: str = "auto"
+    """Whose forward pass runs: transformers', or (native) our own, faster, for Llama, Mistral,
+    Qwen2 and Qwen3. auto: native where it can be."""
     enforce_eager: bool = False
     """Launch every kernel of every step anew. So far there is no other way."""
     seed: int = 0
@@ -67,6 +70,7 @@ class Arguments:
         for name, value, known in (
             ("device", self.device, DEVICES),
             ("load_format", self.load_format, FORMATS),
+            ("model_impl", self.model_impl, IMPLEMENTATIONS),
             ("memory", self.memory, MEMORIES),
             ("kv_layout", self.kv_layout, LAYOUTS),
         ):

@@ -40,6 +40,7 @@ def assemble(arguments: Arguments) -> Parts:
             dtype=arguments.dtype,
             device=device,
             load_format=arguments.load_format,
+            model_impl=arguments.model_impl,
             seed=arguments.seed,
             max_model_len=arguments.max_model_len,
         )

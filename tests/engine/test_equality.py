@@ -19,6 +19,8 @@ from tests.engine.architectures import CONFIGS, VOCAB, made
 PROMPTS, LONGEST, TOKENS = 8, 14, 16
 BLOCKS, BLOCK = 10, 4
 """Hardly more than one request at its full length takes."""
+NATIVE = ("llama", "mistral", "qwen2", "qwen3")
+BOTH = [*((name, "transformers") for name in CONFIGS), *((name, "native") for name in NATIVE)]
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
 
 
@@ -79,11 +81,11 @@ def small(name: str, **settings: Any) -> LLMEngine:
     )
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "model_impl"), BOTH)
 @pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_greedy_tokens(name: str, batching: str, preemption: str) -> None:
-    engine = small(name, batching=batching, preemption=preemption)
+def test_greedy_tokens(name: str, model_impl: str, batching: str, preemption: str) -> None:
+    engine = small(name, model_impl=model_impl, batching=batching, preemption=preemption)
     outputs = served(engine)
     assert [outputs[i].outputs[0].token_ids for i in range(PROMPTS)] == wanted(name)
     metrics = [outputs[i].metrics for i in range(PROMPTS)]
@@ -93,16 +95,39 @@ def test_greedy_tokens(name: str, batching: str, preemption: str) -> None:
     assert engine.scheduler.memory.free == BLOCKS
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "model_impl"),
+    [
+        *((name, "transformers") for name in ("llama", "mistral", "gpt2")),
+        *((name, "native") for name in NATIVE),
+    ],
+)
 @pytest.mark.parametrize("memory", ["paged", "prefix"])
 @pytest.mark.parametrize("budget", [5, 8, 64])
-def test_chunks_and_a_prefix_cache_change_no_token(name: str, memory: str, budget: int) -> None:
-    engine = small(name, batching="unified", memory=memory, max_num_batched_tokens=budget)
+def test_chunks_and_a_prefix_cache_change_no_token(
+    name: str, model_impl: str, memory: str, budget: int
+) -> None:
+    engine = small(
+        name, model_impl=model_impl, batching="unified", memory=memory,
+        max_num_batched_tokens=budget,
+    )  # fmt: skip
     first, again = served(engine), served(engine)
     for outputs in (first, again):
         assert [outputs[i].outputs[0].token_ids for i in range(PROMPTS)] == wanted(name)
     cached = sum(again[i].metrics.cached_tokens for i in range(PROMPTS))
     assert (cached > 0) == (memory == "prefix")
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_a_prefix_cache_that_is_preempted(name: str, batching: str) -> None:
+    for preemption in ("recompute", "swap"):
+        engine = small(
+            name, model_impl="native", batching=batching, preemption=preemption, memory="prefix"
+        )
+        outputs = served(engine)
+        assert [outputs[i].outputs[0].token_ids for i in range(PROMPTS)] == wanted(name)
+        assert sum(outputs[i].metrics.preemptions for i in range(PROMPTS)) > 0
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -1,4 +1,4 @@
-"""Runs `interpreted*.py` in a process of its own, with Triton's interpreter on."""
+"""Runs every `interpreted*.py` in a process of its own, with Triton's interpreter on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-FILES = sorted(HERE.glob("interpreted*.py"))
+TESTS = Path(__file__).resolve().parent.parent
+FILES = sorted(TESTS.rglob("interpreted*.py"))
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -22,7 +22,7 @@ def run(marker: str) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker]
     child = subprocess.run(
         [*command, *map(str, FILES)],
-        cwd=HERE.parent.parent,
+        cwd=TESTS.parent,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,12 +15,15 @@ from pagedsim.engine.models import attention, tiny, weights
 from pagedsim.engine.models.attention import Layer, Step
 from pagedsim.engine.models.dtypes import parse_dtype
 from pagedsim.engine.models.loaded import LoadedModel
+from pagedsim.engine.models.native import Native
+from pagedsim.engine.models.native_reach import unknown as unknown_to_native
 from pagedsim.engine.models.positions import hold_frequencies, longest
 from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
 from pagedsim.engine.models.source import brief, read_config
 from pagedsim.engine.models.trial import try_out
 
 FORMATS = ("auto", "dummy")
+IMPLEMENTATIONS = ("auto", "native", "transformers")
 
 REACH = (
     "what can be is a decoder whose every layer attends through transformers' AttentionInterface, "
@@ -35,6 +38,7 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
     load_format: str = "auto",
+    model_impl: str = "auto",
     seed: int = 0,
     max_model_len: int | None = None,
 ) -> LoadedModel:
@@ -44,7 +48,9 @@ def load_model(
     or a transformers object: a configuration, which gets random weights, or a model, which is
     taken over and belongs to the engine from then on. `load_format="dummy"` makes random weights
     from the configuration alone; on one kind of device they follow from `seed`. `dtype="auto"` is
-    what the configuration says. `max_model_len` may be less than the model's.
+    what the configuration says. `model_impl` is whose forward pass runs: `"transformers"`, or
+    `"native"`, our own (native.py), which is refused for models that it does not know; `"auto"` is
+    native where that knows the model. `max_model_len` may be less than the model's.
 
     Before it returns, a few tokens are computed through a paged cache and compared with what
     transformers computes for them.
@@ -55,6 +61,8 @@ def load_model(
     """
     if load_format not in FORMATS:
         raise unknown("load_format", load_format, FORMATS)
+    if model_impl not in IMPLEMENTATIONS:
+        raise unknown("model_impl", model_impl, IMPLEMENTATIONS)
     wanted, place = parse_dtype(dtype), _device(device)
     attention.register()
     source = _source(model)
@@ -62,12 +70,15 @@ def load_model(
         source.check_kind()
         length = longest(source.text_config, max_model_len, f"model={source.name}")
         if source.module is None:
-            source.check_skeleton(length)
+            empty = source.check_skeleton(length)
+            _native(source, empty, model_impl)  # refused before weights are read
         module = source.build(wanted, place, load_format, seed)
         module = module.eval().requires_grad_(False).to(place)
         hold_frequencies(module)
         sights = probe(module, source.text_config.num_hidden_layers, length)
         loaded = _assemble(source, module, sights, length, wanted or module.dtype)
+        if _native(source, module, model_impl):
+            loaded = replace(loaded, native=Native(module, sights))
         try_out(loaded)
     except Refusal as refusal:
         raise ConfigError(
@@ -115,8 +126,8 @@ class Source:
         if self.module is None and type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise Refusal("transformers has no causal language model of its type")
 
-    def check_skeleton(self, length: int) -> None:
-        """Raise Refusal for what shows before weights of many gigabytes are read."""
+    def check_skeleton(self, length: int) -> Any:
+        """The model without data; raises Refusal for what shows before gigabytes are read."""
         try:
             empty = weights.skeleton(self.config).eval()
         except Exception as error:
@@ -125,6 +136,7 @@ class Source:
             ) from error
         with suppress(Unanswered):  # the loaded model will answer
             probe(empty, self.text_config.num_hidden_layers, length)
+        return empty
 
     def build(
         self, dtype: torch.dtype | None, device: torch.device, load_format: str, seed: int
@@ -163,6 +175,18 @@ def _source(model: Any) -> Source:
     if model == tiny.NAME:
         return Source(tiny.NAME, tiny.tiny_config())
     return Source(os.fspath(model), read_config(model), stored=True)
+
+
+def _native(source: Source, module: Any, model_impl: str) -> bool:
+    """Whether the native decoder runs; raises ConfigError where it was asked for and cannot."""
+    if model_impl == "transformers":
+        return False
+    why = unknown_to_native(module)
+    if why is not None and model_impl == "native":
+        raise ConfigError(
+            f"model_impl=native: model={source.name}: {why}; auto takes transformers for it"
+        )
+    return why is None
 
 
 def _assemble(

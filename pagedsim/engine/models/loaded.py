@@ -10,6 +10,7 @@ from torch import nn
 
 from kernels import AttentionBatch
 from pagedsim.engine.models.attention import Step
+from pagedsim.engine.models.native import Native
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,8 @@ class LoadedModel:
     device: torch.device
     eos_token_ids: tuple[int, ...]
     step: Step
+    native: Native | None = None
+    """Our own forward pass over the module's weights; None: the module's."""
 
     @property
     def architecture(self) -> str:
@@ -58,6 +61,10 @@ class LoadedModel:
         [rows, vocab_size] in float32.
         """
         self.step.begin(batch, cache)
+        if self.native is not None:
+            return self.native.forward(
+                input_ids, positions, batch, self.step.views, logits_at
+            ).float()
         output = self.module(
             input_ids=input_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),

@@ -30,19 +30,32 @@ SCHEDULES = {
 }
 
 
+NATIVE = ("llama", "llama-3.1", "llama-yarn", "mistral", "qwen2", "qwen3")
+BOTH = [*((name, "transformers") for name in CONFIGS), *((name, "native") for name in NATIVE)]
+
+
 @cache
-def loaded(name: str) -> LoadedModel:
-    return load_model(copy.deepcopy(reference(name)))
+def loaded(name: str, model_impl: str = "auto") -> LoadedModel:
+    return load_model(copy.deepcopy(reference(name)), model_impl=model_impl)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_each_sequence_alone(name: str, schedule: Schedule) -> None:
+@pytest.mark.parametrize(("name", "model_impl"), BOTH)
+def test_logits_are_those_of_each_sequence_alone(
+    name: str, model_impl: str, schedule: Schedule
+) -> None:
     sequences = texts(LENGTHS, VOCAB)
     wanted = alone(reference(name), sequences)
-    for one, other in zip(served(loaded(name), sequences, schedule), wanted, strict=True):
+    model = loaded(name, model_impl)
+    for one, other in zip(served(model, sequences, schedule), wanted, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_auto_is_native_for_the_families_that_it_knows(name: str) -> None:
+    assert (loaded(name).native is not None) is (name in NATIVE)
+    assert loaded(name, "transformers").native is None
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 21])
@@ -56,10 +69,16 @@ def test_any_block_size(name: str, block_size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gemma2", "opt", "gpt-neox"])
-def test_half_precision(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "model_impl"),
+    [
+        *((name, "transformers") for name in ("llama", "gemma2", "opt", "gpt-neox")),
+        *((name, "native") for name in ("llama", "qwen2", "qwen3")),
+    ],
+)
+def test_half_precision(name: str, model_impl: str, dtype: torch.dtype) -> None:
     """Against transformers in the same precision, and no farther from float32 than that is."""
-    model = load_model(copy.deepcopy(reference(name)), dtype=dtype)
+    model = load_model(copy.deepcopy(reference(name)), dtype=dtype, model_impl=model_impl)
     assert model.dtype == dtype
     assert {parameter.dtype for parameter in model.module.parameters()} == {dtype}
     sequences = texts(LENGTHS, VOCAB)
@@ -122,8 +141,9 @@ def test_shapes_are_those_of_the_attention() -> None:
     assert cache.dtype == torch.float32
 
 
-def test_logits_of_some_tokens_or_none() -> None:
-    model = loaded("llama")
+@pytest.mark.parametrize("model_impl", ["transformers", "native"])
+def test_logits_of_some_tokens_or_none(model_impl: str) -> None:
+    model = loaded("llama", model_impl)
     (tokens,) = texts([9], VOCAB)
     (wanted,) = alone(reference("llama"), [tokens])
 

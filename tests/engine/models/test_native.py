@@ -1,0 +1,247 @@
+"""The native decoder: whatever the configuration, it computes what transformers computes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from pagedsim.core.errors import ConfigError
+from pagedsim.engine.models import LoadedModel, load_model, native_layer
+from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build, reference
+from tests.engine.models.serving import alone, served, staggered, texts
+
+LENGTHS = (23, 1, 14, 30)
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+SEEDS = 12
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_configuration(family: str, seed: int) -> None:
+    config = drawn(family, Random(seed))
+    theirs = build(config)
+    sequences = texts(LENGTHS, VOCAB, seed)
+    wanted = alone(theirs, sequences)
+    model = load_model(copy.deepcopy(theirs), model_impl="native")
+    for one, other in zip(served(model, sequences, staggered(LENGTHS)), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+def drawn(family: str, rng: Random) -> PreTrainedConfig:
+    """A configuration of a family: heads, biases, windows, rotary scaling, ties, as they fall."""
+    kv_heads, group, dim = rng.choice((1, 2, 3)), rng.choice((1, 2, 3, 5)), 2 * rng.randint(2, 11)
+    layers = rng.randint(1, 3)
+    shape = SHAPE | {
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "head_dim": dim,
+        "hidden_size": kv_heads * group * rng.choice((4, 6, 8)),
+        "intermediate_size": rng.choice((7, 48, 65)),
+        "tie_word_embeddings": rng.random() < 0.5,
+        "rms_norm_eps": rng.choice((1e-6, 1e-2)),
+        "rope_parameters": rng.choice(ropes(dim)),
+    }
+    some = [rng.random() < 0.5 for _ in range(2)]
+    if family == "llama":
+        return LlamaConfig(**shape, attention_bias=some[0], mlp_bias=some[1])
+    if family == "mistral":
+        return MistralConfig(**shape, sliding_window=rng.choice((None, 1, 9)))
+    windows = {
+        "use_sliding_window": some[0],
+        "sliding_window": rng.choice((1, 9)),
+        "layer_types": rng.choices(["full_attention", "sliding_attention"], k=layers)
+        if some[0]
+        else None,
+    }
+    if family == "qwen2":
+        return Qwen2Config(**shape, **windows)
+    return Qwen3Config(**shape, **windows, attention_bias=some[1])
+
+
+def ropes(dim: int) -> list[dict[str, Any]]:
+    """Every kind of rotary scaling that these families have."""
+    short = [1 + i / 10 for i in range(dim // 2)]
+    before = {"original_max_position_embeddings": 32}
+    kinds: dict[str, dict[str, Any]] = {
+        "default": {},
+        "linear": {"factor": 3.0},
+        "dynamic": {"factor": 2.0},
+        "yarn": {"factor": 4.0, **before},
+        "longrope": {"short_factor": short, "long_factor": short[::-1], "factor": 2.0, **before},
+        "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **before},
+    }
+    return [{"rope_type": kind, "rope_theta": 1e3, **rest} for kind, rest in kinds.items()]
+
+
+def test_the_configurations_are_of_every_kind() -> None:
+    """Or the test above would be of less than it says."""
+    configs = [drawn(family, Random(seed)) for family in FAMILIES for seed in range(SEEDS)]
+    for name, count in {
+        "rope_parameters.rope_type": 6, "tie_word_embeddings": 2, "attention_bias": 2,
+        "mlp_bias": 2, "sliding_window": 3, "num_key_value_heads": 3, "head_dim": 6,
+    }.items():  # fmt: skip
+        first, *rest = name.split(".")
+        values = [getattr(config, first) for config in configs if hasattr(config, first)]
+        assert len({value[rest[0]] if rest else value for value in values}) >= count, name
+
+
+# Its weights are the module's.
+
+
+def storages(model: LoadedModel) -> dict[int, int]:
+    """Where the weights of a model lie, and how many bytes there are."""
+    native = model.native
+    assert native is not None
+    layers = [getattr(layer, name) for layer in native._layers for name in ("qkv", "gate_up")]
+    parts = [part.untyped_storage() for part in [*model.module.parameters(), *layers]]
+    return {part.data_ptr(): part.nbytes() for part in parts}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_packing_takes_no_memory(name: str) -> None:
+    model = load_model(copy.deepcopy(reference(name)), model_impl="native")
+    weights = sum(weight.nbytes for weight in model.module.parameters())
+    assert sum(storages(model).values()) == weights
+    assert {n: w.tolist() for n, w in model.module.state_dict().items()} == {
+        n: w.tolist() for n, w in reference(name).state_dict().items()
+    }
+
+
+def test_no_more_than_one_matrix_is_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = copy.deepcopy(reference("qwen2"))
+    taken: list[int] = []
+    pack = native_layer.packed
+
+    def watched(parts: Any) -> torch.Tensor:
+        whole = pack(parts)
+        held = [weight.untyped_storage() for weight in module.parameters()]
+        taken.append(sum({part.data_ptr(): part.nbytes() for part in held}.values()))
+        return whole
+
+    monkeypatch.setattr(native_layer, "packed", watched)
+    load_model(module, model_impl="native")
+    assert len(taken) == 3 * 3  # matrices and biases of q, k and v, and gate and up, a layer
+    assert set(taken) == {sum(weight.nbytes for weight in module.parameters())}
+
+
+def test_engines_that_share_a_module_share_its_packed_weights() -> None:
+    module = copy.deepcopy(reference("qwen3"))
+    first = load_model(module, model_impl="native")
+    second = load_model(module, model_impl="native")
+    assert storages(first) == storages(second)
+
+
+def test_transformers_goes_on_working_over_packed_weights() -> None:
+    model = load_model(copy.deepcopy(reference("qwen2")), model_impl="native")
+    sequences = texts(LENGTHS, VOCAB)
+    theirs = served(replace(model, native=None), sequences, staggered(LENGTHS))
+    for one, other in zip(theirs, alone(reference("qwen2"), sequences), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+def test_a_native_decoder_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedsim.engine.models.native import Native
+
+    right = Native._rotation
+
+    def wrong(self: Native, like: torch.Tensor, positions: torch.Tensor) -> Any:
+        return right(self, like, positions + (positions > 3))
+
+    monkeypatch.setattr(Native, "_rotation", wrong)
+    with pytest.raises(ConfigError, match=r"differ from transformers' own by \d+\.\d\d%"):
+        load_model(CONFIGS["llama"](), model_impl="native")
+
+
+# What it does not know, it leaves to transformers, or refuses.
+
+
+class Quantised(nn.Linear):
+    """A projection that is not what it seems."""
+
+
+def other_activation() -> Any:
+    return build(LlamaConfig(**SHAPE, hidden_act="gelu"))
+
+
+def replaced() -> Any:
+    model = build(CONFIGS["qwen2"]())
+    linear = model.model.layers[1].mlp.down_proj
+    other = Quantised(linear.in_features, linear.out_features, bias=False)
+    model.model.layers[1].mlp.down_proj = other.requires_grad_(False)
+    return model
+
+
+def hooked() -> Any:
+    model = build(CONFIGS["llama"]())
+    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: output)
+    return model
+
+
+def overridden() -> Any:
+    model = build(CONFIGS["llama"]())
+    mlp = model.model.layers[2].mlp
+    mlp.forward = type(mlp).forward.__get__(mlp)
+    return model
+
+
+def without_a_bias() -> Any:
+    model = build(CONFIGS["qwen2"]())
+    model.model.layers[0].self_attn.k_proj.bias = None
+    return model
+
+
+def subclass() -> Any:
+    class Mine(type(reference("llama"))):  # type: ignore[misc]
+        pass
+
+    torch.manual_seed(0)
+    return Mine(CONFIGS["llama"]()).eval()
+
+
+KNOWN = (
+    "it is none of transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM "
+    "and Qwen3ForCausalLM"
+)
+UNKNOWN = {
+    "another family": (lambda: build(CONFIGS["mixtral"]()), KNOWN),
+    "a subclass": (subclass, KNOWN),
+    "another activation": (other_activation, "its MLP has hidden_act=gelu, not silu"),
+    "a replaced part": (replaced, "its model.layers.1.mlp.down_proj is a Quantised"),
+    "a hook": (hooked, "its model.layers.0.mlp was changed from outside"),
+    "a forward of its own": (overridden, "its model.layers.2.mlp was changed from outside"),
+    "no bias": (without_a_bias, "its weights are not those that its configuration makes"),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_native_does_not_know(what: str) -> None:
+    make, why = UNKNOWN[what]
+    model = make()
+    with pytest.raises(ConfigError) as caught:
+        load_model(copy.deepcopy(model), model_impl="native")
+    name = type(model).__name__
+    assert str(caught.value) == (
+        f"model_impl=native: model={name}: {why}; auto takes transformers for it"
+    )
+    assert load_model(model).native is None
+
+
+def test_it_is_refused_before_weights_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedsim.engine.models import weights
+
+    monkeypatch.delattr(weights, "random")
+    with pytest.raises(ConfigError, match="model_impl=native: model=MixtralConfig: it is none of"):
+        load_model(CONFIGS["mixtral"](), model_impl="native")
+
+
+def test_an_implementation_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="unknown model_impl 'vllm': choose from auto, native"):
+        load_model("tiny", model_impl="vllm")
