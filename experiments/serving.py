@@ -50,6 +50,7 @@ class Engine(Backend):
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
+    model_impl: str = "auto"
     enforce_eager: bool = False
     threads: int = 1
     cache_tokens: int | None = None
@@ -127,6 +128,7 @@ class Engine(Backend):
             "dtype": self.dtype,
             "device": self.device,
             "load_format": self.load_format,
+            "model_impl": self.model_impl,
             "enforce_eager": self.enforce_eager,
             "policy": make("policy", config["policy"], Policy),
             "batching": make("batching", config["batching"], Batching),
@@ -134,7 +136,8 @@ class Engine(Backend):
             **_limits(config["server"]),
             **_memory(config["memory"], self.cache_tokens),
         }
-        with said_of("backend", {"load_format": None}), said_of("memory", {"kv_layout": None}):
+        backend = {"load_format": None, "model_impl": None}
+        with said_of("backend", backend), said_of("memory", {"kv_layout": None}):
             return Serving(Arguments(**settings), name, seed, self.threads, CLOCKS[self.clock]())
 
     def _model(self, config: Settings) -> tuple[Any, str]:

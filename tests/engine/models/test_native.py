@@ -54,7 +54,7 @@ def drawn(family: str, rng: Random) -> PreTrainedConfig:
         return LlamaConfig(**shape, attention_bias=some[0], mlp_bias=some[1])
     if family == "mistral":
         return MistralConfig(**shape, sliding_window=rng.choice((None, 1, 9)))
-    windows = {
+    windows: dict[str, Any] = {
         "use_sliding_window": some[0],
         "sliding_window": rng.choice((1, 9)),
         "layer_types": rng.choices(["full_attention", "sliding_attention"], k=layers)
