@@ -68,7 +68,7 @@ SETTINGS = {
 EXAMPLES = (
     ("the default: what priority buys the urgent, and what it costs the others", ""),
     ("one run, of what you choose", "experiment=single model=llama-3.1-8b hardware=h100"),
-    ("another comparison, on another card", "experiment=swap_vs_recompute hardware=a10"),
+    ("another comparison, on another card", "experiment=preemption hardware=a10"),
     (
         "two arms of your own",
         "experiment=compare workload.rate=6 \\\n"

@@ -197,7 +197,7 @@ def tables(folder: Path) -> dict[str, bytes]:
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     """Whatever the process, how many there are, and whether quiet steps are planned in one go."""
     words = (
-        *("experiment=swap_vs_recompute", "seeds=2", "tracking=none", "report=false"),
+        *("experiment=preemption", "seeds=2", "tracking=none", "report=false"),
         *("workload.requests=80", "workload.rate=20", "memory.blocks=400"),
     )
     ways = {
