@@ -122,6 +122,7 @@ def _rows(changes: Changes, found: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key in JUDGED:
             metric = regime["metrics"][key]
             row |= {f"{key}_error": metric["error"], f"{key}_spread": metric["spread"]}
+            row |= {f"{key}_at_pace": metric["at_pace"]}
             row |= {f"{key}_verdict": regime["verdicts"][key]}
         metric = regime["metrics"]["preemptions"]
         row |= {"preemptions_engine": metric["engine"]}

@@ -25,6 +25,8 @@ JUDGED = ("ttft_mean", "tpot_mean", "output_tokens_per_s")
 """What must be right for a regime to count as such."""
 SPREADS = 2.0
 """Or so many times as far off as the engine's runs are from each other."""
+WIDE = 0.25
+"""A spread beyond which being within twice as much says nothing."""
 
 
 class Agreement(NamedTuple):
@@ -46,7 +48,7 @@ class Agreement(NamedTuple):
         if abs(self.error) <= tolerance:
             return f"within {100 * tolerance:.0f} %"
         if abs(self.error) <= SPREADS * self.spread:
-            return "within twice the spread"
+            return "within twice the spread" + ", too wide to tell" * (self.spread > WIDE)
         return "beyond"
 
 

@@ -265,6 +265,7 @@ def regime(
         ([1.0, 1.0, 1.0], 0.94, "beyond"),
         ([0.9, 1.0, 1.1], 1.15, "within twice the spread"),
         ([0.9, 1.0, 1.1], 1.25, "beyond"),
+        ([0.5, 1.0, 1.5], 1.9, "within twice the spread, too wide to tell"),
         ([1.0], 1.1, "beyond"),
         ([0.0, 0.0], 0.0, "within 5 %"),
         ([0.0, 0.0], 1.0, "beyond"),
