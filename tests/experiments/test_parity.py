@@ -35,7 +35,7 @@ def as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def result(error: float) -> dict[str, Any]:
     """As a validation leaves it, under one load."""
-    metric = {"engine": 3.0, "simulator": 4.0, "error": error, "spread": 0.01}
+    metric = {"engine": 3.0, "simulator": 4.0, "error": error, "spread": 0.01, "at_pace": 0.0}
     keys = ("ttft_mean", "tpot_mean", "output_tokens_per_s")
     regime = {
         "metrics": dict.fromkeys((*keys, "preemptions"), metric),
