@@ -36,7 +36,7 @@ class Batched(Reproduction):
     """Names, and the overrides that make them."""
     varied: str
     """The system of which more is shown: the one that memory does not bound."""
-    variants: Mapping[str, Mapping[str, Sequence[str]]]
+    variants: Mapping[str, Mapping[str, Sequence[str]]] | None
     """What the paper leaves open, decided otherwise: overrides for the system that is varied under
     each load, or some."""
 
@@ -48,7 +48,7 @@ class Batched(Reproduction):
             for system in self.systems:
                 if system not in settings["published"]:
                     raise ConfigError(f"loads.{load}.published: lacks {system}")
-        for variant, changes in self.variants.items():
+        for variant, changes in (self.variants or {}).items():
             for load in changes:
                 if load not in self.loads:
                     raise ConfigError(
@@ -61,7 +61,7 @@ class Batched(Reproduction):
             for load, settings in self.loads.items()
             for system, changes in self.systems.items()
         }
-        for variant, changes in self.variants.items():
+        for variant, changes in (self.variants or {}).items():
             for load, more in changes.items():
                 base = arms[f"{load}, {self.varied}"]
                 arms[f"{load}, {variant}"] = [*base, *more]
@@ -101,7 +101,7 @@ class Batched(Reproduction):
         )
 
     def _variants_of(self, load: str) -> list[str]:
-        return [variant for variant, changes in self.variants.items() if load in changes]
+        return [variant for variant, changes in (self.variants or {}).items() if load in changes]
 
     def _rows(
         self,

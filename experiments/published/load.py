@@ -62,7 +62,7 @@ class LatencyUnderLoad(Reproduction):
     bound: float
     bounds: Sequence[float]
     """Others that could have been chosen."""
-    longer: Mapping[str, Mapping[str, Any]]
+    longer: Mapping[str, Mapping[str, Any]] | None
     """Of some loads, others that last longer."""
     slower: float
     """How much longer steps may have taken on the paper's GPU."""
@@ -73,10 +73,10 @@ class LatencyUnderLoad(Reproduction):
         require("warm_up", self.warm_up, 0)
         require("slower", self.slower, 1)
         for bound in (self.bound, *self.bounds):
-            require("bound", bound, 0)
+            require("bound", bound, 1e-3)
         if self.best not in self.systems:
             raise ConfigError(f"best={self.best}: must be one of {', '.join(self.systems)}")
-        for name, settings in [*self.loads.items(), *self.longer.items()]:
+        for name, settings in [*self.loads.items(), *(self.longer or {}).items()]:
             for setting in settings:
                 if setting not in _SETTINGS:
                     raise unknown(f"setting of {name}", setting, _SETTINGS)
@@ -100,8 +100,8 @@ class LatencyUnderLoad(Reproduction):
     def _every_load(self) -> Iterator[tuple[str, Load]]:
         for name, settings in self.loads.items():
             yield name, Load(**settings)
-            if name in self.longer:
-                yield _longer(name), Load(**{**settings, **self.longer[name]})
+            if name in (self.longer or {}):
+                yield _longer(name), Load(**{**settings, **(self.longer or {})[name]})
 
     def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         curves, singly = self._curves(runs, self.together), self._curves(runs, ())

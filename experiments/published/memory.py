@@ -51,7 +51,7 @@ class MemoryUse(Reproduction):
     """Names, and the overrides that make them."""
     largest: str
     """Of these, the one that reserves the greatest length for everybody."""
-    variants: Mapping[str, Sequence[str]]
+    variants: Mapping[str, Sequence[str]] | None
     """What the paper leaves open, decided otherwise: overrides for all systems."""
     published: Mapping[str, Sequence[float | None]]
     """Of each system the four shares, in percent; null: not printed."""
@@ -72,7 +72,7 @@ class MemoryUse(Reproduction):
     def arms(self) -> dict[str, list[str]]:
         return {
             _arm(system, variant): [*changes, *more]
-            for variant, more in {"": (), **self.variants}.items()
+            for variant, more in {"": (), **(self.variants or {})}.items()
             for system, changes in self.systems.items()
         }
 
@@ -82,7 +82,7 @@ class MemoryUse(Reproduction):
                 system: [_shares(run, self.warm_up) for run in runs[_arm(system, variant)]]
                 for system in self.systems
             }
-            for variant in ("", *self.variants)
+            for variant in ("", *(self.variants or ()))
         }
         means = {
             variant: {system: 100 * np.mean(each, axis=0) for system, each in systems.items()}
@@ -96,7 +96,7 @@ class MemoryUse(Reproduction):
         return Reading(
             finding=self._finding(means, rows, found[""]),
             rows=[*rows, *_closed_form(runs[self.largest][0], self.warm_up)],
-            listings=[self._listing(variant, means[variant]) for variant in self.variants],
+            listings=[self._listing(variant, means[variant]) for variant in self.variants or ()],
             data=data,
             drawings={
                 "memory": Drawing(
@@ -114,7 +114,7 @@ class MemoryUse(Reproduction):
             for i, (name, printed) in enumerate(zip(NAMES, self.published[system], strict=True)):
                 row = Row(f"{system}: {name}", float(means[""][system][i]), printed, "%")
                 if abs(row.difference) > _FAR:
-                    others = [f"{means[v][system][i]:.1f} % with {v}" for v in self.variants]
+                    others = [f"{means[v][system][i]:.1f} % with {v}" for v in self.variants or ()]
                     row = Row(row.what, row.ours, printed, "%", why="; ".join(others))
                 rows.append(row)
         return rows
@@ -137,7 +137,7 @@ class MemoryUse(Reproduction):
             f"where {worst.published} % is printed ({100 * worst.difference:+.0f} %); seeds differ "
             f"by {spread:.1f} points (standard deviation).",
         ]
-        for variant in self.variants:
+        for variant in self.variants or ():
             off = max(
                 abs(means[variant][system][i] / printed - 1)
                 for system in self.systems
@@ -173,7 +173,8 @@ def _while_waiting(run: Run, warm_up: float, name: str) -> float:
     taken = (column["waiting"] > 0) & (column["start"] >= warm_up) & ~np.isnan(column["stored"])
     if not taken.any():
         raise ConfigError(
-            f"warm_up={warm_up:g}: must be shorter: after that no request waits under {run.arm}"
+            f"study.warm_up={warm_up:g}: must be shorter: "
+            f"after that no request waits under {run.arm}"
         )
     seconds = (column["end"] - column["start"])[taken]
     return float(column[name][taken] @ seconds / seconds.sum())

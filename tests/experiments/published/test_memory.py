@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hydra import compose
 
 from experiments.arm import Job, run_job
 from experiments.compare import Compare
@@ -17,6 +18,7 @@ from experiments.study import jobs_of
 from experiments.watched import Watched
 from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run
+from pagedsim.workload.lengths import make_lengths
 from tests.metrics.tables import steps_of
 
 SHARES = ("external", "internal", "reserved", "stored")
@@ -158,7 +160,7 @@ def test_what_differs_says_what_else_it_could_be() -> None:
 
 
 def test_nobody_waits() -> None:
-    with pytest.raises(ConfigError, match=r"warm_up=7: must be shorter: .* no request waits"):
+    with pytest.raises(ConfigError, match=r"study.warm_up=7: must be shorter: .* no request waits"):
         study(warm_up=7).read({arm: seen(arm) for arm in study().arms()})
 
 
@@ -166,6 +168,26 @@ def test_every_system_is_run_with_every_variant() -> None:
     arms = study().arms()
     assert list(arms) == ["most", "paged", "most, longer prompts", "paged, longer prompts"]
     assert arms["most, longer prompts"] == ["memory=reserved_max", "workload.rate=3"]
+
+
+def test_variants_may_be_left_out() -> None:
+    plain = study(variants=None)
+    assert list(plain.arms()) == ["most", "paged"]
+    assert not plain.read({arm: seen(arm) for arm in plain.arms()}).listings
+
+
+@pytest.mark.usefixtures("hydra")
+def test_lengths_are_as_uneven_as_it_is_said() -> None:
+    config = compose("config", overrides=["experiment=paper_fig2"])
+    (changes,) = config.study.variants.values()
+    workload = compose("config", overrides=["experiment=paper_fig2", *changes]).workload
+    lengths = make_lengths(dict(workload.lengths), workload.max_len)
+    prompt, output = lengths.sample(100_000, np.random.default_rng(0))
+    assert np.median(prompt) == pytest.approx(39, abs=1)
+    assert prompt.std() / prompt.mean() == pytest.approx(1.70, abs=0.02)
+    assert np.median(output) == pytest.approx(253, abs=2)
+    assert output.std() / output.mean() == pytest.approx(0.84, abs=0.01)
+    assert (prompt.mean(), output.mean()) == pytest.approx((161.31, 337.99), rel=0.02)
 
 
 @pytest.mark.parametrize(
