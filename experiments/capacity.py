@@ -254,7 +254,7 @@ class Rounds:
         arm = max(over, key=lambda one: over[one])
         return [
             f"the runs are short: in those of {arm} an overload of up to {percent(over[arm])} "
-            "stays within the bound of TTFT; workload.requests= more of them shows it"
+            "stays within the bound of TTFT; more requests would show it"
         ]
 
     def _of_requests(self, arms: Sequence[str]) -> list[str]:

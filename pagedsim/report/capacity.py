@@ -22,6 +22,8 @@ from pagedsim.metrics.files import write_json
 from pagedsim.report.percent import percent, signed
 from pagedsim.report.style import (
     INK,
+    PAPER,
+    QUEUED,
     Look,
     drawing,
     key,
@@ -252,11 +254,11 @@ def write_capacity(done: Capacity, folder: Path, pictures: bool) -> Path | None:
     with drawing():
         drawn = render("capacity", draw_capacity(done))
     caption = (
-        "Every run of the search is a point, hollow where it missed the objective (the dashed "
-        "lines). The line is the front under one seed: on it no arm serves more requests a second "
-        f"with a lower latency. {'A line for each seed.' if done.seeds > 1 else ''}"
+        f"Every probe under seed {done.arms[0].edges[0].seed} is a point, hollow where it missed "
+        "any bound; dashed: this bound. On the grey front nothing serves more requests a second at "
+        "a lower latency."
     )
-    plot = Plot("capacity", "Rate against latency", caption.rstrip(), *drawn)
+    plot = Plot("capacity", "Rate against latency", caption, *drawn)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     (folder / "plots" / "capacity.png").write_bytes(plot.png)
     report = folder / "report.html"
@@ -265,57 +267,51 @@ def write_capacity(done: Capacity, folder: Path, pictures: bool) -> Path | None:
 
 
 def draw_capacity(done: Capacity) -> Figure:
-    """A panel for each bound: the latency at every rate that was tried."""
+    """A panel for each bound: the latency at every rate that was tried under the first seed."""
     look = looks([arm.name for arm in done.arms])
+    curves = {arm.name: arm.edges[0].probes for arm in done.arms}
     figure = new_figure(0.9 + 2.7 * len(done.bounds))
     panels = figure.subplots(len(done.bounds), 1, squeeze=False, sharex=True)[:, 0]
+    panels[0].set_xscale("log")
     for number, (bound, axes) in enumerate(zip(done.bounds, panels, strict=True)):
-        scale = scale_of(bound.key, [bound.seconds])
-        for arm in done.arms:
-            _points(axes, arm, number, look[arm.name], scale.factor)
-        for front in _fronts(done, number):
-            axes.step(front[:, 0], front[:, 1] * scale.factor, where="pre", color=INK, lw=0.8)
-        axes.axhline(bound.seconds * scale.factor, color=INK, lw=1, ls=(0, (4, 2)))
+        factor = scale_of(bound.key, [bound.seconds]).factor
+        front = _front([probe for probes in curves.values() for probe in probes], number)
+        rates, values = [probe.rate for probe in front], [probe.values[number] for probe in front]
+        axes.step(rates, np.multiply(values, factor), where="pre", color=QUEUED, lw=5, zorder=1)
+        for name, probes in curves.items():
+            _draw_curve(axes, probes, number, look[name], factor)
+        axes.axhline(bound.seconds * factor, color=INK, lw=1, ls=(0, (4, 2)))
         axes.set_title(bound.name)
-        axes.set_xscale("log")
         axes.set_yscale("log")
         plain_log_ticks(axes.yaxis)
-        plain_log_ticks(axes.xaxis)
-        tidy(axes, y=scale.suffix)
+        tidy(axes, y=scale_of(bound.key, [bound.seconds]).suffix)
+    plain_log_ticks(panels[-1].xaxis)
     tidy(panels[-1], x="requests/s")
     margins(figure)
     figure.subplots_adjust(hspace=0.3)
-    key(figure, {name: Look(one.colour, "-") for name, one in look.items()})
+    key(figure, {**look, "front": Look(QUEUED, "-")})
     return figure
 
 
-def _points(axes: Axes, arm: Arm, number: int, look: Look, factor: float) -> None:
-    for edge in arm.edges:
-        for probe in edge.probes:
-            fill = "none" if probe.missed else look.colour
-            value = probe.values[number] * factor
-            axes.plot(probe.rate, value, "o", ms=4, color=look.colour, mfc=fill, mew=1)
+def _draw_curve(
+    axes: Axes, probes: Sequence[Probe], number: int, look: Look, factor: float
+) -> None:
+    rates, values = [probe.rate for probe in probes], [probe.values[number] for probe in probes]
+    line = {"color": look.colour, "linestyle": look.dashes}
+    axes.plot(rates, np.multiply(values, factor), lw=1, **line)
+    for probe in probes:
+        fill = PAPER if probe.missed else look.colour
+        value = probe.values[number] * factor
+        axes.plot(probe.rate, value, "o", ms=4, color=look.colour, mfc=fill, mew=1)
 
 
-def _fronts(done: Capacity, number: int) -> list[np.ndarray]:
-    """Under each seed, the probes that none beats in both rate and latency, by rate."""
-    fronts = []
-    for seed in sorted({edge.seed for arm in done.arms for edge in arm.edges}):
-        probes = [
-            (probe.rate, probe.values[number])
-            for arm in done.arms
-            for edge in arm.edges
-            if edge.seed == seed
-            for probe in edge.probes
-            if probe.values[number] > 0
-        ]
-        front: list[tuple[float, float]] = []
-        for rate, value in sorted(probes, key=lambda probe: (-probe[0], probe[1])):
-            if not front or value < front[-1][1]:
-                front.append((rate, value))
-        if front:
-            fronts.append(np.asarray(front[::-1]))
-    return fronts
+def _front(probes: Sequence[Probe], number: int) -> list[Probe]:
+    """Those that none beats in both rate and latency, by rate."""
+    front: list[Probe] = []
+    for probe in sorted(probes, key=lambda one: (-one.rate, one.values[number])):
+        if not front or probe.values[number] < front[-1].values[number]:
+            front.append(probe)
+    return front[::-1]
 
 
 def _rows(done: Capacity) -> tuple[list[str], list[list[str]]]:
