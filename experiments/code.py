@@ -16,7 +16,7 @@ _OURS = (
     *("pagedsim.engine", "kernels", "policies"),
     *("experiments.arm", "experiments.objects", "experiments.parts"),
     *("experiments.backend", "experiments.simulated", "experiments.serving", "experiments.machine"),
-    *("experiments.clocks", "experiments.watched"),
+    *("experiments.clocks", "experiments.keeper", "experiments.watched"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from experiments.backend import Backend, Settings, Stage
 from experiments.clocks import CLOCKS, WallClock
+from experiments.keeper import Keeper
 from experiments.machine import facts_of, give_back, the_machine, threads
 from experiments.objects import make, said_of, takes
 from experiments.watched import Stopped, Watched
@@ -40,6 +41,9 @@ TIMES = ("feed", "plan", "launch", "sample", "commit")
 """Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
 
 MOST_THREADS = 1024
+
+KEPT = Keeper()
+"""The model of this process's last run."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +250,8 @@ class Serving(Stage):
         from pagedsim.engine.engine import LLMEngine
 
         with the_machine(stopping), threads(self.threads):
-            engine = LLMEngine(self.arguments, observer=observer, clock=self.clock)
+            arguments = replace(self.arguments, model=KEPT.model(self.arguments))
+            engine = LLMEngine(arguments, observer=observer, clock=self.clock)
             self.scheduler = engine.scheduler
             self._facts = facts_of(engine, self.name)
             try:

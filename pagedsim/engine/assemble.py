@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,17 +33,7 @@ class Parts:
 
 def assemble(arguments: Arguments) -> Parts:
     """Load the model, find out how much fits beside it, and build the scheduler over that."""
-    device = device_of(arguments.device)
-    with in_memory("no room for the weights", device, "take a smaller model or dtype"):
-        model = load_model(
-            arguments.model,
-            dtype=arguments.dtype,
-            device=device,
-            load_format=arguments.load_format,
-            model_impl=arguments.model_impl,
-            seed=arguments.seed,
-            max_model_len=arguments.max_model_len,
-        )
+    model = loaded(arguments)
     longest = model.max_model_len
     shape = CacheShape(
         model.num_layers, arguments.block_size, model.num_kv_heads, model.head_dim, model.dtype
@@ -57,6 +47,26 @@ def assemble(arguments: Arguments) -> Parts:
     if arguments.preemption == "cheapest" or callable(arguments.preemption):
         prices.measure(runner, scheduler.max_batched_tokens)
     return Parts(model, tokenizer, scheduler, runner, prices)
+
+
+def loaded(arguments: Arguments) -> LoadedModel:
+    """The model alone, for engines that are to share it; one that is loaded already is taken."""
+    if isinstance(there := arguments.model, LoadedModel):
+        length = arguments.max_model_len or there.max_model_len
+        if length > there.max_model_len:
+            raise ConfigError(f"max_model_len={length}: was loaded for {there.max_model_len}")
+        return replace(there, max_model_len=length)
+    device = device_of(arguments.device)
+    with in_memory("no room for the weights", device, "take a smaller model or dtype"):
+        return load_model(
+            arguments.model,
+            dtype=arguments.dtype,
+            device=device,
+            load_format=arguments.load_format,
+            model_impl=arguments.model_impl,
+            seed=arguments.seed,
+            max_model_len=arguments.max_model_len,
+        )
 
 
 def _preemption(

@@ -13,6 +13,7 @@ from hydra import initialize_config_module
 from omegaconf import OmegaConf
 
 from experiments import serving
+from experiments.keeper import Keeper
 from pagedsim.config import register
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(_small(), max_model_len=max_model_len or _small().max_model_len)
 
     monkeypatch.setattr(assemble, "load_model", load)
+    monkeypatch.setattr(serving, "KEPT", Keeper())
     monkeypatch.setattr(serving, "the_machine", nullcontext)
 
 
