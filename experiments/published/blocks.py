@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from experiments.published.reproduction import Reading, Reproduction
+from experiments.unused import unused_slots
 from pagedsim.complaint import shown
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require, require_number
@@ -103,7 +103,10 @@ class Blocks(Reproduction):
             for name in self._all
         }
         waste = {
-            load: [_waste(runs[_arm(load, size, "")], size) for size in self.sizes]
+            load: [
+                fmean(unused_slots(run, size) for run in runs[_arm(load, size, "")])
+                for size in self.sizes
+            ]
             for load in self.loads
         }
         good = {
@@ -282,24 +285,6 @@ def _arm(load: str, size: int, variant: str) -> str:
 
 def _latency(runs: Sequence[Run]) -> float:
     return fmean(run.summary[LATENCY] for run in runs)
-
-
-def _waste(runs: Sequence[Run], size: int) -> float:
-    """Slots a sequence that hold nothing, over the time in which all who hold memory decode."""
-    return fmean(_unused(run, size) for run in runs)
-
-
-def _unused(run: Run, size: int) -> float:
-    names = ("start", "end", "used_blocks", "decode_seqs", "decode_context", "running")
-    table = run.steps(*names)
-    start, end, used, decodes, context, running = (
-        np.asarray(table[name].to_numpy(), dtype=np.float64) for name in names
-    )
-    plain = (decodes > 0) & (decodes == running)
-    if not plain.any():
-        return math.nan
-    unused = (used[plain] * size - context[plain]) / decodes[plain]
-    return float(np.average(unused, weights=(end - start)[plain]))
 
 
 def _range(sizes: Sequence[int]) -> str:
