@@ -1,9 +1,9 @@
 """Our own decoder for Llama, Mistral, Qwen2 and Qwen3, over the weights of transformers' model.
 
-What transformers computes for these in 38 to 54 kernels a layer takes eleven here: queries, keys
-and values are one product, gate and up another; norms take the residual sum along, the rotation
-writes into the cache. Attention is that of every other model. In the last layer only the tokens
-whose logits are wanted go on behind attention.
+Less is launched for a layer than transformers' modules launch: queries, keys and values are one
+product, gate and up another; norms take the residual sum along, the rotation writes into the cache.
+Attention is that of every other model. In the last layer only the tokens whose logits are wanted go
+on behind attention.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ class Native:
 
     def __init__(self, module: Any, sights: Sequence[Sight]) -> None:
         decoder = module.model
-        self._layers: list[NativeLayer] = [
-            native_layer(layer, sight) for layer, sight in zip(decoder.layers, sights, strict=True)
-        ]
         self._embedding: torch.Tensor = decoder.embed_tokens.weight
+        self._layers: list[NativeLayer] = []
+        for layer, sight in zip(decoder.layers, sights, strict=True):
+            self._layers.append(native_layer(layer, sight))
+            if self._embedding.is_cuda:  # the parts, too small to hold the next layer's whole
+                torch.cuda.empty_cache()
         self._rotary: Any = decoder.rotary_emb
         self._norm: torch.Tensor = decoder.norm.weight
         self._head: Any = module.lm_head
