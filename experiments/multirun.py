@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import time
 from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
@@ -36,10 +37,13 @@ class Multirun(Callback):
 
     folder: ClassVar[Path | None] = None
     bar: ClassVar[Progress | None] = None
+    begun: ClassVar[float] = 0.0
+    """When, by the clock that files are dated with."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """The sweep begins."""
         Multirun.folder = folder = Path(str(config.hydra.sweep.dir))
+        Multirun.begun = time()
         for left in folder.glob(f"*/{_NAME}"):  # by another sweep, or this one as it was
             left.unlink()
         # A joblib that is interrupted tells of each semaphore that it cleans away, from a process
@@ -99,12 +103,19 @@ def _means(study: Study) -> dict[str, dict[str, float | None]]:
     return means
 
 
-def conclude(interrupted: bool = False) -> None:
-    """Print the table of the sweep that ran, if one did; complain of the jobs that failed."""
+def conclude(interrupted: bool = False, died: Exception | None = None) -> None:
+    """Print the table of the sweep that ran, if one did; complain of the jobs that failed.
+
+    `died`: what the launcher says of a job whose process ended before its result was there. What
+    it says where no job had begun is for the caller to tell.
+    """
     Multirun.over()
     if (folder := Multirun.folder) is None or not folder.is_dir():
         return
     jobs = read_jobs(folder)
+    lost = [] if died is None else _begun(folder, jobs)
+    if died is not None and not lost:
+        return
     _show(folder, jobs)
     if interrupted:
         runs = sum(1 for _ in folder.glob("*/runs/*/*/run.json"))
@@ -113,8 +124,25 @@ def conclude(interrupted: bool = False) -> None:
             f"same command with hydra.sweep.dir={shown(folder)} goes on from there"
         )
     varying = _varying(jobs)
-    if failed := [f"job {n} ({_words(job, varying)}): {job['error']}" for n, job in _failed(jobs)]:
+    failed = [f"job {n} ({_words(job, varying)}): {job['error']}" for n, job in _failed(jobs)]
+    failed += [f"job {n}: its process died before it had a result" for n in lost]
+    if lost:
+        failed.append(
+            f"{_many(len(jobs), 'job')} had ended; the same command with "
+            f"hydra.sweep.dir={shown(folder)} goes on from there"
+        )
+    if failed:
         raise Complaint(failed)
+
+
+def _begun(folder: Path, jobs: Mapping[int, Job]) -> list[int]:
+    """Jobs that this sweep began, and that have left nothing."""
+    numbers = (
+        int(path.parent.name)
+        for path in folder.glob("*/config.yaml")
+        if path.parent.name.isdigit() and path.stat().st_mtime >= Multirun.begun
+    )
+    return sorted(set(numbers) - jobs.keys())
 
 
 def _many(count: int, what: str) -> str:

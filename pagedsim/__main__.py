@@ -55,6 +55,9 @@ def run() -> None:
         key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(sys.argv) else "hydra.run.dir"
         why = f"cannot be written: {error.strerror or error}"
         raise Complaint([f"{key}={error.filename}: {why}"]) from error
+    except Exception as error:  # a launcher's, of jobs whose processes died
+        _conclude(died=error)
+        raise
     finally:
         _over()
     _conclude()
@@ -76,11 +79,11 @@ def _over() -> None:
         Multirun.over()
 
 
-def _conclude(interrupted: bool = False) -> None:
+def _conclude(interrupted: bool = False, died: Exception | None = None) -> None:
     """End a sweep, if there was one."""
     from experiments.multirun import conclude
 
-    conclude(interrupted)
+    conclude(interrupted, died)
 
 
 def in_order(words: Sequence[str]) -> list[str]:
