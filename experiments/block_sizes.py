@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.attention_time import Decodes, attention_seconds
+from experiments.block_list import require_sizes
 from experiments.machine import the_machine, threads
 from experiments.published.reproduction import Reading, Reproduction
 from experiments.twin import replica_of
 from experiments.unused import unused_slots
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import Estimate, estimate
 from pagedsim.metrics.result import Listing, Row
@@ -32,11 +32,11 @@ class BlockSizes(Reproduction):
     metrics: Sequence[str]
 
     def __post_init__(self) -> None:
-        for size in self.sizes:
-            require("sizes", size, 1)
-        if len(set(self.sizes)) < max(2, len(self.sizes)):
-            raise ConfigError(f"sizes={list(self.sizes)}: must be two different ones or more")
-        keys_of(self.metrics)
+        require_sizes("sizes", self.sizes, least=2)
+        try:
+            keys_of(self.metrics)
+        except ConfigError as error:
+            raise ConfigError(f"metrics: {error}") from error
 
     def arms(self) -> Mapping[str, Sequence[str]]:
         return {_arm(size): [f"memory.block_size={size}"] for size in self.sizes}

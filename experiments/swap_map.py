@@ -9,10 +9,12 @@ from itertools import product
 from typing import NamedTuple
 
 from experiments.backend import Backend
+from experiments.block_list import require_sizes
 from experiments.published.reproduction import Reading, Reproduction
 from experiments.swap_prices import Price, Priced
 from experiments.twin import Prices
-from pagedsim.core.errors import require
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_whole
 from pagedsim.metrics.compare import Estimate, estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
@@ -52,6 +54,9 @@ class SwapMap(Reproduction):
 
     backend: Backend
     models: Sequence[str]
+    """The first is the paper's."""
+    modern: str
+    """The one that the finding holds against it."""
     machines: Mapping[str, Sequence[str]]
     """Overrides by name."""
     buses: Mapping[str, float]
@@ -71,8 +76,16 @@ class SwapMap(Reproduction):
     """Block sizes whose prices are measured on the engine."""
 
     def __post_init__(self) -> None:
-        for size in (*self.sizes, *self.measured, self.usual, self.length):
-            require("sizes, measured, usual, length", size, 1)
+        require_sizes("sizes", self.sizes)
+        require_sizes("measured", self.measured, least=0)
+        require_whole("length", self.length, 1)
+        if self.usual not in self.sizes:
+            raise ConfigError(f"usual={self.usual}: must be one of sizes={list(self.sizes)}")
+        if self.modern not in self.models:
+            raise ConfigError(f"modern={self.modern}: must be one of models={list(self.models)}")
+        for machine in self.machines:
+            if self.own.get(machine) not in self.buses:
+                raise ConfigError(f"own={dict(self.own)}: must name one of buses for {machine}")
 
     def arms(self) -> Mapping[str, Sequence[str]]:
         return dict(self._engine_arms() if self.backend.alone else self._arms())
@@ -165,9 +178,9 @@ class SwapMap(Reproduction):
         grid: Mapping[Place, Sequence[Price]],
         effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]],
     ) -> list[str]:
-        (old, new), (before, after) = (self.models[0], self.models[2]), tuple(self.machines)
-        first = Place(old, before, next(iter(self.buses)), "layer")
-        last = Place(new, after, self.own[after], "block")
+        before, after = next(iter(self.machines)), list(self.machines)[-1]
+        first = Place(self.models[0], before, next(iter(self.buses)), "layer")
+        last = Place(self.modern, after, self.own[after], "block")
         then, now = self._at(grid[first]), self._at(grid[last])
         split = self._at(grid[last._replace(layout="layer")])
         won = [place for place, prices in grid.items() if place.layout == "block"]
@@ -205,8 +218,8 @@ class SwapMap(Reproduction):
 
     def _rows(self, grid: Mapping[Place, Sequence[Price]]) -> list[Row]:
         rows = []
+        before, after = next(iter(self.machines)), list(self.machines)[-1]
         for place, prices in grid.items():
-            before, *_, after = self.machines
             theirs = (place.model, place.machine, place.layout) == (self.models[0], before, "layer")
             if theirs or (place.machine, place.bus) == (after, self.own[after]):
                 what = f"{_of(place)}: recompute over swap, at most"

@@ -9,11 +9,12 @@ from statistics import fmean
 
 import numpy as np
 
+from experiments.block_list import require_sizes
 from experiments.published.reproduction import Reading, Reproduction
 from experiments.unused import unused_slots
 from pagedsim.complaint import shown
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require, require_number
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.metrics.files import read_json
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
@@ -32,6 +33,11 @@ class Load:
     rate: float
     requests: int
     best: Sequence[int]
+
+    def __post_init__(self) -> None:
+        require_number("rate", self.rate, 0)
+        require_whole("requests", self.requests, 1)
+        require_sizes("best", self.best, least=2)
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,13 @@ class Blocks(Reproduction):
     """A folder that experiment=block_sizes has left, for kernel times."""
 
     def __post_init__(self) -> None:
-        for size in (*self.sizes, self.usual):
-            require("sizes", size, 1)
+        require_sizes("sizes", self.sizes, least=2)
+        require_whole("usual", self.usual, 1)
         require_number("overhead", self.overhead, 0)
         require_number("within", self.within, 0)
-        if len(self.sizes) < 2 or not self.loads:
-            raise ConfigError("sizes, loads: need two sizes and a load at least")
+        for name, load in self.loads.items():
+            if not set(load.best) <= set(self.sizes):
+                raise ConfigError(f"sizes={list(self.sizes)}: must hold {load.best}, {name}'s best")
 
     @property
     def _all(self) -> dict[str, Variant]:

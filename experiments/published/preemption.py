@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from experiments.block_list import require_sizes
 from experiments.published.reproduction import Reading, Reproduction
 from experiments.swap_prices import Price, Priced
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
+from pagedsim.core.errors import require_whole
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.preemption import draw_preemption
@@ -41,10 +42,11 @@ class Preemptions(Reproduction):
     """Overrides, for whole runs."""
 
     def __post_init__(self) -> None:
-        for size in (*self.sizes, self.length, *self.lengths):
-            require("sizes, lengths", size, 1)
-        if not set(COMPARABLE) <= set(self.sizes) or not self.buses:
-            raise ConfigError(f"sizes={list(self.sizes)}: must hold {COMPARABLE[0]} and 64")
+        require_sizes("sizes", self.sizes, least=2)
+        require_sizes("lengths", self.lengths, least=0)
+        require_whole("length", self.length, 1)
+        if not set(COMPARABLE) <= set(self.sizes):
+            raise ConfigError(f"sizes={list(self.sizes)}: must hold 16 and 64, which it compares")
 
     def arms(self) -> Mapping[str, Sequence[str]]:
         arms: dict[str, list[str]] = {}

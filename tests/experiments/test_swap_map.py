@@ -12,6 +12,7 @@ from experiments.backend import Backend
 from experiments.serving import Engine
 from experiments.simulated import Simulated
 from experiments.swap_map import WAYS, SwapMap
+from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run
 from tests.sim.shapes import CONF
 
@@ -26,6 +27,7 @@ def study(backend: Backend, **more: Any) -> SwapMap:
         "source": "s",
         "backend": backend,
         "models": MODELS,
+        "modern": "llama-3.1-8b",
         "machines": {name: [f"hardware={gpu}"] for name, gpu in HARDWARE.items()},
         "buses": {"PCIe 3": 16.0, "PCIe 4": 32.0, "PCIe 5": 64.0},
         "own": {"A100": "PCIe 4", "H100": "PCIe 5"},
@@ -136,3 +138,18 @@ def test_what_the_engine_measured_is_told() -> None:
     reading = engine.read(made)
     assert reading.listings[0].rows[0][1:] == ["1024", "256", "1,024"]
     assert "0.25 times with" in reading.finding[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"sizes": 16}, r"^sizes=16: must be a list"),
+        ({"measured": ["x"]}, r"^measured='x': must be a whole"),
+        ({"usual": 5}, r"^usual=5: must be one of sizes"),
+        ({"modern": "gpt"}, r"^modern=gpt: must be one of models"),
+        ({"own": {"A100": "PCIe 4"}}, r"^own=.*: must name one of buses for H100"),
+    ],
+)
+def test_what_cannot_be(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        study(Simulated(), **more)

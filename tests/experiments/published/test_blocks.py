@@ -98,6 +98,11 @@ def test_waste_is_what_a_sequence_holds_and_does_not_use_while_all_decode() -> N
     assert reading.data["waste_tokens_a_sequence"] == {"ShareGPT": [0.25, 0.25, 0.25]}
 
 
+def test_a_load_must_come() -> None:
+    with pytest.raises(ConfigError, match=r"^rate=-1: must be"):
+        Load("sharegpt", -1, 100, (16, 256))
+
+
 def test_times_of_a_kernel_are_taken_from_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no kernel times"):
         study(kernel=str(tmp_path)).read(runs({"": [1, 1, 1], ", none": [1, 1, 1]}))
@@ -110,7 +115,11 @@ def test_times_of_a_kernel_are_taken_from_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "text"),
-    [({"sizes": [0, 1]}, "sizes=0: must be"), ({"sizes": [1]}, "need two sizes")],
+    [
+        ({"sizes": [0, 1]}, "sizes=0: must be"),
+        ({"sizes": [16]}, "must be 2 or more"),
+        ({"sizes": [1, 2]}, "must hold"),
+    ],
 )
 def test_what_cannot_be(more: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
