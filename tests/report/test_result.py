@@ -27,7 +27,7 @@ RESULT_OF_TWO = Result(
     command="python -m pagedsim experiment=paper_fig0 'study.sizes=[1,<2>]'",
     finding=["Much of it is free.", "Some <is> not."],
     rows=[
-        Row("stored", 20.123456, 25.0, "%", why="prompts < answers"),
+        Row("stored", 20.123456, 25.0, "%", why="prompts <b> answers"),
         Row("ratio", 3.0, (2.7, 8), "×"),
         Row("too much", 9.0, (2.7, 8), "×"),
         Row("ours alone", 1234567.0),
@@ -79,7 +79,7 @@ def test_the_record_has_every_number_and_word() -> None:
         "published": 25.0,
         "difference": pytest.approx(-0.195062),
         "unit": "%",
-        "why": "prompts < answers",
+        "why": "prompts <b> answers",
     }
     assert record["rows"][1]["published"] == [2.7, 8]
     assert record["rows"][3]["ours"] == 1234570.0
@@ -124,7 +124,7 @@ def test_what_was_published_stands_beside_ours() -> None:
 def test_reasons_notes_and_words_are_printed_as_they_are() -> None:
     text = printed(replace(RESULT_OF_TWO, finding=["[bold] is a word"]))
     assert "[bold] is a word" in text
-    assert "stored: prompts < answers" in text
+    assert "stored: prompts <b> answers" in text
     assert "note: step times are <fitted>" in text
     assert cells(text, "second") == ["second", "2"]
 
@@ -194,7 +194,7 @@ def test_the_page_is_whole_and_has_everything(tmp_path: Path) -> None:
         "−19.5 %",
         "2.7 to 8 ×",
         "within",
-        "stored: prompts < answers",
+        "stored: prompts <b> answers",
         "1 <b>",
         "A <line>",
         "It rises & rises.",
