@@ -56,6 +56,11 @@ def test_tokens_are_those_of_the_cpu(
     assert answers("cuda", num_gpu_blocks=SCARCE, num_cpu_blocks=60, **settings) == wanted
 
 
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_both_forward_passes_give_them(model_impl: str, wanted: list[list[int]]) -> None:
+    assert answers("cuda", model_impl=model_impl) == wanted
+
+
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 128])
 def test_any_block_size(block_size: int, wanted: list[list[int]]) -> None:
     assert answers("cuda", block_size=block_size, num_gpu_blocks=1600 // block_size + 8) == wanted

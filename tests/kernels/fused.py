@@ -6,7 +6,7 @@ of the cache that gets no key holds NaN.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ def check_norm(case: Norm) -> None:
         assert torch.equal(residual, summed)
     exact = summed.double()
     answer = exact * torch.rsqrt(exact.square().mean(1, keepdim=True) + eps) * weight.double()
-    near(out, answer, answer.abs(), 2)
+    near(out, answer, answer.abs(), 0.6)  # rounded once
 
 
 def check_rotary(case: Rotary) -> None:
@@ -143,11 +143,6 @@ def check_gate(case: Gate) -> None:
     # before it is multiplied.
     magnitude = answer.abs() * (1 + gate.abs() / 16)
     near(kernels.silu_mul(gate_up), answer, magnitude, 2, vanishing=up.abs())
-
-
-def on_gpu(case: Any) -> Any:
-    """The same case there."""
-    return replace(case, device="cuda")
 
 
 def near(

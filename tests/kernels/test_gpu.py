@@ -14,6 +14,17 @@ import torch
 import kernels
 from kernels import AttentionBatch
 from tests.kernels.cases import LAYER, Case, check
+from tests.kernels.fused import (
+    GATES,
+    NORMS,
+    ROTARIES,
+    Gate,
+    Norm,
+    Rotary,
+    check_gate,
+    check_norm,
+    check_rotary,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -171,3 +182,21 @@ def test_copies(dtype: torch.dtype) -> None:
     sources, targets = torch.tensor([[1, 1, 5], [3, 0, 2]], device="cuda")
     kernels.copy_blocks(cache, sources, targets)
     assert torch.equal(cache, expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("case", [*NORMS, Norm(3000, 8192)], ids=str)
+def test_norm(case: Norm, dtype: torch.dtype) -> None:
+    check_norm(replace(case, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("case", [*ROTARIES, Rotary(300, 8, 4, 128, normed=True)], ids=str)
+def test_rotary(case: Rotary, dtype: torch.dtype) -> None:
+    check_rotary(replace(case, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("case", [*GATES, Gate(3000, 14336)], ids=str)
+def test_gate(case: Gate, dtype: torch.dtype) -> None:
+    check_gate(replace(case, dtype=dtype, device="cuda"))
