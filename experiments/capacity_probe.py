@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.arm import Job
 from experiments.backend import Settings
-from experiments.command import command
+from experiments.capacity_typed import key_of, single
 from experiments.compare import Compare
 from experiments.study import jobs_of
 from pagedsim.core import ConfigError
 
 RATE = "workload.rate"
-_OWN = ("study", "experiment", "seed", "seeds", "jobs", "report", "tracking")
-"""Keys that belong to the search as a whole."""
 _WITHOUT_RATE = ("closed", "burst")
 """Arrivals that nobody sets the pace of."""
 
@@ -32,7 +28,7 @@ class Probes:
     def __init__(self, plan: Compare, overrides: Sequence[str], folder: Path) -> None:
         for arm, changes in plan.arms.items():
             for change in changes:
-                if _key(change) == RATE:
+                if key_of(change) == RATE:
                     raise ConfigError(f"study.arms.{arm}: {change}: is what the search varies")
         self.plan = plan
         self._overrides = list(overrides)
@@ -65,39 +61,6 @@ class Probes:
 
     def typed(self, job: Job) -> str:
         """The command of an ordinary run that does the same as a probe."""
-        own = (*_OWN, RATE)
-        words = [word for word in self._overrides if not {_group(word), _key(word)} & set(own)]
-        rate = job.config["workload"]["rate"]
-        words = ["experiment=single", *words, *self.plan.arms[job.arm]]
-        words += [f"{RATE}={rate:g}", f"seed={job.seed}", "seeds=1"]
-        plain = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
-        return command([*words, *_changes(_flat(plain), _flat(job.config))])
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
-
-
-def _group(override: str) -> str:
-    return re.split(r"[.@]", _key(override))[0]
-
-
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """The overrides that make one configuration the other, as far as a run is concerned."""
-    for key in sorted(before.keys() | after.keys()):
-        if key.partition(".")[0] in _OWN or before.get(key) == after.get(key):
-            continue
-        if key not in after:
-            yield f"~{key}"
-        else:
-            yield f"{'' if key in before else '+'}{key}={json.dumps(after[key])}"
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted keys and their values."""
-    if not isinstance(value, Mapping) or not value:
-        return {prefix[:-1]: value}
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        found |= _flat(inner, f"{prefix}{key}.")
-    return found
+        rate = f"{RATE}={job.config['workload']['rate']:g}"
+        words = [word for word in self._overrides if key_of(word) != RATE]
+        return single([*words, *self.plan.arms[job.arm], rate], job)
