@@ -28,6 +28,8 @@ E2E = "e2e_mean"
 class BlockSizes(Reproduction):
     """The same requests under every block size; on the engine the kernel is timed, too."""
 
+    on_engine = True
+
     sizes: Sequence[int]
     metrics: Sequence[str]
 

@@ -52,6 +52,8 @@ class SwapMap(Reproduction):
     block size, and whole runs are of `usual` blocks.
     """
 
+    on_engine = True
+
     backend: Backend
     models: Sequence[str]
     """The first is the paper's."""

@@ -72,6 +72,7 @@ class Blocks(Reproduction):
         require_whole("usual", self.usual, 1)
         require_number("overhead", self.overhead, 0)
         require_number("within", self.within, 0)
+        self._measured()  # what is wrong with the file is told before anything runs
         for name, load in self.loads.items():
             if not set(load.best) <= set(self.sizes):
                 raise ConfigError(f"sizes={list(self.sizes)}: must hold {load.best}, {name}'s best")

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -15,8 +16,10 @@ from experiments.compare import Compare
 from experiments.errand import Errand
 from experiments.failure import Failure
 from experiments.folder import kept_configuration
+from experiments.parts import backend_of
 from experiments.study import Runs, jobs_of, run_study
 from pagedsim.complaint import Complaint, Interruption, shown
+from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.result import Drawing, show_result, write_result
@@ -43,6 +46,9 @@ class Reproduction(Errand):
     Arms are runs like those of any study: in parallel, kept in the folder, taken up again by the
     same command with `hydra.run.dir=` that folder.
     """
+
+    on_engine: ClassVar[bool] = False
+    """Whether backend=engine can serve it, too; a paper's server is simulated."""
 
     title: str
     question: str
@@ -83,6 +89,8 @@ class Reproduction(Errand):
         """All runs, complete; raises what hindered one of them."""
         plan = Compare(self.title, self.question, self.arms())
         jobs = jobs_of(plan, typed(), folder)
+        if not self.on_engine and any(backend_of(job.config).alone for job in jobs):
+            raise ConfigError("backend=engine: must be sim; what was published is simulated here")
         _complain(check_arms(plan, jobs))
         runs = run_study(jobs, processes_of(kept_configuration(folder)["jobs"], jobs))
         if runs.interrupted:

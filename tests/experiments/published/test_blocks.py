@@ -105,7 +105,7 @@ def test_a_load_must_come() -> None:
 
 def test_times_of_a_kernel_are_taken_from_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no kernel times"):
-        study(kernel=str(tmp_path)).read(runs({"": [1, 1, 1], ", none": [1, 1, 1]}))
+        study(kernel=str(tmp_path))
     kernel = {"data": {"kernel": {"seconds": {"1": 3e-3, "16": 1.5e-3, "256": 1e-3}}}}
     (tmp_path / "result.json").write_text(json.dumps(kernel))
     reading = study(kernel=str(tmp_path)).read(runs({"": [1, 1, 1], ", none": [1, 1, 1]}))
