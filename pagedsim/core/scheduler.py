@@ -580,6 +580,11 @@ class Scheduler:
 
     def _descend(self, request: Request, parents: Sequence[int]) -> None:
         """New sequence i of a decoding request goes on from old sequence `parents[i]`."""
+        if len(parents) == request.width:  # it rides on, and only its memory changes
+            need = self.memory.need(request)
+            self.memory.fork(request, parents, self._copies)
+            self.clock.moved(request, need)
+            return
         self.clock.alight(request)
         self.seats += len(parents) - request.width
         request.width = len(parents)
