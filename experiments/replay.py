@@ -12,7 +12,7 @@ from experiments.parts import backend_of
 from experiments.recorded import Recorded, recorded_runs
 from experiments.twin import scheduler_of
 from pagedsim.complaint import Complaint
-from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
+from pagedsim.core import ConfigError, Continuation, Request, Scheduler, StepPlan
 from pagedsim.core.source import Job, Mode
 from pagedsim.engine.filler import Filler
 from pagedsim.metrics.files import REQUESTS, STEPS, write_json
@@ -95,6 +95,8 @@ def replayed(run: Recorded) -> Difference | None:
 def _first_difference(run: Recorded) -> Difference | None:
     witness = _Witness(run.steps["plan"].to_pylist())
     workload = backend_of(run.config).workload(run.config["workload"], run.seed)
+    if any(params.beam_search and params.width > 1 for params in workload.asked):
+        raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")
     source = _Filled(workload, Filler(run.machine["vocab_size"], run.seed))
     try:
         simulate(_scheduler(run), source, _Durations(run), witness, fast_forward=False)
@@ -184,8 +186,13 @@ class _Retold(Scheduler):
 
     def commit(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
         sampling = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
-        tokens = {request.id: self._token(request) for request in sampling}
+        tokens = {request.id: self._answer(request) for request in sampling}
         return super().commit(plan, now, tokens)
+
+    def _answer(self, request: Request) -> int | Continuation:
+        token = self._token(request)
+        # Sequences that are sampled are recorded by their first; no plan depends on the others.
+        return token if request.width == 1 else Continuation((token,) * request.width)
 
     def _token(self, request: Request) -> int:
         sampled = self.outputs.get(request.id) or ()

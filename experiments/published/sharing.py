@@ -118,7 +118,11 @@ class Sharing(Reproduction):
         data = self._data(runs, rates, saved)
         return Reading(
             finding=self._finding(rates, saved, laws, data),
-            rows=[*self._savings(saved), *self._gains(rates), *self._read_off(data["curves"])],
+            rows=[
+                *self._savings(saved, laws),
+                *self._gains(rates),
+                *self._read_off(data["curves"]),
+            ],
             listings=[self._laws(laws), listing_of(every, rates, saved)],
             data=data,
             drawings=self._drawings(data),
@@ -155,12 +159,18 @@ class Sharing(Reproduction):
 
     # -- in numbers ------------------------------------------------------------------------------
 
-    def _savings(self, saved: Mapping[str, float]) -> list[Row]:
-        return [
-            Row(f"memory saved, {name}", saved[name], case.saved, "%", case.why)
-            for name, case in self._named.items()
-            if case.saved is not None
-        ]
+    def _savings(
+        self, saved: Mapping[str, float], laws: Mapping[str, Mapping[float, float]]
+    ) -> list[Row]:
+        rows = []
+        for name, case in self._named.items():
+            why = case.why
+            if name in laws:
+                met = _text(self._met(name, laws[name]))
+                why = f"as published at a beam_turnover of {met}; here it is {self.turnover:g}"
+            if case.saved is not None:
+                rows.append(Row(f"memory saved, {name}", saved[name], case.saved, "%", why))
+        return rows
 
     def _gains(self, rates: Mapping[str, Mapping[str, float]]) -> list[Row]:
         return [

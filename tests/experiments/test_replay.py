@@ -100,6 +100,30 @@ def test_the_simulator_plans_what_the_engine_planned(
     assert replayed(run) is None
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@pytest.mark.parametrize("memory", ["paged", "prefix"])
+def test_groups_of_sequences_are_planned_alike(
+    preemption: str, batching: str, memory: str, tmp_path: Path
+) -> None:
+    config = drawn(random.Random(preemption), "fcfs", preemption, batching, memory)
+    config["workload"]["n"] = 2
+    config["backend"]["cache_tokens"] = 96
+    run = record(tmp_path, config)
+    assert max(run.requests["sequences"].to_pylist()) == 2
+    assert replayed(run) is None
+
+
+def test_beams_share_memory_and_cannot_be_replayed(tmp_path: Path) -> None:
+    config = drawn(random.Random(1), "fcfs", "recompute", "unified", "paged")
+    config["workload"]["beam"] = 3
+    config["backend"]["cache_tokens"] = 128
+    run = record(tmp_path, config)
+    assert max(run.steps["shared_blocks"].to_pylist()) > 0
+    with pytest.raises(ConfigError, match="beam searches cannot be replayed"):
+        replayed(run)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(14))
 def test_five_hundred_times(seed: int, tmp_path: Path) -> None:
