@@ -116,7 +116,7 @@ def _rotate(
     block = place // BLOCK_SIZE
     slot = place % BLOCK_SIZE
     k_at = k_cache_ptr + block * k_block_stride + slot * k_slot_stride + kv_head * k_head_stride
-    k_at += (row * 0)[:, None] + column[None, :]
+    k_at += tl.broadcast_to(column[None, :], [ROWS, HALF])
     key = held & (row == GROUP)[:, None]
     tl.store(k_at, first.to(k_cache_ptr.dtype.element_ty), mask=key)
     tl.store(k_at + HEAD_DIM // 2, second.to(k_cache_ptr.dtype.element_ty), mask=key)

@@ -71,7 +71,8 @@ def load_model(
         length = longest(source.text_config, max_model_len, f"model={source.name}")
         if source.module is None:
             empty = source.check_skeleton(length)
-            _native(source, empty, model_impl)  # refused before weights are read
+            if model_impl == "native":
+                _native(source, empty, model_impl)
         module = source.build(wanted, place, load_format, seed)
         module = module.eval().requires_grad_(False).to(place)
         hold_frequencies(module)
