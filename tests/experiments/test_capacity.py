@@ -187,6 +187,7 @@ def test_a_probe_is_the_run_that_its_command_gives(call: Call, monkeypatch: Any)
     assert summary["output_tokens_per_s"] == probe["output_tokens_per_s"]
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_where_it_ended(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = 0
 
@@ -225,6 +226,7 @@ def test_an_arm_that_fails_leaves_the_others(call: Call) -> None:
     assert "fcfs" in out
 
 
+@pytest.mark.slow
 def test_a_client_s_bound_is_of_its_requests_alone(call: Call) -> None:
     words = ("workload=chat_and_batch", "study.arms={fcfs: []}", "report=false", "seeds=1")
     bounds = ("~study.bounds.ttft_p99", "~study.bounds.tpot_p99")
