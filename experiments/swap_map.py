@@ -101,11 +101,14 @@ class SwapMap(Reproduction):
     def _engine_arms(self) -> Iterator[tuple[str, Sequence[str]]]:
         for way, changes in WAYS.items():
             for size in sorted({self.usual, *self.measured}) if "cheapest" in way else [self.usual]:
+                base = [f"memory.block_size={size}", *changes]
+                if tokens := getattr(self.backend, "cache_tokens", None):
+                    # Room for several times what a small cache holds; making more takes long.
+                    base.append(f"memory.cpu_blocks={4 * max(tokens // size, 1)}")
                 if size == self.usual:
-                    yield way, [f"memory.block_size={size}", *changes]
+                    yield way, base
                 else:  # for its prices alone
-                    few = ["workload.requests=1"]
-                    yield f"{way}, blocks of {size}", [f"memory.block_size={size}", *changes, *few]
+                    yield f"{way}, blocks of {size}", [*base, "workload.requests=1"]
 
     def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         return self._read_engine(runs) if self.backend.alone else self._read(runs)

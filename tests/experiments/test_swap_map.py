@@ -110,13 +110,14 @@ def test_whole_runs_are_held_against_recompute_seed_by_seed() -> None:
 
 
 def test_the_engine_measures_prices_and_serves_each_way_once() -> None:
-    arms = study(Engine()).arms()
+    arms = study(Engine(cache_tokens=1024)).arms()
     assert set(arms) == {
         *WAYS,
         "cheapest, a copy a layer, blocks of 4",
         "cheapest, a copy a block, blocks of 4",
     }
     assert "workload.requests=1" in arms["cheapest, a copy a block, blocks of 4"]
+    assert "memory.cpu_blocks=256" in arms["swap, a copy a block"]
     assert not any(
         change.startswith(("model=", "hardware=")) for arm in arms.values() for change in arm
     )
