@@ -68,7 +68,15 @@ class SharedPrefix(Reproduction):
         return Reading(
             finding=self._finding(rates),
             rows=[
-                Row(f"gain, {name}", gain_of(rates[name]), every[name].gain, "×", every[name].why)
+                Row(
+                    f"gain, {name}",
+                    gain_of(rates[name]),
+                    every[name].gain,
+                    "×",
+                    f"with other assumptions {spread}"
+                    if (spread := elsewhere(name, every, rates))
+                    else "",
+                )
                 for name in self.cases
             ],
             listings=[listing_of(every, rates, saved)],
@@ -92,9 +100,9 @@ class SharedPrefix(Reproduction):
                 for other in others
                 if other in rates[name]
             ]
-            sentences.append(f"With {name}, {first} sustains {', '.join(parts)}.")
-            if spread := elsewhere(name, self._every, rates):
-                sentences.append(f"What is assumed moves the first of these from {spread}.")
+            spread = elsewhere(name, self._every, rates)
+            more = f"; what is assumed moves the first of these from {spread}" if spread else ""
+            sentences.append(f"With {name}, {first} sustains {', '.join(parts)}{more}.")
         return sentences
 
 

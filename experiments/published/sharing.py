@@ -334,7 +334,9 @@ def draw_load(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]])
     axes.set_xlim(left=0)
     tidy(axes, x="requests/s", y="normalized latency (s a token)")
     margins(figure)
-    entries: dict[str, Any] = {name: one.colour for name, one in look.items()}
+    entries: dict[str, Any] = {
+        name: Line2D([], [], color=one.colour, lw=2, label=name) for name, one in look.items()
+    }
     for system, dashes in zip(next(iter(curves.values())), DASHES, strict=False):
         entries[system] = Line2D([], [], color=MUTED, ls=dashes, lw=2, label=system)
     key(figure, entries)
