@@ -16,7 +16,7 @@ def draw_preemption(data: Mapping[str, Any]) -> Figure:
     """The price of one sequence, and the time per token of whole runs."""
     sizes, price, latency = data["sizes"], data["price"], data["normalized_latency"]
     look = looks(list(price))
-    same = {"recompute": "recompute, beside decodes"}
+    same = {"recompute": "recompute, a step of its own"}
     figure = new_figure(3.4)
     panels = figure.subplots(1, 2)
     series = (price, {name: latency[name] for name in data["shown"]})
