@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import softmax
+from kernels import softmax, tuning
 from kernels.softmax import fold
-from kernels.tiles import Tiles, capability, power_of_two, prefill_tiles
+from kernels.tiles import Tiles, power_of_two
 
 
 def paged_attention(
@@ -45,9 +45,8 @@ def paged_attention(
     if out is None:  # zeros: rows past the last query range belong to nobody
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if tiles is None:
-        tiles = prefill_tiles(
-            head_dim, group, q.element_size(), capability(q.device), max_query_len
-        )
+        heads_of = tuning.Heads(kv_heads, group, head_dim, q.element_size())
+        tiles = tuning.prefill(q.device, heads_of, max_query_len)
     queries = tiles.rows // group
     sequences = context_lens.shape[0]
     # Each sequence may end in a tile that is not full, so this bounds the tiles without a look

@@ -3,19 +3,20 @@
 For C in context, H query heads on KV heads of D dims: 4·C·H·D FLOP on 4·C·KV·D bytes of K and V
 (16 bits), one FLOP a byte for each query head of a group: bound by the bytes, so a key is read
 once, for its whole group. The parts leave 4·SEGMENTS·H·(D + 2) bytes behind, written and read
-once: a sixteenth of the K and V bytes at C = 1,000 and four query heads a KV head.
+once: with 16 of them a sixteenth of the K and V bytes at C = 1,000 and four query heads a KV head.
 
-The number of parts is fixed (`tiles.SEGMENTS`). The launch then depends on the batch size alone,
-so that a CUDA graph can hold it, and a sequence's result on that sequence alone.
+The number of parts is fixed for a GPU and a head shape (`tiles.Split`). The launch then depends on
+the batch size alone, so that a CUDA graph can hold it, and a sequence's result on that sequence
+alone.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels import softmax
+from kernels import softmax, tuning
 from kernels.softmax import fold
-from kernels.tiles import SEGMENTS, Tiles, capability, decode_tiles, power_of_two
+from kernels.tiles import Split, Tiles, power_of_two
 
 
 def paged_decode(
@@ -30,19 +31,19 @@ def paged_decode(
     softcap: float | None = None,
     out: torch.Tensor | None = None,
     tiles: Tiles | None = None,
-    segments: int = SEGMENTS,
+    split: Split | None = None,
 ) -> torch.Tensor:
     """As `kernels.paged_decode`, which says what the arguments are.
 
-    `tiles` and `segments` (a power of two) override the choice, for a sweep.
+    `tiles` and `split` override the choice, for a sweep.
     """
     batch, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     group = heads // kv_heads
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    if tiles is None:
-        tiles = decode_tiles(head_dim, group, q.element_size(), capability(q.device))
+    chosen = tuning.decode(q.device, tuning.Heads(kv_heads, group, head_dim, q.element_size()))
+    tiles, (segments, least) = tiles or chosen.tiles, split or chosen.split
     parts = q.new_empty((batch, heads, segments, head_dim), dtype=torch.float32)
     marks = q.new_empty((2, batch, heads, segments), dtype=torch.float32)
     factor, cap = softmax.factors(scale, softcap)
@@ -51,6 +52,7 @@ def paged_decode(
         "DIM": max(16, power_of_two(head_dim)),
         "KEYS": tiles.keys,
         "SEGMENTS": segments,
+        "LEAST": least,
         "WINDOWED": window is not None,
     }
     # KV heads first: those of one token lie side by side in memory and are read at one time.
@@ -93,13 +95,20 @@ def paged_decode(
 
 
 @triton.jit
-def _bounds(context, window, KEYS: tl.constexpr, SEGMENTS: tl.constexpr, WINDOWED: tl.constexpr):
+def _bounds(
+    context,
+    window,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    LEAST: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
     """First tile of keys, one past the last, and how many of them each part takes."""
     first = 0
     if WINDOWED:
         first = tl.maximum(context - window, 0) // KEYS
     last = tl.cdiv(context, KEYS)
-    return first, last, tl.cdiv(last - first, SEGMENTS)
+    return first, last, tl.maximum(tl.cdiv(last - first, SEGMENTS), LEAST)
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
@@ -131,6 +140,7 @@ def _part(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    LEAST: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
@@ -138,7 +148,7 @@ def _part(
     segment = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     context = tl.load(context_lens_ptr + sequence)
-    first, last, each = _bounds(context, window, KEYS, SEGMENTS, WINDOWED)
+    first, last, each = _bounds(context, window, KEYS, SEGMENTS, LEAST, WINDOWED)
     begin = first + segment * each
     if begin >= last:  # a part without keys writes nothing, and _merge reads nothing of it
         return
@@ -196,12 +206,13 @@ def _merge(
     DIM: tl.constexpr,
     KEYS: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    LEAST: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     context = tl.load(context_lens_ptr + sequence)
-    first, last, each = _bounds(context, window, KEYS, SEGMENTS, WINDOWED)
+    first, last, each = _bounds(context, window, KEYS, SEGMENTS, LEAST, WINDOWED)
     segment = tl.arange(0, SEGMENTS)
     written = first + segment * each < last
     mark = (sequence * tl.num_programs(0) + head) * SEGMENTS + segment

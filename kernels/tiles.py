@@ -1,18 +1,13 @@
-"""How a kernel is cut up: one pure function a kernel from the problem's shape to tile sizes.
+"""How a kernel is cut up where nothing was measured: one pure function a kernel from the problem's
+shape to tile sizes. What was measured is in `tuning.py`, which the kernels ask.
 
 Not `@triton.autotune`: it would time kernels at run time, which makes results depend on the
 machine's mood, breaks under CUDA graph capture and needs a GPU even to import. A sweep passes its
 own `Tiles` to a kernel instead: `replace(prefill_tiles(...), stages=7)`.
 """
 
-from dataclasses import dataclass
-from functools import cache
-
-import torch
-
-SEGMENTS = 16
-"""Parts that decode cuts every context into, whatever the batch and the context. A fixed number
-keeps a sequence's result independent of its neighbours and the launch the same at every step."""
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 MIN_ROWS = 16
 """Rows of the smallest matrix product that tensor cores do."""
@@ -33,6 +28,20 @@ class Tiles:
     5 and 6 two, 7 three."""
 
 
+class Split(NamedTuple):
+    """How decode cuts a context into parts that run side by side.
+
+    Nothing here knows of the batch, so a sequence's result does not depend on its neighbours and
+    the launch is the same at every step.
+    """
+
+    segments: int = 16
+    """Parts at most, and so many are launched whatever the context; a power of two."""
+    least: int = 1
+    """Tiles of keys that a part takes before the next one gets any. More of them means fewer
+    parts of a short context, thus fewer bytes of partial results, and longer loops to pipeline."""
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
@@ -51,21 +60,30 @@ def prefill_tiles(
         most, keys, stages = 128, 64, 5
     else:  # 160 KiB of shared memory a multiprocessor (100 on small chips) instead of 228
         most, keys, stages = 128, 32, 5
+    return fitted(Tiles(most, keys, _warps(most, dim), stages), head_dim, group, max_query_len)
+
+
+def fitted(tiles: Tiles, head_dim: int, group: int, max_query_len: int) -> Tiles:
+    """`tiles` with no more rows than `max_query_len` queries fill, and no fewer than a group."""
     least = max(MIN_ROWS, power_of_two(group))
-    rows = max(least, min(most, power_of_two(max_query_len * group)))
-    return Tiles(rows, keys, 8 if rows * dim >= 64 * 64 else 4, stages)
+    rows = max(least, min(tiles.rows, power_of_two(max_query_len * group)))
+    if rows == tiles.rows:
+        return tiles
+    return replace(tiles, rows=rows, warps=_warps(rows, power_of_two(head_dim)))
 
 
 def decode_tiles(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> Tiles:
-    """Tiles of `decode`. Nothing here may depend on the batch or on a length, see SEGMENTS."""
-    rows = max(MIN_ROWS, power_of_two(group))
+    """Tiles of `decode`. Nothing here may depend on the batch or on a length, see Split."""
     row_bytes = power_of_two(head_dim) * itemsize
     keys = max(16, min(64, 16384 // row_bytes))  # at most 16 KiB of K and as much of V a tile
     stages = 5 if capability >= (9, 0) else 3
-    return Tiles(rows, keys, 4, stages if itemsize == 2 else 2)
+    return Tiles(decode_rows(group), keys, 4, stages if itemsize == 2 else 2)
 
 
-@cache
-def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability that tiles are chosen for; a Hopper's where there is no GPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+def decode_rows(group: int) -> int:
+    """Rows of a decode's tile: the query heads of a KV head, and no fewer than a product takes."""
+    return max(MIN_ROWS, power_of_two(group))
+
+
+def _warps(rows: int, dim: int) -> int:
+    return 8 if rows * dim >= 64 * 64 else 4

@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from kernels import attention, copy, decode, gate, norm, rotary, write
-from kernels.tiles import decode_tiles, prefill_tiles
+from kernels.tiles import Split, decode_tiles, prefill_tiles
 
 PRODUCTS = ("wgmma", "mma.sync")
 
@@ -49,6 +49,8 @@ class Call(TypedDict, total=False):
     softcap: float | None
     tiles: dict[str, int]
     """What to change in the tile sizes that the kernel chooses."""
+    split: dict[str, int]
+    """What to change in how a decode's context is cut."""
 
 
 class Taken(TypedDict):
@@ -143,7 +145,8 @@ def call(case: Call, capability: tuple[int, int]) -> None:
             tiles = decode_tiles(dim, group, item, capability)
             decode.paged_decode(
                 q[:8], k_cache, v_cache, tables, ints[:8], scale=0.1,
-                tiles=replace(tiles, **case.get("tiles", {})), **masks,
+                tiles=replace(tiles, **case.get("tiles", {})),
+                split=Split(**case.get("split", {})), **masks,
             )  # fmt: skip
         case "write":
             write.write_kv(k, k, k_cache, v_cache, slots)

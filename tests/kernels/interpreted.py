@@ -19,7 +19,7 @@ import torch
 
 import kernels
 from kernels import attention, copy, decode, write
-from kernels.tiles import Tiles
+from kernels.tiles import Split, Tiles
 from tests.kernels.cases import LAYER, Case, check
 
 torch.set_num_threads(1)
@@ -79,7 +79,7 @@ def decode_all(case: Case, segments: int = 16, tiles: Tiles | None = None) -> to
         scale=case.scale,
         window=case.window,
         softcap=case.softcap,
-        segments=segments,
+        split=Split(segments),
         tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
     )
 

@@ -1,0 +1,137 @@
+"""Tile sizes by GPU and head shape: what was measured, else the defaults of `tiles.py`.
+
+The measurements stand in tuned.json beside this file; `experiments/benchmarks/tune_kernels.py`
+makes them. A key of the table is what never changes while a model is served: neither the batch nor
+a length is in it, so that who else is in a batch changes no decode's result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels.tiles import Split, Tiles, decode_tiles, fitted, prefill_tiles
+
+PATH = Path(__file__).with_name("tuned.json")
+KERNELS = ("prefill", "decode")
+DEFAULT = Split()
+
+
+class Heads(NamedTuple):
+    """The shape that a kernel is tuned for."""
+
+    kv_heads: int
+    group: int
+    """Query heads that share a KV head."""
+    head_dim: int
+    itemsize: int
+    """Bytes of an element."""
+
+
+class Cut(NamedTuple):
+    """How a decode is cut up."""
+
+    tiles: Tiles
+    split: Split
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table."""
+
+    gpu: str
+    """As torch calls it."""
+    capability: tuple[int, int]
+    kernel: str
+    """One of KERNELS."""
+    heads: Heads
+    tiles: Tiles
+    """Of a prefill: where there are query tokens enough to fill the rows."""
+    split: Split = DEFAULT
+    """Of a decode alone."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """When, with what and how well; nothing reads it."""
+
+    @property
+    def key(self) -> tuple[str, str, Heads]:
+        """What an entry is looked up by."""
+        return self.gpu, self.kernel, self.heads
+
+
+def prefill(device: torch.device, heads: Heads, max_query_len: int) -> Tiles:
+    """Tiles of `attention` where the longest run of query tokens is `max_query_len`."""
+    entry = _table().get((_gpu(device), "prefill", heads))
+    if entry is not None:
+        return fitted(entry.tiles, heads.head_dim, heads.group, max_query_len)
+    _, group, head_dim, itemsize = heads
+    return prefill_tiles(head_dim, group, itemsize, capability(device), max_query_len)
+
+
+@cache
+def decode(device: torch.device, heads: Heads) -> Cut:
+    """How `decode` is cut up."""
+    entry = _table().get((_gpu(device), "decode", heads))
+    if entry is not None:
+        return Cut(entry.tiles, entry.split)
+    _, group, head_dim, itemsize = heads
+    return Cut(decode_tiles(head_dim, group, itemsize, capability(device)), DEFAULT)
+
+
+def read(path: Path = PATH) -> list[Entry]:
+    """The entries of a table's file, in its order."""
+    return [_entry(line) for line in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def write(entries: Iterable[Entry], path: Path = PATH) -> None:
+    """Make a table's file of them; of two with the same key the later one stays."""
+    latest = {entry.key: entry for entry in entries}
+    lines = [_line(latest[key]) for key in sorted(latest)]
+    path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability that tiles are chosen for; a Hopper's where there is no GPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+@cache
+def _gpu(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+@cache
+def _table() -> dict[tuple[str, str, Heads], Entry]:
+    return {entry.key: entry for entry in read()}
+
+
+def _entry(line: Mapping[str, Any]) -> Entry:
+    major, minor = line["capability"]
+    return Entry(
+        gpu=line["gpu"],
+        capability=(major, minor),
+        kernel=line["kernel"],
+        heads=Heads(**line["heads"]),
+        tiles=Tiles(**line["tiles"]),
+        split=Split(**line.get("split", {})),
+        measured=line["measured"],
+    )
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    line = {
+        "gpu": entry.gpu,
+        "capability": entry.capability,
+        "kernel": entry.kernel,
+        "heads": entry.heads._asdict(),
+        "tiles": asdict(entry.tiles),
+    }
+    if entry.kernel == "decode":
+        line["split"] = entry.split._asdict()
+    return {**line, "measured": entry.measured}

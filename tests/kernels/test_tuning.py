@@ -1,0 +1,144 @@
+"""The tuning table: what is looked up, and that every line of it compiles for its GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import tuning
+from kernels.tiles import (
+    MIN_ROWS,
+    Split,
+    Tiles,
+    decode_tiles,
+    fitted,
+    power_of_two,
+    prefill_tiles,
+)
+from kernels.tuning import Entry, Heads
+from tests.kernels.test_compile import taken
+
+CPU = torch.device("cpu")
+LLAMA = Heads(8, 4, 128, 2)
+PREFILL = Entry("", (9, 0), "prefill", LLAMA, Tiles(64, 128, 4, 3), measured={"date": "today"})
+DECODE = Entry("", (9, 0), "decode", LLAMA, Tiles(16, 128, 8, 7), Split(32, 2))
+SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
+"""KiB of shared memory that one program may have."""
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Entries for the GPU without a name, which is none."""
+    monkeypatch.setattr(tuning, "_table", lambda: {one.key: one for one in (PREFILL, DECODE)})
+    tuning.decode.cache_clear()
+    yield
+    tuning.decode.cache_clear()
+
+
+def test_where_nothing_was_measured_defaults_are_taken() -> None:
+    heads = Heads(8, 3, 80, 2)
+    assert tuning.prefill(CPU, heads, 100) == prefill_tiles(80, 3, 2, (9, 0), 100)
+    assert tuning.decode(CPU, heads) == (decode_tiles(80, 3, 2, (9, 0)), Split())
+
+
+@pytest.mark.usefixtures("table")
+def test_what_was_measured_is_taken() -> None:
+    assert tuning.decode(CPU, LLAMA) == (DECODE.tiles, DECODE.split)
+    assert tuning.prefill(CPU, LLAMA, 16) == PREFILL.tiles
+    assert tuning.prefill(CPU, LLAMA, 4000) == PREFILL.tiles
+
+
+@pytest.mark.usefixtures("table")
+def test_short_queries_get_fewer_rows_and_the_same_keys() -> None:
+    assert tuning.prefill(CPU, LLAMA, 1) == Tiles(16, 128, 4, 3)
+    assert tuning.prefill(CPU, LLAMA, 5) == Tiles(32, 128, 8, 3)
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize("change", [{"kv_heads": 4}, {"group": 2}, {"head_dim": 64}])
+def test_another_shape_is_not_that_one(change: dict[str, int]) -> None:
+    heads = LLAMA._replace(**change)
+    assert tuning.decode(CPU, heads).split == Split()
+    assert tuning.prefill(CPU, heads, 4000).keys == 64
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    tuning.write([PREFILL, DECODE], file)
+    assert sorted(tuning.read(file), key=lambda one: one.kernel) == [DECODE, PREFILL]
+
+
+def test_the_later_of_two_measurements_stays(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    later = Entry("", (9, 0), "prefill", LLAMA, Tiles(128, 64, 8, 5))
+    tuning.write([PREFILL, later], file)
+    assert tuning.read(file) == [later]
+
+
+def test_the_committed_table_can_be_used() -> None:
+    """What a kernel would refuse, or misread, at its first launch on that GPU."""
+    for entry in tuning.read():
+        says = json.dumps(tuning._line(entry))
+        tiles, (segments, least) = entry.tiles, entry.split
+        assert entry.kernel in tuning.KERNELS, says
+        assert entry.gpu and entry.measured, says
+        for size in (tiles.rows, tiles.keys, tiles.warps, segments):
+            assert size == power_of_two(size) > 0, says
+        assert tiles.rows >= max(MIN_ROWS, power_of_two(entry.heads.group)), says
+        assert tiles.keys >= MIN_ROWS and tiles.stages in (2, 3, 5, 7) and least >= 1, says
+
+
+def calls(entry: Entry) -> list[dict[str, Any]]:
+    """What the engine may launch of an entry."""
+    head_dim, group = entry.heads.head_dim, entry.heads.group
+    call = {"dtype": "bfloat16", "head_dim": head_dim, "group": group}
+    if entry.kernel == "decode":
+        tiles, split = vars(entry.tiles), entry.split._asdict()
+        return [{**call, "kernel": "decode", "queries": 8, "tiles": tiles, "split": split}]
+    return [
+        {
+            **call,
+            "kernel": "attention",
+            "queries": queries,
+            "tiles": vars(fitted(entry.tiles, head_dim, group, queries)),
+        }
+        for queries in (1, 16, 512)
+    ]
+
+
+def faults(entry: Entry) -> list[str]:
+    """What is wrong with an entry on the GPU that it was measured on."""
+    target = entry.capability[0] * 10 + entry.capability[1]
+    found = []
+    for call, launched in zip(calls(entry), taken(calls(entry), target), strict=True):
+        for kernel in launched:
+            if kernel["spilled"]:
+                found.append(f"spills: {call}: {kernel}")
+            if kernel["shared"] > SHARED[target] * 1024:
+                found.append(f"too much shared memory: {call}: {kernel}")
+    return found
+
+
+@pytest.mark.slow
+def test_every_entry_compiles_for_its_gpu() -> None:
+    halves = [entry for entry in tuning.read() if entry.heads.itemsize == 2]
+    assert [fault for entry in halves for fault in faults(entry)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_splits_compile_and_what_spills_or_is_too_large_is_seen(
+    capability: tuple[int, int],
+) -> None:
+    for split in (Split(8, 4), Split(32, 2), Split(64)):
+        fine = Entry("x", capability, "decode", LLAMA, decode_tiles(128, 4, 2, capability), split)
+        assert faults(fine) == []
+    spilling = Entry("x", capability, "prefill", LLAMA, Tiles(128, 128, 4, 2))
+    assert any(fault.startswith("spills") for fault in faults(spilling))
+    large = Entry("x", capability, "decode", LLAMA, Tiles(16, 256, 8, 7))
+    assert any(fault.startswith("too much shared") for fault in faults(large))
