@@ -98,16 +98,15 @@ class Engine(Backend):
         )
 
     def _limited(self, settings: Settings) -> Settings:
-        """The workload's settings with no more than `limit` requests, however it calls that."""
+        """The workload's settings with no more than `limit` requests."""
         if self.limit is None or "_target_" not in settings:
             return settings
-        for key in ("limit", "requests"):
-            if takes(settings["_target_"], key):
-                return {**settings, key: min(settings.get(key) or self.limit, self.limit)}
-        raise ConfigError(
-            f"backend.limit={self.limit}: must be null for a workload that takes neither requests= "
-            "nor limit="
-        )
+        if not takes(settings["_target_"], "requests"):
+            raise ConfigError(
+                f"backend.limit={self.limit}: must be null for a workload without requests="
+            )
+        wanted = settings.get("requests") or self.limit
+        return {**settings, "requests": min(wanted, self.limit)}
 
     def stage(self, config: Settings, seed: int) -> Serving:
         try:

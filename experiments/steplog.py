@@ -16,7 +16,10 @@ from pagedsim.metrics.files import STEPS
 from pagedsim.sim.cost import CostModel, Sample
 from pagedsim.sim.replica import Replica
 
-_SAME = ("device", "clock", "threads", "model", "dtype", "block_size", "block_bytes")
+_SAME = (
+    *("device", "clock", "threads", "model", "model_impl", "dtype"),
+    *("block_size", "block_bytes"),
+)
 """Of the machine: where these differ, so do the times of the same step."""
 _SOMEBODY = Request("", 1)
 _COLUMNS = {
@@ -65,10 +68,11 @@ def log_of(runs: Iterable[Recorded], source: str) -> StepLog:
         for name in _COLUMNS.values():
             numbers(run.folder / STEPS, run.steps, name)
         for key in _SAME:
-            if run.machine[key] != first.machine[key]:
+            mine, its = run.machine.get(key), first.machine.get(key)
+            if mine != its:
                 raise ConfigError(
-                    f"{run.folder}: {key}={run.machine[key]}, but {first.folder} has "
-                    f"{first.machine[key]}: a fit is of one machine, one model and one block size"
+                    f"{run.folder}: {key}={mine}, but {first.folder} has {its}: a fit "
+                    "is of one machine, one model and one block size"
                 )
     samples = [sample for run in runs for sample in samples_of(run.steps)]
     return StepLog(samples, replica_of(first.config, first.machine), first.machine, source)

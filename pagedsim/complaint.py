@@ -201,8 +201,6 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     *above, name = names
     if above == ["study", "arms"]:
         return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
-    if name == "requests" and "limit" in there:
-        return f"key; use {_dotted([*above, 'limit'])}="
     if above and name in root:
         return f"key; use {name}="
     known = [one for one in there if not one.startswith("_")]

@@ -133,10 +133,6 @@ COMPOSITION = {
         "hydra.verbos: no such key of Hydra's; --cfg hydra shows them",
     ),
     "several options": ("policy=[a]", "policy=[a]: unknown; choose from fcfs, priority"),
-    "requests of a trace": (
-        f"{TRACE} workload.path=x workload.requests=5",
-        "workload.requests: no such key; use workload.limit=",
-    ),
     "neither true nor false of Hydra's": (
         "hydra.verbose=tru",
         "hydra.verbose=tru: must be true or false",
@@ -212,9 +208,9 @@ VALUES = {
     ),
     "added key of workload": (
         f"{SINGLE} +workload.requets=8",
-        "workload.requets: unknown setting 'requets': choose from arrivals, client, cv, deadline, "
-        "duration, lengths, max_len, prediction_sigma, prefixes, priority, rate, requests, seed, "
-        "think_time, users; did you mean 'requests'?",
+        "workload.requets: unknown setting 'requets': choose from arrivals, beam, client, cv, "
+        "deadline, duration, lengths, max_len, n, prediction_sigma, prefixes, priority, rate, "
+        "requests, seed, think_time, users; did you mean 'requests'?",
     ),
     "added key of a policy": (
         f"{SINGLE} +policy.displace=true",
@@ -315,8 +311,8 @@ VALUES = {
         "study.metrics=[ttfft]",
         "study.metrics: unknown metric 'ttfft': choose from aborted, batch_fill_mean, "
         "batch_size_mean, cached_tokens, e2e, finished, goodput_per_s, in_system_mean, itl, "
-        "kv_utilisation_mean, kv_waste_mean, makespan, mbu, mfu, normalized_latency, "
-        "output_tokens_per_s, preemptions, queue_time, recomputed_tokens, rejected, requests, "
+        "kv_shared_mean, kv_utilisation_mean, kv_waste_mean, makespan, mbu, mfu, "
+        "normalized_latency, output_tokens_per_s, preemptions, queue_time, recomputed_tokens, rejected, requests, "
         "requests_per_s, swapped_blocks, tpot, ttft, unfinished; did you mean 'ttft'?",
     ),
     "no arms": ("experiment=compare", "study.arms: must be given: study.arms=..."),

@@ -262,8 +262,8 @@ class Scheduler:
                 self._append(request, tokens[request.id])
         if parents:
             for name, chosen in parents.items():
-                if (request := self.requests.get(name)) and request.decoding:
-                    self._descend(request, chosen)
+                if (group := self.requests.get(name)) and group.decoding:
+                    self._descend(group, chosen)
         if self._observing:
             self.policy.observe(Served(plan, now))
         # In the order of the batch: the prefix cache evicts in the order of release.

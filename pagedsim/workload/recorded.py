@@ -28,7 +28,7 @@ def trace(
     format: str = "auto",
     start: float = 0.0,
     window: float | None = None,
-    limit: int | None = None,
+    requests: int | None = None,
     max_len: int | None = None,
     rate_scale: float = 1.0,
     rate: float | None = None,
@@ -53,7 +53,7 @@ def trace(
 ) -> Workload:
     """A workload from a file; `format` is a key of `FORMATS`, or auto to look into the file.
 
-    Of the file come `window` seconds from second `start` on, at most `limit` rows. Then prompts
+    Of the file come `window` seconds from second `start` on, at most `requests` rows. Then prompts
     are cut so that a request has at most `max_len` tokens, and time is scaled: `rate_scale` times
     as many requests a second, or `rate` of them on average. With `arrivals` other than trace the
     lengths stay and the times are drawn, as in `synthetic`.
@@ -71,7 +71,7 @@ def trace(
         path,
         format,
         options,
-        _slice(start, window, limit),
+        _slice(start, window, requests),
         timed=process is None,
         drop_empty=flag("drop_empty", drop_empty),
         sort=flag("sort", sort),
@@ -149,11 +149,11 @@ def _options(
     )
 
 
-def _slice(start: float, window: float | None, limit: int | None) -> Slice:
+def _slice(start: float, window: float | None, requests: int | None) -> Slice:
     return Slice(
         number("start", start, low=0),
         None if window is None else number("window", window, above=0),
-        None if limit is None else whole("limit", limit, 1),
+        None if requests is None else whole("requests", requests, 1),
     )
 
 

@@ -265,7 +265,7 @@ def test_settings_that_a_format_ignores(
         ({"rate_scale": 2, "arrivals": "burst"}, "only with arrivals=trace"),
         ({"cv": 2}, "cv=2: a trace has its own arrivals"),
         ({"arrivals": "poisson"}, "arrivals=poisson: needs rate="),
-        ({"limit": 0}, "limit=0: must be a whole number, 1 or more"),
+        ({"requests": 0}, "requests=0: must be a whole number, 1 or more"),
         ({"start": -1}, "start=-1: must be a number, 0 or more"),
         ({"window": 0}, "window=0: must be a number above 0"),
         ({"max_len": 1}, "max_len=1: must be a whole number, from 2 to"),

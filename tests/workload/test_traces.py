@@ -61,7 +61,7 @@ def test_burstgpt_leaves_out_failures_when_asked(tmp_path: Path) -> None:
     assert (made.dropped, made.notices) == (1, ("1 rows without tokens were left out",))
     with pytest.raises(ConfigError, match=r"csv:4: Response tokens=0: .*drop_empty=true"):
         trace(path=path)
-    assert trace(path=path, drop_empty=True, limit=2).dropped == 0
+    assert trace(path=path, drop_empty=True, requests=2).dropped == 0
 
 
 def test_rows_of_a_csv_may_be_filtered(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_slices(tmp_path: Path) -> None:
     path = written(tmp_path, PLAIN)
     assert rows(trace(path=path, start=1.0)) == [(0.0, 200, 20), (0.0, 300, 30), (2.5, 400, 40)]
     assert rows(trace(path=path, start=1.0, window=2.5)) == [(0.0, 200, 20), (0.0, 300, 30)]
-    assert rows(trace(path=path, start=1.0, limit=1)) == [(0.0, 200, 20)]
+    assert rows(trace(path=path, start=1.0, requests=1)) == [(0.0, 200, 20)]
     with pytest.raises(ConfigError, match=r"no request is left of 4 rows, of 3.5 s"):
         trace(path=path, start=99)
 
@@ -144,7 +144,7 @@ def test_slices(tmp_path: Path) -> None:
 def test_reading_stops_where_the_slice_ends(tmp_path: Path) -> None:
     rows_ = "".join(f"{i}.0,5,5\n" for i in range(70_000))
     path = written(tmp_path, PLAIN.splitlines()[0] + "\n" + rows_ + "nonsense,1,1\n")
-    assert len(trace(path=path, limit=100)) == 100
+    assert len(trace(path=path, requests=100)) == 100
     assert len(trace(path=path, window=50)) == 50
     with pytest.raises(ConfigError, match=":70002: arrived_at='nonsense': must be a finite number"):
         trace(path=path)
@@ -154,11 +154,11 @@ def test_a_slice_is_read_on_for_where_rows_before_it_are_many(tmp_path: Path) ->
     rows_ = "".join(f"{i}.0,5,{i % 7 + 1}\n" for i in range(70_000))
     path = written(tmp_path, PLAIN.splitlines()[0] + "\n" + rows_)
     found = [(0.0, 5, 69_000 % 7 + 1), (1.0, 5, 69_001 % 7 + 1)]
-    assert rows(trace(path=path, start=69_000, limit=2)) == found
+    assert rows(trace(path=path, start=69_000, requests=2)) == found
     assert rows(trace(path=path, start=69_000, window=2)) == found
     dated = "".join(f"{1_000_000 + i},5,{i % 7 + 1}\n" for i in range(70_000))
     path = written(tmp_path, "Timestamp,Request tokens,Response tokens\n" + dated)
-    assert rows(trace(path=path, start=69_000, limit=2)) == found
+    assert rows(trace(path=path, start=69_000, requests=2)) == found
     assert rows(trace(path=path, start=69_000, window=2)) == found
 
 
@@ -173,7 +173,9 @@ def test_time_0_is_that_of_the_file_whatever_rows_are_wanted(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="csv:3: Timestamp is 8 s before the row above"):
         trace(path=turned, where={"Session ID": "b"})
     many = [f"{i},s,1,{'A' if i < 69_000 else 'B'},5,5,10,x" for i in range(70_000)]
-    far = trace(path=written(tmp_path, "\n".join([header, *many])), where={"Model": "B"}, limit=2)
+    far = trace(
+        path=written(tmp_path, "\n".join([header, *many])), where={"Model": "B"}, requests=2
+    )
     assert far.arrival.tolist() == [69_000, 69_001]
 
 
