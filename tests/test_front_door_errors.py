@@ -312,8 +312,9 @@ VALUES = {
         "study.metrics: unknown metric 'ttfft': choose from aborted, batch_fill_mean, "
         "batch_size_mean, cached_tokens, e2e, finished, goodput_per_s, in_system_mean, itl, "
         "kv_shared_mean, kv_utilisation_mean, kv_waste_mean, makespan, mbu, mfu, "
-        "normalized_latency, output_tokens_per_s, preemptions, queue_time, recomputed_tokens, rejected, requests, "
-        "requests_per_s, swapped_blocks, tpot, ttft, unfinished; did you mean 'ttft'?",
+        "normalized_latency, output_tokens_per_s, preemptions, queue_time, recomputed_tokens, "
+        "rejected, requests, requests_per_s, swapped_blocks, tpot, ttft, unfinished; "
+        "did you mean 'ttft'?",
     ),
     "no arms": ("experiment=compare", "study.arms: must be given: study.arms=..."),
     "value that must be given": (
