@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def draw_blocks(data: Mapping[str, Any]) -> Figure:
 def _draw_waste(axes: Axes, sizes: Sequence[int], waste: Mapping[str, Sequence[float]]) -> None:
     """Unused slots a sequence beside what theory says."""
     places = range(len(sizes))
-    axes.plot(places, [max((size - 1) / 2, 0.05) for size in sizes], color=MUTED, lw=1)
+    axes.plot(places, _above_zero([(size - 1) / 2 for size in sizes]), color=MUTED, lw=1)
     axes.annotate(
         "(B − 1) / 2",
         (len(sizes) // 2, (sizes[len(sizes) // 2] - 1) / 2),
@@ -69,7 +70,7 @@ def _draw_waste(axes: Axes, sizes: Sequence[int], waste: Mapping[str, Sequence[f
     for marker, (load, values) in zip("os^v", waste.items(), strict=False):
         axes.plot(
             places,
-            [max(v, 0.05) for v in values],
+            _above_zero(values),
             marker,
             ms=5,
             mfc="none",
@@ -81,6 +82,11 @@ def _draw_waste(axes: Axes, sizes: Sequence[int], waste: Mapping[str, Sequence[f
     axes.legend(loc="upper left", handletextpad=0.2)
     plain_log_ticks(axes.yaxis)
     by_size(axes, sizes)
+
+
+def _above_zero(values: Sequence[float]) -> list[float]:
+    """What a logarithmic axis can show."""
+    return [value if value > 0 else math.nan for value in values]
 
 
 def by_size(axes: Axes, sizes: Sequence[int]) -> None:

@@ -75,6 +75,22 @@ def test_all_of_the_overhead_is_for_finding_blocks() -> None:
     assert {"++cost.block_tokens=0", "workload.rate=1", "batching=static"} <= set(changed)
 
 
+def test_a_variant_may_have_a_rate_of_its_own() -> None:
+    variants = {"slow": Variant(rates={"ShareGPT": 3.0}), "half": Variant(load=0.5)}
+    arms = study(variants=variants).arms()
+    assert "workload.rate=3" in arms["ShareGPT, blocks of 16, slow"]
+    assert "workload.rate=1" in arms["ShareGPT, blocks of 16, half"]
+    with pytest.raises(
+        ConfigError, match=r"^variants\.slow\.rates\.Alpaca: must be one of ShareGPT"
+    ):
+        study(variants={"slow": Variant(rates={"Alpaca": 3.0})})
+
+
+def test_the_finding_says_of_each_variant_what_came_out() -> None:
+    reading = study().read(runs({"": [0.2, 0.11, 0.1], ", none": [0.3, 0.2, 0.1]}))
+    assert reading.finding[-1] == "With none these come within 10% of the best: ShareGPT 256."
+
+
 def test_best_and_as_good_as_the_best() -> None:
     reading = study().read(runs({"": [0.2, 0.11, 0.1], ", none": [0.1, 0.1, 0.1]}))
     rows = {row.what: row for row in reading.rows}
@@ -101,6 +117,12 @@ def test_waste_is_what_a_sequence_holds_and_does_not_use_while_all_decode() -> N
 def test_a_load_must_come() -> None:
     with pytest.raises(ConfigError, match=r"^rate=-1: must be"):
         Load("sharegpt", -1, 100, (16, 256))
+
+
+@pytest.mark.parametrize("settings", [{"overhead": -1}, {"load": "x"}, {"rates": {"ShareGPT": -1}}])
+def test_a_variant_is_made_of_numbers(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        Variant(**settings)
 
 
 def test_times_of_a_kernel_are_taken_from_a_folder(tmp_path: Path) -> None:
