@@ -34,6 +34,7 @@ class BlockSizes(Reproduction):
     metrics: Sequence[str]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_sizes("sizes", self.sizes, least=2)
         try:
             keys_of(self.metrics)

@@ -78,6 +78,7 @@ class SwapMap(Reproduction):
     """Block sizes whose prices are measured on the engine."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_sizes("sizes", self.sizes)
         require_sizes("measured", self.measured, least=0)
         require_whole("length", self.length, 1)

@@ -41,6 +41,7 @@ class Batched(Reproduction):
     each load, or some."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.varied not in self.systems:
             raise ConfigError(f"varied={self.varied}: must be one of {', '.join(self.systems)}")
         for load, settings in self.loads.items():

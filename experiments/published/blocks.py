@@ -77,6 +77,7 @@ class Blocks(Reproduction):
     """A folder that experiment=block_sizes has left, for kernel times."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_sizes("sizes", self.sizes, least=2)
         require_whole("usual", self.usual, 1)
         require_number("overhead", self.overhead, 0)

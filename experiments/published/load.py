@@ -70,6 +70,7 @@ class LatencyUnderLoad(Reproduction):
     """Seconds whose arrivals do not count."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require("warm_up", self.warm_up, 0)
         require("slower", self.slower, 1)
         for bound in (self.bound, *self.bounds):

@@ -59,6 +59,7 @@ class MemoryUse(Reproduction):
     """Seconds at the beginning that do not count."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require("warm_up", self.warm_up, 0)
         if self.largest not in self.systems:
             raise ConfigError(f"largest={self.largest}: must be one of {', '.join(self.systems)}")

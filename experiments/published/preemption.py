@@ -43,6 +43,7 @@ class Preemptions(Reproduction):
     """Overrides, for whole runs."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_sizes("sizes", self.sizes, least=2)
         require_sizes("lengths", self.lengths, least=0)
         require_whole("length", self.length, 1)

@@ -46,6 +46,7 @@ class SharedPrefix(Reproduction):
     """Seconds after which runs count."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require("settled", self.settled, 0)
         if len(self.systems) < 2:
             raise ConfigError(f"systems: {len(self.systems)} of them: must be at least 2")

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from hydra.core.hydra_config import HydraConfig
 
+from experiments.arm import Job
 from experiments.check import check_arms, processes_of
 from experiments.command import command, typed
 from experiments.compare import Compare
 from experiments.errand import Errand
 from experiments.failure import Failure
 from experiments.folder import kept_configuration
+from experiments.kinds import require_kinds
 from experiments.parts import backend_of
-from experiments.study import Runs, jobs_of, run_study
+from experiments.study import Runs, jobs_of, overruled, run_study, unread
 from pagedsim.complaint import Complaint, Interruption, shown
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.result import Drawing, show_result, write_result
+
+_NAMED = 3
+"""Of many runs, so many are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +60,9 @@ class Reproduction(Errand):
     question: str
     source: str
 
+    def __post_init__(self) -> None:
+        require_kinds(self)
+
     @abstractmethod
     def arms(self) -> Mapping[str, Sequence[str]]:
         """Names of runs, and the overrides that make them."""
@@ -63,7 +72,9 @@ class Reproduction(Errand):
         """What came out; `runs` has those of each arm, a seed each."""
 
     def perform(self, folder: Path) -> None:
-        runs = self._served(folder)
+        plan = Compare(self.title, self.question, self.arms())
+        jobs = jobs_of(plan, typed(), folder)
+        runs = self._served(plan, jobs, folder)
         by_arm: dict[str, list[Run]] = {}
         for run in runs.comparable:
             by_arm.setdefault(run.arm, []).append(run)
@@ -77,18 +88,18 @@ class Reproduction(Errand):
             rows=reading.rows,
             listings=reading.listings,
             source=self.source,
-            notes=reading.notes,
+            notes=[*reading.notes, *_notes(runs), *_unheard(plan, jobs)],
             data=reading.data,
         )
         show_result(result)
-        report = write_result(result, reading.drawings, folder)
+        drawings = reading.drawings if kept_configuration(folder)["report"] else None
+        report = write_result(result, drawings, folder)
         print(f"results   {shown(folder)}")
-        print(f"report    {shown(report)}")
+        if report is not None:
+            print(f"report    {shown(report)}")
 
-    def _served(self, folder: Path) -> Runs:
+    def _served(self, plan: Compare, jobs: Sequence[Job], folder: Path) -> Runs:
         """All runs, complete; raises what hindered one of them."""
-        plan = Compare(self.title, self.question, self.arms())
-        jobs = jobs_of(plan, typed(), folder)
         if not self.on_engine and any(backend_of(job.config).alone for job in jobs):
             raise ConfigError("backend=engine: must be sim; what was published is simulated here")
         _complain(check_arms(plan, jobs))
@@ -100,6 +111,31 @@ class Reproduction(Errand):
             )
         _complain(runs.reasons)
         return runs
+
+
+def _notes(runs: Runs) -> Iterator[str]:
+    """What a reader must know of the runs, each line once, with in how many of them it is so."""
+    every = list(runs.finished.values())
+    counts = Counter(notice["what"] for run in every for notice in run.summary.get("notices", ()))
+    for what, count in counts.items():
+        yield what if count == len(every) else f"in {count} of {len(every)} runs {what}"
+    if runs.changed:
+        arms = _some(sorted(runs.changed))
+        yield f"the code or a file of {arms} changed on the way: not kept, to be run again"
+
+
+def _unheard(plan: Compare, jobs: Sequence[Job]) -> Iterator[str]:
+    """What was typed and changes nothing."""
+    for override in overruled(plan, typed()):
+        yield f"{override} changes nothing: every run sets it"
+    for override in unread(jobs, typed()):
+        yield f"{override} changes nothing: times are measured, not modelled"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names of many."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _complain(failures: Mapping[str, Failure]) -> None:

@@ -69,6 +69,7 @@ class Sharing(Reproduction):
     """Seconds a token at which a gain is read off them."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require("settled", self.settled, 0)
         if len(self.systems) != 2:
             raise ConfigError(f"systems: {len(self.systems)} of them: must be 2")

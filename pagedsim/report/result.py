@@ -50,8 +50,16 @@ def show_result(result: Result, console: Console | None = None) -> None:
         console.print(Text(f"note: {note}"))
 
 
-def write_result(result: Result, drawings: Mapping[str, Drawing], folder: Path) -> Path:
-    """Write result.json, plots/<name>.png and report.html; returns the path of the report."""
+def write_result(
+    result: Result, drawings: Mapping[str, Drawing] | None, folder: Path
+) -> Path | None:
+    """Write result.json, plots/<name>.png and report.html, whose path is returned.
+
+    Without `drawings` (None), result.json alone.
+    """
+    write_json(folder / RESULT, replace(result, pictures=list(drawings or ())).record())
+    if drawings is None:
+        return None
     from pagedsim.report.html import document, figure
     from pagedsim.report.plots import Plot, render
 
@@ -63,7 +71,6 @@ def write_result(result: Result, drawings: Mapping[str, Drawing], folder: Path) 
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     for plot in plots:
         (folder / "plots" / f"{plot.name}.png").write_bytes(plot.png)
-    write_json(folder / RESULT, replace(result, pictures=list(drawings)).record())
     report = folder / "report.html"
     parts = [*_head(result), *map(figure, plots), *_tail(result)]
     report.write_text(document(result.title, parts), encoding="utf-8")

@@ -1,0 +1,52 @@
+"""Whether a study's settings are of the kinds that its fields say, before anything reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import is_number, is_whole
+
+
+def require_kinds(study: Any) -> None:
+    """Raise ConfigError for a field of a dataclass that holds what its annotation rules out.
+
+    Numbers, texts, lists, mappings, and what is in them; other annotations allow everything.
+    """
+    hints = get_type_hints(type(study))
+    for field in fields(study):
+        _require(field.name, getattr(study, field.name), hints[field.name])
+
+
+def _require(where: str, value: object, hint: Any) -> None:
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    if NoneType in get_args(hint):  # None, or one of the others
+        if value is not None and len(kinds) == 1:
+            _require(where, value, kinds[0])
+        return
+    if wanted := _wanted(value, get_origin(hint) or hint):
+        raise ConfigError(f"{where}={value!r}: must be {wanted}")
+    if isinstance(value, Mapping) and len(kinds) == 2:
+        for key, inner in value.items():
+            _require(f"{where}.{key}", inner, kinds[1])
+    elif isinstance(value, (list, tuple)) and len(kinds) == 1:
+        for inner in value:
+            _require(where, inner, kinds[0])
+
+
+def _wanted(value: object, kind: Any) -> str:
+    """What it must be and is not; empty if it is, or may be anything."""
+    if kind is Mapping:
+        return "" if isinstance(value, Mapping) else "a mapping of names to settings"
+    if kind is Sequence:
+        return "" if isinstance(value, (list, tuple)) else "a list"
+    if kind is int:
+        return "" if is_whole(value) else "a whole number"
+    if kind is float:
+        return "" if is_number(value) else "a number"
+    if kind is str:
+        return "" if isinstance(value, str) else "a text"
+    return ""
