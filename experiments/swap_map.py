@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from experiments.backend import Backend
 from experiments.block_list import require_sizes
 from experiments.published.reproduction import Reading, Reproduction
-from experiments.swap_prices import Price, Priced
+from experiments.swap_prices import Price, Priced, require_prices
 from experiments.twin import Prices
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
@@ -82,6 +82,7 @@ class SwapMap(Reproduction):
         require_sizes("sizes", self.sizes)
         require_sizes("measured", self.measured, least=0)
         require_whole("length", self.length, 1)
+        require_prices(self.batch, self.buses)
         if self.usual not in self.sizes:
             raise ConfigError(f"usual={self.usual}: must be one of sizes={list(self.sizes)}")
         if self.modern not in self.models:
@@ -184,26 +185,47 @@ class SwapMap(Reproduction):
         grid: Mapping[Place, Sequence[Price]],
         effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]],
     ) -> list[str]:
-        before, after = next(iter(self.machines)), list(self.machines)[-1]
-        first = Place(self.models[0], before, next(iter(self.buses)), "layer")
-        last = Place(self.modern, after, self.own[after], "block")
-        then, now = self._at(grid[first]), self._at(grid[last])
-        split = self._at(grid[last._replace(layout="layer")])
         won = [place for place, prices in grid.items() if place.layout == "block"]
         swaps = sum(p.swap < p.recompute for place in won for p in grid[place])
         told = [
-            f"The paper's case ({_of(first)}, blocks of {self.usual}): {self.length} tokens take "
-            f"{_ms(then.swap)} out and in and {_ms(then.recompute)} to compute again; recompute is "
-            f"{_most(grid[first]):.2f} times as slow at most (published: {1 + SLOWER:g}).",
-            f"{_of(last)}: {_ms(now.swap)} against {_ms(now.recompute)}, so swap is "
-            f"{now.recompute / now.swap:.1f} times cheaper; but with a copy a layer it takes "
-            f"{_ms(split.swap)}, {split.swap / now.swap:.1f} times as long. What grouped "
-            "queries save in bytes, small copies lose again: the layout decides.",
+            self._then(grid),
+            self._now(grid),
             f"With a copy a block swap is cheaper in {swaps} of {len(won) * len(self.sizes)} "
             f"cases of the map, with a copy a layer in "
             f"{sum(p.swap < p.recompute for w in won for p in grid[w._replace(layout='layer')])}.",
         ]
         return [*told, self._whole_runs(effects)]
+
+    def _then(self, grid: Mapping[Place, Sequence[Price]]) -> str:
+        """The paper's model and layout, on the first machine over every bus."""
+        places = [Place(self.models[0], next(iter(self.machines)), b, "layer") for b in self.buses]
+        prices = [self._at(grid[place]) for place in places]
+        return (
+            f"The paper's case ({places[0].model}, {places[0].machine}, {COPIES['layer']}, blocks "
+            f"of {self.usual}): {self.length} tokens take {_ms(prices[0].recompute)} to compute "
+            f"again, and out and in {_each([_ms(one.swap) for one in prices], self.buses)}; "
+            "recompute is at most "
+            f"{_each([f'{_most(grid[place]):.2f}' for place in places], self.buses)} times as slow "
+            f"(published: {1 + SLOWER:g}, over a bus that is not named)."
+        )
+
+    def _now(self, grid: Mapping[Place, Sequence[Price]]) -> str:
+        """The modern model on the last machine."""
+        after = list(self.machines)[-1]
+        block = Place(self.modern, after, self.own[after], "block")
+        now, split = (
+            self._at(grid[block._replace(layout=layout)]) for layout in ("block", "layer")
+        )
+        least, most = sorted((now.recompute, now.swap))
+        better, other = (
+            "swap" if one.swap < one.recompute else "recompute" for one in (now, split)
+        )
+        return (
+            f"{_of(block)}: {_ms(now.swap)} against {_ms(now.recompute)}, so {better} is "
+            f"{most / least:.1f} times cheaper; with a copy a layer a swap takes {_ms(split.swap)}, "
+            f"{split.swap / now.swap:.1f} times as long, and {other} is cheaper"
+            f"{': the layout decides' if better != other else ''}."
+        )
 
     def _whole_runs(self, effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]]) -> str:
         """What is left of it in tokens a second."""
@@ -343,6 +365,10 @@ def _effects(runs: Mapping[str, Sequence[Run]], where: str) -> dict[str, Estimat
 
 def _most(prices: Sequence[Price]) -> float:
     return max(price.recompute / price.swap for price in prices)
+
+
+def _each(values: Sequence[str], buses: Iterable[str]) -> str:
+    return ", ".join(f"{value} ({bus})" for value, bus in zip(values, buses, strict=True))
 
 
 def _of(place: Place) -> str:

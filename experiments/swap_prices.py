@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from experiments.objects import make
-from pagedsim.core import Request, SamplingParams, StepPlan
+from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.plan import Chunk
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.hardware import Hardware
@@ -15,6 +16,18 @@ from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Layout, Replica
 
 _SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
+
+
+def require_prices(batch: Sequence[int], buses: Mapping[str, float]) -> None:
+    """Raise ConfigError for decodes or buses that nothing can be priced beside or over."""
+    if len(batch) != 2:
+        raise ConfigError(f"batch={list(batch)}: must be two numbers: decodes, and their tokens")
+    for count in batch:
+        require_whole("batch", count, 1)
+    if not buses:
+        raise ConfigError("buses: must have at least one")
+    for bus, rate in buses.items():
+        require_number(f"buses.{bus}", rate, 1e-3)
 
 
 class Price(NamedTuple):

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from experiments.block_list import require_sizes
 from experiments.published.reproduction import Reading, Reproduction
-from experiments.swap_prices import Price, Priced
+from experiments.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.metrics.result import Listing, Row
@@ -47,6 +47,8 @@ class Preemptions(Reproduction):
         require_sizes("sizes", self.sizes, least=2)
         require_sizes("lengths", self.lengths, least=0)
         require_whole("length", self.length, 1)
+        require_whole("slots", self.slots, 1)
+        require_prices(self.batch, self.buses)
         if not set(COMPARABLE) <= set(self.sizes):
             raise ConfigError(f"sizes={list(self.sizes)}: must hold 16 and 64, which it compares")
 

@@ -99,6 +99,17 @@ def test_the_published_claim_stands_beside_the_modern_case() -> None:
     assert modern.difference > 2
 
 
+def test_the_finding_says_which_way_is_cheaper() -> None:
+    simulated = study(Simulated())
+    then, now, *_ = simulated.read(runs(simulated)).finding
+    assert "182 ms (PCIe 3), 117 ms (PCIe 4)" in then
+    assert "so swap is 4.3 times cheaper" in now
+    assert now.endswith("7.9 times as long, and recompute is cheaper: the layout decides.")
+    slow = study(Simulated(), buses={"PCIe 3": 1.0, "PCIe 4": 2.0, "PCIe 5": 2.0})
+    now = slow.read(runs(slow)).finding[1]
+    assert "so recompute is" in now and now.endswith("and recompute is cheaper.")
+
+
 def test_whole_runs_are_held_against_recompute_seed_by_seed() -> None:
     simulated = study(Simulated())
     reading = simulated.read(runs(simulated))
@@ -148,6 +159,8 @@ def test_what_the_engine_measured_is_told() -> None:
         ({"measured": ["x"]}, r"^measured='x': must be a whole"),
         ({"usual": 5}, r"^usual=5: must be one of sizes"),
         ({"modern": "gpt"}, r"^modern=gpt: must be one of models"),
+        ({"batch": [25]}, r"^batch=\[25\]: must be two numbers"),
+        ({"buses": {"PCIe 4": 0}}, r"^buses.PCIe 4=0: must be at least 0.001"),
         ({"own": {"A100": "PCIe 4"}}, r"^own=.*: must name one of buses for H100"),
     ],
 )
