@@ -222,8 +222,8 @@ class SwapMap(Reproduction):
         )
         return (
             f"{_of(block)}: {_ms(now.swap)} against {_ms(now.recompute)}, so {better} is "
-            f"{most / least:.1f} times cheaper; with a copy a layer a swap takes {_ms(split.swap)}, "
-            f"{split.swap / now.swap:.1f} times as long, and {other} is cheaper"
+            f"{most / least:.1f} times cheaper; with a copy a layer a swap takes "
+            f"{_ms(split.swap)}, {split.swap / now.swap:.1f} times as long, and {other} is cheaper"
             f"{': the layout decides' if better != other else ''}."
         )
 

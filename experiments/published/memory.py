@@ -129,14 +129,17 @@ class MemoryUse(Reproduction):
         stored = {system: shares[0] for system, shares in means[""].items()}
         most = max(stored, key=lambda system: stored[system])
         others = ", ".join(f"{v:.1f} % under {s}" for s, v in stored.items() if s != most)
-        spread = max(100 * float(np.std(each, axis=0)[0]) for each in seeds.values())
+        spread = max(100 * float(np.std(each, axis=0).max()) for each in seeds.values())
+        several = any(len(each) > 1 for each in seeds.values())
+        sure = (
+            f"seeds differ by {spread:.1f} points (standard deviation)" * several or "of one seed"
+        )
         worst = max(rows, key=lambda row: -1 if math.isnan(row.difference) else abs(row.difference))
         sentences = [
             f"While requests wait, {stored[most]:.1f} % of the slots hold tokens under {most}, and "
             f"{others}.",
             f"The largest difference from the paper is that of {worst.what}: {worst.ours:.1f} "
-            f"where {worst.published} % is printed ({100 * worst.difference:+.0f} %); seeds differ "
-            f"by {spread:.1f} points (standard deviation).",
+            f"where {worst.published} % is printed ({100 * worst.difference:+.0f} %); {sure}.",
         ]
         for variant in self.variants or ():
             off = max(

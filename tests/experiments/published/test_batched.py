@@ -99,6 +99,17 @@ def test_only_the_varied_system_says_what_else_it_could_be() -> None:
     assert rows["few: paged"].why == "seeds give 6.0 to 6.0; 6.0 with longer steps"
 
 
+def test_the_finding_says_how_many_wait_and_what_is_assumed() -> None:
+    bounded, varied, moved = study().read(runs()).finding
+    assert bounded == "max: as many run as in the paper, within 0 %."
+    # One waits for 2 of the 6 s.
+    assert varied.startswith("paged runs 4.0 under few (paper: 4.0) while 0.3 wait and 2.0 under")
+    assert moved == (
+        "What is assumed moves it under few from 6.0 (longer steps) to 6.0 (longer steps)."
+    )
+    assert len(study(variants=None).read(runs()).finding) == 2
+
+
 def test_time_a_token() -> None:
     (listing,) = study().read(runs()).listings
     rows = {row[0]: row[1:] for row in listing.rows}
