@@ -176,7 +176,7 @@ class Rounds:
         return report.Capacity(
             title=plan.title,
             question=plan.question,
-            command=command(typed()),
+            command=command(typed("tracking", "jobs", "hydra")),
             bounds=[report.Bounded(b.name, b.key, b.seconds) for b in self.bounds],
             tolerance=tolerance,
             arms=[self._arm(arm) for arm in whole],

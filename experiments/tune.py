@@ -228,7 +228,7 @@ class Search:
         return report.Tuning(
             title=tune.title,
             question=tune.question,
-            command=command(typed()),
+            command=command(typed("tracking", "jobs", "hydra")),
             goal=tune.goal,
             default=self.values.get(DEFAULT, {}),
             trials=tuple((tuple(self.changes[arm]), self.values[arm]) for arm in self.told),

@@ -19,7 +19,9 @@ from rich.text import Text
 from pagedsim.metrics.catalogue import scale_of, text_of
 from pagedsim.metrics.compare import SAME, Estimate, estimate
 from pagedsim.metrics.files import write_json
+from pagedsim.metrics.result import Result
 from pagedsim.report.percent import percent, signed
+from pagedsim.report.result import RESULT
 from pagedsim.report.style import (
     INK,
     PAPER,
@@ -173,19 +175,42 @@ class Capacity:
                 return arm.ratio_to(other)
         return Estimate(math.nan, math.nan, math.nan)
 
-    def record(self) -> dict[str, Any]:
+    def lines(self) -> list[str]:
+        """What was found, in sentences."""
+        found = [arm for arm in self.arms if not math.isnan(arm.rate.mean)]
+        if not found:
+            return [f"No arm has a highest rate that meets {self.objective}."]
+        best, worst = (pick(found, key=lambda arm: arm.rate.mean) for pick in (max, min))
+        lines = [
+            f"Within {self.objective}, {best.name} serves most, {best.rate.mean:.3g} requests/s"
+            + (f", and {worst.name} least, {worst.rate.mean:.3g}." if worst is not best else ".")
+        ]
+        sure = [(arm, change) for arm in found if _sure(change := self.change(arm))]
+        if sure:
+            told = ", ".join(f"{arm.name} ({signed(change.mean - 1)})" for arm, change in sure)
+            lines.append(f"Surely other than {self.baseline} are {told}.")
+        elif len(found) > 1:
+            lines.append(f"No arm is surely other than {self.baseline}.")
+        return lines
+
+    def result(self, pictures: Sequence[str]) -> Result:
         """As result.json has it."""
-        return {
-            "title": self.title,
-            "question": self.question,
-            "command": self.command,
-            "objective": {bound.name: bound.seconds for bound in self.bounds},
-            "tolerance": self.tolerance,
-            "baseline": self.baseline,
-            "arms": {arm.name: self._arm(arm) for arm in self.arms},
-            "failed": dict(self.failed),
-            "notes": list(self.notes),
-        }
+        return Result(
+            name="capacity",
+            title=self.title,
+            question=self.question,
+            command=self.command,
+            finding=self.lines(),
+            notes=self.notes,
+            data={
+                "objective": {bound.name: bound.seconds for bound in self.bounds},
+                "tolerance": self.tolerance,
+                "baseline": self.baseline,
+                "arms": {arm.name: self._arm(arm) for arm in self.arms},
+                "failed": dict(self.failed),
+            },
+            pictures=pictures,
+        )
 
     def _arm(self, arm: Arm) -> dict[str, Any]:
         return {
@@ -218,7 +243,8 @@ def show_capacity(done: Capacity) -> None:
     console = Console(highlight=False)
     console.print()
     console.print(Text(done.title, style="bold"))
-    console.print(Text(f"Objective: {done.objective}"))
+    for line in done.lines():
+        console.print(Text(line))
     if done.arms:
         table = _table(*_rows(done))
         console.print(table)
@@ -245,20 +271,21 @@ def write_capacity(done: Capacity, folder: Path, pictures: bool) -> Path | None:
     """Write result.json and, with `pictures`, plots/capacity.png and report.html, whose path is
     returned.
     """
-    write_json(folder / "result.json", done.record())
-    if not pictures or not done.arms:
+    drawn = pictures and bool(done.arms)
+    write_json(folder / RESULT, done.result(["capacity"] if drawn else []).record())
+    if not drawn:
         return None
     from pagedsim.report.html import document, figure
     from pagedsim.report.plots import Plot, render
 
     with drawing():
-        drawn = render("capacity", draw_capacity(done))
+        picture = render("capacity", draw_capacity(done))
     caption = (
         f"Every probe under seed {done.arms[0].edges[0].seed} is a point, hollow where it missed "
         "any bound; dashed: this bound. On the grey front nothing serves more requests a second at "
         "a lower latency."
     )
-    plot = Plot("capacity", "Rate against latency", caption, *drawn)
+    plot = Plot("capacity", "Rate against latency", caption, *picture)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     (folder / "plots" / "capacity.png").write_bytes(plot.png)
     report = folder / "report.html"
@@ -342,7 +369,11 @@ def _with_margin(value: Estimate) -> str:
 def _change(ratio: Estimate) -> str:
     """By how much more or less, in brackets where that is not sure."""
     text = signed(ratio.mean - 1)
-    return f"({text})" if not ratio.known or ratio.low <= 1 <= ratio.high else text
+    return text if _sure(ratio) else f"({text})"
+
+
+def _sure(ratio: Estimate) -> bool:
+    return ratio.known and not ratio.low <= 1 <= ratio.high
 
 
 def _how(done: Capacity) -> str:
@@ -357,6 +388,9 @@ def _how(done: Capacity) -> str:
 
 
 def _parts(done: Capacity) -> list[str]:
+    from pagedsim.report.html import grid
+
+    found = "".join(f"<p>{escape(line)}</p>" for line in done.lines())
     notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in done.notes)
     failed = "".join(
         f"<p><strong>{escape(arm)}</strong>: {escape(why)}</p>" for arm, why in done.failed.items()
@@ -366,38 +400,16 @@ def _parts(done: Capacity) -> list[str]:
         '<p class="eyebrow">pagedsim study · capacity</p>',
         f"<h1>{escape(done.title)}</h1>",
         f'<p class="question">{escape(done.question)}</p>',
-        f'<section class="finding"><p>{escape(_finding(done))}</p>{notes}</section>',
+        f'<section class="finding">{found}{notes}</section>',
         f'<section class="finding failed">{failed}</section>' if failed else "",
         "<h2>Results</h2>",
-        _html(*_rows(done)),
+        grid(*_rows(done)),
         f'<p class="note">{escape(_how(done))}</p>',
         "<h2>To run it again</h2>",
         f"<pre><code>{escape(done.command)}</code></pre>",
         '<p class="note">Each probe is an ordinary run. Those at the rates found, first seed:</p>',
         f"<pre><code>{escape(commands)}</code></pre>",
     ]
-
-
-def _finding(done: Capacity) -> str:
-    found = [arm for arm in done.arms if not math.isnan(arm.rate.mean)]
-    if not found:
-        return f"No arm has a highest rate that meets {done.objective}."
-    best, worst = (pick(found, key=lambda arm: arm.rate.mean) for pick in (max, min))
-    text = f"Within {done.objective}, {best.name} serves most: {best.rate.mean:.3g} requests/s"
-    if worst is best:
-        return f"{text}."
-    return f"{text}; {worst.name} serves least: {worst.rate.mean:.3g}."
-
-
-def _html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return (
-        f'<div class="scroll"><table class="results"><thead><tr>{top}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
 
 
 def _mean(values: Sequence[float]) -> float:

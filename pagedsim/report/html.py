@@ -52,6 +52,18 @@ def document(title: str, parts: Iterable[str]) -> str:
     )
 
 
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts, the first column naming its rows."""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return (
+        f'<div class="scroll"><table class="results"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
 def _variables() -> str:
     """The colours of page and pictures, for both modes; paper is always light."""
     light = {name: colour for colour, name in COLOURS.items()} | _NAMED

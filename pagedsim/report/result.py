@@ -138,12 +138,6 @@ def _table(listing: Listing) -> Table:
 
 
 def _html(listing: Listing) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in listing.head)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in listing.rows
-    )
-    return (
-        f"<h2>{escape(listing.title)}</h2>"
-        f'<div class="scroll"><table class="results"><thead><tr>{top}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    from pagedsim.report.html import grid
+
+    return f"<h2>{escape(listing.title)}</h2>{grid(listing.head, listing.rows)}"

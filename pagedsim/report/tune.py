@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich import box
@@ -19,7 +19,9 @@ from rich.text import Text
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import SAME, Estimate, estimate
 from pagedsim.metrics.files import write_json
+from pagedsim.metrics.result import Result
 from pagedsim.report.percent import percent, signed
+from pagedsim.report.result import RESULT
 from pagedsim.report.style import INK, MUTED, drawing, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:
@@ -97,25 +99,36 @@ class Tuning:
             f"{len(self.confirmed_best)} seeds, 95 % confidence.",
         ]
 
-    def record(self) -> dict[str, Any]:
+    def result(self, pictures: Sequence[str]) -> Result:
         """As result.json has it."""
-        return {
-            "title": self.title,
-            "command": self.command,
-            "goal": self.goal,
-            "default": dict(self.default),
-            "best": {"changes": list(self.best), "mean": self.found, "command": self.best_command},
-            "confirmed": {
-                "best": dict(self.confirmed_best),
-                "default": dict(self.confirmed_default),
-                "ratio": self.ratio._asdict(),
+        return Result(
+            name="tune",
+            title=self.title,
+            question=self.question,
+            command=self.command,
+            finding=self.lines(),
+            data={
+                "goal": self.goal,
+                "default": self.default,
+                "best": {
+                    "changes": list(self.best),
+                    "mean": self.found,
+                    "command": self.best_command,
+                },
+                "confirmed": {
+                    "best": self.confirmed_best,
+                    "default": self.confirmed_default,
+                    "ratio": self.ratio._asdict(),
+                },
+                "importance": self.importance,
+                "trials": [
+                    {"changes": list(changes), "seeds": values, "mean": mean(values)}
+                    for changes, values in self.trials
+                ],
+                "failed": self.failed,
             },
-            "importance": dict(self.importance),
-            "trials": [
-                {"changes": list(c), "seeds": dict(v), "mean": mean(v)} for c, v in self.trials
-            ],
-            "failed": dict(self.failed),
-        }
+            pictures=pictures,
+        )
 
 
 def show_tuning(done: Tuning) -> None:
@@ -139,18 +152,19 @@ def write_tuning(done: Tuning, folder: Path, pictures: bool) -> Path | None:
     """Write result.json and, with `pictures`, plots/tune.png and report.html, whose path is
     returned.
     """
-    write_json(folder / "result.json", done.record())
-    if not pictures or not done.trials:
+    drawn = pictures and bool(done.trials)
+    write_json(folder / RESULT, done.result(["tune"] if drawn else []).record())
+    if not drawn:
         return None
     from pagedsim.report.html import document, figure
     from pagedsim.report.plots import Plot, render
 
     with drawing():
-        drawn = render("tune", draw_tuning(done))
+        picture = render("tune", draw_tuning(done))
     caption = (
         "A point a trial, the mean over its seeds; the line is the best so far. Dashed: as it "
     )
-    plot = Plot("tune", "The search", f"{caption}stands.", *drawn)
+    plot = Plot("tune", "The search", f"{caption}stands.", *picture)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     (folder / "plots" / "tune.png").write_bytes(plot.png)
     parts = [

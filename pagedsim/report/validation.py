@@ -110,6 +110,8 @@ def write_validation(done: Validation, folder: Path) -> Path:
 
 
 def _parts(done: Validation) -> list[str]:
+    from pagedsim.report.html import grid
+
     machine = done.machine
     where = f"{machine['device']}, {machine['model']}, {machine['dtype']}"
     blocks = f"{machine['blocks']} blocks of {machine['block_size']} tokens"
@@ -125,7 +127,7 @@ def _parts(done: Validation) -> list[str]:
     ]
     for regime in done.regimes:
         parts += [f"<h2>{escape(_headline(regime))}</h2>"]
-        parts += [_html(*_metrics(regime)), _html(*_requests(regime))]
+        parts += [grid(*_metrics(regime)), grid(*_requests(regime))]
         parts += [f'<p class="note">{escape(_pace(regime))}.</p>']
     parts.append(
         '<p class="note">Spread: the standard deviation over the engine’s runs of the same '
@@ -203,17 +205,6 @@ def _print(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]])
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-def _html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return (
-        f'<div class="scroll"><table class="results"><thead><tr>{top}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
 
 
 def draw_validation(regimes: Sequence[Regime]) -> Figure:
