@@ -40,7 +40,7 @@ class Arguments:
     """Whose forward pass runs: transformers', or (native) our own, faster, for Llama, Mistral,
     Qwen2 and Qwen3. auto: native where it can be."""
     enforce_eager: bool = False
-    """Launch every kernel of every step anew. So far there is no other way."""
+    """Launch every kernel of every step anew, without CUDA graphs."""
     seed: int = 0
     """For sampling where a request has none of its own, and for random weights."""
 

@@ -42,8 +42,14 @@ def assemble(arguments: Arguments) -> Parts:
     preemption = _preemption(arguments.preemption, prices)
     scheduler, cache = _with_memory(arguments, model, shape, longest, preemption)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
-    runner = Runner(model, cache, arguments.kv_layout)
-    runner.warm_up(scheduler.max_batched_tokens)
+    runner = Runner(
+        model,
+        cache,
+        seqs=scheduler.max_seqs,
+        longest=scheduler.max_model_len,
+        layout=arguments.kv_layout,
+    )
+    runner.warm_up(scheduler.max_batched_tokens, graphs=not arguments.enforce_eager)
     if arguments.preemption == "cheapest" or callable(arguments.preemption):
         prices.measure(runner, scheduler.max_batched_tokens)
     return Parts(model, tokenizer, scheduler, runner, prices)
@@ -96,6 +102,7 @@ def _with_memory(
             max_seqs=seqs,
             max_batched_tokens=tokens,
             utilization=arguments.gpu_memory_utilization,
+            graphs=not arguments.enforce_eager,
         )
     if arguments.max_model_len is None:  # then as long as the memory holds
         longest = min(longest, blocks * shape.block_size)

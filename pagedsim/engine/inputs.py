@@ -4,14 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+from kernels import AttentionBatch
+from pagedsim.engine.rows import Computing
 
 ALIGNMENT = 16
 """Bytes: kernels read faster from addresses that are multiples of it, and are compiled for that."""
 
 
+class Crossing:
+    """A buffer on the host and one as large on the device."""
+
+    def __init__(self, device: torch.device, room: int) -> None:
+        """`room` in bytes."""
+        pinned = device.type == "cuda"
+        self.host = torch.empty(room, dtype=torch.uint8, pin_memory=pinned)
+        self.there = torch.empty(room, dtype=torch.uint8, device=device)
+        self._copied = torch.cuda.Event() if pinned else None
+
+    def wait(self) -> None:
+        """Until the host's may be written again: the last copy, unless a step failed, is over."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def send(self, size: int) -> None:
+        """Copy the first `size` bytes to the device; nobody waits for it."""
+        self.there[:size].copy_(self.host[:size], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
 class Inputs:
-    """Room for the inputs of a step, kept from step to step, on the host and on the device.
+    """Room for the inputs of any step, kept from step to step.
 
     What `place` returns is good until it is called again.
     """
@@ -19,30 +45,99 @@ class Inputs:
     def __init__(self, device: torch.device, room: int = 1 << 16) -> None:
         """`room`: bytes to begin with."""
         self.device = device
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
-        self._make(room)
-
-    def _make(self, room: int) -> None:
-        pinned = self.device.type == "cuda"
-        self._host = torch.empty(room, dtype=torch.uint8, pin_memory=pinned)
-        self._there = torch.empty(room, dtype=torch.uint8, device=self.device)
+        self._crossing = Crossing(device, room)
 
     def place(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same on the device, in one copy that nobody waits for."""
         offsets, size = [], 0
         for tensor in tensors:
             offsets.append(size)
-            size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        if self._copied is not None:
-            self._copied.synchronize()  # the last copy, unless a step failed, is long over
-        if size > len(self._host):
-            self._make(2 * size)
+            size += aligned(tensor.nbytes)
+        self._crossing.wait()
+        if size > len(self._crossing.host):
+            self._crossing = Crossing(self.device, 2 * size)
+        host, there = self._crossing.host, self._crossing.there
         for offset, tensor in zip(offsets, tensors, strict=True):
-            _part(self._host, offset, tensor).copy_(tensor)
-        self._there[:size].copy_(self._host[:size], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-        return [_part(self._there, at, tensor) for at, tensor in zip(offsets, tensors, strict=True)]
+            _part(host, offset, tensor).copy_(tensor)
+        self._crossing.send(size)
+        return [_part(there, at, tensor) for at, tensor in zip(offsets, tensors, strict=True)]
+
+
+class Places:
+    """The inputs of steps of decodes alone, in places on the device that never move.
+
+    CUDA graphs read from there. Rows beyond those that decode are padding, which reads and writes
+    nothing: context 0, slot -1.
+    """
+
+    def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
+        """For `seqs` sequences of `blocks` blocks at most."""
+        sizes = [seqs * width for width in (8, 8, 8, 4)] + [seqs * blocks * 4]
+        ends = np.cumsum([aligned(size) for size in sizes]).tolist()
+        begins = [0, *ends[:-1]]
+        self._packed = begins[-1]
+        self._crossing = Crossing(device, ends[-1])
+        host, there = self._crossing.host, self._crossing.there
+        dtypes = (torch.int64, torch.int64, torch.int64, torch.int32, torch.int32)
+        here, columns = (
+            [
+                buffer[begin : begin + size].view(dtype)
+                for begin, size, dtype in zip(begins, sizes, dtypes, strict=True)
+            ]
+            for buffer in (host, there)
+        )
+        self._ids, self._positions, self._slots, self._contexts, self._tables = (
+            column.numpy() for column in here
+        )
+        self._ids[:] = self._positions[:] = 0
+        self.columns = columns[:4]
+        self._arriving = columns[4]
+        self.tables = torch.zeros(seqs, blocks, dtype=torch.int32, device=device)
+        self._starts = torch.arange(seqs + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(seqs, device=device)
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """What is taken of the device's memory."""
+        return self._crossing.there.nbytes + self.tables.nbytes
+
+    def clear(self) -> None:
+        """Nothing but padding."""
+        self._crossing.wait()
+        self._slots[:], self._contexts[:] = -1, 0
+        self._crossing.send(self._packed)
+
+    def put(self, decoding: Computing) -> None:
+        """The rows of a step, and padding behind them."""
+        count, width = decoding.tables.shape
+        self._crossing.wait()
+        self._ids[:count], self._positions[:count] = decoding.ids, decoding.positions
+        self._slots[:count], self._slots[count:] = decoding.slots, -1
+        self._contexts[:count], self._contexts[count:] = decoding.contexts, 0
+        # Tables come over as wide as they are in use, and are laid out at their full width there.
+        used = count * width
+        self._tables[:used] = decoding.tables.reshape(-1)
+        self._crossing.send(self._packed + 4 * used)
+        self.tables[:count, :width].copy_(self._arriving[:used].view(count, width))
+
+    def batch(
+        self, count: int, width: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch, torch.Tensor]:
+        """The first `count` rows, with tables of `width` blocks, as a model's forward takes them:
+        ids, positions, the batch, and the rows whose logits are wanted, which are all."""
+        if count not in self._views:
+            columns = [column[:count] for column in (*self.columns, self._rows)]
+            self._views[count] = [*columns, self._starts[: count + 1]]
+        ids, positions, slots, contexts, rows, starts = self._views[count]
+        tables = self.tables[:count] if width is None else self.tables[:count, :width]
+        return ids, positions, AttentionBatch(tables, starts, contexts, slots, count), rows
+
+
+def aligned(size: int) -> int:
+    """The bytes that `size` bytes take, if what follows is to be aligned."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _part(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:

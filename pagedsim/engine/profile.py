@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
 import torch
 
 from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
+from pagedsim.engine.graphs import Graphs, Recorder, recorder_of
+from pagedsim.engine.inputs import Places
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.rehearsal import rehearse
 from pagedsim.engine.room import GIB
@@ -22,8 +28,10 @@ def fitting_blocks(
     max_seqs: int,
     max_batched_tokens: int,
     utilization: float,
+    graphs: bool,
 ) -> int:
-    """The blocks of a cache beside the weights and the activations of the largest step."""
+    """The blocks of a cache beside the weights, the activations of the largest step and, if there
+    are to be any, the CUDA graphs."""
     needed = -(-max_model_len // shape.block_size)
     useful = max_seqs * needed
     if model.device.type != "cuda":
@@ -35,6 +43,10 @@ def fitting_blocks(
     worst_step(model, shape, max_seqs, max_batched_tokens)
     peak = torch.cuda.max_memory_allocated(model.device) + others
     torch.cuda.empty_cache()
+    if graphs and (recorder := recorder_of(model.device)) is not None:
+        free_now = partial(_free, model.device)
+        peak += graph_bytes(model, shape, max_seqs, needed, recorder, free_now)
+        torch.cuda.empty_cache()
     blocks = int((total * utilization - peak) // shape.block_bytes)
     if blocks < needed:
         raise ConfigError(
@@ -54,3 +66,37 @@ def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int) ->
     blocks = -(-max(lengths) // shape.block_size)
     cache = torch.zeros(blocks, *shape.block, dtype=shape.dtype, device=model.device)
     rehearse(model, cache, shape.block_size, [(0, length) for length in lengths])
+
+
+def graph_bytes(
+    model: LoadedModel,
+    shape: CacheShape,
+    seqs: int,
+    blocks: int,
+    recorder: Recorder,
+    free: Callable[[], int],
+) -> int:
+    """What graphs for `seqs` sequences of `blocks` blocks take, and the places of their inputs.
+
+    The two largest are made, over a cache of one block, since each other takes no more than the
+    second: they share their memory with the largest. `free` tells the bytes that are left.
+    """
+    cache = model.new_cache(1, shape.block_size)
+    places = Places(model.device, seqs, blocks)
+    graphs = Graphs(model, cache, places, seqs, recorder)
+    left = [free()]
+    try:
+        for size in graphs.sizes[:-3:-1]:
+            graphs.capture(size)
+            left.append(free())
+    except RuntimeError:  # they are tried once more, and then it is said that there are none
+        return places.nbytes
+    first, *others = (max(before - after, 0) for before, after in pairwise(left))
+    more = sum(others) * (len(graphs.sizes) - 1)
+    return places.nbytes + graphs.nbytes + first + more
+
+
+def _free(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

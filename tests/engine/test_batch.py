@@ -7,14 +7,19 @@ from typing import Any
 import torch
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Continuation, Request, SamplingParams, Scheduler
-from pagedsim.engine.batch import flat_batch
+from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.engine.batch import Batch, flat_batch
 from pagedsim.engine.inputs import ALIGNMENT, Inputs
+from pagedsim.engine.rows import Rows
 
 
 def server(**settings: Any) -> Scheduler:
     given = {"batching": "unified", "max_seqs": 8, "max_batched_tokens": 8, "max_model_len": 32}
     return make_scheduler(memory=make_memory(blocks=16, block_size=4), **{**given, **settings})
+
+
+def flat(plan: StepPlan) -> Batch:
+    return flat_batch(plan, Rows(seqs=8, blocks=8, block_size=4))
 
 
 def test_decodes_come_first_then_chunks() -> None:
@@ -24,7 +29,7 @@ def test_decodes_come_first_then_chunks() -> None:
     scheduler.commit(plan, 0, {"a": 50})
     scheduler.add(Request("b", range(20, 32)), now=0)  # longer than what the step has left
     plan = scheduler.plan(0)
-    batch = flat_batch(plan, 4)
+    batch = flat(plan)
     assert batch.input_ids.tolist() == [50, *range(20, 27)]
     assert batch.positions.tolist() == [3, *range(7)]
     assert batch.logits_at.tolist() == [0]  # b's prompt is not at its end
@@ -37,7 +42,7 @@ def test_decodes_come_first_then_chunks() -> None:
         *(b[i // 4] * 4 + i % 4 for i in range(7)),
     ]
     scheduler.commit(plan, 0, {"a": 51})
-    batch = flat_batch(scheduler.plan(0), 4)
+    batch = flat(scheduler.plan(0))
     assert batch.input_ids.tolist() == [51, *range(27, 32)]
     assert batch.logits_at.tolist() == [0, 5]
     assert [(r.id, rows) for r, rows in batch.samplers] == [("a", 1), ("b", 1)]
@@ -47,10 +52,10 @@ def test_a_group_has_one_row_for_its_first_token_and_then_one_a_sequence() -> No
     scheduler = server()
     scheduler.add(Request("g", [1, 2, 3, 4, 5], SamplingParams(n=2)), now=0)
     plan = scheduler.plan(0)
-    assert flat_batch(plan, 4).samplers == [(scheduler.requests["g"], 1)]
+    assert flat(plan).samplers == [(scheduler.requests["g"], 1)]
     scheduler.commit(plan, 0, {"g": Continuation((7, 8))})
     plan = scheduler.plan(0)
-    batch = flat_batch(plan, 4)
+    batch = flat(plan)
     assert batch.input_ids.tolist() == [7, 8]
     assert batch.samplers == [(scheduler.requests["g"], 2)]
     one, other = scheduler.requests["g"].tables
@@ -67,7 +72,7 @@ def test_what_was_generated_is_computed_again_after_a_preemption() -> None:
     scheduler.preempt(plan, scheduler.requests["a"])  # as a batching would, short of memory
     plan.decodes, plan.decode_count = (), 0
     scheduler.commit(plan, 0, {})
-    batch = flat_batch(scheduler.plan(0), 4)
+    batch = flat(scheduler.plan(0))
     assert batch.input_ids.tolist() == [10, 11, 12, 50, 51]
     assert batch.logits_at.tolist() == [4]
 
@@ -92,7 +97,7 @@ def test_a_batch_is_the_same_on_its_device() -> None:
     scheduler = server()
     scheduler.add(Request("a", [10, 11, 12]), now=0)
     scheduler.add(Request("b", range(20, 28)), now=0)
-    here = flat_batch(scheduler.plan(0), 4)
+    here = flat(scheduler.plan(0))
     there = here.on(Inputs(torch.device("cpu")))
     for name in ("input_ids", "positions", "logits_at"):
         assert torch.equal(getattr(there, name), getattr(here, name))

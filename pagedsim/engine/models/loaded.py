@@ -53,24 +53,23 @@ class LoadedModel:
         batch: AttentionBatch,
         cache: torch.Tensor,
         logits_at: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One step: the keys and values of its tokens go into `cache`; returns logits.
 
         `input_ids` and `positions` are [tokens], flat, in the order of `batch`. `logits_at` is
         [rows] int64: of which tokens logits are wanted (none is fine). The logits are
-        [rows, vocab_size] in float32.
+        [rows, vocab_size] in float32, in `out` if it is given.
         """
         self.step.begin(batch, cache)
         if self.native is not None:
-            return self.native.forward(
-                input_ids, positions, batch, self.step.views, logits_at
-            ).float()
-        output = self.module(
-            input_ids=input_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=logits_at,
-            return_dict=True,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits.float()
+            logits = self.native.forward(input_ids, positions, batch, self.step.views, logits_at)
+        else:
+            logits = self.module(
+                input_ids=input_ids.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=logits_at,
+                return_dict=True,
+            ).logits[0]
+        return logits.float() if out is None else out.copy_(logits)

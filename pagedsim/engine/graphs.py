@@ -1,0 +1,149 @@
+"""CUDA graphs: a step of decodes alone, launched as one.
+
+A graph repeats what was launched when it was captured: the same kernels, over the same memory. So
+there is one for each of a few batch sizes, and a batch of another size is padded with rows that
+read and write nothing. What differs from step to step the kernels read from `Places`, and where
+the logits go is one tensor for all graphs. No launch depends on a context: decode cuts every one
+into the same number of parts (`kernels.tiles.Split`), and tables are as wide as the longest
+request needs.
+
+Graphs never run side by side, so they share one pool of memory for what is between: the largest is
+captured first, and the others use what it has taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Protocol
+
+import torch
+
+from pagedsim.engine.inputs import Places
+from pagedsim.engine.models import LoadedModel
+
+log = logging.getLogger(__name__)
+
+LARGEST = 512
+"""Sequences. In a larger batch the GPU takes longer than the host, which launches meanwhile."""
+
+
+def sizes(most: int) -> list[int]:
+    """The batch sizes that have a graph, of at most `most` sequences.
+
+    From 8 on less than a quarter of a batch is padding, or less than 8 rows.
+
+    >>> sizes(100)
+    [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100]
+    """
+    most = min(most, LARGEST)
+    found, size = [], 1
+    while size < most:
+        found.append(size)
+        power = 1 << (size.bit_length() - 1)
+        size += size if size < 8 else max(8, power // 4)
+    return [*found, most]
+
+
+class Recorder(Protocol):
+    """What can repeat work."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Do `work` once, as it is done without a graph, and return what does it again.
+
+        Raises RuntimeError where the work cannot be recorded, such as when it waits for the GPU.
+        """
+
+
+class CudaRecorder:
+    """Captures on a stream beside the others; all its graphs share one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = _stream_of(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):  # also leaves it if a capture ends in an error
+            work()  # what is compiled or allocated at first use must not be captured
+            with torch.cuda.graph(
+                graph, self._pool, self._stream, capture_error_mode="thread_local"
+            ):
+                work()
+        here.wait_stream(self._stream)
+        return graph.replay
+
+
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for all recorders, since libraries keep memory for each stream that they have seen."""
+    return torch.cuda.Stream(device)
+
+
+def recorder_of(device: torch.device) -> Recorder | None:
+    """What records on a device, if anything does."""
+    return CudaRecorder(device) if device.type == "cuda" else None
+
+
+class Graphs:
+    """The graphs of one model over one cache."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache: torch.Tensor,
+        places: Places,
+        seqs: int,
+        recorder: Recorder,
+    ) -> None:
+        """For at most `seqs` sequences, whose inputs stand in `places`."""
+        self.sizes = sizes(seqs)
+        self._model, self._cache, self._places = model, cache, places
+        self._recorder = recorder
+        self._replays: dict[int, Callable[[], None]] = {}
+        self._logits = torch.empty(
+            self.sizes[-1], model.vocab_size, dtype=torch.float32, device=cache.device
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """What the logits take."""
+        return self._logits.nbytes
+
+    def capture(self, size: int) -> None:
+        """Make the graph of one size; raises RuntimeError where that cannot be."""
+        self._replays[size] = self._recorder.record(partial(self._compute, size))
+
+    def capture_all(self) -> bool:
+        """Make all graphs. If the model cannot be captured, say so, and return False."""
+        self._places.clear()  # nothing is read or written while they are made
+        try:
+            for size in reversed(self.sizes):
+                self.capture(size)
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning(
+                "%s cannot be captured in a CUDA graph, so its steps are launched kernel by "
+                "kernel: %s",
+                self._model.name,
+                reason,
+            )
+            return False
+        return True
+
+    def holds(self, count: int) -> bool:
+        """Whether there is a graph for so many sequences."""
+        return count <= self.sizes[-1]
+
+    def run(self, count: int) -> torch.Tensor:
+        """The logits of the first `count` rows that stand in `places`, until it runs again."""
+        self._replays[self.sizes[bisect_left(self.sizes, count)]]()
+        return self._logits[:count]
+
+    def _compute(self, size: int) -> None:
+        ids, positions, batch, rows = self._places.batch(size)
+        self._model.forward(ids, positions, batch, self._cache, rows, self._logits[:size])

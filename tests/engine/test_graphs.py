@@ -1,0 +1,343 @@
+"""CUDA graphs: without a GPU, what is replayed is the work itself, over the same memory."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from pagedsim.core import SamplingParams
+from pagedsim.engine import graphs as graphs_module
+from pagedsim.engine import runner as runner_module
+from pagedsim.engine.cache import CacheShape
+from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.graphs import Graphs, sizes
+from pagedsim.engine.inputs import Places
+from pagedsim.engine.models import load_model
+from pagedsim.engine.profile import graph_bytes
+from tests.engine.test_equality import BLOCK, BLOCKS, LONGEST, PROMPTS, TOKENS, model, served
+
+CPU = torch.device("cpu")
+SEQS = 6
+SIZES = [1, 2, 4, 6]
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=TOKENS, seed=5)
+ENDLESS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+
+Work = Callable[[], None]
+
+
+class Replayer:
+    """Records work as a GPU does: what it was given as numbers stays, what is in tensors is read.
+
+    `replayed` are the places of the recorded work, in the order of its replays.
+    """
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.recorded = 0
+        self.replayed: list[int] = []
+        self.fails_at = fails_at
+
+    def record(self, work: Work) -> Work:
+        if self.recorded == self.fails_at:
+            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel ...")
+        number, self.recorded = self.recorded, self.recorded + 1
+        work()
+
+        def replay() -> None:
+            self.replayed.append(number)
+            work()
+
+        return replay
+
+
+@pytest.fixture
+def replayer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replayer]:
+    one = Replayer()
+    monkeypatch.setattr(runner_module, "recorder_of", lambda device: one)
+    yield one
+
+
+def server(name: str, **settings: Any) -> LLMEngine:
+    given = {
+        "block_size": BLOCK, "num_gpu_blocks": BLOCKS, "num_cpu_blocks": BLOCKS,
+        "max_model_len": LONGEST + TOKENS, "max_num_seqs": SEQS, "max_num_batched_tokens": 32,
+    }  # fmt: skip
+    return LLMEngine(model=deepcopy(model(name)), device="cpu", **{**given, **settings})
+
+
+def tokens(engine: LLMEngine, params: SamplingParams | None = None) -> list[Any]:
+    outputs = served(engine, params) if params else served(engine)
+    assert engine.scheduler.memory.free == engine.scheduler.memory.total
+    return [[one.token_ids for one in outputs[i].outputs] for i in range(PROMPTS)]
+
+
+def test_sizes_are_few_and_end_with_the_most() -> None:
+    for most in range(1, 600):
+        found = sizes(most)
+        assert found == sorted(set(found))
+        assert found[0] == 1 and found[-1] == min(most, graphs_module.LARGEST)
+        for count in range(1, found[-1] + 1):
+            padding = min(size for size in found if size >= count) - count
+            assert padding < max(8, count / 4)
+    assert sizes(256) == [
+        *(1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128),
+        *(160, 192, 224, 256),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "model_impl"),
+    [("mistral", "native"), ("qwen3", "native"), ("qwen3", "transformers"), ("gpt2", "auto")],
+)
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@pytest.mark.parametrize("memory", ["paged", "prefix"])
+def test_tokens_are_those_without_graphs(
+    name: str, model_impl: str, preemption: str, batching: str, memory: str, replayer: Replayer
+) -> None:
+    settings = {
+        "model_impl": model_impl, "preemption": preemption, "batching": batching, "memory": memory,
+    }  # fmt: skip
+    eager = tokens(server(name, **settings, enforce_eager=True))
+    assert replayer.recorded == 0
+    engine = server(name, **settings)
+    assert replayer.recorded == len(SIZES)
+    assert tokens(engine) == eager
+    assert len(set(replayer.replayed)) > 1
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("beams", [False, True])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_groups_are_those_without_graphs(
+    width: int, beams: bool, preemption: str, replayer: Replayer
+) -> None:
+    params = SamplingParams(
+        n=width, seed=3, temperature=0 if beams else 1, beam_search=beams and width > 1,
+        max_tokens=TOKENS,
+    )  # fmt: skip
+    settings = {"preemption": preemption, "num_gpu_blocks": 3 * BLOCKS}
+    eager = tokens(server("llama", **settings, enforce_eager=True), params)
+    assert tokens(server("llama", **settings), params) == eager
+    assert replayer.replayed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_runs(seed: int, replayer: Replayer) -> None:
+    """Requests of all kinds come and are aborted at random, in an engine of random settings."""
+    rng = random.Random(seed)
+    settings = {
+        "batching": rng.choice(["prefill_first", "unified", "static"]),
+        "preemption": rng.choice(["recompute", "swap"]),
+        "memory": rng.choice(["paged", "prefix"]),
+        "max_num_seqs": rng.randint(2, 9),
+        "model_impl": rng.choice(["native", "transformers"]),
+        "max_num_batched_tokens": rng.randint(33, 60),
+    }
+    runs = [
+        random_run(server("qwen3", **settings, enforce_eager=eager), random.Random(seed))
+        for eager in (True, False)
+    ]
+    assert runs[0] == runs[1]
+    assert replayer.replayed
+
+
+def random_run(engine: LLMEngine, rng: random.Random) -> dict[int, Any]:
+    found = {}
+    alive: list[int] = []
+    for number in range(200):
+        if number < 40 and rng.random() < 0.7:
+            prompt = [rng.randrange(3, 97) for _ in range(rng.randint(1, LONGEST))]
+            params = SamplingParams(
+                temperature=rng.choice([0, 1]), n=1, max_tokens=rng.randint(1, TOKENS),
+                seed=number, ignore_eos=rng.random() < 0.5,
+            )  # fmt: skip
+            engine.add_request(number, prompt, params)
+            alive.append(number)
+        if alive and rng.random() < 0.05:
+            victim = alive.pop(rng.randrange(len(alive)))
+            found[victim] = engine.abort_request(victim).outputs[0].token_ids
+        for output in engine.step():
+            found[int(output.request_id)] = output.outputs[0].token_ids
+            alive.remove(int(output.request_id))
+        engine.scheduler.check()
+    assert not alive
+    return found
+
+
+def test_chunks_and_larger_batches_are_launched_anew(
+    replayer: Replayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs_module, "LARGEST", 2)
+    engine = server("llama", num_gpu_blocks=6 * BLOCKS)
+    replays: list[int] = []
+    for count in (1, 2, 3, 5):
+        for number in range(count):
+            engine.add_request(f"{number} of {count}", [3, 4, 5], ENDLESS)
+        engine.step()
+        before = len(replayer.replayed)
+        assert before == sum(replays)  # a prefill
+        for _ in range(3):
+            engine.step()
+        replays.append(len(replayer.replayed) - before)
+        for request in list(engine.scheduler.requests):
+            engine.abort_request(request)
+    assert replays == [3, 3, 0, 0]
+    assert replayer.replayed == [1, 1, 1, 0, 0, 0]  # the larger of both was recorded first
+    monkeypatch.undo()
+    assert tokens(engine) == tokens(server("llama", num_gpu_blocks=6 * BLOCKS))
+
+
+@pytest.mark.parametrize("fails_at", [0, 2])
+def test_a_model_that_cannot_be_captured_serves_without(
+    fails_at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replayer = Replayer(fails_at)
+    monkeypatch.setattr(runner_module, "recorder_of", lambda device: replayer)
+    with caplog.at_level(logging.WARNING, graphs_module.__name__):
+        engine = server("llama")
+        found = tokens(engine)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1
+    assert lines[0].endswith("kernel by kernel: operation not permitted when stream is capturing")
+    assert not replayer.replayed and engine.runner.graphs is None
+    assert found == tokens(server("llama", enforce_eager=True))
+
+
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_every_replay_reads_and_writes_the_same_memory(
+    model_impl: str, replayer: Replayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = server("qwen3", model_impl=model_impl, num_gpu_blocks=6 * BLOCKS)
+    assert engine.runner.graphs is not None
+    seen: dict[int, set[Any]] = {}
+    forward = type(engine.model).forward
+
+    def spied(model: Any, ids: Any, positions: Any, batch: Any, *rest: Any) -> Any:
+        if not batch.chunks:
+            tensors = (
+                *(ids, positions, batch.block_tables, batch.query_start, batch.context_lens),
+                *(batch.slots, *rest),
+            )
+            places = tuple((one.data_ptr(), one.shape, one.stride()) for one in tensors)
+            seen.setdefault(len(ids), set()).add((places, batch.num_decodes))
+        return forward(model, ids, positions, batch, *rest)
+
+    monkeypatch.setattr(type(engine.model), "forward", spied)
+    with torch.inference_mode():
+        assert engine.runner.graphs.capture_all()  # once more, now seen
+    tokens(engine)
+    tokens(engine)
+    assert {count: len(kinds) for count, kinds in seen.items()} == dict.fromkeys(SIZES, 1)
+    assert len(replayer.replayed) > 20
+
+
+def test_padding_writes_nothing_and_reads_no_garbage(replayer: Replayer) -> None:
+    """Five sequences in a graph of six: nothing but their own slots changes."""
+    engines = [
+        server("llama", num_gpu_blocks=6 * BLOCKS, enforce_eager=eager) for eager in (True, False)
+    ]
+    for engine in engines:
+        engine.runner.cache.gpu.fill_(torch.nan)
+        for number in range(SEQS):
+            engine.add_request(number, [3 + number, 4, 5, 6, 7], ENDLESS)
+        for _ in range(3):
+            engine.step()
+        engine.abort_request(2)  # its row was in use, and is padding now
+        engine.step()
+    eager, graphed = (engine.runner.cache.gpu for engine in engines)
+    assert torch.equal(eager.isnan(), graphed.isnan())
+    assert torch.allclose(eager.nan_to_num(), graphed.nan_to_num(), atol=1e-5)
+    assert replayer.replayed == [0, 0, 0]
+    outputs = [engine.scheduler.requests[5].outputs for engine in engines]
+    assert outputs[0] == outputs[1]
+
+
+def test_memory_of_graphs_is_that_of_the_largest_and_of_the_others() -> None:
+    tiny = load_model("tiny", device=CPU)
+    shape = CacheShape(tiny.num_layers, BLOCK, tiny.num_kv_heads, tiny.head_dim, tiny.dtype)
+    left = iter([1000, 400, 390])
+    replayer = Replayer()
+    taken = partial(graph_bytes, tiny, shape, 100, 7, free=lambda: next(left))
+    assert len(sizes(100)) == 14
+    places = Places(CPU, 100, 7).nbytes
+    logits = Graphs(tiny, tiny.new_cache(1, BLOCK), Places(CPU, 100, 7), 100, replayer).nbytes
+    assert logits == 100 * tiny.vocab_size * 4
+    assert taken(recorder=replayer) == places + logits + 600 + 13 * 10
+    assert replayer.recorded == 2
+    left = iter([1000, 400])
+    assert taken(recorder=Replayer(fails_at=1)) == places
+
+
+# -- on a GPU ------------------------------------------------------------------------------------
+
+
+def on_gpu(test: Any) -> Any:
+    gone = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    return pytest.mark.gpu(gone(test))
+
+
+def on(device: str, **settings: Any) -> LLMEngine:
+    given = {
+        "model": "tiny", "block_size": 4, "max_model_len": LONGEST + TOKENS, "dtype": "float32",
+        "max_num_seqs": SEQS, "num_gpu_blocks": BLOCKS, "num_cpu_blocks": BLOCKS,
+    }  # fmt: skip
+    return LLMEngine(device=device, **{**given, **settings})
+
+
+@on_gpu
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("memory", ["paged", "prefix"])
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_graphs_give_the_tokens_of_the_cpu(
+    model_impl: str, preemption: str, memory: str, batching: str
+) -> None:
+    settings = {
+        "model_impl": model_impl, "preemption": preemption, "memory": memory, "batching": batching,
+    }  # fmt: skip
+    engine = on("cuda", **settings)
+    graphs = engine.runner.graphs
+    assert graphs is not None and graphs.sizes == SIZES
+    assert tokens(engine) == tokens(on("cpu", **settings))
+
+
+@on_gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_random_runs_on_a_gpu(seed: int) -> None:
+    runs = [
+        random_run(on("cuda", enforce_eager=eager), random.Random(seed)) for eager in (True, False)
+    ]
+    assert runs[0] == runs[1]
+
+
+@on_gpu
+def test_a_model_that_waits_for_the_gpu_serves_without_graphs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = tokens(on("cuda"))
+    forward = Graphs._compute
+
+    def waits(graphs: Graphs, size: int) -> None:
+        forward(graphs, size)
+        graphs._logits.sum().item()
+
+    monkeypatch.setattr(Graphs, "_compute", waits)
+    with caplog.at_level(logging.WARNING, graphs_module.__name__):
+        engine = on("cuda")
+    assert len(caplog.records) == 1 and engine.runner.graphs is None
+    assert tokens(engine) == wanted
+
+
+@on_gpu
+def test_blocks_and_graphs_fit_together() -> None:
+    engine = on("cuda", num_gpu_blocks=None, max_num_seqs=64, gpu_memory_utilization=0.5)
+    assert engine.runner.graphs is not None
+    free, total = torch.cuda.mem_get_info()
+    assert total - free <= 0.5 * total
