@@ -1,0 +1,173 @@
+"""What the benchmarks of a device share: where they run, how they time, and what they leave."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from pagedsim.metrics.files import write_json
+
+RESULTS = Path(__file__).parent.parent / "results"
+SPOILT = 2**30
+"""Bytes written before a call, so that none of its inputs is in the GPU's cache; the time that this
+takes also lets the host queue the whole call before the GPU begins it."""
+WARM = 2
+"""Rounds that do not count."""
+
+
+class Plain(argparse.RawDescriptionHelpFormatter):
+    """Help as it was written."""
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """A parser of what all of them take."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=Plain)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes: does it work? The cpu has no others"
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
+    parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
+    return parser
+
+
+def device_of(asked: argparse.Namespace) -> torch.device:
+    """The device asked for; a line and the end where there is none."""
+    if asked.rounds < 1:
+        sys.exit(f"--rounds {asked.rounds}: must be 1 or more")
+    if asked.device == "cpu":
+        asked.quick = True
+        return torch.device("cpu")
+    require_gpu("; --device cpu --quick goes the whole way at tiny sizes")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def require_gpu(otherwise: str = "") -> None:
+    """A line and the end where there is none."""
+    if not torch.cuda.is_available():
+        sys.exit(f"no CUDA device here, and this measures one{otherwise}")
+
+
+def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, Any]:
+    """What a number means nothing without."""
+    cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
+        "driver": _driver(device) if cuda else None,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "-m", module, *words]),
+    }
+
+
+def folder(device: torch.device, asked: argparse.Namespace) -> Path | None:
+    """Where results go; None for nowhere: what is quick is not kept unless somebody says where."""
+    if asked.out is not None or asked.quick:
+        out: Path | None = asked.out
+        return out
+    name = torch.cuda.get_device_name(device).lower()
+    return RESULTS / "-".join(name.removeprefix("nvidia ").removeprefix("geforce ").split())
+
+
+def keep(place: Path | None, name: str, result: Mapping[str, Any], picture: Any) -> None:
+    """Write `name`.json and `name`.png, and say so."""
+    if place is None:
+        print("\nnothing is written: these are tiny sizes (--out FOLDER writes them all the same)")
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / f"{name}.json", dict(result))
+    picture.savefig(place / f"{name}.png")
+    print(f"\n{place / name}.json and .png")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def medians(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
+) -> dict[str, float]:
+    """Seconds that the device takes for a call, by name; all take turns in every round."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    spoil = torch.empty(SPOILT, dtype=torch.uint8, device=device) if device.type == "cuda" else None
+    for number in range(rounds + WARM):
+        timed = {name: _timed(call, spoil) for name, call in calls.items()}
+        if number >= WARM:
+            for name, read in timed.items():
+                seconds[name].append(read())
+    return {name: median(of) for name, of in seconds.items()}
+
+
+def wall_medians(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
+) -> dict[str, float]:
+    """The same by the host's clock, from an idle device to an idle device."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + WARM):
+        for name, call in calls.items():
+            wait(device)
+            begun = time.perf_counter()
+            call()
+            wait(device)
+            if number >= WARM:
+                seconds[name].append(time.perf_counter() - begun)
+    return {name: median(of) for name, of in seconds.items()}
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _timed(call: Callable[[], object], spoil: torch.Tensor | None) -> Callable[[], float]:
+    """Call it; what is returned waits for its end and says how long it took."""
+    if spoil is None:
+        begun = time.perf_counter()
+        call()
+        taken = time.perf_counter() - begun
+        return lambda: taken
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    spoil.zero_()
+    start.record()
+    call()
+    end.record()
+
+    def read() -> float:
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    return read
+
+
+def _driver(device: torch.device) -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return told.splitlines()[0].strip() if told else None
+
+
+def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

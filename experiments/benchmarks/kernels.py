@@ -1,0 +1,214 @@
+"""Paged attention on a GPU against what the GPU can do, and against others that attend.
+
+    python -m experiments.benchmarks.kernels
+    python -m experiments.benchmarks.kernels --device cpu --quick    (the same way, without a GPU)
+
+The limit of a case is what its bytes take at the speed of a device copy, or its FLOP at that of a
+matrix product, whichever is longer; copy and product are timed in the same rounds as the kernels.
+Before anything is timed its output is held against plain torch in fp64; what is wrong has no time.
+Results go to experiments/results/<GPU>/kernels.json, with a roofline beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from experiments.benchmarks.device import device_of, facts, folder, keep, medians, options, table
+from experiments.benchmarks.peers import PEERS, Contender
+from experiments.benchmarks.roofline import draw
+from experiments.benchmarks.shapes import Case, Problem, grid
+
+COPIED, SIDE = 512 * 2**20, 8192
+"""Bytes of the copy and side of the product that are the limits."""
+FEW_COPIED, SHORT_SIDE = 4 * 2**20, 256
+"""The same where sizes are tiny."""
+FREE = 0.9
+"""Of the memory that is free, how much a case may take."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure the grid; print a table, and keep the results."""
+    words = sys.argv[1:] if words is None else words
+    parser = options(__doc__)
+    parser.add_argument(
+        "--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="none: just ours"
+    )
+    asked = parser.parse_args(words)
+    device = device_of(asked)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    limits = Limits(device, dtype, asked.quick)
+    result: dict[str, Any] = {
+        **facts(device, "experiments.benchmarks.kernels", words),
+        "dtype": str(dtype).removeprefix("torch."),
+        "rounds": asked.rounds,
+        "cases": [],
+        "left_out": [],
+    }
+    for case in grid(asked.quick):
+        if not _fits(case, dtype, device):
+            result["left_out"].append(str(case))
+            continue
+        found = measure(case, dtype, asked.peers, limits, asked.rounds)
+        result["cases"].append(found)
+        print(line(found), file=sys.stderr, flush=True)
+    print(written(result, asked.peers))
+    keep(folder(device, asked), "kernels", result, draw(result))
+    wrong = [one["case"] for one in result["cases"] if "of_limit" not in one]
+    if wrong:
+        sys.exit(f"wrong: {'; '.join(wrong)}")
+
+
+class Limits:
+    """What the device does at best: a copy within it, and a matrix product."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, tiny: bool) -> None:
+        self.device = device
+        side = SHORT_SIDE if tiny else SIDE
+        kind: Any = {"dtype": dtype, "device": device}
+        self._here = torch.empty(FEW_COPIED if tiny else COPIED, dtype=torch.uint8, device=device)
+        self._there = torch.empty_like(self._here)
+        self._one, self._other = torch.randn(2, side, side, **kind).unbind()
+        self._product = torch.empty(side, side, **kind)
+        self._flop = 2 * side**3
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """To be timed beside the kernels."""
+        return {
+            "copy": lambda: self._there.copy_(self._here),
+            "product": lambda: torch.matmul(self._one, self._other, out=self._product),
+        }
+
+    def of(self, case: Case, itemsize: int, seconds: Mapping[str, float]) -> dict[str, Any]:
+        """What the case takes at least, from what these calls took."""
+        bytes_s = 2 * self._here.nbytes / seconds["copy"]
+        flop_s = self._flop / seconds["product"]
+        moving, computing = case.moved(itemsize) / bytes_s, case.flop / flop_s
+        return {
+            "copy_gb_s": bytes_s / 1e9,
+            "product_tflop_s": flop_s / 1e12,
+            "bound": "bytes" if moving > computing else "flop",
+            "seconds": max(moving, computing),
+        }
+
+
+def measure(
+    case: Case, dtype: torch.dtype, peers: Iterable[str], limits: Limits, rounds: int
+) -> dict[str, Any]:
+    """One case: is it right, how long does it take, and how long do the others?"""
+    problem, itemsize = Problem(case, dtype, limits.device), dtype.itemsize
+    found: dict[str, Any] = {
+        "case": str(case),
+        "kind": case.kind,
+        "model": case.model,
+        "batch": case.batch,
+        "queries": case.queries,
+        "context": case.context,
+        "block_size": case.block_size,
+        "flop": case.flop,
+        "bytes": case.moved(itemsize),
+        "error": problem.error(problem.ours()),
+        "error_allowed": problem.allowed,
+        "peers": {},
+    }
+    if found["error"] > problem.allowed:
+        return found
+    others, failures = contenders(problem, peers)
+    calls = {name: other.call for name, other in others.items()}
+    seconds = medians({"ours": problem.ours, **limits.calls(), **calls}, limits.device, rounds)
+    limit = limits.of(case, itemsize, seconds)
+    found["peers"] = {
+        **{name: {"seconds": seconds[name], "to_ours": seconds[name] / seconds["ours"]}
+           for name in others},
+        **{name: {"failed": why} for name, why in failures.items()},
+    }  # fmt: skip
+    return {
+        **found,
+        "limit": limit,
+        "seconds": seconds["ours"],
+        "of_limit": limit["seconds"] / seconds["ours"],
+        "gb_s": case.moved(itemsize) / seconds["ours"] / 1e9,
+        "tflop_s": case.flop / seconds["ours"] / 1e12,
+    }
+
+
+def contenders(
+    problem: Problem, names: Iterable[str]
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The peers that can do it and do it right, and why others do not."""
+    able: dict[str, Contender] = {}
+    failures: dict[str, str] = {}
+    for name in names:
+        try:
+            contender = PEERS[name](problem)
+            if contender is None:
+                continue
+            error = problem.error(contender.rows(contender.call()))
+        except Exception as problem_of_theirs:  # whatever it is, ours are timed all the same
+            failures[name] = str(problem_of_theirs).strip().partition("\n")[0][:200]
+            continue
+        if error > problem.allowed:
+            failures[name] = f"off by {error:.2g} of the norm"
+        else:
+            able[name] = contender
+    return able, failures
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """What is said of a case while others go on."""
+    if "of_limit" not in found:
+        return f"{found['case']}: off by {found['error']:.2g} of the norm, not timed"
+    others = "".join(
+        f", {name} {one['to_ours']:.2f} ×" if "to_ours" in one else f", {name}: {one['failed']}"
+        for name, one in found["peers"].items()
+    )
+    return f"{found['case']}: {found['of_limit']:.0%} of the limit{others}"
+
+
+def written(result: Mapping[str, Any], peers: Sequence[str]) -> str:
+    """The results as Markdown."""
+    timed = [one for one in result["cases"] if "of_limit" in one]
+    shown = [
+        name for name in peers if any("to_ours" in one["peers"].get(name, {}) for one in timed)
+    ]
+    head = ["case", "µs", "GB/s", "TFLOP/s", "bound by", "of the limit"]
+    rows = [
+        [
+            one["case"],
+            f"{one['seconds'] * 1e6:,.0f}",
+            f"{one['gb_s']:,.0f}",
+            f"{one['tflop_s']:,.3g}",
+            one["limit"]["bound"],
+            f"{one['of_limit']:.0%}",
+            *(_ratio(one["peers"].get(name, {})) for name in shown),
+        ]
+        for one in timed
+    ]
+    text = [f"{result['device']}, {result['dtype']}, torch {result['torch']}, {result['date']}"]
+    if timed:
+        copy = median(one["limit"]["copy_gb_s"] for one in timed)
+        product = median(one["limit"]["product_tflop_s"] for one in timed)
+        text[0] += f": a copy {copy:,.0f} GB/s, a product {product:,.3g} TFLOP/s"
+        text += ["", table([*head, *(f"{name} / ours" for name in shown)], rows)]
+    if result["left_out"]:
+        text += ["", f"left out, for want of memory: {'; '.join(result['left_out'])}"]
+    return "\n".join(text)
+
+
+def _ratio(peer: Mapping[str, Any]) -> str:
+    return f"{peer['to_ours']:.2f}" if "to_ours" in peer else "–"
+
+
+def _fits(case: Case, dtype: torch.dtype, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    torch.cuda.empty_cache()
+    return case.room(dtype.itemsize) < FREE * torch.cuda.mem_get_info(device)[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Head shapes of known models, and problems of attention over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels import AttentionBatch, attend_cached, reference
+
+LAYERS, LAYER = 4, 1
+"""A block holds several layers, as in the engine, and one of them is read."""
+ROWS = 4
+"""Query tokens of each stretch whose outputs are looked at."""
+
+
+class Shape(NamedTuple):
+    """What the cache and the queries of a model look like."""
+
+    layers: int
+    kv_heads: int
+    group: int
+    head_dim: int
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
+
+    def __str__(self) -> str:
+        return f"{self.heads}/{self.kv_heads}×{self.head_dim}"
+
+
+SHAPES = {
+    "llama-3.1-8b": Shape(32, 8, 4, 128),
+    "qwen3-0.6b": Shape(28, 8, 2, 128),
+    "llama-2-7b": Shape(32, 32, 1, 128),
+    "llama-3.1-70b": Shape(80, 8, 8, 128),
+    "gpt2": Shape(12, 12, 1, 64),
+}
+BASE = "llama-3.1-8b"
+TINY = {"tiny": Shape(2, 2, 2, 16)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Some sequences of one length, each with its last `queries` tokens to compute."""
+
+    model: str
+    batch: int
+    queries: int
+    context: int
+    block_size: int = 16
+
+    @property
+    def kind(self) -> str:
+        """What a step of it is called."""
+        if self.queries == 1:
+            return "decode"
+        return "prefill" if self.queries == self.context else "chunk"
+
+    @property
+    def shape(self) -> Shape:
+        """The model's."""
+        return {**SHAPES, **TINY}[self.model]
+
+    @property
+    def flop(self) -> int:
+        """What the products of one layer take, of the keys that a query sees."""
+        seen = self.queries * self.context - self.queries * (self.queries - 1) // 2
+        return 4 * self.batch * self.shape.heads * self.shape.head_dim * seen
+
+    def moved(self, itemsize: int) -> int:
+        """Bytes of K, V, queries and output, each moved once."""
+        rows = self.context * self.shape.kv_heads + self.queries * self.shape.heads
+        return 2 * self.batch * rows * self.shape.head_dim * itemsize
+
+    def room(self, itemsize: int) -> int:
+        """Bytes that timing it needs: a cache of some layers, and a copy of one for peers."""
+        cache = 2 * self.batch * self.context * self.shape.kv_heads * self.shape.head_dim
+        rows = 6 * self.batch * self.queries * self.shape.heads * self.shape.head_dim
+        return ((LAYERS + 1) * cache + rows) * itemsize
+
+    def __str__(self) -> str:
+        what = f"{self.kind} {self.batch} × {self.context:,}"
+        if self.kind == "chunk":
+            what = f"chunk {self.batch} × {self.queries:,} of {self.context:,}"
+        return f"{what}, {self.shape}, block {self.block_size}"
+
+
+def grid(quick: bool) -> Iterator[Case]:
+    """Batch and context over one model, then models and block sizes at one batch and context."""
+    if quick:
+        for size in (8, 16):
+            yield Case("tiny", 3, 1, 40, size)
+            yield Case("tiny", 2, 24, 24, size)
+            yield Case("tiny", 2, 8, 24, size)
+        return
+    decodes = [Case(BASE, b, 1, c) for b in (1, 8, 64, 256) for c in (512, 4096, 32768)]
+    prefills = [Case(BASE, b, n, n) for b, n in ((1, 512), (8, 1024), (1, 4096), (1, 32768))]
+    chunks = [Case(BASE, b, 512, 8192) for b in (1, 4)]
+    yield from (*decodes, *prefills, *chunks)
+    for case in (Case(BASE, 64, 1, 4096), Case(BASE, 1, 4096, 4096)):
+        yield from (replace(case, model=model) for model in SHAPES if model != BASE)
+        yield from (replace(case, block_size=size) for size in (8, 32, 64, 128))
+
+
+class Problem:
+    """A case with its tensors: blocks anywhere in a cache of several layers."""
+
+    def __init__(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
+        self.case, shape = case, case.shape
+        each = -(-case.context // case.block_size)
+        kind: Any = {"dtype": dtype, "device": device}
+        generator = torch.Generator(device).manual_seed(0)
+        size = (case.block_size, shape.kv_heads, shape.head_dim)
+        self.kv = torch.empty(case.batch * each, LAYERS, 2, *size, **kind)
+        self.kv[:, LAYER].normal_(generator=generator)
+        rows = (case.batch * case.queries, shape.heads, shape.head_dim)
+        self.q = torch.empty(rows, **kind).normal_(generator=generator)
+        self.k_cache, self.v_cache = self.kv[:, LAYER, 0], self.kv[:, LAYER, 1]
+        order = torch.randperm(case.batch * each, generator=torch.Generator().manual_seed(0))
+        self.tables = order.view(case.batch, each).to(device, torch.int32)
+        self.scale = shape.head_dim**-0.5
+        self.batch = self._batch(device)
+
+    def ours(self) -> torch.Tensor:
+        """The engine's attention."""
+        return attend_cached(self.q, self.k_cache, self.v_cache, self.batch, scale=self.scale)
+
+    @cached_property
+    def dense(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [batch, KV heads, context, dim], without blocks."""
+        k, v = (
+            cache[self.tables.long()].flatten(1, 2)[:, : self.case.context].transpose(1, 2)
+            for cache in (self.k_cache, self.v_cache)
+        )
+        return k.contiguous(), v.contiguous()
+
+    @cached_property
+    def dense_queries(self) -> torch.Tensor:
+        """[batch, heads, queries, dim]."""
+        rows = self.q.unflatten(0, (self.case.batch, self.case.queries))
+        return rows.transpose(1, 2).contiguous()
+
+    def error(self, out: torch.Tensor) -> float:
+        """|out - reference| / |reference| of the first and last sequence, the worst stretch.
+
+        The reference is plain torch in fp64 on the CPU; a stretch is some query tokens in a row,
+        at the beginning, in the middle and at the end.
+        """
+        case, worst = self.case, 0.0
+        rows = min(ROWS, case.queries)
+        begins = sorted({0, (case.queries - rows) // 2, case.queries - rows})
+        for sequence in sorted({0, case.batch - 1}):
+            for begin in begins:
+                where = sequence * case.queries + begin
+                expected = self._reference(sequence, begin, rows)
+                found = out[where : where + rows].cpu().double()
+                off = (found - expected).norm() / expected.norm()
+                worst = max(worst, float(off)) if off == off else float("inf")
+        return worst
+
+    @property
+    def allowed(self) -> float:
+        """How large an error the roundings of weights and result explain."""
+        return 1.5 * torch.finfo(self.q.dtype).eps + 1e-5
+
+    def _reference(self, sequence: int, begin: int, rows: int) -> torch.Tensor:
+        case = self.case
+        context = case.context - case.queries + begin + rows
+        blocks = self.tables[sequence].long()
+        k, v = (cache[blocks].cpu().double() for cache in (self.k_cache, self.v_cache))
+        where = sequence * case.queries + begin
+        batch = reference.batch_of(
+            torch.arange(len(blocks), dtype=torch.int32)[None],
+            torch.tensor([0, rows], dtype=torch.int32),
+            torch.tensor([context], dtype=torch.int32),
+        )
+        q = self.q[where : where + rows].cpu().double()
+        return reference.attention(q, k, v, batch, scale=self.scale)
+
+    def _batch(self, device: torch.device) -> AttentionBatch:
+        """As `AttentionBatch.build` makes it, without lists as long as the contexts."""
+        case = self.case
+        ints: Any = {"dtype": torch.int32, "device": device}
+        decodes = case.queries == 1
+        return AttentionBatch(
+            self.tables,
+            torch.arange(case.batch + 1, **ints) * case.queries,
+            torch.full((case.batch,), case.context, **ints),
+            torch.empty(0, dtype=torch.int64, device=device),  # nothing is written
+            case.batch if decodes else 0,
+            () if decodes else ((case.queries, case.context),) * case.batch,
+        )
