@@ -95,7 +95,11 @@ class SharedPrefix(Reproduction):
         first, second, *others = self.systems
         sentences = []
         for name in self.cases:
-            parts = [f"{gain_of(rates[name]):.2f} times as many requests as {second}"]
+            told = self._every[name].gain
+            parts = [
+                f"{gain_of(rates[name]):.2f} times as many requests as {second}"
+                + (f" (published: {told:g})" if told is not None else "")
+            ]
             parts += [
                 f"{rates[name][first] / rates[name][other]:.2f} times as many as {other}"
                 for other in others

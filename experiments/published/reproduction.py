@@ -72,6 +72,8 @@ class Reproduction(Errand):
         """What came out; `runs` has those of each arm, a seed each."""
 
     def perform(self, folder: Path) -> None:
+        if not self.on_engine and backend_of(kept_configuration(folder)).alone:
+            raise ConfigError("backend=engine: must be sim; what was published is simulated here")
         plan = Compare(self.title, self.question, self.arms())
         jobs = jobs_of(plan, typed(), folder)
         runs = self._served(plan, jobs, folder)
@@ -100,8 +102,6 @@ class Reproduction(Errand):
 
     def _served(self, plan: Compare, jobs: Sequence[Job], folder: Path) -> Runs:
         """All runs, complete; raises what hindered one of them."""
-        if not self.on_engine and any(backend_of(job.config).alone for job in jobs):
-            raise ConfigError("backend=engine: must be sim; what was published is simulated here")
         _complain(check_arms(plan, jobs))
         runs = run_study(jobs, processes_of(kept_configuration(folder)["jobs"], jobs))
         if runs.interrupted:

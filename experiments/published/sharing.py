@@ -125,6 +125,10 @@ class Sharing(Reproduction):
                 *self._read_off(data["curves"]),
             ],
             listings=[self._laws(laws), listing_of(every, rates, saved)],
+            notes=[
+                "the default of backend.beam_turnover is a choice, made so that Alpaca's beams "
+                "save about what was published: what they save is no prediction"
+            ],
             data=data,
             drawings=self._drawings(data),
         )
@@ -241,14 +245,19 @@ class Sharing(Reproduction):
         spread = elsewhere(high, self._every, rates)
         return [
             *sentences,
-            f"The gain over {list(self.systems)[1]} goes from {gain_of(rates[low]):.2f} ({low}) to "
-            f"{gain_of(rates[high]):.2f} ({high})"
+            f"The gain over {list(self.systems)[1]} goes from {self._gain(rates, low)} to "
+            f"{self._gain(rates, high)}"
             + (f"; what is assumed moves the last from {spread}." if spread else "."),
             *(
                 f"{row.what[0].upper()}{row.what[1:]}, is {row.ours:.2f}."
                 for row in self._read_off(data["curves"])[-1:]
             ),
         ]
+
+    def _gain(self, rates: Mapping[str, Mapping[str, float]], name: str) -> str:
+        told = self._named[name].gain
+        published = f", published: {told:g}" if told is not None else ""
+        return f"{gain_of(rates[name]):.2f} ({name}{published})"
 
     # -- in pictures -----------------------------------------------------------------------------
 

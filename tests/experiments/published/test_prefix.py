@@ -46,6 +46,7 @@ def test_the_reading() -> None:
     (listing,) = reading.listings
     assert listing.rows[1][:4] == ["80 tokens, few", "0.75/s", "(0.75/s)", "(0.75/s)"]
     assert "1.00 times as many as paged" in reading.finding[0]
+    assert "as Orca (published: 1.5), 1.00 times" in reading.finding[0]
     assert "1.00 (few)" in reading.finding[0]
     assert draw_prefix(reading.data["sustained"]).axes  # type: ignore[arg-type]
 
