@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from experiments.attention_time import Decodes, attention_seconds
@@ -71,7 +73,7 @@ class BlockSizes(Reproduction):
             "saw the same requests, so differences are surer than bars suggest."
         )
         return Reading(
-            finding=self._finding(found, unused, kernel),
+            finding=self._finding(found, self._alike(of), unused, kernel),
             rows=[
                 Row(f"unused slots a sequence, blocks of {size}", value, (size - 1) / 2)
                 for size, value in zip(self.sizes, unused, strict=True)
@@ -116,9 +118,23 @@ class BlockSizes(Reproduction):
             "device": machine["device"],
         }
 
+    def _alike(self, of: Mapping[int, Sequence[Run]]) -> list[int]:
+        """The sizes that are not surely slower than the best, seed by seed; none for one seed."""
+        times = {size: [run.summary[E2E] for run in runs] for size, runs in of.items()}
+        best = min(times.values(), key=fmean)
+        slower = {
+            size: estimate([math.log(one / least) for one, least in zip(own, best, strict=True)])
+            for size, own in times.items()
+        }
+        surely = [
+            size for size, more in slower.items() if (more.low if more.known else more.mean) > 0
+        ]
+        return [size for size in of if size not in surely] if len(best) > 1 else []
+
     def _finding(
         self,
         found: Mapping[str, Sequence[Estimate]],
+        alike: Sequence[int],
         unused: Sequence[float],
         kernel: Mapping[str, Any] | None,
     ) -> list[str]:
@@ -126,8 +142,10 @@ class BlockSizes(Reproduction):
         means = [value.mean for value in found[E2E]]
         at = means.index(min(means))
         scale = scale_of(E2E, [means[at]])
+        others = [str(size) for size in alike if size != self.sizes[at]]
+        sure = f" (not surely slower: {', '.join(others)})" if others else ""
         told = [
-            f"Requests are answered soonest with blocks of {self.sizes[at]}, after "
+            f"Requests are answered soonest with blocks of {self.sizes[at]}{sure}, after "
             f"{scale.text(means[at])} on average; with blocks of {small} it takes "
             f"{means[0] / means[at]:.2f} times as long, with {large} {means[-1] / means[at]:.2f}.",
             f"A sequence leaves {unused[0]:.3g} slots unused with blocks of {small} and "

@@ -30,7 +30,7 @@ from pagedsim.core.errors import require
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.result import Drawing
-from pagedsim.report.style import MUTED, key, looks, margins, new_figure, tidy
+from pagedsim.report.style import DECODE, MUTED, QUEUED, key, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -357,16 +357,16 @@ def draw_saved(saved: Mapping[str, Mapping[str, float]]) -> Figure:
     """Two bars for each: what was published, and ours."""
     figure = new_figure(3.2)
     axes = figure.subplots()
-    look = looks(list(saved))
+    colours = {"published": QUEUED, "ours": DECODE}
     names = list(saved["ours"])
-    for side, (whose, values) in zip((-0.2, 0.2), saved.items(), strict=True):
+    for side, (whose, colour) in zip((-0.2, 0.2), colours.items(), strict=True):
         places = np.arange(len(names)) + side
-        each = [values[name] for name in names]
-        axes.bar(places, each, 0.38, color=look[whose].colour)
+        each = [saved[whose][name] for name in names]
+        axes.bar(places, each, 0.38, color=colour)
         label_bars(axes, places, each, "{:.1f}")
     axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names])
     axes.grid(axis="x", visible=False)
     tidy(axes, y="memory saved (%)")
     margins(figure)
-    key(figure, {whose: one.colour for whose, one in look.items()})
+    key(figure, {"the paper": QUEUED, "ours": DECODE})
     return figure

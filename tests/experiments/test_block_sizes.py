@@ -76,6 +76,24 @@ def test_the_finding_names_the_size_that_answers_soonest() -> None:
     assert "kernel" not in reading.data
 
 
+def test_sizes_that_are_not_surely_slower_are_named_too() -> None:
+    times = {1: (4.0, 6.1), 16: (2.0, 3.0), 256: (1.9, 3.5)}
+    runs = {
+        f"blocks of {size}": [run(e2e, seed=seed) for seed, e2e in enumerate(each)]
+        for size, each in times.items()
+    }
+    assert (
+        study()
+        .read(runs)
+        .finding[0]
+        .startswith(
+            "Requests are answered soonest with blocks of 16 (not surely slower: 256), after"
+        )
+    )
+    alone = {arm: each[:1] for arm, each in runs.items()}
+    assert "not surely" not in study().read(alone).finding[0]
+
+
 def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from experiments import block_sizes
 
