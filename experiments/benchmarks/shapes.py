@@ -125,6 +125,8 @@ class Problem:
         order = torch.randperm(case.batch * each, generator=torch.Generator().manual_seed(0))
         self.tables = order.view(case.batch, each).to(device, torch.int32)
         self.scale = shape.head_dim**-0.5
+        self.allowed = 1.5 * torch.finfo(dtype).eps + 1e-5
+        """The error that the roundings of weights and result explain."""
         self.batch = self._batch(device)
 
     def ours(self) -> torch.Tensor:
@@ -163,11 +165,6 @@ class Problem:
                 off = (found - expected).norm() / expected.norm()
                 worst = max(worst, float(off)) if off == off else float("inf")
         return worst
-
-    @property
-    def allowed(self) -> float:
-        """How large an error the roundings of weights and result explain."""
-        return 1.5 * torch.finfo(self.q.dtype).eps + 1e-5
 
     def _reference(self, sequence: int, begin: int, rows: int) -> torch.Tensor:
         case = self.case

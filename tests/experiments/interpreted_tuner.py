@@ -1,0 +1,35 @@
+"""What the tuner times, in Triton's interpreter: `tests/kernels/interpreted.py` says how it is run.
+
+The race itself needs a GPU's clock; here its kernels are called as it calls them.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from experiments.benchmarks import tune_kernels
+from experiments.benchmarks.shapes import Case, Problem
+from experiments.benchmarks.tune_kernels import can
+from kernels.tiles import Split, Tiles
+from kernels.tuning import Cut
+
+torch.set_num_threads(1)
+
+SMALL = Cut(Tiles(16, 16, 4, 2), Split())
+WIDE = Cut(Tiles(16, 32, 4, 2), Split(2, 2))
+CASES = [Case("tiny", 2, 1, 70), Case("tiny", 1, 8, 40)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_candidates_are_run_and_checked(case: Case) -> None:
+    problem = Problem(case, torch.float16, torch.device("cpu"))
+    assert can(problem, SMALL) and can(problem, WIDE)
+    problem.allowed = 1e-9
+    assert not can(problem, SMALL)
+
+
+def test_a_race_has_a_time_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_kernels, "DTYPE", torch.float16)  # bf16 is interpreted wrongly
+    seconds = tune_kernels.timed([SMALL, WIDE], CASES[0], torch.device("cpu"), rounds=1)
+    assert set(seconds) == {SMALL, WIDE} and min(seconds.values()) > 0
