@@ -77,6 +77,9 @@ class LatencyUnderLoad(Reproduction):
             require("bound", bound, 1e-3)
         if self.best not in self.systems:
             raise ConfigError(f"best={self.best}: must be one of {', '.join(self.systems)}")
+        for system in self.together:
+            if system not in self.systems:
+                raise unknown("system of together", system, self.systems)
         for name, settings in [*self.loads.items(), *(self.longer or {}).items()]:
             for setting in settings:
                 if setting not in _SETTINGS:
@@ -84,6 +87,9 @@ class LatencyUnderLoad(Reproduction):
             for system in settings.get("rates", ()):
                 if system not in self.systems:
                     raise unknown(f"system of {name}", system, self.systems)
+        for name, settings in self.loads.items():
+            if self.best not in settings.get("rates", ()):
+                raise ConfigError(f"loads.{name}.rates: lacks {self.best}, the best")
 
     def arms(self) -> dict[str, list[str]]:
         return {
@@ -198,7 +204,8 @@ class LatencyUnderLoad(Reproduction):
                     why = []
                 if system in self.together:
                     early = sustained(singly[name][system], self.bound)
-                    why.append(f"{early:.3g}/s if an answer is returned when it ends itself")
+                    if not math.isnan(early):
+                        why.append(f"{early:.3g}/s if an answer is returned when it ends itself")
                 rows.append(
                     Row(
                         f"{name}: {system}",
@@ -221,8 +228,9 @@ class LatencyUnderLoad(Reproduction):
                     _cell(ratio(systems, self.best, other, bound)) if other in systems else "–"
                     for other in others
                 ]
-                rate = f"{sustained(systems[self.best], bound):.3g}/s"
-                rows.append([f"{name}, {bound:g} s a token", rate, *cells])
+                rate = sustained(systems[self.best], bound)
+                most = "–" if math.isnan(rate) else f"{rate:.3g}/s"
+                rows.append([f"{name}, {bound:g} s a token", most, *cells])
         head = ["", f"{self.best} sustains", *(f"× {other}" for other in others)]
         return Listing("The same by other bounds, and with longer traces", head, rows)
 
@@ -230,40 +238,51 @@ class LatencyUnderLoad(Reproduction):
         others = [system for system in self.systems if system != self.best]
         sentences = []
         for name in self.loads:
-            each = ", ".join(
-                f"{_cell(ratio(curves[name], self.best, other, self.bound))} times that of {other}"
-                for other in others
-            )
-            rate = f"{sustained(curves[name][self.best], self.bound):.3g} requests/s"
-            sentences.append(
-                f"On {name} {self.best} sustains {rate} at {self.bound:g} s a token: {each}."
-            )
+            rates = {system: sustained(curve, self.bound) for system, curve in curves[name].items()}
+            untold = [system for system, rate in rates.items() if math.isnan(rate)]
+            if self.best not in untold:
+                each = ", ".join(
+                    f"{_cell(rates[self.best] / rates[other])} times that of {other}"
+                    for other in others
+                    if other in rates and other not in untold
+                )
+                sentences.append(
+                    f"On {name} {self.best} sustains {rates[self.best]:.3g} requests/s at "
+                    f"{self.bound:g} s a token{each and ': '}{each}."
+                )
+            if untold:
+                sentences.append(
+                    f"On {name} the rates that were tried do not tell what {', '.join(untold)} "
+                    f"sustain{'s' * (len(untold) == 1)} at {self.bound:g} s a token."
+                )
         moved = [
             f"by {signed(least)} to {signed(most)} where {what}"
             for what, systems in (
                 ("requests join step by step", [s for s in others if s not in self.together]),
                 ("a batch is answered as a whole", [s for s in others if s in self.together]),
             )
-            if systems
             for least, most in [self._moves(curves, systems)]
+            if not math.isnan(least)
         ]
         how = "By other bounds and with longer traces these ratios differ"
-        sentences.append(f"{how} {', and '.join(moved)}.")
-        return sentences
+        return [*sentences, *([f"{how} {', and '.join(moved)}."] if moved else [])]
 
     def _moves(
         self, curves: Mapping[str, Mapping[str, Curve]], systems: Sequence[str]
     ) -> tuple[float, float]:
-        """How far the ratios to some systems move with the bound and the trace's length."""
-        moves = [0.0]
+        """How far the ratios to some systems move with the bound and the trace's length; NaN where
+        nothing tells.
+        """
+        moves = []
         for system in systems:
             for name in self.loads:
                 base = ratio(curves[name], self.best, system, self.bound)
                 others = [ratio(curves[name], self.best, system, bound) for bound in self.bounds]
                 if system in curves.get(_longer(name), ()):
                     others.append(ratio(curves[_longer(name)], self.best, system, self.bound))
-                moves += [other / base - 1 for other in others if not math.isnan(other)]
-        return min(moves), max(moves)
+                changes = [other / base - 1 for other in others]
+                moves += [change for change in changes if not math.isnan(change)]
+        return min(moves, default=math.nan), max(moves, default=math.nan)
 
 
 def _arm(load: str, system: str, rate: float) -> str:

@@ -175,12 +175,28 @@ def test_rows_are_ratios_and_rates() -> None:
     ]
 
 
+def test_rates_that_tell_nothing_are_said_to() -> None:
+    never = {arm: served(arm, 0.1) for arm in study().arms()}
+    static = {arm: own for arm, own in runs().items() if "static" in arm}
+    (sentence,) = study().read(never | static).finding
+    assert sentence == (
+        "On chat the rates that were tried do not tell what paged sustains at 1 s a token."
+    )
+    reading = study().read(runs() | {arm: own for arm, own in never.items() if "static" in arm})
+    assert reading.finding == [
+        "On chat paged sustains 5.46 requests/s at 1 s a token.",
+        "On chat the rates that were tried do not tell what static sustains at 1 s a token.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
         ({"best": "vllm"}, "best=vllm: must be one of static, paged"),
         ({"loads": {"chat": CHAT | {"rate": 1}}}, "unknown setting of chat 'rate'.*rates"),
         ({"loads": {"chat": CHAT | {"rates": {"page": [1]}}}}, "unknown system of chat 'page'"),
+        ({"loads": {"chat": {"rates": {"static": [1]}}}}, "loads.chat.rates: lacks paged"),
+        ({"together": ["fast"]}, "unknown system of together 'fast'"),
         ({"slower": 0.5}, "slower=0.5: must be at least 1"),
     ],
 )
