@@ -28,11 +28,11 @@ from pagedsim.report.style import (
     QUEUED,
     Look,
     drawing,
-    key,
     looks,
     margins,
     new_figure,
     plain_log_ticks,
+    short,
     tidy,
 )
 
@@ -281,9 +281,9 @@ def write_capacity(done: Capacity, folder: Path, pictures: bool) -> Path | None:
     with drawing():
         picture = render("capacity", draw_capacity(done))
     caption = (
-        f"Every probe under seed {done.arms[0].edges[0].seed} is a point, hollow where it missed "
-        "any bound; dashed: this bound. On the grey front nothing serves more requests a second at "
-        "a lower latency."
+        "The rate found for each arm; in its colour below every probe under seed "
+        f"{done.arms[0].edges[0].seed} is a point, hollow where it missed any bound; dashed: this "
+        "bound. On the grey front nothing serves more requests a second at a lower latency."
     )
     plot = Plot("capacity", "Rate against latency", caption, *picture)
     (folder / "plots").mkdir(parents=True, exist_ok=True)
@@ -294,30 +294,49 @@ def write_capacity(done: Capacity, folder: Path, pictures: bool) -> Path | None:
 
 
 def draw_capacity(done: Capacity) -> Figure:
-    """A panel for each bound: the latency at every rate that was tried under the first seed."""
+    """The rate of each arm; below, a panel a bound: the latency at every rate that was tried."""
     look = looks([arm.name for arm in done.arms])
-    curves = {arm.name: arm.edges[0].probes for arm in done.arms}
-    figure = new_figure(0.9 + 2.7 * len(done.bounds))
-    panels = figure.subplots(len(done.bounds), 1, squeeze=False, sharex=True)[:, 0]
-    panels[0].set_xscale("log")
+    heights = [0.3 + 0.22 * len(done.arms), *[2.3] * len(done.bounds)]
+    figure = new_figure(1.4 + sum(heights) + 0.35 * len(done.bounds))
+    first, *panels = figure.subplots(len(heights), 1, height_ratios=heights)
+    _draw_rates(first, done.arms, look)
     for number, (bound, axes) in enumerate(zip(done.bounds, panels, strict=True)):
-        factor = scale_of(bound.key, [bound.seconds]).factor
-        front = _front([probe for probes in curves.values() for probe in probes], number)
-        rates, values = [probe.rate for probe in front], [probe.values[number] for probe in front]
-        axes.step(rates, np.multiply(values, factor), where="pre", color=QUEUED, lw=5, zorder=1)
-        for name, probes in curves.items():
-            _draw_curve(axes, probes, number, look[name], factor)
-        axes.axhline(bound.seconds * factor, color=INK, lw=1, ls=(0, (4, 2)))
+        _draw_latencies(axes, done, number, look)
         axes.set_title(bound.name)
-        axes.set_yscale("log")
-        plain_log_ticks(axes.yaxis)
         tidy(axes, y=scale_of(bound.key, [bound.seconds]).suffix)
-    plain_log_ticks(panels[-1].xaxis)
     tidy(panels[-1], x="requests/s")
-    margins(figure)
-    figure.subplots_adjust(hspace=0.3)
-    key(figure, {**look, "front": Look(QUEUED, "-")})
+    margins(figure, left=1.7, top=0.35)
+    figure.subplots_adjust(hspace=0.38)
     return figure
+
+
+def _draw_rates(axes: Axes, arms: Sequence[Arm], look: Mapping[str, Look]) -> None:
+    for place, arm in enumerate(arms):
+        colour, rate = look[arm.name].colour, arm.rate
+        if rate.known:
+            axes.plot([rate.low, rate.high], [place, place], color=colour, lw=2)
+        axes.plot(rate.mean, place, "o", ms=6, color=colour)
+    axes.set_yticks(range(len(arms)), [short(arm.name, 24) for arm in arms], color=INK)
+    axes.set_ylim(len(arms) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_title("Requests/s within the objective (bars: 95 % confidence)")
+    tidy(axes)
+
+
+def _draw_latencies(axes: Axes, done: Capacity, number: int, look: Mapping[str, Look]) -> None:
+    bound = done.bounds[number]
+    factor = scale_of(bound.key, [bound.seconds]).factor
+    curves = {arm.name: arm.edges[0].probes for arm in done.arms}
+    front = _front([probe for probes in curves.values() for probe in probes], number)
+    rates, values = [probe.rate for probe in front], [probe.values[number] for probe in front]
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.step(rates, np.multiply(values, factor), where="pre", color=QUEUED, lw=5, zorder=1)
+    for name, probes in curves.items():
+        _draw_curve(axes, probes, number, look[name], factor)
+    axes.axhline(bound.seconds * factor, color=INK, lw=1, ls=(0, (4, 2)))
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_log_ticks(axis)
 
 
 def _draw_curve(
