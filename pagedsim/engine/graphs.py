@@ -100,7 +100,8 @@ class Graphs:
         seqs: int,
         recorder: Recorder,
     ) -> None:
-        """For at most `seqs` sequences, whose inputs stand in `places`."""
+        """For at most `seqs` sequences, whose inputs stand in `places`: so far padding alone, so
+        that nothing is written while graphs are made."""
         self.sizes = sizes(seqs)
         self._model, self._cache, self._places = model, cache, places
         self._recorder = recorder
@@ -120,17 +121,15 @@ class Graphs:
 
     def capture_all(self) -> bool:
         """Make all graphs. If the model cannot be captured, say so, and return False."""
-        self._places.clear()  # nothing is read or written while they are made
         try:
             for size in reversed(self.sizes):
                 self.capture(size)
         except RuntimeError as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             log.warning(
                 "%s cannot be captured in a CUDA graph, so its steps are launched kernel by "
                 "kernel: %s",
                 self._model.name,
-                reason,
+                _reason(error),
             )
             return False
         return True
@@ -147,3 +146,10 @@ class Graphs:
     def _compute(self, size: int) -> None:
         ids, positions, batch, rows = self._places.batch(size)
         self._model.forward(ids, positions, batch, self._cache, rows, self._logits[:size])
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the first error: an end of a capture that had failed is another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).splitlines() or [type(error).__name__])[0]

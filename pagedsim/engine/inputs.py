@@ -89,25 +89,20 @@ class Places:
         self._ids, self._positions, self._slots, self._contexts, self._tables = (
             column.numpy() for column in here
         )
-        self._ids[:] = self._positions[:] = 0
-        self.columns = columns[:4]
+        self._ids[:] = self._positions[:] = self._contexts[:] = 0
+        self._slots[:] = -1
+        self._crossing.send(self._packed)
+        self._columns = columns[:4]
         self._arriving = columns[4]
-        self.tables = torch.zeros(seqs, blocks, dtype=torch.int32, device=device)
+        self._widened = torch.zeros(seqs, blocks, dtype=torch.int32, device=device)
         self._starts = torch.arange(seqs + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(seqs, device=device)
         self._views: dict[int, list[torch.Tensor]] = {}
-        self.clear()
 
     @property
     def nbytes(self) -> int:
         """What is taken of the device's memory."""
-        return self._crossing.there.nbytes + self.tables.nbytes
-
-    def clear(self) -> None:
-        """Nothing but padding."""
-        self._crossing.wait()
-        self._slots[:], self._contexts[:] = -1, 0
-        self._crossing.send(self._packed)
+        return self._crossing.there.nbytes + self._widened.nbytes
 
     def put(self, decoding: Computing) -> None:
         """The rows of a step, and padding behind them."""
@@ -120,7 +115,7 @@ class Places:
         used = count * width
         self._tables[:used] = decoding.tables.reshape(-1)
         self._crossing.send(self._packed + 4 * used)
-        self.tables[:count, :width].copy_(self._arriving[:used].view(count, width))
+        self._widened[:count, :width].copy_(self._arriving[:used].view(count, width))
 
     def batch(
         self, count: int, width: int | None = None
@@ -128,10 +123,10 @@ class Places:
         """The first `count` rows, with tables of `width` blocks, as a model's forward takes them:
         ids, positions, the batch, and the rows whose logits are wanted, which are all."""
         if count not in self._views:
-            columns = [column[:count] for column in (*self.columns, self._rows)]
+            columns = [column[:count] for column in (*self._columns, self._rows)]
             self._views[count] = [*columns, self._starts[: count + 1]]
         ids, positions, slots, contexts, rows, starts = self._views[count]
-        tables = self.tables[:count] if width is None else self.tables[:count, :width]
+        tables = self._widened[:count] if width is None else self._widened[:count, :width]
         return ids, positions, AttentionBatch(tables, starts, contexts, slots, count), rows
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine.batch import Batch, flat_batch
-from pagedsim.engine.inputs import ALIGNMENT, Inputs
-from pagedsim.engine.rows import Rows
+from pagedsim.engine.inputs import ALIGNMENT, Inputs, Places
+from pagedsim.engine.rows import Computing, Rows
 
 
 def server(**settings: Any) -> Scheduler:
@@ -106,3 +109,86 @@ def test_a_batch_is_the_same_on_its_device() -> None:
     assert there.attention.chunks == here.attention.chunks
     assert there.attention.num_decodes == here.attention.num_decodes
     assert there.samplers is here.samplers
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("swaps", [False, True])
+def test_rows_are_those_of_the_block_tables(seed: int, swaps: bool) -> None:
+    """Whoever comes, forks, reorders, is preempted and comes back, row by row."""
+    rng = random.Random(seed)
+    size, seqs, longest = rng.choice([1, 2, 3]), 8, 24
+    scheduler = make_scheduler(
+        memory=make_memory(
+            rng.choice(["paged", "prefix"]), blocks=48 // size, block_size=size, cpu_blocks=60
+        ),
+        batching=rng.choice(["prefill_first", "unified"]), max_seqs=seqs, max_model_len=longest,
+        max_batched_tokens=longest, preemption="swap" if swaps else "recompute",
+    )  # fmt: skip
+    rows = Rows(seqs, -(-longest // size), size)
+    preempted = looked = 0
+    for number in range(300):
+        if rng.random() < 0.4:
+            params = SamplingParams(n=rng.randint(1, 3), max_tokens=rng.randint(1, 12))
+            scheduler.add(Request(number, [rng.randrange(9) for _ in range(9)], params), now=0)
+        plan = scheduler.plan(0)
+        preempted += len(plan.preempted)
+        if plan.decodes and rng.random() < 0.9:
+            looked += 1
+            check(rows.decoding(plan.decodes), plan, size)
+        scheduler.commit(plan, 0, {request.id: answer(request, rng) for request in sampling(plan)})
+    assert preempted and looked > 50
+
+
+def check(found: Computing, plan: StepPlan, size: int) -> None:
+    tables = [table for request in plan.decodes for table in request.tables]
+    lengths = [request.num_tokens for request in plan.decodes for _ in request.tables]
+    last = [output[-1] for request in plan.decodes for output in request.outputs]
+    assert found.ids.tolist() == last
+    assert found.contexts.tolist() == lengths
+    for i, (table, length) in enumerate(zip(tables, lengths, strict=True)):
+        blocks = -(-length // size)
+        assert found.tables[i, :blocks].tolist() == table[:blocks]
+        assert found.positions[i] == length - 1
+        assert found.slots[i] == table[blocks - 1] * size + (length - 1) % size
+    assert found.tables.shape[1] == -(-max(lengths) // size)
+
+
+def sampling(plan: StepPlan) -> list[Request]:
+    return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
+
+
+def answer(request: Request, rng: random.Random) -> int | Continuation:
+    """Tokens of a group, of which some sequences may end or go on from another."""
+    if request.width == 1:
+        return rng.randrange(9)
+    count, parents = request.width, None
+    if request.outputs and rng.random() < 0.5:
+        count = rng.randint(1, request.width)
+        parents = tuple(rng.choices(range(request.width), k=count))
+    return Continuation(tuple(rng.randrange(9) for _ in range(count)), parents)
+
+
+def test_places_hold_a_batch_and_padding_behind_it() -> None:
+    places = Places(torch.device("cpu"), seqs=4, blocks=3)
+    ids, positions, slots, contexts = (np.arange(4) + k for k in (1, 5, 9, 13))
+    whole = Computing(ids, positions, slots, contexts, np.full((4, 2), 7, np.int32))
+    wide = np.full((1, 3), 8, np.int32)
+    part = Computing(ids[:1], positions[:1], slots[:1], contexts[:1], wide)
+    for put, wanted in [
+        (None, ([-1] * 4, [0] * 4)),
+        (whole, ([9, 10, 11, 12], [13, 14, 15, 16])),
+        (part, ([9, -1, -1, -1], [13, 0, 0, 0])),
+    ]:
+        if put is not None:
+            places.put(put)
+        ids_there, positions_there, batch, rows = places.batch(4)
+        assert (batch.slots.tolist(), batch.context_lens.tolist()) == wanted
+        assert rows.tolist() == [0, 1, 2, 3] and batch.query_start.tolist() == [0, 1, 2, 3, 4]
+        if put is not None:
+            count, width = put.tables.shape
+            assert ids_there[:count].tolist() == put.ids.tolist()
+            assert positions_there[:count].tolist() == put.positions.tolist()
+            assert batch.block_tables[:count, :width].tolist() == put.tables.tolist()
+            assert places.batch(count, width)[2].block_tables.tolist() == put.tables.tolist()
+    for one in (ids_there, positions_there, batch.slots, batch.context_lens, batch.block_tables):
+        assert one.data_ptr() % ALIGNMENT == 0

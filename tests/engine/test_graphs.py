@@ -45,7 +45,10 @@ class Replayer:
 
     def record(self, work: Work) -> Work:
         if self.recorded == self.fails_at:
-            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel ...")
+            try:
+                raise RuntimeError("operation not permitted when capturing\nCUDA kernel ...")
+            finally:
+                raise RuntimeError("a previous error during capture")
         number, self.recorded = self.recorded, self.recorded + 1
         work()
 
@@ -205,7 +208,7 @@ def test_a_model_that_cannot_be_captured_serves_without(
         found = tokens(engine)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
-    assert lines[0].endswith("kernel by kernel: operation not permitted when stream is capturing")
+    assert lines[0].endswith("kernel by kernel: operation not permitted when capturing")
     assert not replayer.replayed and engine.runner.graphs is None
     assert found == tokens(server("llama", enforce_eager=True))
 
