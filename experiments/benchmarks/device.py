@@ -11,16 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pagedsim.metrics.files import write_json
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RESULTS = Path(__file__).parent.parent / "results"
 SPOILT = 2**30
-"""Bytes written before a call, so that none of its inputs is in the GPU's cache; the time that this
-takes also lets the host queue the whole call before the GPU begins it."""
+"""Bytes read before a call, so that none of its inputs is in the GPU's cache; the time that this
+takes also lets the host queue the whole call before the GPU begins it. They are read, not written:
+what was written would have to leave the cache while the call is timed."""
 WARM = 2
 """Rounds that do not count."""
 
@@ -82,14 +86,20 @@ def folder(device: torch.device, asked: argparse.Namespace) -> Path | None:
     return RESULTS / "-".join(name.removeprefix("nvidia ").removeprefix("geforce ").split())
 
 
-def keep(place: Path | None, name: str, result: Mapping[str, Any], picture: Any) -> None:
-    """Write `name`.json and `name`.png, and say so."""
+def keep(place: Path | None, name: str, result: Mapping[str, Any]) -> None:
+    """Write `name`.json, as far as it has come."""
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / f"{name}.json", dict(result))
+
+
+def end(place: Path | None, name: str, result: Mapping[str, Any], picture: Figure) -> None:
+    """Write it with its picture, and say so."""
+    keep(place, name, result)
     if place is None:
         print("\nnothing is written: these are tiny sizes (--out FOLDER writes them all the same)")
         return
-    place.mkdir(parents=True, exist_ok=True)
-    write_json(place / f"{name}.json", dict(result))
-    picture.savefig(place / f"{name}.png")
+    picture.savefig(place / f"{name}.png", metadata={"Software": None})
     print(f"\n{place / name}.json and .png")
 
 
@@ -104,7 +114,7 @@ def medians(
 ) -> dict[str, float]:
     """Seconds that the device takes for a call, by name; all take turns in every round."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    spoil = torch.empty(SPOILT, dtype=torch.uint8, device=device) if device.type == "cuda" else None
+    spoil = torch.zeros(SPOILT // 4, device=device) if device.type == "cuda" else None
     for number in range(rounds + WARM):
         timed = {name: _timed(call, spoil) for name, call in calls.items()}
         if number >= WARM:
@@ -143,7 +153,7 @@ def _timed(call: Callable[[], object], spoil: torch.Tensor | None) -> Callable[[
         taken = time.perf_counter() - begun
         return lambda: taken
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    spoil.zero_()
+    spoil.sum()
     start.record()
     call()
     end.record()

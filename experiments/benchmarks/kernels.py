@@ -18,7 +18,16 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.device import device_of, facts, folder, keep, medians, options, table
+from experiments.benchmarks.device import (
+    device_of,
+    end,
+    facts,
+    folder,
+    keep,
+    medians,
+    options,
+    table,
+)
 from experiments.benchmarks.peers import PEERS, Contender
 from experiments.benchmarks.roofline import draw
 from experiments.benchmarks.shapes import Case, Problem, grid
@@ -40,6 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     asked = parser.parse_args(words)
     device = device_of(asked)
+    place = folder(device, asked)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     limits = Limits(device, dtype, asked.quick)
     result: dict[str, Any] = {
@@ -55,9 +65,10 @@ def main(words: Sequence[str] | None = None) -> None:
             continue
         found = measure(case, dtype, asked.peers, limits, asked.rounds)
         result["cases"].append(found)
+        keep(place, "kernels", result)
         print(line(found), file=sys.stderr, flush=True)
     print(written(result, asked.peers))
-    keep(folder(device, asked), "kernels", result, draw(result))
+    end(place, "kernels", result, draw(result))
     wrong = [one["case"] for one in result["cases"] if "of_limit" not in one]
     if wrong:
         sys.exit(f"wrong: {'; '.join(wrong)}")

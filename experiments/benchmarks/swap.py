@@ -19,6 +19,7 @@ import torch
 
 from experiments.benchmarks.device import (
     device_of,
+    end,
     facts,
     folder,
     keep,
@@ -74,6 +75,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     asked = options(__doc__).parse_args(words)
     device = device_of(asked)
+    place = folder(device, asked)
     dtype = torch.bfloat16
     result: dict[str, Any] = {
         **facts(device, "experiments.benchmarks.swap", words),
@@ -85,9 +87,10 @@ def main(words: Sequence[str] | None = None) -> None:
     for swap in swaps(asked.quick):
         found = measure(swap, dtype, device, moved, asked.rounds)
         result["swaps"].append(found)
+        keep(place, "swap", result)
         print(line(found), file=sys.stderr, flush=True)
     print(written(result))
-    keep(folder(device, asked), "swap", result, draw(result))
+    end(place, "swap", result, draw(result))
     wrong = [one["swap"] for one in result["swaps"] if not one["right"]]
     if wrong:
         sys.exit(f"wrong: {'; '.join(wrong)}")

@@ -1,0 +1,46 @@
+"""The benchmarks of a device on a real one, at tiny sizes: that they go, not how fast it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from experiments.benchmarks import kernels, swap, tune_kernels  # noqa: E402
+from experiments.benchmarks.shapes import Case, grid  # noqa: E402
+from kernels.tiles import Split, Tiles  # noqa: E402
+from kernels.tuning import Cut  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+QUICK = ["--quick", "--rounds", "2"]
+
+
+def test_kernels(tmp_path: Path) -> None:
+    kernels.main([*QUICK, "--peers", "sdpa", "flex", "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "kernels.json").read_text())
+    assert result["device"] == torch.cuda.get_device_name() and result["driver"]
+    for one in result["cases"]:
+        assert one["of_limit"] > 0
+        assert not [name for name, peer in one["peers"].items() if "failed" in peer], one
+
+
+def test_swap(tmp_path: Path) -> None:
+    swap.main([*QUICK, "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "swap.json").read_text())
+    assert all(one["in"]["of_pinned"] > 0 for one in result["swaps"])
+
+
+@pytest.mark.parametrize("case", list(grid(quick=True)), ids=str)
+def test_a_race(case: Case) -> None:
+    """One of them is too large for any GPU."""
+    place = torch.device("cuda", torch.cuda.current_device())
+    fits, another = Cut(Tiles(16, 32, 4, 2), Split()), Cut(Tiles(32, 64, 4, 3), Split(8, 2))
+    large = Cut(Tiles(16, 4096, 4, 7), Split())
+    seconds = tune_kernels.timed([fits, another, large], case, place, rounds=2)
+    assert set(seconds) == {fits, another} and min(seconds.values()) > 0
