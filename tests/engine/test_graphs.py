@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ import torch
 
 from pagedsim.core import SamplingParams
 from pagedsim.engine import graphs as graphs_module
+from pagedsim.engine import profile as profile_module
 from pagedsim.engine import runner as runner_module
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.engine import LLMEngine
-from pagedsim.engine.graphs import Graphs, sizes
+from pagedsim.engine.graphs import CudaRecorder, Graphs, recorder_of, sizes
 from pagedsim.engine.inputs import Places
 from pagedsim.engine.models import load_model
 from pagedsim.engine.profile import graph_bytes
@@ -278,6 +281,79 @@ def test_memory_of_graphs_is_that_of_the_largest_and_of_the_others() -> None:
     assert taken(recorder=Replayer(fails_at=1)) == places
 
 
+class Cuda:
+    """The calls of torch.cuda that a capture makes, noted down."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.stream_now = "main"
+
+    def Stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(device=device, name="side", wait_stream=self._waits("side"))
+
+    def current_stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(name="main", wait_stream=self._waits("main"))
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def CUDAGraph(self) -> Any:
+        return SimpleNamespace(replay=lambda: self.calls.append("replay"))
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.stream_now = self.stream_now, stream.name
+        try:
+            yield
+        finally:
+            self.stream_now = before
+
+    @contextmanager
+    def graph(
+        self, graph: Any, pool: Any, stream: Any, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
+        """As torch's, which leaves its stream current if the end of the capture fails."""
+        self.calls.append(f"capture in {pool} on {stream.name}")
+        self.stream_now = stream.name
+        try:
+            yield
+        finally:
+            self.calls.append("captured")
+
+    def _waits(self, who: str) -> Callable[[Any], None]:
+        return lambda other: self.calls.append(f"{who} waits for {other.name}")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    one = Cuda()
+    monkeypatch.setattr(graphs_module, "torch", SimpleNamespace(cuda=one))
+    graphs_module._stream_of.cache_clear()
+    yield one
+    graphs_module._stream_of.cache_clear()
+
+
+def test_work_is_done_once_before_it_is_captured(cuda: Cuda) -> None:
+    recorder = CudaRecorder(torch.device("cuda"))
+    replay = recorder.record(lambda: cuda.calls.append(f"work on {cuda.stream_now}"))
+    replay()
+    assert cuda.calls == [
+        *("side waits for main", "work on side"),
+        *("capture in pool on side", "work on side", "captured"),
+        *("main waits for side", "replay"),
+    ]
+
+
+def test_a_failed_capture_leaves_its_stream(cuda: Cuda) -> None:
+    def fails_when_captured() -> None:
+        if "capture in pool on side" in cuda.calls:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        CudaRecorder(torch.device("cuda")).record(fails_when_captured)
+    assert cuda.stream_now == "main"
+
+
 # -- on a GPU ------------------------------------------------------------------------------------
 
 
@@ -339,8 +415,18 @@ def test_a_model_that_waits_for_the_gpu_serves_without_graphs(
 
 
 @on_gpu
-def test_blocks_and_graphs_fit_together() -> None:
-    engine = on("cuda", num_gpu_blocks=None, max_num_seqs=64, gpu_memory_utilization=0.5)
-    assert engine.runner.graphs is not None
-    free, total = torch.cuda.mem_get_info()
-    assert total - free <= 0.5 * total
+def test_the_memory_of_graphs_is_foreseen() -> None:
+    device = torch.device("cuda")
+    tiny = load_model("tiny", device=device)
+    shape = CacheShape(tiny.num_layers, 16, tiny.num_kv_heads, tiny.head_dim, tiny.dtype)
+    free = partial(profile_module._free, device)
+    recorder = recorder_of(device)
+    assert recorder is not None
+    for _ in range(2):  # at first kernels are loaded
+        foreseen = graph_bytes(tiny, shape, 256, 64, recorder, free)
+    before = free()
+    places = Places(device, 256, 64)
+    graphs = Graphs(tiny, tiny.new_cache(1, 16), places, 256, recorder)
+    assert graphs.capture_all()
+    assert graphs.nbytes + places.nbytes <= foreseen
+    assert before - free() <= foreseen + 2**26
