@@ -62,8 +62,8 @@ class LatencyUnderLoad(Reproduction):
     bound: float
     bounds: Sequence[float]
     """Others that could have been chosen."""
-    longer: Mapping[str, Mapping[str, Any]] | None
-    """Of some loads, others that last longer."""
+    variants: Mapping[str, Mapping[str, Mapping[str, Any]]] | None
+    """What the paper leaves open, decided otherwise: other settings of some loads."""
     slower: float
     """How much longer steps may have taken on the paper's GPU."""
     warm_up: float
@@ -80,16 +80,19 @@ class LatencyUnderLoad(Reproduction):
         for system in self.together:
             if system not in self.systems:
                 raise unknown("system of together", system, self.systems)
-        for name, settings in [*self.loads.items(), *(self.longer or {}).items()]:
+        varied = [one for loads in (self.variants or {}).values() for one in loads.items()]
+        for name, _ in varied:
+            if name not in self.loads:
+                raise unknown("load of variants", name, self.loads)
+        for name, settings in [*self.loads.items(), *varied]:
             for setting in settings:
                 if setting not in _SETTINGS:
                     raise unknown(f"setting of {name}", setting, _SETTINGS)
             for system in settings.get("rates", ()):
                 if system not in self.systems:
                     raise unknown(f"system of {name}", system, self.systems)
-        for name, settings in self.loads.items():
             if self.best not in settings.get("rates", ()):
-                raise ConfigError(f"loads.{name}.rates: lacks {self.best}, the best")
+                raise ConfigError(f"rates of {name}: lack {self.best}, the best")
 
     def arms(self) -> dict[str, list[str]]:
         return {
@@ -107,8 +110,9 @@ class LatencyUnderLoad(Reproduction):
     def _every_load(self) -> Iterator[tuple[str, Load]]:
         for name, settings in self.loads.items():
             yield name, Load(**settings)
-            if name in (self.longer or {}):
-                yield _longer(name), Load(**{**settings, **(self.longer or {})[name]})
+            for variant, loads in (self.variants or {}).items():
+                if name in loads:
+                    yield _varied(name, variant), Load(**{**settings, **loads[name]})
 
     def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         curves, singly = self._curves(runs, self.together), self._curves(runs, ())
@@ -218,7 +222,7 @@ class LatencyUnderLoad(Reproduction):
         return rows
 
     def _listing(self, curves: Mapping[str, Mapping[str, Curve]]) -> Listing:
-        """What the choice of the bound, and of the trace's length, does to the ratios."""
+        """What the choice of the bound, and what is assumed, do to the ratios."""
         others = [system for system in self.systems if system != self.best]
         rows = []
         for name, systems in curves.items():
@@ -232,7 +236,7 @@ class LatencyUnderLoad(Reproduction):
                 most = "–" if math.isnan(rate) else f"{rate:.3g}/s"
                 rows.append([f"{name}, {bound:g} s a token", most, *cells])
         head = ["", f"{self.best} sustains", *(f"× {other}" for other in others)]
-        return Listing("The same by other bounds, and with longer traces", head, rows)
+        return Listing("The same by other bounds, and with other assumptions", head, rows)
 
     def _finding(self, curves: Mapping[str, Mapping[str, Curve]]) -> list[str]:
         others = [system for system in self.systems if system != self.best]
@@ -264,22 +268,24 @@ class LatencyUnderLoad(Reproduction):
             for least, most in [self._moves(curves, systems)]
             if not math.isnan(least)
         ]
-        how = "By other bounds and with longer traces these ratios differ"
+        how = f"With {' or '.join(['other bounds', *(self.variants or ())])} these ratios differ"
         return [*sentences, *([f"{how} {', and '.join(moved)}."] if moved else [])]
 
     def _moves(
         self, curves: Mapping[str, Mapping[str, Curve]], systems: Sequence[str]
     ) -> tuple[float, float]:
-        """How far the ratios to some systems move with the bound and the trace's length; NaN where
-        nothing tells.
+        """How far the ratios to some systems move with the bound and with what is assumed; NaN
+        where nothing tells.
         """
         moves = []
         for system in systems:
             for name in self.loads:
                 base = ratio(curves[name], self.best, system, self.bound)
                 others = [ratio(curves[name], self.best, system, bound) for bound in self.bounds]
-                if system in curves.get(_longer(name), ()):
-                    others.append(ratio(curves[_longer(name)], self.best, system, self.bound))
+                for variant in self.variants or ():
+                    varied = curves.get(_varied(name, variant), {})
+                    if system in varied:
+                        others.append(ratio(varied, self.best, system, self.bound))
                 changes = [other / base - 1 for other in others]
                 moves += [change for change in changes if not math.isnan(change)]
         return min(moves, default=math.nan), max(moves, default=math.nan)
@@ -289,8 +295,8 @@ def _arm(load: str, system: str, rate: float) -> str:
     return f"{load}, {system}, {rate:g} per s"
 
 
-def _longer(load: str) -> str:
-    return f"{load}, longer"
+def _varied(load: str, variant: str) -> str:
+    return f"{load}, {variant}"
 
 
 def _range(pair: Sequence[float] | None) -> tuple[float, float] | None:

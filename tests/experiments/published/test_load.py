@@ -46,7 +46,9 @@ def study(**more: Any) -> LatencyUnderLoad:
         "bound": 1.0,
         "bounds": [0.5],
         "loads": {"chat": CHAT},
-        "longer": {"chat": {"overrides": ["workload.duration=9"], "rates": {"paged": [4, 8]}}},
+        "variants": {
+            "longer": {"chat": {"overrides": ["workload.duration=9"], "rates": {"paged": [4, 8]}}}
+        },
         "slower": 2.0,
         "warm_up": 1.0,
     }
@@ -195,7 +197,8 @@ def test_rates_that_tell_nothing_are_said_to() -> None:
         ({"best": "vllm"}, "best=vllm: must be one of static, paged"),
         ({"loads": {"chat": CHAT | {"rate": 1}}}, "unknown setting of chat 'rate'.*rates"),
         ({"loads": {"chat": CHAT | {"rates": {"page": [1]}}}}, "unknown system of chat 'page'"),
-        ({"loads": {"chat": {"rates": {"static": [1]}}}}, "loads.chat.rates: lacks paged"),
+        ({"loads": {"chat": {"rates": {"static": [1]}}}}, "rates of chat: lack paged, the best"),
+        ({"variants": {"v": {"talk": CHAT}}}, "unknown load of variants 'talk'"),
         ({"together": ["fast"]}, "unknown system of together 'fast'"),
         ({"slower": 0.5}, "slower=0.5: must be at least 1"),
     ],
