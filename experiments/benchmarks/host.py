@@ -42,11 +42,9 @@ def idle_model() -> LoadedModel:
     return replace(model, native=cast(Any, Nothing(model.vocab_size)))
 
 
-def full_batch(running: int, steps: int, batching: str, memory: str) -> LLMEngine:
+def full_batch(running: int, steps: int) -> LLMEngine:
     """An engine whose `running` requests will all decode for longer than `steps` steps."""
-    engine = LLMEngine(
-        model=idle_model(), device="cpu", batching=batching, memory=memory, max_num_seqs=running
-    )
+    engine = LLMEngine(model=idle_model(), device="cpu", max_num_seqs=running)
     params = SamplingParams(temperature=0, max_tokens=steps + 64, ignore_eos=True)
     rng = random.Random(0)
     for number in range(running):
@@ -79,7 +77,7 @@ def main() -> None:
     print("µs a step of decodes, prefill_first, paged, blocks of 16")
     print(f"{'running':>8}" + "".join(f"{part:>9}" for part in (*parts, "total")))
     for running in options.running:
-        engine = full_batch(running, options.steps * options.rounds, "prefill_first", "paged")
+        engine = full_batch(running, options.steps * options.rounds)
         rounds = [round_of(engine, options.steps) for _ in range(options.rounds)]
         best = min(rounds, key=sum)
         columns = [getattr(best, part) for part in parts]
