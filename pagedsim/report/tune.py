@@ -83,20 +83,25 @@ class Tuning:
         goal, scale = label_of(self.goal), scale_of(self.goal, [self.found])
         if not self.best:
             return [f"None of {len(self.trials)} trials is better than the settings as they stand."]
-        lines = [
-            f"Best of {len(self.trials)} trials: {shlex.join(self.best)}",
+        best = f"Best of {len(self.trials)} trials: {shlex.join(self.best)}"
+        search = (
             f"{goal} in the search: {scale.text(self.found)}, {_text(self, self.default)} as it "
-            "stands. The best of many is partly luck, so it was run again under other seeds:",
-        ]
+            "stands"
+        )
         if not self.confirmed_best:
-            return [*lines[:1], lines[1].partition(". The")[0] + "."]
+            return [best, f"{search}."]
         ratio = self.ratio
-        sure = f" ({signed(ratio.low - 1)} to {signed(ratio.high - 1)})" if ratio.known else ""
+        sure = (
+            f" ({signed(ratio.low - 1)} to {signed(ratio.high - 1)}, 95 % confidence)"
+            if ratio.known
+            else ""
+        )
         return [
-            *lines,
-            f"{goal} there: {_text(self, self.confirmed_best)}, "
-            f"{_text(self, self.confirmed_default)} as it stands: {signed(ratio.mean - 1)}{sure}, "
-            f"{len(self.confirmed_best)} seeds, 95 % confidence.",
+            best,
+            f"{goal} under other seeds, {len(self.confirmed_best)} of them: "
+            f"{_text(self, self.confirmed_best)}, {_text(self, self.confirmed_default)} as it "
+            f"stands: {signed(ratio.mean - 1)}{sure}.",
+            f"{search}; the best of many is partly luck.",
         ]
 
     def result(self, pictures: Sequence[str]) -> Result:

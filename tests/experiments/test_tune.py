@@ -97,7 +97,9 @@ def test_the_best_is_held_against_the_default_under_seeds_of_its_own() -> None:
     )
     assert done.found == 2.0
     assert done.ratio.mean == pytest.approx(1.1)
-    assert "+10.0 %" in done.lines()[-1]
+    _, confirmed, search = done.lines()
+    assert "+10.0 %" in confirmed
+    assert search.endswith("the best of many is partly luck.")
 
 
 @needs_optuna
