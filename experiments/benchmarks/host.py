@@ -3,8 +3,7 @@
     python -m experiments.benchmarks.host
 
 A full batch decodes greedily. Each figure is the median over the steps of a round, of the best
-round: others may use the machine. On a GPU the same work is done while it waits for the host, and
-launching comes on top.
+round: others may use the machine. A GPU waits while this is done; its launches come on top.
 """
 
 from __future__ import annotations

@@ -43,9 +43,10 @@ def fitting_blocks(
     worst_step(model, shape, max_seqs, max_batched_tokens)
     peak = torch.cuda.max_memory_allocated(model.device) + others
     torch.cuda.empty_cache()
+    places = Places(model.device, max_seqs, needed)
+    peak += places.nbytes
     if graphs and (recorder := recorder_of(model.device)) is not None:
-        free_now = partial(_free, model.device)
-        peak += graph_bytes(model, shape, max_seqs, needed, recorder, free_now)
+        peak += graph_bytes(model, shape, places, max_seqs, recorder, partial(_free, model.device))
         torch.cuda.empty_cache()
     blocks = int((total * utilization - peak) // shape.block_bytes)
     if blocks < needed:
@@ -71,18 +72,17 @@ def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int) ->
 def graph_bytes(
     model: LoadedModel,
     shape: CacheShape,
+    places: Places,
     seqs: int,
-    blocks: int,
     recorder: Recorder,
     free: Callable[[], int],
 ) -> int:
-    """What graphs for `seqs` sequences of `blocks` blocks take, and the places of their inputs.
+    """What graphs for `seqs` sequences take.
 
     The two largest are made, over a cache of one block, since each other takes no more than the
     second: they share their memory with the largest. `free` tells the bytes that are left.
     """
     cache = model.new_cache(1, shape.block_size)
-    places = Places(model.device, seqs, blocks)
     graphs = Graphs(model, cache, places, seqs, recorder)
     left = [free()]
     try:
@@ -90,10 +90,10 @@ def graph_bytes(
             graphs.capture(size)
             left.append(free())
     except RuntimeError:  # they are tried once more, and then it is said that there are none
-        return places.nbytes
+        return 0
     first, *others = (max(before - after, 0) for before, after in pairwise(left))
     more = sum(others) * (len(graphs.sizes) - 1)
-    return places.nbytes + graphs.nbytes + first + more
+    return graphs.nbytes + first + more
 
 
 def _free(device: torch.device) -> int:
