@@ -60,7 +60,9 @@ def prefill_tiles(
         most, keys, stages = 128, 64, 5
     else:  # 160 KiB of shared memory a multiprocessor (100 on small chips) instead of 228
         most, keys, stages = 128, 32, 5
-    return fitted(Tiles(most, keys, _warps(most, dim), stages), head_dim, group, max_query_len)
+    return fitted(
+        Tiles(most, keys, _warps(most, keys, dim), stages), head_dim, group, max_query_len
+    )
 
 
 def fitted(tiles: Tiles, head_dim: int, group: int, max_query_len: int) -> Tiles:
@@ -69,7 +71,7 @@ def fitted(tiles: Tiles, head_dim: int, group: int, max_query_len: int) -> Tiles
     rows = max(least, min(tiles.rows, power_of_two(max_query_len * group)))
     if rows == tiles.rows:
         return tiles
-    return replace(tiles, rows=rows, warps=_warps(rows, power_of_two(head_dim)))
+    return replace(tiles, rows=rows, warps=_warps(rows, tiles.keys, power_of_two(head_dim)))
 
 
 def decode_tiles(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> Tiles:
@@ -85,5 +87,7 @@ def decode_rows(group: int) -> int:
     return max(MIN_ROWS, power_of_two(group))
 
 
-def _warps(rows: int, dim: int) -> int:
+def _warps(rows: int, keys: int, dim: int) -> int:
+    if rows < 64 <= keys:  # eight would share rows, and have registers spill
+        return 4
     return 8 if rows * dim >= 64 * 64 else 4

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import kernels, swap, tune_kernels  # noqa: E402
-from experiments.benchmarks.shapes import Case, grid  # noqa: E402
+from experiments.benchmarks.shapes import BASE, Case  # noqa: E402
 from kernels.tiles import Split, Tiles  # noqa: E402
 from kernels.tuning import Cut  # noqa: E402
 
@@ -36,11 +36,11 @@ def test_swap(tmp_path: Path) -> None:
     assert all(one["in"]["of_pinned"] > 0 for one in result["swaps"])
 
 
-@pytest.mark.parametrize("case", list(grid(quick=True)), ids=str)
+@pytest.mark.parametrize("case", [Case(BASE, 2, 1, 300), Case(BASE, 2, 40, 300)], ids=str)
 def test_a_race(case: Case) -> None:
     """One of them is too large for any GPU."""
     place = torch.device("cuda", torch.cuda.current_device())
-    fits, another = Cut(Tiles(16, 32, 4, 2), Split()), Cut(Tiles(32, 64, 4, 3), Split(8, 2))
-    large = Cut(Tiles(16, 4096, 4, 7), Split())
+    fits, another = Cut(Tiles(16, 32, 4, 2), Split()), Cut(Tiles(64, 32, 4, 3), Split(8, 2))
+    large = Cut(Tiles(16, 256, 8, 7), Split())
     seconds = tune_kernels.timed([fits, another, large], case, place, rounds=2)
     assert set(seconds) == {fits, another} and min(seconds.values()) > 0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import decode, tuning
+from kernels import attention, decode, tuning
 from kernels.tiles import Split, Tiles
 from kernels.tuning import Entry, Heads
 from tests.kernels.cases import Case, check
@@ -52,6 +52,25 @@ def test_a_sequence_alone_and_in_a_batch(tuned: Entry, window: int | None) -> No
     check(together, case)
     for n in range(len(case.sequences)):
         assert torch.equal(attend(case, slice(n, n + 1)), together[n : n + 1])
+
+
+def test_a_chunk_alone_and_in_a_batch() -> None:
+    """In launches for the same longest chunk, which is what its tiles depend on."""
+    case = Case(((20, 90), (7, 7), (33, 50), (1, 40)), kv_heads=1, head_dim=32)
+    i = case.inputs
+    rest: dict[str, Any] = {"scale": case.scale, "max_query_len": 33}
+    args = (i.k_cache, i.v_cache)
+    together = attention.paged_attention(
+        i.q, *args, i.block_tables, i.query_start, i.context_lens, **rest
+    )
+    check(together, case)
+    for n in range(len(case.sequences)):
+        begin, end = i.query_start[n : n + 2].tolist()
+        alone = attention.paged_attention(
+            i.q[begin:end], *args, i.block_tables[n : n + 1],
+            i.query_start[n : n + 2] - begin, i.context_lens[n : n + 1], **rest,
+        )  # fmt: skip
+        assert torch.equal(alone, together[begin:end])
 
 
 @pytest.mark.parametrize(

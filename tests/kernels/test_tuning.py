@@ -23,6 +23,7 @@ from kernels.tiles import (
 from kernels.tuning import Entry, Heads
 from tests.kernels.test_compile import taken
 
+BOTH = pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 CPU = torch.device("cpu")
 LLAMA = Heads(8, 4, 128, 2)
 PREFILL = Entry("", (9, 0), "prefill", LLAMA, Tiles(64, 128, 4, 3), measured={"date": "today"})
@@ -56,7 +57,7 @@ def test_what_was_measured_is_taken() -> None:
 @pytest.mark.usefixtures("table")
 def test_short_queries_get_fewer_rows_and_the_same_keys() -> None:
     assert tuning.prefill(CPU, LLAMA, 1) == Tiles(16, 128, 4, 3)
-    assert tuning.prefill(CPU, LLAMA, 5) == Tiles(32, 128, 8, 3)
+    assert tuning.prefill(CPU, LLAMA, 5) == Tiles(32, 128, 4, 3)
 
 
 @pytest.mark.usefixtures("table")
@@ -107,15 +108,16 @@ def calls(entry: Entry) -> list[dict[str, Any]]:
             "queries": queries,
             "tiles": vars(fitted(entry.tiles, head_dim, group, queries)),
         }
-        for queries in (1, 16, 512)
+        for queries in sorted({max(1, rows // power_of_two(group)) for rows in (16, 32, 64, 128)})
     ]
 
 
-def faults(entry: Entry) -> list[str]:
-    """What is wrong with an entry on the GPU that it was measured on."""
-    target = entry.capability[0] * 10 + entry.capability[1]
+def faults(*entries: Entry) -> list[str]:
+    """What is wrong with entries of one GPU."""
+    ((major, minor),) = {entry.capability for entry in entries}
+    target, asked = major * 10 + minor, [call for entry in entries for call in calls(entry)]
     found = []
-    for call, launched in zip(calls(entry), taken(calls(entry), target), strict=True):
+    for call, launched in zip(asked, taken(asked, target), strict=True):
         for kernel in launched:
             if kernel["spilled"]:
                 found.append(f"spills: {call}: {kernel}")
@@ -131,14 +133,29 @@ def test_every_entry_compiles_for_its_gpu() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@BOTH
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_defaults_compile_like_entries(head_dim: int, capability: tuple[int, int]) -> None:
+    """For the groups of known models, at every number of rows."""
+    entries = []
+    for group in (1, 2, 4, 8):
+        heads = Heads(8, group, head_dim, 2)
+        prefill = prefill_tiles(head_dim, group, 2, capability, 512)
+        decode = decode_tiles(head_dim, group, 2, capability)
+        entries.append(Entry("x", capability, "prefill", heads, prefill))
+        entries.append(Entry("x", capability, "decode", heads, decode))
+    assert faults(*entries) == []
+
+
+@pytest.mark.slow
+@BOTH
 def test_splits_compile_and_what_spills_or_is_too_large_is_seen(
     capability: tuple[int, int],
 ) -> None:
-    for split in (Split(8, 4), Split(32, 2), Split(64)):
-        fine = Entry("x", capability, "decode", LLAMA, decode_tiles(128, 4, 2, capability), split)
-        assert faults(fine) == []
+    usual = decode_tiles(128, 4, 2, capability)
+    splits = (Split(8, 4), Split(32, 2), Split(64))
+    assert not faults(*(Entry("x", capability, "decode", LLAMA, usual, one) for one in splits))
     spilling = Entry("x", capability, "prefill", LLAMA, Tiles(128, 128, 4, 2))
-    assert any(fault.startswith("spills") for fault in faults(spilling))
     large = Entry("x", capability, "decode", LLAMA, Tiles(16, 256, 8, 7))
-    assert any(fault.startswith("too much shared") for fault in faults(large))
+    found = faults(spilling, large)
+    assert {fault.partition(":")[0] for fault in found} == {"spills", "too much shared memory"}
