@@ -43,12 +43,12 @@ class Cache:
         self, shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device
     ) -> None:
         self.shape = shape
-        self.gpu = _pool(shape, blocks, device, pinned=False)
-        self.cpu = _pool(shape, cpu_blocks, torch.device("cpu"), pinned=device.type == "cuda")
-
-
-def _pool(shape: CacheShape, blocks: int, device: torch.device, pinned: bool) -> torch.Tensor:
-    # Zeros, since what was never written is masked out by a factor of 0, and 0 × NaN is NaN.
-    return torch.zeros(
-        (blocks, *shape.block), dtype=shape.dtype, device=device, pin_memory=pinned and blocks > 0
-    )
+        # Zeros, since what was never written is masked out by a factor of 0, and 0 × NaN is NaN.
+        self.gpu = torch.zeros((blocks, *shape.block), dtype=shape.dtype, device=device)
+        # Whole blocks go there before they come back, so nothing else is ever read; and who swaps
+        # little does not wait until gigabytes are cleared.
+        self.cpu = torch.empty(
+            (cpu_blocks, *shape.block),
+            dtype=shape.dtype,
+            pin_memory=device.type == "cuda" and cpu_blocks > 0,
+        )

@@ -197,7 +197,7 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
         return execute(self, plan)
 
     monkeypatch.setattr(Runner, "execute", fails_once)
-    served = run(tmp_path)
+    served = run(tmp_path, "server.max_seqs=2")  # so that it ends two of them at most
     told = str(served.summary["notices"])
     assert "steps failed and ended their requests; the first: RuntimeError: a bad day" in told
     states = served.requests["state"].to_pylist()
