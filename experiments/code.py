@@ -58,7 +58,8 @@ def _our_files() -> frozenset[Path]:
         assert spec is not None and spec.origin is not None
         files.add(Path(spec.origin))
         for folder in spec.submodule_search_locations or ():
-            files.update(Path(folder).rglob("*.py"))
+            for pattern in ("*.py", "*.json"):  # of kernels, what was tuned for a GPU
+                files.update(Path(folder).rglob(pattern))
     return frozenset(files)
 
 
