@@ -24,7 +24,7 @@ RESULTS = Path(__file__).parent / "results"
 STUDIES = (
     *("paper_fig2", "paper_fig12", "paper_fig13", "paper_fig14_15", "paper_fig16"),
     *("paper_fig18", "paper_fig19"),
-    *("fcfs_vs_priority", "swap_vs_recompute", "block_sizes", "capacity", "tune"),
+    *("fcfs_vs_priority", "preemption", "swap_vs_recompute", "block_sizes", "capacity", "tune"),
 )
 """Experiments whose results are committed, in the order of the index."""
 SENTENCES = 2
@@ -81,7 +81,7 @@ def _entry(name: str) -> str:
     result: dict[str, Any] = read_json(RESULTS / name / RESULT)
     picture = "".join(f"![{result['title']}]({name}/{one}.png)\n\n" for one in result["pictures"])
     return (
-        f"## {result['title']}\n{' '.join(result['finding'][:SENTENCES])}\n\n{picture}"
+        f"## {name}: {result['title']}\n{' '.join(result['finding'][:SENTENCES])}\n\n{picture}"
         f"`{result['command']}` → [{RESULT}]({name}/{RESULT})\n"
     )
 

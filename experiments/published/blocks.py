@@ -19,6 +19,7 @@ from pagedsim.metrics.files import read_json
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.block_sizes import draw_blocks
+from pagedsim.report.percent import percent
 from pagedsim.report.result import RESULT, Drawing
 from pagedsim.sim.cost.kernel import slowdown
 
@@ -104,6 +105,11 @@ class Blocks(Reproduction):
     def _rate(self, load: str, variant: Variant) -> float:
         return variant.load * variant.rates.get(load, self.loads[load].rate)
 
+    @property
+    def _near(self) -> str:
+        """How near the best counts as good."""
+        return percent(self.within, 0)
+
     def arms(self) -> Mapping[str, Sequence[str]]:
         return {
             _arm(load, size, name): [
@@ -183,7 +189,7 @@ class Blocks(Reproduction):
             largest, best = values[-1] / min(values), self._best(values)
             told.append(
                 f"{load}: blocks of {best} serve best, and {_range(sizes)} come within "
-                f"{self.within:.0%} of it (published: {low} to {high}); at {self.sizes[-1]} a "
+                f"{self._near} of it (published: {low} to {high}); at {self.sizes[-1]} a "
                 f"token takes {largest:.1f} times as long, at {self.sizes[0]} "
                 f"{values[0] / min(values):.1f} times."
             )
@@ -195,7 +201,7 @@ class Blocks(Reproduction):
         )
         for name in self.variants:
             each = ", ".join(f"{load} {_range(sizes)}" for load, sizes in good[name].items())
-            told.append(f"With {name} these come within {self.within:.0%} of the best: {each}.")
+            told.append(f"With {name} these come within {self._near} of the best: {each}.")
         return told
 
     def _rows(
@@ -228,10 +234,10 @@ class Blocks(Reproduction):
         if ours != published and ours in self.sizes:
             more = values[self.sizes.index(ours)] / min(values) - 1
             why = (
-                f"blocks of {ours} take {more:.0%} longer than the best; the paper does not say "
-                "what counts as good, and the table below has other bounds"
+                f"blocks of {ours} take {percent(more, 0)} longer than the best; the paper does "
+                "not say what counts as good, and the table below has other bounds"
             )
-        return Row(f"{load}: {which} within {self.within:.0%}", ours, published, "tokens", why)
+        return Row(f"{load}: {which} within {self._near}", ours, published, "tokens", why)
 
     def _latencies(self, latency: Mapping[str, Mapping[str, Sequence[float]]]) -> Listing:
         head = ["time per token, ms", *map(str, self.sizes)]
@@ -245,7 +251,7 @@ class Blocks(Reproduction):
 
     def _winners(self, latency: Mapping[str, Mapping[str, Sequence[float]]]) -> Listing:
         bounds = sorted({self.within, 0.2, 0.5})
-        head = ["as good as the best", *(f"within {bound:.0%}" for bound in bounds)]
+        head = ["as good as the best", *(f"within {percent(bound, 0)}" for bound in bounds)]
         rows = [
             [
                 f"{load}{name and ', '}{name}",
@@ -263,7 +269,7 @@ class Blocks(Reproduction):
         head = ["decode attention, × in one piece", *map(str, self.sizes)]
         rows = [
             [
-                f"assumed, {share:.0%} at {self.usual}",
+                f"assumed, {percent(share, 0)} at {self.usual}",
                 *(f"{slowdown(size, share * self.usual):.2f}" for size in self.sizes),
             ]
             for share in shares
@@ -295,8 +301,8 @@ class Blocks(Reproduction):
             "the paper gives no rates for this figure; the authors' scripts have 2.01/s for "
             "ShareGPT and 30.1/s for Alpaca, and another rate is a choice: 50/s for Alpaca is one "
             "at which as many requests run as in the paper's Figure 13",
-            f"that all of the kernel's {self.overhead:.0%} at {self.usual} is for finding blocks "
-            "is an assumption, too: the paper measured 20 to 26 % over FasterTransformer's",
+            f"that all of the kernel's {percent(self.overhead, 0)} at {self.usual} is for finding "
+            "blocks is an assumption, too: the paper measured 20 to 26 % over FasterTransformer's",
         ]
         if self.kernel is None:
             notes.append(

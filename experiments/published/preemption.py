@@ -14,6 +14,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
+from pagedsim.report.percent import percent
 from pagedsim.report.preemption import draw_preemption
 from pagedsim.report.result import Drawing
 
@@ -151,7 +152,7 @@ class Preemptions(Reproduction):
             f"{swap[0] / recompute[0]:.0f} times with blocks of {self.sizes[0]}, "
             f"{self._span(swap, recompute)} times with 16 to 64 (published: comparable) and "
             f"{swap[-1] / recompute[-1]:.2f} times with {self.sizes[-1]}; recompute is "
-            f"{_slower(max(_over(recompute, swap)))} (published: {SLOWER:.0%}).",
+            f"{_slower(max(_over(recompute, swap)))} (published: {percent(SLOWER, 0)}).",
         ]
         for bus in others:
             slower = latency[SWAP, bus]
@@ -266,7 +267,7 @@ def _over(some: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def _slower(ratio: float) -> str:
-    return f"at most {ratio - 1:.0%} slower" if ratio > 1 else "never slower"
+    return f"at most {percent(ratio - 1, 0)} slower" if ratio > 1 else "never slower"
 
 
 def _number(seconds: float) -> str:

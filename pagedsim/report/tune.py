@@ -83,7 +83,7 @@ class Tuning:
         goal, scale = label_of(self.goal), scale_of(self.goal, [self.found])
         if not self.best:
             return [f"None of {len(self.trials)} trials is better than the settings as they stand."]
-        best = f"Best of {len(self.trials)} trials: {shlex.join(self.best)}"
+        best = f"Best of {len(self.trials)} trials: {shlex.join(self.best)}."
         search = (
             f"{goal} in the search: {scale.text(self.found)}, {_text(self, self.default)} as it "
             "stands"

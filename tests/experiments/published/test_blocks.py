@@ -88,7 +88,7 @@ def test_a_variant_may_have_a_rate_of_its_own() -> None:
 
 def test_the_finding_says_of_each_variant_what_came_out() -> None:
     reading = study().read(runs({"": [0.2, 0.11, 0.1], ", none": [0.3, 0.2, 0.1]}))
-    assert reading.finding[-1] == "With none these come within 10% of the best: ShareGPT 256."
+    assert reading.finding[-1] == "With none these come within 10 % of the best: ShareGPT 256."
 
 
 def test_best_and_as_good_as_the_best() -> None:
@@ -96,8 +96,8 @@ def test_best_and_as_good_as_the_best() -> None:
     rows = {row.what: row for row in reading.rows}
     assert rows["ShareGPT: best block size"].ours == 256
     assert rows["ShareGPT: best block size"].difference == 0
-    assert rows["ShareGPT: smallest within 10%"].ours == 16
-    assert rows["ShareGPT: largest within 10%"].ours == 256
+    assert rows["ShareGPT: smallest within 10 %"].ours == 16
+    assert rows["ShareGPT: largest within 10 %"].ours == 256
     assert not any(row.why for row in reading.rows if "within" in row.what)
 
 
@@ -105,7 +105,7 @@ def test_an_edge_that_differs_says_by_how_little() -> None:
     reading = study().read(runs({"": [0.2, 0.1, 0.15], ", none": [0.1, 0.1, 0.1]}))
     row = next(row for row in reading.rows if "largest" in row.what)
     assert (row.ours, row.published) == (16, 256)
-    assert row.why.startswith("blocks of 16 take 0% longer than the best")
+    assert row.why.startswith("blocks of 16 take 0 % longer than the best")
 
 
 def test_waste_is_what_a_sequence_holds_and_does_not_use_while_all_decode() -> None:
