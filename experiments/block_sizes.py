@@ -131,6 +131,13 @@ class BlockSizes(Reproduction):
         ]
         return [size for size in of if size not in surely] if len(best) > 1 else []
 
+    def _beside(self, means: Sequence[float], at: int) -> str:
+        """How much longer the smallest and the largest take than the best, if they are others."""
+        ends = [place for place in (0, len(means) - 1) if place != at]
+        best, sizes = means[at], self.sizes
+        told = [f"{means[end] / best:.2f} times as long with {sizes[end]}" for end in ends]
+        return f"it takes {' and '.join(told)}" if told else "no other size was tried"
+
     def _finding(
         self,
         found: Mapping[str, Sequence[Estimate]],
@@ -146,8 +153,7 @@ class BlockSizes(Reproduction):
         sure = f" (not surely slower: {', '.join(others)})" if others else ""
         told = [
             f"Requests are answered soonest with blocks of {self.sizes[at]}{sure}, after "
-            f"{scale.text(means[at])} on average; with blocks of {small} it takes "
-            f"{means[0] / means[at]:.2f} times as long, with {large} {means[-1] / means[at]:.2f}.",
+            f"{scale.text(means[at])} on average; {self._beside(means, at)}.",
             f"A sequence leaves {unused[0]:.3g} slots unused with blocks of {small} and "
             f"{unused[-1]:.3g} with {large}.",
         ]

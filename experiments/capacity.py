@@ -75,7 +75,12 @@ class Capacity(Errand):
         jobs = probes.first(start)
         if refused := check_arms(probes.plan, jobs):
             raise _complaint(refused)
-        rounds = Rounds(jobs, probes, bounds_of(self.bounds), start, self.tolerance)
+        bounds = bounds_of(self.bounds)
+        for job in jobs:
+            if not job.again:
+                asked = backend_of(job.config).workload(job.config["workload"], job.seed)
+                refuse_strangers(bounds, asked.clients)
+        rounds = Rounds(jobs, probes, bounds, start, self.tolerance)
         try:
             rounds.run(processes_of(self.jobs, jobs))
         except KeyboardInterrupt:
@@ -87,6 +92,8 @@ class Capacity(Errand):
         plan = self.plan()
         baseline = plan.baseline or next(iter(plan.arms))
         done = rounds.found(plan, baseline, self.tolerance)
+        if rounds.kept:
+            print(f"{rounds.kept} of {rounds.runs} runs were there already, and the same: kept")
         report.show_capacity(done)
         page = report.write_capacity(done, folder, self.report)
         print(f"results   {shown(folder / 'result.json')}")
@@ -155,7 +162,6 @@ class Rounds:
         for job in asked:
             key, rate = (job.arm, job.seed), job.config["workload"]["rate"]
             if run := runs.finished.get(key):
-                refuse_strangers(self.bounds, run.summary)
                 self.found_runs[key][rate] = run
                 self.searches[key].tell(rate, self._met(run))
             elif key not in runs.failed and not runs.interrupted:
@@ -222,8 +228,6 @@ class Rounds:
 
     def _notes(self, arms: Sequence[str]) -> list[str]:
         notes = []
-        if self.kept:
-            notes.append(f"{self.kept} of {self.runs} runs were there already, and the same: kept")
         if self.repeated:
             notes.append("under every seed the workload is the same, so each arm has one search")
         if self.changed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,9 +79,8 @@ def missed(bounds: list[Bound], summary: Mapping[str, Any]) -> list[Bound]:
     return [bound for bound in bounds if bound.of(summary) > bound.seconds]
 
 
-def refuse_strangers(bounds: list[Bound], summary: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a client that sent nothing."""
-    clients = summary.get("clients", {})
+def refuse_strangers(bounds: list[Bound], clients: Sequence[str]) -> None:
+    """Raise ConfigError for a client that a workload has not."""
     for bound in bounds:
         if bound.client is not None and bound.client not in clients:
             there = ", ".join(filter(None, clients)) or "none with a name"

@@ -59,6 +59,8 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study | N
     check_base(config)
     plan = make("study", OmegaConf.to_container(config.study, resolve=True), object)
     if isinstance(plan, Errand):
+        for missing in sorted(OmegaConf.missing_keys(config)):
+            raise ConfigError(f"{missing}: must be given: {missing}=...")
         keep_configuration(config, folder)
         plan.perform(folder)
         return None

@@ -45,7 +45,7 @@ def guarded(run: Callable[[], None]) -> int:
     try:
         run()
     except KeyboardInterrupt as error:
-        _say(f"interrupted: {error}" if str(error) else "interrupted before any run was complete")
+        _say(f"interrupted: {error}" if str(error) else "interrupted")
         return 130
     except BrokenPipeError:  # whoever was reading has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

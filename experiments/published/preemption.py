@@ -149,7 +149,7 @@ class Preemptions(Reproduction):
             f"{self.sizes[-1]}; computing it again takes {_ms(one[0].recompute)}, or "
             f"{_ms(one[0].beside)} beside decodes, whatever the block size.",
             f"Whole runs, {first}: of the time per token that recompute gives, swap gives "
-            f"{swap[0] / recompute[0]:.0f} times with blocks of {self.sizes[0]}, "
+            f"{swap[0] / recompute[0]:.3g} times with blocks of {self.sizes[0]}, "
             f"{self._span(swap, recompute)} times with 16 to 64 (published: comparable) and "
             f"{swap[-1] / recompute[-1]:.2f} times with {self.sizes[-1]}; recompute is "
             f"{_slower(max(_over(recompute, swap)))} (published: {percent(SLOWER, 0)}).",

@@ -177,6 +177,8 @@ class Capacity:
 
     def lines(self) -> list[str]:
         """What was found, in sentences."""
+        if not self.arms:
+            return ["No arm was searched to the end."]
         found = [arm for arm in self.arms if not math.isnan(arm.rate.mean)]
         if not found:
             return [f"No arm has a highest rate that meets {self.objective}."]
@@ -318,7 +320,8 @@ def _draw_rates(axes: Axes, arms: Sequence[Arm], look: Mapping[str, Look]) -> No
         axes.plot(rate.mean, place, "o", ms=6, color=colour)
     axes.set_yticks(range(len(arms)), [short(arm.name, 24) for arm in arms], color=INK)
     axes.set_ylim(len(arms) - 0.5, -0.5)
-    axes.set_xlim(left=0)
+    most = max([arm.rate.high if arm.rate.known else arm.rate.mean for arm in arms], default=0)
+    axes.set_xlim(0, 1.05 * most if most > 0 else 1)
     axes.set_title("Requests/s within the objective (bars: 95 % confidence)")
     tidy(axes)
 

@@ -59,6 +59,12 @@ def test_where_not_all_ever_decode_unused_slots_are_not_known() -> None:
     assert unused_slots(run(steps=prefills), 16) != unused_slots(run(steps=prefills), 16)  # NaN
 
 
+def test_the_best_is_not_held_against_itself() -> None:
+    times = dict(zip(SIZES, (1.0, 2.0, 3.0), strict=True))
+    reading = study().read({f"blocks of {size}": [run(e2e)] for size, e2e in times.items()})
+    assert reading.finding[0].endswith("average; it takes 3.00 times as long with 256.")
+
+
 def test_an_arm_a_size() -> None:
     assert study().arms()["blocks of 256"] == ["memory.block_size=256"]
 
@@ -68,8 +74,8 @@ def test_the_finding_names_the_size_that_answers_soonest() -> None:
     runs = {f"blocks of {size}": [run(e2e), run(e2e, seed=1)] for size, e2e in times.items()}
     reading = study().read(runs)
     assert reading.finding[0] == (
-        "Requests are answered soonest with blocks of 16, after 2.00 s on average; with blocks of "
-        "1 it takes 2.00 times as long, with 256 1.50."
+        "Requests are answered soonest with blocks of 16, after 2.00 s on average; it takes 2.00 "
+        "times as long with 1 and 1.50 times as long with 256."
     )
     assert [row.published for row in reading.rows] == [0, 7.5, 127.5]
     assert [row[0] for row in reading.listings[0].rows][-1] == "E2E mean (s)"
