@@ -94,6 +94,9 @@ class Parity(Validate):
         rows = [row for changes, one in found.items() for row in _rows(changes, one)]
         steps = sum(one["replayed_steps"] for one in found.values())
         Console(highlight=False).print(_table(rows))
+        for changes, one in found.items():
+            for note in one["notes"]:
+                print(f"note: {_said(changes)}: {note}")
         print(f"all {steps:,} steps of {len(found)} validations were planned alike")
         with (folder / "parity.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))

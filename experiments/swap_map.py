@@ -276,7 +276,8 @@ class SwapMap(Reproduction):
         head = ["", "swap, ms", "recompute", "beside", "swap wins", "beside"]
         title = (
             f"One sequence of {self.length} tokens, blocks of {self.usual}, a copy a layer or a "
-            "block; the block sizes with which swap wins"
+            "block, over the machine's own bus; the block sizes with which swap wins; beside: "
+            "computed again in steps that decode anyway"
         )
         return Listing(title, head, rows)
 

@@ -113,9 +113,10 @@ class Runs:
 
     def check(self) -> None:
         """Raise for what is wrong whatever is tuned, and for keys that are not there."""
-        settings = {one.key: [one.override(one.first)] for one in space_of(self._tune.space)}
         try:
-            self.jobs(settings)
+            for setting in space_of(self._tune.space):
+                for value in setting.telling:
+                    self.jobs({setting.key: [setting.override(value)]})
         except ConfigError as error:
             raise ConfigError(str(error).replace("study.arms.", "study.space.", 1)) from error
         jobs = self.jobs({DEFAULT: []})

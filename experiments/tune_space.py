@@ -25,9 +25,9 @@ class Choice:
     """As one would type them."""
 
     @property
-    def first(self) -> str:
-        """One of them."""
-        return self.values[0]
+    def telling(self) -> Sequence[str]:
+        """Values of which it is to be known beforehand whether they can be."""
+        return self.values
 
     def distribution(self) -> BaseDistribution:
         """For Optuna."""
@@ -50,9 +50,9 @@ class Range:
     log: bool
 
     @property
-    def first(self) -> float:
-        """One of them."""
-        return self.low
+    def telling(self) -> Sequence[float]:
+        """Values of which it is to be known beforehand whether they can be."""
+        return self.low, self.high
 
     def distribution(self) -> BaseDistribution:
         """For Optuna."""

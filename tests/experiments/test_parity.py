@@ -41,7 +41,7 @@ def result(error: float) -> dict[str, Any]:
         "metrics": dict.fromkeys((*keys, "preemptions"), metric),
         "verdicts": dict.fromkeys(keys, "beyond" if error > 0.1 else "within 5 %"),
     }
-    return {"replayed_steps": 10, "regimes": {"knee": regime}}
+    return {"replayed_steps": 10, "notes": ["it is uneven"], "regimes": {"knee": regime}}
 
 
 @pytest.fixture
@@ -76,6 +76,7 @@ def test_one_that_fails_leaves_the_others(
     assert "4 of 4: policy=priority memory.block_size=16" in told
     assert "+50.0 %*" in told and "+1.0 %*" not in told
     assert "all 30 steps of 3 validations were planned alike" in told
+    assert "note: policy=fcfs memory.block_size=8: it is uneven" in told
     with (tmp_path / "parity.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["memory.block_size"] for row in rows] == ["8", "8", "16"]

@@ -160,6 +160,7 @@ def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
         (["study.trials=0"], "study.trials=0: must be at least 1"),
         (["backend=engine"], "backend=engine: a search takes many runs"),
         (["+study.space={memory.blok: [1]}"], "study.space.memory.blok: memory.blok: no such key"),
+        (["study.space.policy=[fcfs,sjf]"], "study.space.policy: policy=sjf: unknown"),
         (["slo.ttft=null", "slo.tpot=null"], "study.metrics: goodput_per_s needs an objective"),
     ],
 )
