@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -27,10 +28,39 @@ def claimed(folder: Path, own: bool) -> Iterator[Path]:
     """
     if not own:
         folder = _unused(folder)
+    with _alone(folder):
+        try:
+            yield folder
+        finally:
+            _remove_empty(folder)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else writes to the folder meanwhile; raises ConfigError if somebody does already."""
     try:
-        yield folder
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except ImportError:  # not on Windows
+        yield
+        return
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"hydra.run.dir={shown(folder)}: another run is at work there; choose another folder, "
+            "or wait until it ends"
+        ) from None
+    except OSError:
+        pass  # some file systems of a cluster know no locks
+    try:
+        yield
     finally:
-        _remove_empty(folder)
+        os.close(handle)
 
 
 def _unused(folder: Path) -> Path:

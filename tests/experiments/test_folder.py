@@ -68,3 +68,16 @@ def test_the_folder_of_another_study_is_refused(
         "choose another folder, or the same settings to go on with that study"
     )
     assert (tmp_path / "config.yaml").read_text() == before
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out", own=True) as folder:
+        with (
+            pytest.raises(ConfigError, match=r"run.dir=.*out: another run is at work there"),
+            claimed(folder, own=True),
+        ):
+            raise AssertionError("unreachable")
+        (folder / "kept").touch()
+    with claimed(folder, own=True):  # free again
+        pass
+    assert (folder / "kept").exists()
