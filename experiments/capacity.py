@@ -16,11 +16,11 @@ from experiments.check import check_arms, processes_of
 from experiments.command import command, typed
 from experiments.compare import Compare
 from experiments.errand import Errand
-from experiments.failure import Failure
+from experiments.failure import Failure, complaint_of
 from experiments.folder import kept_configuration
 from experiments.parts import backend_of
 from experiments.study import Key
-from pagedsim.complaint import Complaint, Interruption, shown, verbose
+from pagedsim.complaint import Interruption, shown
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.notice import added_up
@@ -74,10 +74,10 @@ class Capacity(Errand):
         probes = Probes(self.plan(), typed(), folder)
         jobs = probes.first(start)
         if refused := check_arms(probes.plan, jobs):
-            raise _complaint(refused)
+            raise complaint_of(refused)
         bounds = bounds_of(self.bounds)
-        for job in jobs:
-            if not job.again:
+        if any(bound.client is not None for bound in bounds):
+            for job in (job for job in jobs if not job.again):
                 asked = backend_of(job.config).workload(job.config["workload"], job.seed)
                 refuse_strangers(bounds, asked.clients)
         rounds = Rounds(jobs, probes, bounds, start, self.tolerance)
@@ -106,7 +106,7 @@ class Capacity(Errand):
                 f"same command with hydra.run.dir={shown(folder)} goes on from there"
             )
         if rounds.failed:
-            raise _complaint(rounds.failed)
+            raise complaint_of(rounds.failed)
 
 
 @dataclass
@@ -269,12 +269,3 @@ class Rounds:
             for text in added_up([self.found_runs[key][low].summary for key, low in keys]):
                 whose.setdefault(text, []).append(arm)
         return [text if who == arms else f"{', '.join(who)}: {text}" for text, who in whose.items()]
-
-
-def _complaint(failures: Mapping[str, Failure]) -> Complaint:
-    """A line for each failure, after whose it is."""
-    if verbose():
-        for failure in failures.values():
-            print(failure.trace, end="", file=sys.stderr)
-    lines = [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
-    return Complaint(lines, expected=all(failure.expected for failure in failures.values()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from pagedsim.complaint import Complaint, verbose
 from pagedsim.core import PagedsimError
 
 
@@ -26,6 +27,19 @@ class Failure:
 
     def __str__(self) -> str:
         return self.reason + self.when
+
+
+def complaint_of(failures: Mapping[str, Failure], study: Any = None) -> Complaint:
+    """A line for each failure, after whose it is; with `hydra.verbose=true` prints the tracebacks.
+
+    `study` is what there is nevertheless.
+    """
+    if verbose():
+        for failure in failures.values():
+            print(failure.trace, end="", file=sys.stderr)
+    lines = [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
+    expected = all(failure.expected for failure in failures.values())
+    return Complaint(lines, expected=expected, study=study)
 
 
 def failure_of(error: BaseException, policy: Any, now: float | None) -> Failure:

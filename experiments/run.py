@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,12 +14,12 @@ from experiments.check import check_arms, check_base, processes_of
 from experiments.command import command, typed
 from experiments.compare import Compare
 from experiments.errand import Errand
-from experiments.failure import Failure
+from experiments.failure import complaint_of
 from experiments.folder import claimed, keep_configuration
 from experiments.multirun import record_job
 from experiments.objects import make
 from experiments.study import Runs, jobs_of, overruled, run_study, study_of, unread
-from pagedsim.complaint import Complaint, Interruption, shown, verbose
+from pagedsim.complaint import Complaint, Interruption, shown
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.result import result_of
@@ -70,7 +69,7 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study | N
     jobs = jobs_of(plan, overrides, folder)
     processes = processes_of(config.jobs, jobs)
     if refused := check_arms(plan, jobs):
-        raise _complaint(refused)
+        raise complaint_of(refused)
     keep_configuration(config, folder)
     runs = run_study(jobs, processes)
     name = str(hydra.runtime.choices.get("experiment") or "study")
@@ -141,19 +140,9 @@ def _complain(study: Study, runs: Runs) -> None:
     if runs.interrupted:
         raise Interruption(_all_there(study, runs), study=study)
     if runs.failed:
-        raise _complaint(runs.reasons, study if study.runs else None)
+        raise complaint_of(runs.reasons, study if study.runs else None)
     if not study.finished:
         raise Complaint([": ".join(["no request finished", *study.notes[:1]])], study=study)
-
-
-def _complaint(failures: Mapping[str, Failure], study: Study | None = None) -> Complaint:
-    """A line for each failure, after whose it is."""
-    if verbose():
-        for failure in failures.values():
-            print(failure.trace, end="", file=sys.stderr)
-    lines = [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
-    expected = all(failure.expected for failure in failures.values())
-    return Complaint(lines, expected=expected, study=study)
 
 
 def _all_there(study: Study, runs: Runs) -> str:

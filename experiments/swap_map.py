@@ -18,6 +18,7 @@ from pagedsim.core.errors import require_whole
 from pagedsim.metrics.compare import Estimate, estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
+from pagedsim.report.percent import signed
 from pagedsim.report.result import Drawing
 from pagedsim.report.swap_map import draw_map
 from pagedsim.sim.replica import Layout
@@ -236,8 +237,8 @@ class SwapMap(Reproduction):
             loses = sum(ratio.known and ratio.high < 1 for ratio in of.values())
             means = [ratio.mean for ratio in of.values()]
             said.append(
-                f"under {batching} it serves {_change(min(means))} to {_change(max(means))} tokens "
-                f"(surely more in {wins} of {len(of)} cases, surely fewer in {loses})"
+                f"under {batching} it serves {signed(min(means) - 1)} to {signed(max(means) - 1)} "
+                f"tokens (surely more in {wins} of {len(of)} cases, surely fewer in {loses})"
             )
         return (
             "Whole runs that preempt all the time show what is left: against recompute, swap "
@@ -384,16 +385,8 @@ def _per_second(runs: Sequence[Run]) -> str:
 
 
 def _sure(ratio: Estimate) -> str:
-    low, high = (_percent(bound) for bound in ratio[1:])
-    return f"{_percent(ratio.mean)} ({low}…{high})" if ratio.known else _percent(ratio.mean)
-
-
-def _change(ratio: float) -> str:
-    return f"{_percent(ratio)} %"
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f}".replace("-", "−")
+    mean, low, high = (signed(value - 1, unit="") for value in ratio)
+    return f"{mean} ({low}…{high})" if ratio.known else mean
 
 
 def _number(seconds: float) -> str:

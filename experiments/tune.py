@@ -16,12 +16,12 @@ from experiments.check import check_arms, processes_of
 from experiments.command import command, typed
 from experiments.compare import Compare
 from experiments.errand import Errand
-from experiments.failure import Failure
+from experiments.failure import Failure, complaint_of
 from experiments.folder import kept_configuration
 from experiments.parts import backend_of
 from experiments.study import jobs_of
 from experiments.tune_space import Setting, space_of
-from pagedsim.complaint import Complaint, Interruption, shown
+from pagedsim.complaint import Interruption, shown
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.metrics.catalogue import metric_of
@@ -86,7 +86,7 @@ class Tune(Errand):
         except KeyboardInterrupt:
             search.interrupted = True
         if not search.values:
-            raise Interruption("") if search.interrupted else _complaint(search.failed)
+            raise Interruption("") if search.interrupted else complaint_of(search.failed)
         done = search.found()
         report.show_tuning(done)
         page = report.write_tuning(done, folder, self.report)
@@ -99,7 +99,7 @@ class Tune(Errand):
                 f"hydra.run.dir={shown(folder)} goes on from there"
             )
         if search.failed:
-            raise _complaint(search.failed)
+            raise complaint_of(search.failed)
 
 
 class Runs:
@@ -123,7 +123,7 @@ class Runs:
         self.processes = processes_of(self._tune.jobs, jobs)
         plan = Compare("", "", {DEFAULT: []}, metrics=[self._tune.goal])
         if refused := check_arms(plan, jobs):
-            raise _complaint(refused)
+            raise complaint_of(refused)
 
     def jobs(self, arms: Mapping[str, Sequence[str]], seeds_on: int = 0) -> list[Job]:
         """Every arm under every seed, or under as many seeds so far on."""
@@ -248,8 +248,3 @@ class Search:
         means = {report.mean(self.values[arm]) for arm in self.told}
         if len(means) > 1 and len(self.space) > 1:
             yield from optuna.importance.get_param_importances(self.study).items()
-
-
-def _complaint(failures: Mapping[str, Failure]) -> Complaint:
-    lines = [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
-    return Complaint(lines, expected=all(failure.expected for failure in failures.values()))

@@ -11,8 +11,8 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from experiments.backend import Settings, Stage
-from experiments.simulated import Simulated
+from experiments.backend import Settings
+from experiments.simulated import Simulated, Simulation
 from experiments.watched import Watched
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.errors import require_whole
@@ -38,32 +38,25 @@ class Observed(Simulated):
         if self.fast_forward:
             raise ConfigError("fast_forward=True: must be false: quiet steps cannot be looked at")
 
-    def stage(self, config: Settings, seed: int) -> Stage:  # type: ignore[override]
+    def stage(self, config: Settings, seed: int) -> Simulation:
         return _Observation(super().stage(config, seed), self.every)
 
 
-class _Observation(Stage):
+class _Observation(Simulation):
     """A simulation whose table of steps has the shares of the slots."""
 
-    def __init__(self, simulation: Stage, every: int) -> None:
-        self.scheduler = simulation.scheduler
-        self._simulation = simulation
+    def __init__(self, plain: Simulation, every: int) -> None:
+        super().__init__(plain.backend, plain.replica, plain.cost, plain.scheduler, plain.beams)
         self._every = every
         self._columns: Mapping[str, array[float]] = {}
 
     def run(self, workload: Workload, recorder: Watched) -> None:
         observer = _Observer(recorder, self._every)
         self._columns = observer.columns
-        self._simulation.run(workload, cast(Watched, observer))
-
-    def work(self, steps: pa.Table) -> Mapping[str, float]:
-        return self._simulation.work(steps)
+        super().run(workload, cast(Watched, observer))
 
     def step_columns(self) -> Mapping[str, pa.Array]:
         return {kind: pa.array(np.array(shares)) for kind, shares in self._columns.items()}
-
-    def notices(self) -> list[str]:
-        return self._simulation.notices()
 
 
 class _Observer:
@@ -81,9 +74,6 @@ class _Observer:
         shares = _shares(plan, scheduler) if looked else (math.nan,) * len(KINDS)
         for column, share in zip(self.columns.values(), shares, strict=True):
             column.append(share)
-
-    def again(self, end: float, used_blocks: int) -> None:
-        raise NotImplementedError  # without fast-forward every step is planned
 
     def left(self, request: Request) -> None:
         self._recorder.left(request)

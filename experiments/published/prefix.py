@@ -11,7 +11,7 @@ from experiments.published.reproduction import Reading, Reproduction
 from experiments.published.sharing_case import (
     Case,
     Rates,
-    draw_rates,
+    draw_sustained,
     elsewhere,
     gain_of,
     listing_of,
@@ -23,10 +23,9 @@ from pagedsim.core.errors import require
 from pagedsim.metrics.result import Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.result import Drawing
-from pagedsim.report.style import key, looks, margins, new_figure
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class SharedPrefix(Reproduction):
                 "sustained": Drawing(
                     "Sustained rates",
                     "Requests served a second while others wait.",
-                    partial(draw_prefix, data["sustained"]),
+                    partial(draw_sustained, data["sustained"]),
                 )
             },
         )
@@ -109,14 +108,3 @@ class SharedPrefix(Reproduction):
             more = f"; what is assumed moves the first of these from {spread}" if spread else ""
             sentences.append(f"With {name}, {first} sustains {', '.join(parts)}{more}.")
         return sentences
-
-
-def draw_prefix(rates: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Bars side by side, a group a prefix."""
-    figure = new_figure(3.2)
-    axes = figure.subplots()
-    draw_rates(axes, rates)
-    margins(figure)
-    systems = looks(list(next(iter(rates.values()))))
-    key(figure, {system: look.colour for system, look in systems.items()})
-    return figure

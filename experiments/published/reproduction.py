@@ -16,12 +16,12 @@ from experiments.check import check_arms, processes_of
 from experiments.command import command, typed
 from experiments.compare import Compare
 from experiments.errand import Errand
-from experiments.failure import Failure
+from experiments.failure import complaint_of
 from experiments.folder import kept_configuration
 from experiments.kinds import require_kinds
 from experiments.parts import backend_of
 from experiments.study import Runs, jobs_of, overruled, run_study, unread
-from pagedsim.complaint import Complaint, Interruption, shown
+from pagedsim.complaint import Interruption, shown
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.metrics.study import Run
@@ -102,14 +102,16 @@ class Reproduction(Errand):
 
     def _served(self, plan: Compare, jobs: Sequence[Job], folder: Path) -> Runs:
         """All runs, complete; raises what hindered one of them."""
-        _complain(check_arms(plan, jobs))
+        if refused := check_arms(plan, jobs):
+            raise complaint_of(refused)
         runs = run_study(jobs, processes_of(kept_configuration(folder)["jobs"], jobs))
         if runs.interrupted:
             raise Interruption(
                 f"{len(runs.finished)} of {runs.wanted} runs are complete; the same command with "
                 f"hydra.run.dir={shown(folder)} goes on from there"
             )
-        _complain(runs.reasons)
+        if runs.failed:
+            raise complaint_of(runs.reasons)
         return runs
 
 
@@ -136,10 +138,3 @@ def _some(names: Sequence[str]) -> str:
     """The first names of many."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _complain(failures: Mapping[str, Failure]) -> None:
-    """A figure that lacks a part is none: raise what hindered it."""
-    if failures:
-        lines = [f"{whose}: {why}" if whose else str(why) for whose, why in failures.items()]
-        raise Complaint(lines, expected=all(why.expected for why in failures.values()))

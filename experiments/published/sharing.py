@@ -16,7 +16,7 @@ from experiments.published.reproduction import Reading, Reproduction
 from experiments.published.sharing_case import (
     Case,
     arm_of,
-    draw_rates,
+    draw_sustained,
     elsewhere,
     gain_of,
     label_bars,
@@ -310,17 +310,6 @@ def met_at(law: Mapping[float, float], wanted: float) -> float:
             part = (wanted - law[low]) / ((law[high] - law[low]) or 1)
             return float(low * (high / low) ** part)
     return math.nan
-
-
-def draw_sustained(rates: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Bars side by side, a group a case."""
-    figure = new_figure(3.2)
-    axes = figure.subplots()
-    draw_rates(axes, rates)
-    margins(figure)
-    systems = looks(list(next(iter(rates.values()))))
-    key(figure, {system: look.colour for system, look in systems.items()})
-    return figure
 
 
 def draw_load(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> Figure:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing
 from pagedsim.metrics.study import Run
-from pagedsim.report.style import MUTED, looks, tidy
+from pagedsim.report.style import MUTED, key, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -171,19 +172,23 @@ def _counted(run: Run, start: Floats, settled: float) -> NDArray[np.bool_]:
     return (start > settled) & (start <= last)
 
 
-def draw_rates(axes: Axes, rates: Mapping[str, Mapping[str, float]]) -> None:
-    """A group of bars a case, a bar a system, and above it its rate and the gain of the first."""
-    systems = list(next(iter(rates.values())))
-    look = looks(systems)
-    width = 0.8 / len(systems)
-    for number, system in enumerate(systems):
-        places = np.arange(len(rates)) + (number - (len(systems) - 1) / 2) * width
+def draw_sustained(rates: Mapping[str, Mapping[str, float]]) -> Figure:
+    """A group of bars a case, a bar a system, and above it its rate."""
+    look = looks(list(next(iter(rates.values()))))
+    figure = new_figure(3.2)
+    axes = figure.subplots()
+    width = 0.8 / len(look)
+    for number, (system, its) in enumerate(look.items()):
+        places = np.arange(len(rates)) + (number - (len(look) - 1) / 2) * width
         values = [rates[case][system] for case in rates]
-        axes.bar(places, values, 0.94 * width, color=look[system].colour)
+        axes.bar(places, values, 0.94 * width, color=its.colour)
         label_bars(axes, places, values, "{:.3g}")
     axes.set_xticks(range(len(rates)), list(rates))
     axes.grid(axis="x", visible=False)
     tidy(axes, y="requests/s")
+    margins(figure)
+    key(figure, {system: its.colour for system, its in look.items()})
+    return figure
 
 
 def label_bars(axes: Axes, places: Any, values: Sequence[float | None], text: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from experiments.arm import run_job
 from experiments.compare import Compare
-from experiments.published.prefix import SharedPrefix, draw_prefix
+from experiments.published.prefix import SharedPrefix
+from experiments.published.sharing_case import draw_sustained
 from experiments.study import jobs_of
 from experiments.watched import Watched
 from pagedsim.core import ConfigError
@@ -48,7 +49,7 @@ def test_the_reading() -> None:
     assert "1.00 times as many as paged" in reading.finding[0]
     assert "as Orca (published: 1.5), 1.00 times" in reading.finding[0]
     assert "1.00 (few)" in reading.finding[0]
-    assert draw_prefix(reading.data["sustained"]).axes  # type: ignore[arg-type]
+    assert draw_sustained(reading.data["sustained"]).axes  # type: ignore[arg-type]
 
 
 def test_one_system_is_no_comparison() -> None:

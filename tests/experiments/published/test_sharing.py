@@ -12,8 +12,8 @@ import pytest
 
 from experiments.arm import run_job
 from experiments.compare import Compare
-from experiments.published.sharing import Sharing, draw_load, draw_saved, draw_sustained, met_at
-from experiments.published.sharing_case import Case, saving, sustained
+from experiments.published.sharing import Sharing, draw_load, draw_saved, met_at
+from experiments.published.sharing_case import Case, draw_sustained, saving, sustained
 from experiments.study import jobs_of
 from experiments.watched import Watched
 from pagedsim.core import ConfigError
