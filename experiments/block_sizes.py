@@ -21,7 +21,7 @@ from pagedsim.metrics.compare import Estimate, estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.block_sizes import draw_sizes
-from pagedsim.report.result import Drawing
+from pagedsim.report.pictures import Drawing
 
 E2E = "e2e_mean"
 

@@ -19,7 +19,7 @@ from pagedsim.metrics.compare import Estimate, estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.percent import signed
-from pagedsim.report.result import Drawing
+from pagedsim.report.pictures import Drawing
 from pagedsim.report.swap_map import draw_map
 from pagedsim.sim.replica import Layout
 

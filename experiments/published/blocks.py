@@ -20,7 +20,8 @@ from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.block_sizes import draw_blocks
 from pagedsim.report.percent import percent
-from pagedsim.report.result import RESULT, Drawing
+from pagedsim.report.pictures import Drawing
+from pagedsim.report.result import RESULT
 from pagedsim.sim.cost.kernel import slowdown
 
 LATENCY = "normalized_latency_mean"

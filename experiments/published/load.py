@@ -17,7 +17,7 @@ from pagedsim.core.errors import require, unknown
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.percent import signed
-from pagedsim.report.result import Drawing
+from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import MUTED, key, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:

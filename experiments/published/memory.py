@@ -17,7 +17,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
-from pagedsim.report.result import Drawing
+from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import (
     DECODE,
     INK,

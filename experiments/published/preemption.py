@@ -15,8 +15,8 @@ from pagedsim.core.errors import require_whole
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.percent import percent
+from pagedsim.report.pictures import Drawing
 from pagedsim.report.preemption import draw_preemption
-from pagedsim.report.result import Drawing
 
 LATENCY = "normalized_latency_mean"
 RECOMPUTE, SWAP = "recompute", "swap"

@@ -22,7 +22,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require
 from pagedsim.metrics.result import Row
 from pagedsim.metrics.study import Run
-from pagedsim.report.result import Drawing
+from pagedsim.report.pictures import Drawing
 
 if TYPE_CHECKING:
     pass

@@ -25,7 +25,8 @@ from pagedsim.complaint import Interruption, shown
 from pagedsim.core import ConfigError
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.metrics.study import Run
-from pagedsim.report.result import Drawing, show_result, write_result
+from pagedsim.report.pictures import Drawing
+from pagedsim.report.result import show_result, write_result
 
 _NAMED = 3
 """Of many runs, so many are named."""

@@ -29,7 +29,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
-from pagedsim.report.result import Drawing
+from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, MUTED, QUEUED, key, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:

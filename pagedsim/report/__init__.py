@@ -19,15 +19,11 @@ def write(study: Study) -> Path:
     Returns the path of the report. matplotlib is imported here, not before.
     """
     from pagedsim.report.html import page
+    from pagedsim.report.pictures import write_page
     from pagedsim.report.plots import draw
     from pagedsim.report.timeline import write_timeline
 
     folder = study.folder
     plots = draw(study) if study.runs else []
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    for plot in plots:
-        (folder / "plots" / f"{plot.name}.png").write_bytes(plot.png)
     write_timeline(study, folder / "timeline.json")
-    report = folder / "report.html"
-    report.write_text(page(study, plots), encoding="utf-8")
-    return report
+    return write_page(folder, page(study, plots), plots)

@@ -21,13 +21,13 @@ from pagedsim.metrics.compare import SAME, Estimate, estimate
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report.percent import percent, signed
+from pagedsim.report.pictures import Drawing, write_illustrated
 from pagedsim.report.result import RESULT
 from pagedsim.report.style import (
     INK,
     PAPER,
     QUEUED,
     Look,
-    drawing,
     looks,
     margins,
     new_figure,
@@ -277,22 +277,13 @@ def write_capacity(done: Capacity, folder: Path, pictures: bool) -> Path | None:
     write_json(folder / RESULT, done.result(["capacity"] if drawn else []).record())
     if not drawn:
         return None
-    from pagedsim.report.html import document, figure
-    from pagedsim.report.plots import Plot, render
-
-    with drawing():
-        picture = render("capacity", draw_capacity(done))
     caption = (
         "The rate found for each arm; in its colour below every probe under seed "
         f"{done.arms[0].edges[0].seed} is a point, hollow where it missed any bound; dashed: this "
         "bound. On the grey front nothing serves more requests a second at a lower latency."
     )
-    plot = Plot("capacity", "Rate against latency", caption, *picture)
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    (folder / "plots" / "capacity.png").write_bytes(plot.png)
-    report = folder / "report.html"
-    report.write_text(document(done.title, [*_parts(done), figure(plot)]), encoding="utf-8")
-    return report
+    picture = Drawing("Rate against latency", caption, lambda: draw_capacity(done))
+    return write_illustrated(folder, done.title, _parts(done), {"capacity": picture})
 
 
 def draw_capacity(done: Capacity) -> Figure:

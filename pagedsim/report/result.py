@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,21 +16,12 @@ from rich.text import Text
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.percent import signed
-from pagedsim.report.style import drawing
+from pagedsim.report.pictures import Drawing, write_illustrated
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 RESULT = "result.json"
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A picture that is still to be drawn."""
-
-    title: str
-    caption: str
-    draw: Callable[[], Figure]
 
 
 def show_result(result: Result, console: Console | None = None) -> None:
@@ -60,21 +51,7 @@ def write_result(
     write_json(folder / RESULT, replace(result, pictures=list(drawings or ())).record())
     if drawings is None:
         return None
-    from pagedsim.report.html import document, figure
-    from pagedsim.report.plots import Plot, render
-
-    with drawing():
-        plots = [
-            Plot(name, one.title, one.caption, *render(name, one.draw()))
-            for name, one in drawings.items()
-        ]
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    for plot in plots:
-        (folder / "plots" / f"{plot.name}.png").write_bytes(plot.png)
-    report = folder / "report.html"
-    parts = [*_head(result), *map(figure, plots), *_tail(result)]
-    report.write_text(document(result.title, parts), encoding="utf-8")
-    return report
+    return write_illustrated(folder, result.title, _head(result), drawings, _tail(result))
 
 
 def _head(result: Result) -> list[str]:

@@ -21,8 +21,9 @@ from pagedsim.metrics.compare import SAME, Estimate, estimate
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report.percent import percent, signed
+from pagedsim.report.pictures import Drawing, write_illustrated
 from pagedsim.report.result import RESULT
-from pagedsim.report.style import INK, MUTED, drawing, looks, margins, new_figure, tidy
+from pagedsim.report.style import INK, MUTED, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,32 +162,25 @@ def write_tuning(done: Tuning, folder: Path, pictures: bool) -> Path | None:
     write_json(folder / RESULT, done.result(["tune"] if drawn else []).record())
     if not drawn:
         return None
-    from pagedsim.report.html import document, figure
-    from pagedsim.report.plots import Plot, render
-
-    with drawing():
-        picture = render("tune", draw_tuning(done))
     caption = (
         "A point a trial, the mean over its seeds; the line is the best so far. Dashed: as it "
+        "stands."
     )
-    plot = Plot("tune", "The search", f"{caption}stands.", *picture)
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    (folder / "plots" / "tune.png").write_bytes(plot.png)
-    parts = [
+    before = [
         '<p class="eyebrow">pagedsim study · tune</p>',
         f"<h1>{escape(done.title)}</h1>",
         f'<p class="question">{escape(done.question)}</p>',
         f'<section class="finding">{_paragraphs(done.lines())}</section>',
         _failed(done),
-        figure(plot),
+    ]
+    after = [
         "<h2>To run it again</h2>",
         f"<pre><code>{escape(done.command)}</code></pre>",
         '<p class="note">The best of its trials:</p>',
         f"<pre><code>{escape(done.best_command)}</code></pre>",
     ]
-    report = folder / "report.html"
-    report.write_text(document(done.title, parts), encoding="utf-8")
-    return report
+    picture = Drawing("The search", caption, lambda: draw_tuning(done))
+    return write_illustrated(folder, done.title, before, {"tune": picture}, after)
 
 
 def draw_tuning(done: Tuning) -> Figure:

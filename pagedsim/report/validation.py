@@ -16,8 +16,8 @@ from pagedsim.metrics.agreement import JUDGED, SHOWN, Agreement, Regime
 from pagedsim.metrics.catalogue import METRICS, label_of, scale_of
 from pagedsim.metrics.summary import request_latencies
 from pagedsim.report.percent import percent, signed
+from pagedsim.report.pictures import Drawing, write_illustrated
 from pagedsim.report.style import (
-    drawing,
     key,
     looks,
     margins,
@@ -91,22 +91,13 @@ def show_validation(done: Validation) -> None:
 
 def write_validation(done: Validation, folder: Path) -> Path:
     """Write report.html and plots/validation.png; returns the path of the report."""
-    from pagedsim.report.html import document, figure
-    from pagedsim.report.plots import Plot, render
-
-    with drawing():
-        drawn = render("validation", draw_validation(done.regimes))
     runs = len(done.regimes[0].engine)
     caption = (
         "The share of requests served within a time: the simulator's curve over those of the "
         f"engine's runs, {runs} of the same requests. Where these differ, so may the simulator."
     )
-    plot = Plot("validation", "Distributions", caption, *drawn)
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    (folder / "plots" / "validation.png").write_bytes(plot.png)
-    report = folder / "report.html"
-    report.write_text(document(_TITLE, [*_parts(done), figure(plot)]), encoding="utf-8")
-    return report
+    picture = Drawing("Distributions", caption, lambda: draw_validation(done.regimes))
+    return write_illustrated(folder, _TITLE, _parts(done), {"validation": picture})
 
 
 def _parts(done: Validation) -> list[str]:

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from pagedsim.metrics.result import Listing, Result, Row
-from pagedsim.report.result import RESULT, Drawing, show_result, write_result
+from pagedsim.report.pictures import Drawing
+from pagedsim.report.result import RESULT, show_result, write_result
 from pagedsim.report.style import margins, new_figure
 from tests.report.test_page import Reader
 
