@@ -18,7 +18,6 @@ import pytest
 from omegaconf import OmegaConf
 
 import pagedsim
-from pagedsim.__main__ import main
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ("requests.parquet", "steps.parquet", "summary.json")
@@ -26,22 +25,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 QUICK = ("tracking=none", "report=false", "workload.requests=40", "workload.rate=20")
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """Run the command in this process, in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pagedsim", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return called
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -131,20 +131,14 @@ QUICK = ("experiment=capacity", "tracking=none", "seeds=2", "jobs=1", "study.bou
 ARMS = "study.arms={fcfs: [], small: ['server.max_seqs=4']}"
 
 
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """Run the command in this process, in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(name="call")
+def quick_call(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """A small search, with these words as well."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     def called(*words: str) -> tuple[int, str, str]:
         few = [] if "workload=trace" in words else ["workload.requests=60"]
-        monkeypatch.setattr(sys, "argv", ["pagedsim", *QUICK, *few, "hydra.run.dir=out", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
+        return call(*QUICK, *few, "hydra.run.dir=out", *words)
 
     return called
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 from experiments import tune
 from experiments.tune_space import Choice, Range, space_of
-from pagedsim.__main__ import main
 from pagedsim.core import ConfigError
 from pagedsim.report.tune import Tuning
 
@@ -25,22 +23,6 @@ QUICK = (
     *("experiment=tune", "tracking=none", "seeds=2", "jobs=1", "hydra.run.dir=out"),
     *("workload.requests=40", "workload.rate=6", "study.trials=6", "study.batch=3"),
 )
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """Run the command in this process, in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pagedsim", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return called
 
 
 def result() -> dict[str, Any]:
