@@ -14,17 +14,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 
 from kernels import copy_blocks
-from pagedsim.core import StepPlan
-from pagedsim.core.memory import Pairs
+from pagedsim.core.memory import Copies, Pairs
 from pagedsim.engine.cache import Cache
 
 
+class Moves(Protocol):
+    """What moves in a step, as in `StepPlan`."""
+
+    @property
+    def swap_out(self) -> Pairs:
+        """(GPU block, CPU block)."""
+
+    @property
+    def copies(self) -> Copies:
+        """{target: source} on the GPU."""
+
+    @property
+    def swap_in(self) -> Pairs:
+        """(CPU block, GPU block)."""
+
+
 class Mover:
-    """Carries out the moves of a plan, in the order of its fields."""
+    """Carries out the moves of a step, in this order."""
 
     def __init__(self, cache: Cache, layout: str = "block") -> None:
         """`layout`: what one copy over the bus moves, as `LAYOUTS` has it."""
@@ -33,20 +49,20 @@ class Mover:
         device = cache.gpu.device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def move(self, plan: StepPlan) -> None:
-        """All moves of `plan`; what is queued on the computation's stream next sees them done."""
-        if plan.swap_out:
-            self._over_the_bus(self.cache.gpu, self.cache.cpu, plan.swap_out)
-        if plan.copies:
+    def move(self, moves: Moves) -> None:
+        """All of them; what is queued on the computation's stream next sees them done."""
+        if moves.swap_out:
+            self._over_the_bus(self.cache.gpu, self.cache.cpu, moves.swap_out)
+        if moves.copies:
             device = self.cache.gpu.device
-            sources, targets = list(plan.copies.values()), list(plan.copies)
+            sources, targets = list(moves.copies.values()), list(moves.copies)
             copy_blocks(
                 self.cache.gpu,
                 torch.tensor(sources, device=device),
                 torch.tensor(targets, device=device),
             )
-        if plan.swap_in:
-            self._over_the_bus(self.cache.cpu, self.cache.gpu, plan.swap_in)
+        if moves.swap_in:
+            self._over_the_bus(self.cache.cpu, self.cache.gpu, moves.swap_in)
 
     def _over_the_bus(self, source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:
         if self.stream is None:

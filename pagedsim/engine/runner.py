@@ -8,14 +8,15 @@ import torch
 
 from kernels import copy_blocks
 from pagedsim.core import StepPlan
-from pagedsim.engine.batch import Samplers, flat_batch, samplers_of
+from pagedsim.engine.batch import Batch
 from pagedsim.engine.cache import Cache
 from pagedsim.engine.graphs import Graphs, recorder_of
 from pagedsim.engine.inputs import Inputs, Places
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearse
-from pagedsim.engine.rows import Rows
+from pagedsim.engine.rows import Computing, Rows
+from pagedsim.engine.work import Mixed, Samplers, Work, samplers_of, work_of
 
 
 class Runner:
@@ -37,38 +38,43 @@ class Runner:
         self._places = Places(device, seqs, blocks)
         self._inputs = Inputs(device) if device.type == "cuda" else None
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> tuple[torch.Tensor, Samplers]:
         """Carry out a plan in the order of its fields.
 
         Returns logits in float32, one row a sequence that samples, and whose rows these are. They
         are good until the next step.
         """
-        self.mover.move(plan)
-        if plan.chunks:
-            return self._mixed(plan)
-        if plan.decodes:
-            return self._decodes(plan)
-        return torch.empty(0, self.model.vocab_size), []
+        return self.carry_out(self.work(plan)), samplers_of(plan)
 
-    def _mixed(self, plan: StepPlan) -> tuple[torch.Tensor, Samplers]:
-        batch = flat_batch(plan, self._rows)
+    def work(self, plan: StepPlan) -> Work:
+        """What a plan has done; each plan is asked about once, in their order."""
+        return work_of(plan, self._rows)
+
+    @torch.inference_mode()
+    def carry_out(self, work: Work) -> torch.Tensor:
+        """Do it, and return the logits."""
+        self.mover.move(work)
+        if work.computing is None:
+            return torch.empty(0, self.model.vocab_size)
+        if work.mixed is None:
+            return self._decodes(work.computing)
+        return self._mixed(work.computing, work.mixed)
+
+    def _mixed(self, computing: Computing, mixed: Mixed) -> torch.Tensor:
+        batch = Batch.of(computing, mixed)
         if self._inputs is not None:
             batch = batch.on(self._inputs)
-        logits = self.model.forward(
+        return self.model.forward(
             batch.input_ids, batch.positions, batch.attention, self.cache.gpu, batch.logits_at
         )
-        return logits, batch.samplers
 
-    def _decodes(self, plan: StepPlan) -> tuple[torch.Tensor, Samplers]:
-        decoding = self._rows.decoding(plan.decodes)
+    def _decodes(self, decoding: Computing) -> torch.Tensor:
         self._places.put(decoding)
         count, width = decoding.tables.shape
         if self.graphs is not None and self.graphs.holds(count):
-            return self.graphs.run(count), samplers_of(plan)
+            return self.graphs.run(count)
         ids, positions, batch, rows = self._places.batch(count, width)
-        logits = self.model.forward(ids, positions, batch, self.cache.gpu, rows)
-        return logits, samplers_of(plan)
+        return self.model.forward(ids, positions, batch, self.cache.gpu, rows)
 
     def rehearse(self, sequences: Sequence[tuple[int, int]]) -> None:
         """Compute a made-up step, as `rehearsal` explains."""

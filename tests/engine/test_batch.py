@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
-from pagedsim.engine.batch import Batch, flat_batch
+from pagedsim.engine.batch import Batch
 from pagedsim.engine.inputs import ALIGNMENT, Inputs, Places
 from pagedsim.engine.rows import Computing, Rows
+from pagedsim.engine.work import Work, samplers_of, work_of
+from pagedsim.engine.work import flat as flat_of
 
 
 def server(**settings: Any) -> Scheduler:
@@ -22,7 +25,7 @@ def server(**settings: Any) -> Scheduler:
 
 
 def flat(plan: StepPlan) -> Batch:
-    return flat_batch(plan, Rows(seqs=8, blocks=8, block_size=4))
+    return Batch.of(*flat_of(plan, Rows(seqs=8, blocks=8, block_size=4)))
 
 
 def test_decodes_come_first_then_chunks() -> None:
@@ -36,7 +39,7 @@ def test_decodes_come_first_then_chunks() -> None:
     assert batch.input_ids.tolist() == [50, *range(20, 27)]
     assert batch.positions.tolist() == [3, *range(7)]
     assert batch.logits_at.tolist() == [0]  # b's prompt is not at its end
-    assert [(r.id, rows) for r, rows in batch.samplers] == [("a", 1)]
+    assert [(r.id, rows) for r, rows in samplers_of(plan)] == [("a", 1)]
     assert batch.attention.num_decodes == 1
     assert batch.attention.chunks == ((7, 7),)
     a, b = (scheduler.requests[name].tables[0] for name in "ab")
@@ -45,22 +48,23 @@ def test_decodes_come_first_then_chunks() -> None:
         *(b[i // 4] * 4 + i % 4 for i in range(7)),
     ]
     scheduler.commit(plan, 0, {"a": 51})
-    batch = flat(scheduler.plan(0))
+    plan = scheduler.plan(0)
+    batch = flat(plan)
     assert batch.input_ids.tolist() == [51, *range(27, 32)]
     assert batch.logits_at.tolist() == [0, 5]
-    assert [(r.id, rows) for r, rows in batch.samplers] == [("a", 1), ("b", 1)]
+    assert [(r.id, rows) for r, rows in samplers_of(plan)] == [("a", 1), ("b", 1)]
 
 
 def test_a_group_has_one_row_for_its_first_token_and_then_one_a_sequence() -> None:
     scheduler = server()
     scheduler.add(Request("g", [1, 2, 3, 4, 5], SamplingParams(n=2)), now=0)
     plan = scheduler.plan(0)
-    assert flat(plan).samplers == [(scheduler.requests["g"], 1)]
+    assert samplers_of(plan) == [(scheduler.requests["g"], 1)]
     scheduler.commit(plan, 0, {"g": Continuation((7, 8))})
     plan = scheduler.plan(0)
     batch = flat(plan)
     assert batch.input_ids.tolist() == [7, 8]
-    assert batch.samplers == [(scheduler.requests["g"], 2)]
+    assert samplers_of(plan) == [(scheduler.requests["g"], 2)]
     one, other = scheduler.requests["g"].tables
     assert batch.attention.slots.tolist() == [one[1] * 4 + 1, other[1] * 4 + 1]
     assert one[0] == other[0] and one[1] != other[1]
@@ -78,6 +82,25 @@ def test_what_was_generated_is_computed_again_after_a_preemption() -> None:
     batch = flat(scheduler.plan(0))
     assert batch.input_ids.tolist() == [10, 11, 12, 50, 51]
     assert batch.logits_at.tolist() == [4]
+
+
+def test_work_is_the_same_where_it_was_sent() -> None:
+    scheduler = server()
+    scheduler.add(Request("a", [10, 11, 12]), now=0)
+    rows = Rows(seqs=8, blocks=8, block_size=4)
+    for step in range(3):
+        if step == 1:
+            scheduler.add(Request("b", range(20, 23)), now=0)
+        plan = scheduler.plan(0)
+        plan.swap_out, plan.copies, plan.swap_in = [(1, 2)], {3: 4}, [(5, 6)]  # as if it had any
+        work = work_of(plan, rows)
+        there: Work = pickle.loads(pickle.dumps(work))
+        assert (there.swap_out, there.copies, there.swap_in) == ([(1, 2)], {3: 4}, [(5, 6)])
+        assert (there.mixed is None) is (step == 2)
+        assert there.computing is not None and work.computing is not None
+        np.testing.assert_equal(there.computing._asdict(), work.computing._asdict())
+        assert (there.mixed or ())[2:] == (work.mixed or ())[2:]
+        scheduler.commit(plan, 0, {request.id: 50 for request in sampling(plan)})
 
 
 def test_inputs_come_over_whole_and_aligned() -> None:
@@ -108,7 +131,6 @@ def test_a_batch_is_the_same_on_its_device() -> None:
         assert torch.equal(getattr(there.attention, name), getattr(here.attention, name))
     assert there.attention.chunks == here.attention.chunks
     assert there.attention.num_decodes == here.attention.num_decodes
-    assert there.samplers is here.samplers
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,126 @@
+"""What a plan has done: moves, and one flat batch of tokens, decodes first and then the chunks.
+
+Numbers alone, in lists and NumPy's arrays: no request is in it and nothing of a device, so it can
+be carried out elsewhere than where it was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import Chunk, Request, StepPlan
+from pagedsim.core.memory import Copies, Pairs
+from pagedsim.engine.rows import Column, Computing, Rows
+
+Samplers = list[tuple[Request, int]]
+"""Each request that samples and how many rows of logits it has, in the order of the rows: one a
+sequence, but a single one for a request that has not sampled yet."""
+
+
+class Mixed(NamedTuple):
+    """What a batch with chunks in it has beyond its columns."""
+
+    starts: Column
+    """[sequences + 1]: where each sequence's tokens begin, and the end of the last."""
+    sampling: Column
+    """The tokens after which something is sampled."""
+    decodes: int
+    """Sequences at the front that compute one token each."""
+    chunks: tuple[tuple[int, int], ...]
+    """(tokens, context) of each of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that one step does, moves first; they are as a plan has them."""
+
+    swap_out: Pairs
+    copies: Copies
+    swap_in: Pairs
+    computing: Computing | None
+    """Nothing may be computed at all."""
+    mixed: Mixed | None
+    """None: decodes alone, which all sample."""
+
+
+def work_of(plan: StepPlan, rows: Rows) -> Work:
+    """The work of a plan, with the block tables as they are now."""
+    computing, mixed = None, None
+    if plan.chunks:
+        computing, mixed = flat(plan, rows)
+    elif plan.decodes:
+        computing = rows.decoding(plan.decodes)
+    return Work(plan.swap_out, plan.copies, plan.swap_in, computing, mixed)
+
+
+def samplers_of(plan: StepPlan) -> Samplers:
+    """Who samples in a step."""
+    samplers = [(request, request.width) for request in plan.decodes]
+    return samplers + [(chunk.request, 1) for chunk in plan.chunks if chunk.samples]
+
+
+def flat(plan: StepPlan, rows: Rows) -> tuple[Computing, Mixed]:
+    """Decodes and chunks in one."""
+    first = [rows.decoding(plan.decodes)] if plan.decodes else []
+    rest = [_computing(chunk, rows.block_size) for chunk in plan.chunks]
+    parts = [*first, *rest]
+    contexts = np.concatenate([part.contexts for part in parts])
+    decodes = len(contexts) - len(rest)
+    starts = [*range(decodes), *accumulate((len(part.ids) for part in rest), initial=decodes)]
+    sampling = starts[:decodes]
+    for end, chunk in zip(starts[decodes + 1 :], plan.chunks, strict=True):
+        if chunk.samples:
+            sampling.append(end - 1)
+    # Chunks of one token that come first go with the decodes, which have a kernel of their own.
+    lengths = [chunk.length for chunk in plan.chunks]
+    single = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
+    decodes += single
+    computing = Computing(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.positions for part in parts]),
+        np.concatenate([part.slots for part in parts]),
+        contexts,
+        _stacked([part.tables for part in parts]),
+    )
+    chunks = tuple(zip(lengths[single:], contexts[decodes:].tolist(), strict=True))
+    return computing, Mixed(np.array(starts), np.array(sampling, dtype=np.int64), decodes, chunks)
+
+
+def _computing(chunk: Chunk, block_size: int) -> Computing:
+    """A chunk, whose table may be longer than it needs yet."""
+    positions = np.arange(chunk.start, chunk.context)
+    blocks, offsets = np.divmod(positions, block_size)
+    table = chunk.request.tables[chunk.sequence][: -(-chunk.context // block_size)]
+    tables = np.array([table], dtype=np.int32)
+    slots = tables[0, blocks].astype(np.int64) * block_size + offsets
+    return Computing(
+        np.array(tokens_of(chunk)), positions, slots, np.array([chunk.context]), tables
+    )
+
+
+def _stacked(tables: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """Tables below one another, as wide as the widest."""
+    width = max(part.shape[1] for part in tables)
+    stacked = np.zeros((sum(map(len, tables)), width), dtype=np.int32)
+    row = 0
+    for part in tables:
+        stacked[row : row + len(part), : part.shape[1]] = part
+        row += len(part)
+    return stacked
+
+
+def tokens_of(chunk: Chunk) -> Sequence[int]:
+    """The token ids that a chunk computes."""
+    request, start, end = chunk.request, chunk.start, chunk.context
+    assert request.prompt is not None
+    length = request.prompt_len
+    ids = list(request.prompt[start : min(end, length)])
+    if end > length:  # what it had generated before it lost its memory
+        ids += request.outputs[chunk.sequence][max(start - length, 0) : end - length]
+    return ids
