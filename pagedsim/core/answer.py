@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pagedsim.core.errors import PlanError
-from pagedsim.core.request import State
 
 if TYPE_CHECKING:
     from pagedsim.core.plan import StepPlan
@@ -28,8 +27,8 @@ Tokens = Mapping["RequestId", int | Continuation]
 
 
 def sampled_in(plan: StepPlan) -> list[Request]:
-    """The requests that a plan samples for, without those that were aborted since."""
-    return [request for request in _samplers(plan) if request.state is State.RUNNING]
+    """The requests that a plan samples for, without those that were aborted or ended since."""
+    return [request for request in _samplers(plan) if request.alive]
 
 
 def _samplers(plan: StepPlan) -> list[Request]:
@@ -41,11 +40,12 @@ def refuse_answer(
     tokens: Tokens | None,
     finished: Mapping[RequestId, str],
     told: bool,
-    riders: int,
+    riders: int | None,
 ) -> None:
     """Raise PlanError unless these answer the plan.
 
-    `told`: whether earlier answers had tokens; `riders`: how many requests decode already.
+    `told`: whether earlier answers had tokens; `riders`: how many requests decode already, None
+    where the plan was launched before.
     """
     sampled = {request.id: request for request in sampled_in(plan)}
     problem = _stray(plan, tokens or {}, finished)
@@ -58,7 +58,7 @@ def refuse_answer(
         problem = f"no tokens for requests {sorted(missing, key=str)}"
     else:
         for request in sampled.values():
-            if request.generated and not request.outputs:
+            if riders is not None and request.generated and not request.outputs:
                 problem = f"request {request.id!r} is told tokens, though its earlier ones were not"
             elif wrong := _mismatch(request, tokens[request.id]):
                 problem = f"request {request.id!r} got {wrong}"

@@ -10,7 +10,7 @@ models want are one product and one addition.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pagedsim.core.errors import IntegrityError
@@ -25,7 +25,7 @@ class Clock:
     """Counts decode steps and remembers which riders need attention at which tick.
 
     `memory_need(request)` tells the length at which a rider next needs its memory looked after
-    (None: never); `end(request)` the length at which it ends.
+    (None: never); `end(request)` the length at which it ends (None: it has come there).
     """
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Clock:
     def __init__(
         self,
         memory_need: Callable[[Request], int | None],
-        end: Callable[[Request], int],
+        end: Callable[[Request], int | None],
     ) -> None:
         self.tick = 0
         self.width = 0  # sequences riding
@@ -126,10 +126,6 @@ class Clock:
         self.alight(request)
         request._generated -= 1
         self.board(request)
-
-    def ending(self) -> Sequence[Request]:
-        """The riders that have reached their end; the caller makes each alight."""
-        return self.ends.get(self.tick, _NOBODY)
 
     def _note(self, calendar: Calendar, request: Request, length: int | None) -> None:
         if length is not None:

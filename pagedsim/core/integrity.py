@@ -22,7 +22,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     for request in scheduler.running:
         _check_tables(scheduler, request)
     scheduler.clock.check([request for request in scheduler.running if request.decoding])
-    scheduler.memory.check([*scheduler.running, *scheduler.swapped])
+    scheduler.memory.check([*scheduler.running, *scheduler.leaving, *scheduler.swapped])
 
 
 def _check_tables(scheduler: Scheduler, request: Request) -> None:
@@ -40,7 +40,7 @@ def _check_places(scheduler: Scheduler) -> None:
     """Each living request is in exactly one queue, the one that its state names."""
     places: dict[State, Collection[Request]] = {
         State.WAITING: tuple(scheduler.waiting),
-        State.RUNNING: scheduler.running.keys(),
+        State.RUNNING: (*scheduler.running, *scheduler.leaving),
         State.SWAPPED: scheduler.swapped,
     }
     seen: dict[RequestId, State] = {}

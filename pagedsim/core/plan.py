@@ -87,6 +87,19 @@ class StepPlan:
     decode_context: int = 0
     """Sum over decoding sequences of the tokens that they attend to."""
 
+    waiting: int = 0
+    """Requests, when it was planned; so with the next two."""
+    running: int = 0
+    swapped: int = 0
+    used_blocks: int = 0
+    """On the GPU, when it was planned."""
+    shared_blocks: int = 0
+    """Of these, what sharing saves."""
+    free_cpu_blocks: int = 0
+
+    ending: Sequence[Request] = ()
+    """Reach their full length with it; known when it is launched."""
+
     @property
     def empty(self) -> bool:
         """Whether there is nothing to compute and nothing to move."""

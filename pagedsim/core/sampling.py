@@ -101,6 +101,20 @@ class SamplingParams:
         """Sequences that run at once: the seats that the request takes in a batch."""
         return self.n if self.best_of is None else self.best_of
 
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens are more or less probable for having been said."""
+        said = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return said or self.repetition_penalty != 1
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what comes next depends on what was sampled beyond being computed from it.
+
+        So with penalties, and with sequences that end, or are replaced, one by one.
+        """
+        return self.width > 1 or self.penalised
+
 
 def _refused(name: str, value: object, allowed: str) -> RequestError:
     return RequestError(f"SamplingParams.{name}={value}: must be {allowed}")

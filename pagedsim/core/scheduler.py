@@ -10,6 +10,10 @@ this file owns the queues and the few moves that requests make between them:
                    └──── preempt ───┤    │ resume
                        (recompute)  └─▶ swapped
                                 (swap)
+
+With `async_scheduling` a step is planned while the one before it runs: `launch` says that a plan
+is under way and everybody in it is a token longer, `tell`, later, which tokens these are, and who
+has ended. So whatever the tokens decide is known one step late. `commit` is both at once.
 """
 
 from __future__ import annotations
@@ -80,14 +84,17 @@ class Scheduler:
         max_seqs: int = 256,
         max_batched_tokens: int | None = None,
         max_model_len: int | None = None,
+        async_scheduling: bool = False,
     ) -> None:
         """`max_model_len` bounds prompt plus output; without it, by what the memory holds.
 
         `max_batched_tokens` bounds the tokens that one step computes (only a group of sequences
         that is rebuilt, alone, under `prefill_first` may take more); without it, the batching
-        chooses.
+        chooses. With `async_scheduling` one plan may be made before the last is told of.
         """
         require_whole("max_seqs", max_seqs, 1)
+        if not isinstance(async_scheduling, bool):
+            raise ConfigError(f"async_scheduling={async_scheduling!r}: must be true or false")
         self.memory = memory
         self.batching = batching
         self.policy = policy or Policy()
@@ -97,6 +104,7 @@ class Scheduler:
         if max_batched_tokens is None:
             max_batched_tokens = batching.default_tokens(self.max_model_len, max_seqs)
         self.max_batched_tokens = max_batched_tokens
+        self.async_scheduling = memory.late = async_scheduling
         self._refuse_misfits()
 
         self.now = 0.0
@@ -106,7 +114,8 @@ class Scheduler:
         self.prefilling: dict[Request, None] = {}  # of those, the ones that do not decode yet
         self.swapped: deque[Request] = deque()
         self.seats = 0  # sequences in the batch
-        self.clock = Clock(memory.need, self._end_of)
+        self.leaving: dict[Request, None] = {}  # ended, and not told of yet: they hold memory
+        self.clock = Clock(memory.need, self._end_ahead)
         self.state = ServerState(self)
         self.favoured: Request | None = None  # who displaced somebody, and goes next
 
@@ -119,6 +128,9 @@ class Scheduler:
         self._seated = 0
         self._steps = 0
         self._pending: StepPlan | None = None
+        self._untold: deque[StepPlan] = deque()  # under way
+        self._overdue: set[Request] = set()  # of those that are alive, who is at its end
+        self._looking_back = 0  # how many are alive that look back
         self._disturbed = False  # whether anybody came or was aborted since the plan
         self._copies: Copies = {}  # forks that the next step must copy
         self._snapshot: tuple[int, tuple[Request, ...]] = (-1, ())
@@ -172,15 +184,14 @@ class Scheduler:
             raise RequestError(f"request {request.id!r} was {request.state.value} already")
         if output_len is not None and output_len < 1:
             raise RequestError(f"request {request.id!r}: output_len={output_len}: at least 1")
-        longest = min(self.max_model_len, self.memory.longest_of(request)) - request.prompt_len
-        longest = max(longest, 1)
-        output = min(longest, output_len or longest, request.max_tokens or longest)
+        limit = self._limit_of(request)
         if request.arrival is None:
             request.arrival = now
         request._order = self._orders
         self.waiting.append(request, now)  # first, since a policy's rank may fail
         self._orders += 1
-        self._ends[request.id] = request.prompt_len + output
+        self._ends[request.id] = min(limit, request.prompt_len + (output_len or limit))
+        self._looking_back += request.params.looks_back
         request.state = State.WAITING
         self.requests[request.id] = request
         self._disturbed = True
@@ -192,12 +203,9 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
-        if request.state is State.WAITING:
-            self.waiting.remove(request)
-        elif request.state is State.SWAPPED:
-            self.swapped.remove(request)
-        else:
-            self._unseat(request)
+        in_batch = request in self.running
+        self._take_out(request)
+        if in_batch:
             self.memory.retract(request, request.computed)
         self._disturbed = True
         self._leave(request, State.ABORTED, "abort", now)
@@ -208,10 +216,23 @@ class Scheduler:
         """Requests that are not served to the end yet."""
         return len(self.requests)
 
+    @property
+    def runnable(self) -> bool:
+        """Whether there is anybody whom a plan could serve."""
+        return bool(self.running or self.waiting or self.swapped)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether somebody is served whose next tokens depend on its last ones beyond being
+        computed from them, so that a plan must wait until everything is told."""
+        return bool(self._looking_back)
+
     def plan(self, now: float) -> StepPlan:
-        """Decide the next step. It must be committed before another is planned."""
+        """Decide the next step. It must be committed, or launched, before another is planned."""
         if self._pending is not None:
             raise PlanError(f"plan {self._pending.number} is not committed yet")
+        if len(self._untold) > self.async_scheduling:
+            raise PlanError(f"plan {self._untold[0].number} is not told of yet")
         self.now = now
         self._disturbed = False
         self.waiting.expire()
@@ -219,6 +240,12 @@ class Scheduler:
         if self._copies:
             plan.copies, self._copies = self._copies, {}
         self.batching.compose(self, plan)
+        memory = self.memory
+        plan.waiting, plan.running = len(self.waiting), len(self.running)
+        plan.swapped = len(self.swapped)
+        plan.used_blocks, plan.shared_blocks = memory.used, memory.shared
+        if memory.cpu_total:
+            plan.free_cpu_blocks = memory.cpu_free
         self._steps += 1
         self._pending = plan
         return plan
@@ -238,16 +265,63 @@ class Scheduler:
         `Continuation` has them.
         """
         self._refuse_stale(plan)
+        if self._untold:
+            raise PlanError(f"plan {self._untold[0].number} is not told of yet")
+        self._refuse_answer(plan, tokens, finished, parents, self.clock.riders)
+        if tokens is not None:
+            self.expect_tokens()
+        self._launch(plan)
+        return self._tell(plan, now, tokens, finished, parents)
+
+    def launch(self, plan: StepPlan) -> None:
+        """The step is under way: everybody in it counts as a token longer from now on."""
+        self._refuse_stale(plan)
+        self._launch(plan)
+        self._untold.append(plan)
+
+    def tell(
+        self,
+        plan: StepPlan,
+        now: float,
+        tokens: Tokens | None = None,
+        finished: Mapping[RequestId, str] | None = None,
+        parents: Mapping[RequestId, Sequence[int]] | None = None,
+    ) -> list[Request]:
+        """A step that was launched has ended; the rest is as `commit` has it.
+
+        Requests that ended before it, or were aborted, need not be told of.
+        """
+        if not self._untold or plan is not self._untold[0]:
+            raise PlanError(f"plan {plan.number} was not launched, or is not the next to tell of")
+        self._refuse_answer(plan, tokens, finished, parents, None)
+        if tokens is not None:
+            self.expect_tokens()
+        self._untold.popleft()
+        return self._tell(plan, now, tokens, finished, parents)
+
+    def expect_tokens(self) -> None:
+        """The executor will tell sampled tokens; otherwise that is found out when it first does."""
+        self.memory.told = True
+
+    def _refuse_answer(
+        self,
+        plan: StepPlan,
+        tokens: Tokens | None,
+        finished: Mapping[RequestId, str] | None,
+        parents: Mapping[RequestId, Sequence[int]] | None,
+        riders: int | None,
+    ) -> None:
+        """Raise PlanError unless the answer fits the plan."""
         if parents:
             if tokens is not None:
                 raise PlanError(f"plan {plan.number}: parents go with their tokens")
             refuse_parents(plan, parents)
         if tokens is not None or finished or self.memory.told:
-            refuse_answer(plan, tokens, finished or {}, self.memory.told, self.clock.riders)
+            refuse_answer(plan, tokens, finished or {}, self.memory.told, riders)
+
+    def _launch(self, plan: StepPlan) -> None:
+        """All that does not depend on which tokens are sampled, nor on when."""
         self._pending = None
-        self.now = now
-        if tokens is not None:
-            self.memory.told = True
         clock = self.clock
         if plan.decodes:
             clock.tick += 1
@@ -256,7 +330,31 @@ class Scheduler:
                     clock.hold(request)
         for chunk in plan.chunks:
             if chunk.request.state is State.RUNNING:
-                self._computed(chunk, now)
+                self._computed(chunk)
+        if clock.tick not in clock.ends:
+            return
+        plan.ending = clock.ends.pop(clock.tick)
+        self._overdue.update(plan.ending)
+        if self.async_scheduling:
+            for request in plan.ending:
+                if request.num_tokens >= self._limit_of(request):
+                    # Everybody can know that it ends here, so nothing more is computed for it.
+                    self._unseat(request)
+                    self.leaving[request] = None
+
+    def _tell(
+        self,
+        plan: StepPlan,
+        now: float,
+        tokens: Tokens | None,
+        finished: Mapping[RequestId, str] | None,
+        parents: Mapping[RequestId, Sequence[int]] | None,
+    ) -> list[Request]:
+        """The rest."""
+        self.now = now
+        for chunk in plan.chunks:
+            if chunk.samples and chunk.request.first_token_at is None and chunk.request.alive:
+                chunk.request.first_token_at = now
         if tokens is not None:
             for request in sampled_in(plan):
                 self._append(request, tokens[request.id])
@@ -267,13 +365,13 @@ class Scheduler:
         if self._observing:
             self.policy.observe(Served(plan, now))
         # In the order of the batch: the prefix cache evicts in the order of release.
-        reasons = dict.fromkeys(clock.ending(), "length")
+        reasons = dict.fromkeys((r for r in plan.ending if r.alive), "length")
         if finished:
             told = (request for request in sampled_in(plan) if request.id in finished)
             reasons |= {request: finished[request.id] for request in told}
         ended = sorted(reasons, key=_by_seat)
         for request in ended:
-            self._unseat(request)
+            self._take_out(request)
             self._leave(request, State.FINISHED, reasons[request], now)
         return ended
 
@@ -301,6 +399,8 @@ class Scheduler:
         be called that many times instead of `commit` and `plan`.
         """
         if not self.in_flight(plan) or self._disturbed or self.memory.told or self._observing:
+            return 0
+        if self._untold:
             return 0
         if not plan.decodes or plan.chunks or plan.held or plan.copies or plan.swap_in:
             return 0
@@ -529,6 +629,15 @@ class Scheduler:
     def _end_of(self, request: Request) -> int:
         return self._ends[request.id]
 
+    def _end_ahead(self, request: Request) -> int | None:
+        return None if request in self._overdue else self._ends[request.id]
+
+    def _limit_of(self, request: Request) -> int:
+        """The length at which a request ends whatever its tokens are."""
+        longest = min(self.max_model_len, self.memory.longest_of(request))
+        output = max(longest - request.prompt_len, 1)
+        return request.prompt_len + min(output, request.max_tokens or output)
+
     def _seat(self, request: Request) -> None:
         request.state = State.RUNNING
         request._seat = self._seated
@@ -544,7 +653,28 @@ class Scheduler:
         del self.running[request]
         self.seats -= request.width
 
-    def _computed(self, chunk: Chunk, now: float) -> None:
+    def _take_out(self, request: Request) -> None:
+        """Take a living request from wherever it is; it keeps its memory."""
+        if request in self.running:
+            self._unseat(request)
+        elif request in self.leaving:
+            del self.leaving[request]
+        elif request.state is State.WAITING:
+            self.waiting.remove(request)
+        else:
+            self.swapped.remove(request)
+
+    def _cut(self, request: Request) -> None:
+        """Forget what was computed beyond a request's end, before that was known."""
+        if self.memory.told:
+            told = len(request.outputs[0]) if request.outputs else 0
+        else:
+            told = self._ends[request.id] - request.prompt_len
+        if (over := request.generated - told) > 0:
+            request._generated -= over
+            request._prefilled = min(request._prefilled, max(request.num_tokens - 1, 0))
+
+    def _computed(self, chunk: Chunk) -> None:
         """A chunk is in memory; at the end of its work the request begins to decode."""
         request = chunk.request
         if rebuilds(request):
@@ -557,17 +687,15 @@ class Scheduler:
             if not chunk.samples:
                 return
             request._generated += 1
-            if request.first_token_at is None:
-                request.first_token_at = now
-            if self.memory.told and not request.outputs:
-                request.outputs = [[] for _ in range(request.width)]
             if request.width > 1:
                 self.memory.fork(request, (0,) * request.width, self._copies)
         del self.prefilling[request]
         self.clock.board(request)
 
     def _append(self, request: Request, answer: int | Continuation) -> None:
-        """Sampled tokens become part of a decoding request."""
+        """Sampled tokens become part of a request."""
+        if not request.outputs:
+            request.outputs = [[] for _ in range(request.width)]
         if not isinstance(answer, Continuation):
             request.outputs[0].append(int(answer))
             return
@@ -601,11 +729,15 @@ class Scheduler:
 
     def _leave(self, request: Request, state: State, reason: str, now: float) -> None:
         self._forget_copies(self._copies, request)
+        if self.async_scheduling and request.generated:
+            self._cut(request)
         self.memory.release(request)
         request.state = state
         request.finish_reason = reason
         request.finished_at = now
         del self.requests[request.id], self._ends[request.id]
+        self._overdue.discard(request)
+        self._looking_back -= request.params.looks_back
         if self._observing:
             self.policy.observe(Left(request, now))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import Continuation, Request, RequestError
-from pagedsim.engine.logits import forbid, penalise, penalised
+from pagedsim.engine.logits import forbid, penalise
 from pagedsim.engine.output import CompletionOutput, RequestOutput
 from pagedsim.engine.stop import Streamer, Text, ends_of
 
@@ -150,7 +150,7 @@ class Beams:
     def _adjusted(self, logprobs: Tensor) -> Tensor:
         """The log-probabilities after penalties, and without ends that would come too early."""
         request, params, rows = self.request, self.request.params, len(logprobs)
-        if penalised(params):
+        if params.penalised:
             outputs = request.outputs or [[]] * rows
             logprobs = penalise(logprobs, [params] * rows, [request.prompt or ()] * rows, outputs)
         if request.generated < params.min_tokens:

@@ -21,15 +21,6 @@ PREFIXES = (256, 4096)
 """How many of the most probable tokens are sorted to find a top-p set, before all of them are."""
 
 
-def penalised(params: SamplingParams) -> bool:
-    """Whether `penalise` would change anything."""
-    return (
-        params.repetition_penalty != 1
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-    )
-
-
 def penalise(
     logits: Tensor,
     params: Sequence[SamplingParams],

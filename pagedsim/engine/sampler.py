@@ -22,7 +22,6 @@ from pagedsim.engine.logits import (
     keep_top_k,
     keep_top_p,
     penalise,
-    penalised,
 )
 from pagedsim.engine.noise import gumbel
 
@@ -117,7 +116,7 @@ class Columns:
     def __init__(self, params: list[SamplingParams], like: Tensor) -> None:
         self.params = params
         self.vocab, self.device = like.shape[1], like.device
-        self.penalised = self._at(penalised(p) for p in params)
+        self.penalised = self._at(p.penalised for p in params)
         self.scored = self._at(wants_logprob(p) for p in params)
         self.logprobs = [params[i].logprobs or 0 for i in self.scored.rows]
         self.random = self._at(p.temperature >= COLDEST for p in params)

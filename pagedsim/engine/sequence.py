@@ -14,7 +14,6 @@ from functools import partial
 
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
 from pagedsim.engine.beam import Beams
-from pagedsim.engine.logits import penalised
 from pagedsim.engine.noise import stream_key
 from pagedsim.engine.output import CompletionOutput, Logprob, RequestOutput
 from pagedsim.engine.sampler import COLDEST, Row, Sample, wants_logprob
@@ -210,7 +209,7 @@ class Sequences:
 
 def _plain(params: SamplingParams) -> bool:
     greedy = params.temperature < COLDEST and params.width == 1
-    asks = params.stop or params.min_tokens or penalised(params) or wants_logprob(params)
+    asks = params.stop or params.min_tokens or params.penalised or wants_logprob(params)
     return greedy and not asks
 
 

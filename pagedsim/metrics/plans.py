@@ -8,7 +8,7 @@ from pagedsim.core import Request, Scheduler, StepPlan
 
 
 def described(plan: StepPlan, scheduler: Scheduler) -> str:
-    """All that was decided in a step, and what it left free; before it is committed."""
+    """All that was decided in a step, and what it left free."""
     parts = {
         "out": _pairs(plan.swap_out),
         "copies": _copies(plan.copies),
@@ -28,8 +28,9 @@ def described(plan: StepPlan, scheduler: Scheduler) -> str:
     }
     memory = scheduler.memory
     said = [f"{name} {text}" for name, text in parts.items() if text]
-    said.append(f"free {memory.free}" + f"+{memory.cpu_free}" * bool(memory.cpu_total))
-    said.append(f"queues {len(scheduler.waiting)} {len(scheduler.swapped)}")
+    free = memory.total - plan.used_blocks
+    said.append(f"free {free}" + f"+{plan.free_cpu_blocks}" * bool(memory.cpu_total))
+    said.append(f"queues {plan.waiting} {plan.swapped}")
     return "; ".join(said)
 
 

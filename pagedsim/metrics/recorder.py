@@ -52,11 +52,11 @@ class Recorder:
         self._requests_table: pa.Table | None = None
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was carried out; called before it is committed."""
+        """A step was carried out; called before it is committed, or told of."""
         chunks = plan.chunks
         self._first.append(len(self._ends))
         self._ends.append(end)
-        self._used.append(scheduler.memory.used)
+        self._used.append(plan.used_blocks)
         steps = self._steps
         steps.rows.extend(
             (
@@ -70,10 +70,10 @@ class Recorder:
                 sum([chunk.samples for chunk in chunks]) if chunks else 0,
                 plan.decode_count,
                 plan.decode_context,
-                len(scheduler.waiting),
-                len(scheduler.running),
-                len(scheduler.swapped),
-                scheduler.memory.shared,
+                plan.waiting,
+                plan.running,
+                plan.swapped,
+                plan.shared_blocks,
                 len(plan.preempted),
                 len(plan.displaced),
                 len(plan.swap_out),

@@ -29,7 +29,7 @@ class Recorder(Protocol):
     """Who is told of every step and of every request that leaves."""
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was carried out; called before it is committed."""
+        """A step was carried out; called before it is committed, or told of."""
 
     def again(self, end: float, used_blocks: int) -> None:
         """The step was repeated, each sequence a token longer, and ended at `end`."""

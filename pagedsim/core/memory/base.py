@@ -58,6 +58,8 @@ class Memory(ABC):
         self._end_of: Callable[[Request], int] | None = None
         self.told = False
         """Whether the executor tells sampled tokens; the scheduler finds out and sets it."""
+        self.late = False
+        """Whether tokens are told one step late; the scheduler sets it."""
 
     def claim(self, end_of: Callable[[Request], int]) -> None:
         """A scheduler takes the memory; `end_of` tells the length at which a request ends."""

@@ -79,7 +79,7 @@ class PrefixMemory(PagedMemory):
         """The keys of its first `blocks` blocks, each made once in its life."""
         keys = request._hashes
         size = self.block_size
-        known = request.prompt_len + (len(request.outputs[0]) if request.outputs else 0)
+        known = self._known(request)
         for index in range(len(keys), blocks):
             if (index + 1) * size <= known:
                 tokens = request.tokens(index * size, (index + 1) * size)
@@ -88,6 +88,10 @@ class PrefixMemory(PagedMemory):
             else:
                 keys.append((request._order, index))
         return keys
+
+    def _known(self, request: Request) -> int:
+        """How many of its tokens have been told."""
+        return request.prompt_len + (len(request.outputs[0]) if request.outputs else 0)
 
     def lookup(self, request: Request) -> Sequence[int]:
         # At least one token must be computed, or there would be nothing to sample from.
@@ -109,6 +113,8 @@ class PrefixMemory(PagedMemory):
             return
         if request.width > 1:
             tokens = min(tokens, request.prompt_len)
+        if self.late and self.told:
+            tokens = min(tokens, self._known(request))
         full = tokens // self.block_size
         known = request._registered
         if full <= known:
@@ -148,8 +154,8 @@ class PrefixMemory(PagedMemory):
         full = len(request.tables[0]) * self.block_size
         if request._split_at:
             return request._split_at
-        if request.prompt is None or request.width > 1 or not self.told:
-            return full + 1
+        if request.prompt is None or request.width > 1 or not self.told or self.late:
+            return full + 1  # if late, the tokens that fill a block are known no sooner
         # A block is registered in the step that fills it, one before the next block is needed.
         return full + (request._registered >= len(request.tables[0]))
 
