@@ -31,6 +31,13 @@ def sampled_in(plan: StepPlan) -> list[Request]:
     return [request for request in _samplers(plan) if request.alive]
 
 
+def samples(plan: StepPlan, request: Request) -> bool:
+    """Whether a plan samples for a request."""
+    if request in plan.decodes:
+        return True
+    return any(chunk.samples and chunk.request is request for chunk in plan.chunks)
+
+
 def _samplers(plan: StepPlan) -> list[Request]:
     return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
 

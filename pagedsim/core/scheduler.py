@@ -29,6 +29,7 @@ from pagedsim.core.answer import (
     refuse_answer,
     refuse_parents,
     sampled_in,
+    samples,
 )
 from pagedsim.core.clock import Clock
 from pagedsim.core.errors import ConfigError, IntegrityError, PlanError, RequestError, require_whole
@@ -337,8 +338,9 @@ class Scheduler:
         self._overdue.update(plan.ending)
         if self.async_scheduling:
             for request in plan.ending:
-                if request.num_tokens >= self._limit_of(request):
-                    # Everybody can know that it ends here, so nothing more is computed for it.
+                # Where everybody can know that it ends here, nothing more is computed for it.
+                known = request.num_tokens >= self._limit_of(request)
+                if known and not request.params.looks_back:
                     self._unseat(request)
                     self.leaving[request] = None
 
@@ -665,14 +667,11 @@ class Scheduler:
             self.swapped.remove(request)
 
     def _cut(self, request: Request) -> None:
-        """Forget what was computed beyond a request's end, before that was known."""
-        if self.memory.told:
-            told = len(request.outputs[0]) if request.outputs else 0
-        else:
-            told = self._ends[request.id] - request.prompt_len
-        if (over := request.generated - told) > 0:
+        """Forget the tokens that a request, who leaves, will not be told of any more."""
+        over = sum(samples(plan, request) for plan in self._untold)
+        if over:
             request._generated -= over
-            request._prefilled = min(request._prefilled, max(request.num_tokens - 1, 0))
+            request._prefilled = min(request._prefilled, request.num_tokens - 1)
 
     def _computed(self, chunk: Chunk) -> None:
         """A chunk is in memory; at the end of its work the request begins to decode."""
@@ -729,7 +728,7 @@ class Scheduler:
 
     def _leave(self, request: Request, state: State, reason: str, now: float) -> None:
         self._forget_copies(self._copies, request)
-        if self.async_scheduling and request.generated:
+        if self._untold:
             self._cut(request)
         self.memory.release(request)
         request.state = state

@@ -66,7 +66,7 @@ class Server:
     reserved_len: int = 0
     """The greatest length that reserved memory reckons with."""
 
-    def build(self, seed: int) -> Scheduler:
+    def build(self, seed: int, ahead: bool = False) -> Scheduler:
         return Scheduler(
             memory=self._memory(),
             batching=self._batching(),
@@ -75,6 +75,7 @@ class Server:
             max_seqs=self.max_seqs,
             max_batched_tokens=self.max_batched_tokens,
             max_model_len=self.max_model_len,
+            async_scheduling=ahead,
         )
 
     def _memory(self) -> Memory:

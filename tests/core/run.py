@@ -35,11 +35,14 @@ class Run:
     `glides`: quiet steps are not planned one by one.
     """
 
+    ahead = False
+    """Whether steps are planned before the one before is told of."""
+
     def __init__(self, case: Case, glides: bool = False) -> None:
         self.case = case
         self.glides = glides
         self.random = Random(case.seed)
-        self.scheduler: Scheduler = case.server.build(case.seed)
+        self.scheduler: Scheduler = case.server.build(case.seed, self.ahead)
         self.shadow = Shadow(self.scheduler.memory)
         self.known: dict[RequestId, Known] = {}
         self.now = 0.0
@@ -182,18 +185,21 @@ class Run:
 
     def _record(self, known: Known, answer: int | Continuation) -> None:
         """Note what a request was given, in the shadow and beside it."""
-        request = known.request
-        tokens, parents = ((answer,), None) if isinstance(answer, int) else answer
-        if parents is None:
-            parents = range(len(tokens) or request.width)
+        self._note(known, answer)
+        self._store(known, answer)
+
+    def _note(self, known: Known, answer: int | Continuation) -> None:
         if self.case.tells_tokens:
+            tokens, parents = _lines(known.request, answer)
             old = known.outputs or [[] for _ in range(known.job.width)]
             known.outputs = [[*old[parent], tokens[i]] for i, parent in enumerate(parents)]
-            assert request.outputs == known.outputs, f"{request!r} lost tokens"
-            self.shadow.sampled(request, tokens, parents)
-        else:
-            own = [(request.id, i, known.generated) for i in range(request.width)]
-            self.shadow.sampled(request, own, parents)
+            assert known.request.outputs == known.outputs, f"{known.request!r} lost tokens"
+
+    def _store(self, known: Known, answer: int | Continuation) -> None:
+        request = known.request
+        tokens, parents = _lines(request, answer)
+        own = [(request.id, i, request.num_tokens) for i in range(len(parents))]
+        self.shadow.sampled(request, tokens if self.case.tells_tokens else own, parents)
 
     # -- what must hold --------------------------------------------------------------------------
 
@@ -311,12 +317,13 @@ class Run:
         there = set(chain.from_iterable(t for r in alive for t in r.cpu_tables))
         assert len(there) + memory.cpu_free == memory.cpu_total, "CPU blocks do not add up"
         self._audit_usage(memory)
-        places = Counter([*scheduler.waiting, *scheduler.running, *scheduler.swapped])
+        running = [*scheduler.running, *scheduler.leaving]
+        places = Counter([*scheduler.waiting, *running, *scheduler.swapped])
         assert places == Counter(alive), "somebody is not in one queue"
 
     def _audit_usage(self, memory: Memory) -> None:
         scheduler = self.scheduler
-        usage = memory.usage([*scheduler.running, *scheduler.swapped])
+        usage = memory.usage([*scheduler.running, *scheduler.leaving, *scheduler.swapped])
         assert sum(usage) == memory.total * memory.block_size, usage
         assert min(usage) >= 0, usage
 
@@ -329,6 +336,12 @@ class Run:
         assert not scheduler._copies, "copies are pending for nobody"
         if isinstance(scheduler.policy, Counting):
             assert scheduler.policy.arrived == scheduler.policy.left == len(self.known)
+
+
+def _lines(request: Request, answer: int | Continuation) -> tuple[Sequence[int], Sequence[int]]:
+    """The tokens of an answer, and which sequences they continue."""
+    tokens, parents = ((answer,), None) if isinstance(answer, int) else answer
+    return tokens, range(len(tokens) or request.width) if parents is None else parents
 
 
 def patience(case: Case, scheduler: Scheduler) -> int:
