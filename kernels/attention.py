@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels import softmax, tuning
+from kernels.rounding import readable
 from kernels.softmax import fold
 from kernels.tiles import Tiles, power_of_two
 
@@ -45,7 +46,7 @@ def paged_attention(
     if out is None:  # zeros: rows past the last query range belong to nobody
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if tiles is None:
-        heads_of = tuning.Heads(kv_heads, group, head_dim, q.element_size())
+        heads_of = tuning.heads(q, k_cache)
         tiles = tuning.prefill(q.device, heads_of, max_query_len)
     queries = tiles.rows // group
     sequences = context_lens.shape[0]
@@ -56,8 +57,8 @@ def paged_attention(
     _attention[(programs,)](
         out,
         q,
-        k_cache,
-        v_cache,
+        readable(k_cache),
+        readable(v_cache),
         block_tables,
         query_start,
         context_lens,

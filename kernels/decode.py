@@ -1,9 +1,10 @@
 """Decode: one query token a sequence, the context cut into parts that run side by side.
 
 For C in context, H query heads on KV heads of D dims: 4·C·H·D FLOP on 4·C·KV·D bytes of K and V
-(16 bits), one FLOP a byte for each query head of a group: bound by the bytes, so a key is read
-once, for its whole group. The parts leave 4·SEGMENTS·H·(D + 2) bytes behind, written and read
-once: with 16 of them a sixteenth of the K and V bytes at C = 1,000 and four query heads a KV head.
+(16 bits; in 8 half of them), one FLOP a byte for each query head of a group: bound by the bytes, so
+a key is read once, for its whole group. The parts leave 4·SEGMENTS·H·(D + 2) bytes behind, written
+and read once: with 16 of them a sixteenth of the K and V bytes at C = 1,000 and four query heads a
+KV head.
 
 The number of parts is fixed for a GPU and a head shape (`tiles.Split`). The launch then depends on
 the batch size alone, so that a CUDA graph can hold it, and a sequence's result on that sequence
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels import softmax, tuning
+from kernels.rounding import readable
 from kernels.softmax import fold
 from kernels.tiles import Split, Tiles, power_of_two
 
@@ -42,7 +44,7 @@ def paged_decode(
     group = heads // kv_heads
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    chosen = tuning.decode(q.device, tuning.Heads(kv_heads, group, head_dim, q.element_size()))
+    chosen = tuning.decode(q.device, tuning.heads(q, k_cache))
     tiles, (segments, least) = tiles or chosen.tiles, split or chosen.split
     parts = q.new_empty((batch, heads, segments, head_dim), dtype=torch.float32)
     marks = q.new_empty((2, batch, heads, segments), dtype=torch.float32)
@@ -61,8 +63,8 @@ def paged_decode(
         marks[0],
         marks[1],
         q,
-        k_cache,
-        v_cache,
+        readable(k_cache),
+        readable(v_cache),
         block_tables,
         context_lens,
         factor,

@@ -5,8 +5,10 @@ contiguous run over all layers. A layer's part is a strided view of it:
 
     k_cache, v_cache = kv[:, layer, 0], kv[:, layer, 1]  # [num_blocks, block_size, kv_heads, dim]
 
-Every function takes such views, of any block size. Query heads are a multiple of KV heads: query
-head h reads KV head h // (heads // kv_heads).
+Every function takes such views, of any block size. The cache is in the dtype of what is computed,
+or in one of `float8.FORMATS`: then keys and values are rounded as they are written, what is beyond
+the largest number to that, and attention computes in the dtype of its queries. Query heads are a
+multiple of KV heads: query head h reads KV head h // (heads // kv_heads).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 
 from kernels import reference
 from kernels.batch import AttentionBatch
+from kernels.float8 import FORMATS
 
 
 def attend(
@@ -273,7 +276,7 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Non
             f"q {tuple(q.shape)} does not fit caches "
             f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
         )
-    if not q.dtype == k_cache.dtype == v_cache.dtype:
+    if k_cache.dtype != v_cache.dtype or k_cache.dtype not in (q.dtype, *FORMATS.values()):
         raise TypeError(f"q is {q.dtype}, the caches are {k_cache.dtype} and {v_cache.dtype}")
     if not q.stride(2) == k_cache.stride(3) == v_cache.stride(3) == 1:
         raise ValueError("the elements of a head must be contiguous")

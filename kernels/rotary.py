@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import float8
+from kernels.rounding import mantissa, stored
 from kernels.tiles import power_of_two
 
 
@@ -38,8 +40,8 @@ def rotate(
         sin,
         qkv if weight is None else weight,
         slots,
-        k_cache,
-        v_cache,
+        float8.raw(k_cache),
+        float8.raw(v_cache),
         eps,
         qkv.stride(0),
         cos.stride(0),
@@ -53,6 +55,7 @@ def rotate(
         HALF=half,
         BLOCK_SIZE=block_size,
         NORMED=weight is not None,
+        MANTISSA=mantissa(k_cache),
         num_warps=max(1, min(8, rows * half // 256)),
     )
     return q
@@ -84,6 +87,7 @@ def _rotate(
     HALF: tl.constexpr,  # half of HEAD_DIM, padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     NORMED: tl.constexpr,
+    MANTISSA: tl.constexpr,  # see stored()
 ):
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -118,13 +122,13 @@ def _rotate(
     k_at = k_cache_ptr + block * k_block_stride + slot * k_slot_stride + kv_head * k_head_stride
     k_at += tl.broadcast_to(column[None, :], [ROWS, HALF])
     key = held & (row == GROUP)[:, None]
-    tl.store(k_at, first.to(k_cache_ptr.dtype.element_ty), mask=key)
-    tl.store(k_at + HEAD_DIM // 2, second.to(k_cache_ptr.dtype.element_ty), mask=key)
+    tl.store(k_at, stored(first, k_cache_ptr, MANTISSA), mask=key)
+    tl.store(k_at + HEAD_DIM // 2, stored(second, k_cache_ptr, MANTISSA), mask=key)
     v_from = qkv_ptr + token * token_stride + (HEADS * (GROUP + 1) + kv_head) * HEAD_DIM + column
     v_at = v_cache_ptr + block * v_block_stride + slot * v_slot_stride + kv_head * v_head_stride
     low, high = _halves(v_from, inside, HEAD_DIM)
-    tl.store(v_at + column, low.to(v_cache_ptr.dtype.element_ty), mask=inside)
-    tl.store(v_at + column + HEAD_DIM // 2, high.to(v_cache_ptr.dtype.element_ty), mask=inside)
+    tl.store(v_at + column, stored(low, v_cache_ptr, MANTISSA), mask=inside)
+    tl.store(v_at + column + HEAD_DIM // 2, stored(high, v_cache_ptr, MANTISSA), mask=inside)
 
 
 @triton.jit

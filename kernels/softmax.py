@@ -3,11 +3,14 @@
 For M query rows and N keys of D dims: 4·M·N·D FLOP on 4·N·D bytes (K and V in 16 bits), so a
 program reads a key once for all its rows. The running state is what a softmax needs that sees its
 scores tile by tile: the highest score so far, the sum of weights and the weighted values. All of it
-is in fp32 and in powers of two, since the hardware's exponential is exp2.
+is in fp32 and in powers of two, since the hardware's exponential is exp2. Keys and values in 8 bits
+are half the bytes; products are in the queries' dtype all the same.
 """
 
 import triton
 import triton.language as tl
+
+from kernels.rounding import widened
 
 LOG2E = 1.4426950408889634
 
@@ -71,7 +74,7 @@ def fold(
         k_at = k_ptr + block * k_block_stride + slot * k_slot_stride
         v_at = v_ptr + block * v_block_stride + slot * v_slot_stride
 
-        k = rows(k_at, column, held, HEAD_DIM, DIM, MASKED)
+        k = widened(rows(k_at, column, held, HEAD_DIM, DIM, MASKED), q)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if CAPPED:
             # cap·tanh(x), as 1 - 2/(e^2x + 1): right at ±inf, and needs no libdevice. The 2 and
@@ -89,7 +92,7 @@ def fold(
         weight = tl.exp2(score - level[:, None])
         decay = tl.exp2(peak - level)
         total = total * decay + tl.sum(weight, 1)
-        v = rows(v_at, column, held, HEAD_DIM, DIM, MASKED)
+        v = widened(rows(v_at, column, held, HEAD_DIM, DIM, MASKED), q)
         acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         peak = higher
     return acc, peak, total

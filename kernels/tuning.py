@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernels.float8 import AUTO, name_of
 from kernels.tiles import Split, Tiles, decode_tiles, fitted, prefill_tiles
 
 PATH = Path(__file__).with_name("tuned.json")
@@ -31,7 +32,9 @@ class Heads(NamedTuple):
     """Query heads that share a KV head."""
     head_dim: int
     itemsize: int
-    """Bytes of an element."""
+    """Bytes of an element of the queries."""
+    cache: str = AUTO
+    """What the cache holds: elements like these, or one of `float8.FORMATS`."""
 
 
 class Cut(NamedTuple):
@@ -64,12 +67,20 @@ class Entry:
         return self.gpu, self.kernel, self.heads
 
 
+def heads(q: torch.Tensor, k_cache: torch.Tensor) -> Heads:
+    """Those of a call."""
+    kv_heads, head_dim = k_cache.shape[2:]
+    return Heads(
+        kv_heads, q.shape[1] // kv_heads, head_dim, q.element_size(), name_of(k_cache.dtype)
+    )
+
+
 def prefill(device: torch.device, heads: Heads, max_query_len: int) -> Tiles:
     """Tiles of `attention` where the longest run of query tokens is `max_query_len`."""
     entry = _table().get((_gpu(device), "prefill", heads))
     if entry is not None:
         return fitted(entry.tiles, heads.head_dim, heads.group, max_query_len)
-    _, group, head_dim, itemsize = heads
+    _, group, head_dim, itemsize, _ = heads
     return prefill_tiles(head_dim, group, itemsize, capability(device), max_query_len)
 
 
@@ -79,7 +90,7 @@ def decode(device: torch.device, heads: Heads) -> Cut:
     entry = _table().get((_gpu(device), "decode", heads))
     if entry is not None:
         return Cut(entry.tiles, entry.split)
-    _, group, head_dim, itemsize = heads
+    _, group, head_dim, itemsize, _ = heads
     return Cut(decode_tiles(head_dim, group, itemsize, capability(device)), DEFAULT)
 
 

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import float8
+from kernels.rounding import mantissa, stored
 from kernels.tiles import power_of_two
 
 
@@ -27,8 +29,8 @@ def write_kv(
     _write[(tokens, triton.cdiv(elements, block))](
         k,
         v,
-        k_cache,
-        v_cache,
+        float8.raw(k_cache),
+        float8.raw(v_cache),
         slots,
         *k.stride()[:2],
         *v.stride()[:2],
@@ -38,6 +40,7 @@ def write_kv(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=k_cache.shape[1],
         BLOCK=block,
+        MANTISSA=mantissa(k_cache),
         num_warps=max(1, min(8, block // 256)),  # 16 bytes a thread and tensor, in 16 bits
     )
 
@@ -63,6 +66,7 @@ def _write(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    MANTISSA: tl.constexpr,  # see stored()
 ):
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(slots_ptr + token)
@@ -78,7 +82,7 @@ def _write(
     v = tl.load(v_ptr + token * v_token_stride + head * v_head_stride + column, mask=held)
     k_at = k_cache_ptr + block * k_block_stride + slot * k_slot_stride
     v_at = v_cache_ptr + block * v_block_stride + slot * v_slot_stride
-    k = k.to(k_cache_ptr.dtype.element_ty)
-    v = v.to(v_cache_ptr.dtype.element_ty)
-    tl.store(k_at + head * k_cache_head_stride + column, k, mask=held)
-    tl.store(v_at + head * v_cache_head_stride + column, v, mask=held)
+    k_at += head * k_cache_head_stride + column
+    v_at += head * v_cache_head_stride + column
+    tl.store(k_at, stored(k, k_cache_ptr, MANTISSA), mask=held)
+    tl.store(v_at, stored(v, v_cache_ptr, MANTISSA), mask=held)

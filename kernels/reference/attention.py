@@ -101,9 +101,10 @@ def _decode(
     n, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     k, v = (
-        rows_of(cache).index_select(0, sight.rows).view(n, -1, kv_heads, head_dim).transpose(1, 2)
+        rows_of(cache).index_select(0, sight.rows).to(q.dtype)
+        .view(n, -1, kv_heads, head_dim).transpose(1, 2)
         for cache in (k_cache, v_cache)
-    )
+    )  # fmt: skip
     out = _softmax(q.unflatten(1, (kv_heads, -1)), k, v, sight.bias, scale, softcap)
     out = out.reshape(n, heads, head_dim)
     return out if sight.blind is None else out.masked_fill_(sight.blind, 0)
@@ -144,8 +145,8 @@ def _prefill(
     kv_heads, head_dim = k_cache.shape[2:]
     queries = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     k, v = (
-        rows_of(cache).index_select(0, sight.rows).view(-1, kv_heads, 1, head_dim)
-        .permute(1, 2, 0, 3).expand(-1, queries.shape[1], -1, -1)
+        rows_of(cache).index_select(0, sight.rows).to(q.dtype)
+        .view(-1, kv_heads, 1, head_dim).permute(1, 2, 0, 3).expand(-1, queries.shape[1], -1, -1)
         for cache in (k_cache, v_cache)
     )  # fmt: skip
     out = _softmax(queries, k, v, sight.bias, scale, softcap)

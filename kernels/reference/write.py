@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.float8 import raw, rounded
 from kernels.reference.rows import rows_between, rows_of
 
 
@@ -61,4 +62,4 @@ def _write(
     for new, cache in ((k, k_cache), (v, v_cache)):
         if places.kept is not None:
             new = new[places.kept]
-        rows_of(cache).index_copy_(0, places.rows, new.flatten(1).to(cache.dtype))
+        rows_of(raw(cache)).index_copy_(0, places.rows, raw(rounded(new.flatten(1), cache.dtype)))

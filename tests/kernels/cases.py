@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from kernels import AttentionBatch
+from kernels.float8 import AUTO, FORMATS, is_float8, raw, rounded
 
 LAYERS, LAYER = 3, 1
 NOWHERE = 2**30
@@ -30,6 +31,8 @@ class Case:
     head_dim: int = 64
     block_size: int = 16
     dtype: torch.dtype = torch.float32
+    cache: str = AUTO
+    """What the cache holds: elements in the dtype, or in one of `float8.FORMATS`."""
     window: int | None = None
     softcap: float | None = None
     tail: int = 0
@@ -43,12 +46,18 @@ class Case:
         sequences = "_".join(f"{length}of{context}" for length, context in self.sequences)
         name = f"{sequences}-h{self.kv_heads}x{self.group}-d{self.head_dim}-b{self.block_size}"
         name += f"-{str(self.dtype).removeprefix('torch.')}"
+        name += f"-{self.cache}" if self.cache != AUTO else ""
         name += f"-w{self.window}" if self.window is not None else ""
         return name + (f"-cap{self.softcap:g}" if self.softcap is not None else "")
 
     @property
     def scale(self) -> float:
         return self.spread * self.head_dim**-0.5
+
+    @property
+    def held(self) -> torch.dtype:
+        """The cache's dtype."""
+        return FORMATS.get(self.cache, self.dtype)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -91,6 +100,20 @@ class Inputs(NamedTuple):
         return self.kv[:, LAYER, 1]
 
 
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two caches hold the same, NaN for NaN."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[one.dtype.itemsize]
+    return torch.equal(one.contiguous().view(bits), other.contiguous().view(bits))
+
+
+def forget(kv: torch.Tensor, slots: torch.Tensor) -> None:
+    """Put NaN into the layer's keys and values there."""
+    size, live = kv.shape[3], slots[slots >= 0]
+    # 0x7F is NaN in both 8-bit formats, whose bytes can be written everywhere.
+    blank = 0x7F if is_float8(kv.dtype) else torch.nan
+    raw(kv)[live // size, LAYER, :, live % size] = blank
+
+
 def check(out: torch.Tensor, case: Case) -> None:
     """Fail unless `out` is the case's answer, as exactly as its dtype allows."""
     found, inputs = out.double().cpu(), case.inputs
@@ -109,7 +132,7 @@ def _inputs(case: Case) -> Inputs:
     tables, slots = _blocks(case, rng)
     blocks = 1 + max((block for table in tables for block in table), default=0)
     kv = torch.full((blocks, LAYERS, 2, size, case.kv_heads, case.head_dim), torch.nan)
-    kv = kv.to(case.dtype)
+    kv = kv.to(case.held)
     tokens = sum(length for length, _ in case.sequences) + case.tail
     # As a fused projection gives it: a view into something wider, so that strides matter.
     fused = torch.randn(tokens, heads + 1, case.head_dim).to(case.dtype)
@@ -117,13 +140,15 @@ def _inputs(case: Case) -> Inputs:
     new_k, new_v = torch.randn(2, tokens, case.kv_heads, case.head_dim).to(case.dtype)
     starts, answers, allowances = [0], [], []
     for (length, context), table in zip(case.sequences, tables, strict=True):
-        k, v = torch.randn(2, context, case.kv_heads, case.head_dim).to(case.dtype)
+        k, v = _held(case, torch.randn(2, context, case.kv_heads, case.head_dim))
         begin, end = starts[-1], starts[-1] + length
         if context:
-            k[context - length :], v[context - length :] = new_k[begin:end], new_v[begin:end]
+            k[context - length :] = _held(case, new_k[begin:end])
+            v[context - length :] = _held(case, new_v[begin:end])
         for position in range(context):
             block, offset = table[position // size], position % size
-            kv[block, LAYER, 0, offset], kv[block, LAYER, 1, offset] = k[position], v[position]
+            kv[block, LAYER, 0, offset] = k[position].to(case.held)
+            kv[block, LAYER, 1, offset] = v[position].to(case.held)
         answer, allowed = _answer(case, q[begin:end], k, v)
         answers.append(answer)
         allowances.append(allowed)
@@ -144,6 +169,11 @@ def _inputs(case: Case) -> Inputs:
         torch.cat([*answers, blank]),
         torch.cat([*allowances, blank]) + torch.finfo(torch.float32).tiny,
     )
+
+
+def _held(case: Case, values: torch.Tensor) -> torch.Tensor:
+    """Keys or values as attention gets them from the cache."""
+    return rounded(values.to(case.dtype), case.held).to(case.dtype)
 
 
 def _blocks(case: Case, rng: random.Random) -> tuple[list[list[int]], list[int]]:

@@ -24,7 +24,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels import attention, copy, decode, gate, norm, rotary, write
+from kernels import attention, copy, decode, gate, norm, rotary, tuning, write
+from kernels.float8 import FORMATS
 from kernels.tiles import Split, decode_tiles, prefill_tiles
 
 PRODUCTS = ("wgmma", "mma.sync")
@@ -35,6 +36,8 @@ class Call(TypedDict, total=False):
 
     kernel: str
     dtype: str
+    cache: str
+    """The format of an 8-bit cache, if it is not in the dtype."""
     head_dim: int
     group: int
     block_size: int
@@ -127,7 +130,7 @@ def call(case: Call, capability: tuple[int, int]) -> None:
     heads, tokens = 8, case.get("queries", 512)
     q = torch.zeros(tokens, heads * group, dim, dtype=dtype)
     k = torch.zeros(tokens, heads, dim, dtype=dtype)
-    kv = torch.zeros(2, 4, 2, size, heads, dim, dtype=dtype)
+    kv = torch.zeros(2, 4, 2, size, heads, dim, dtype=FORMATS.get(case.get("cache", ""), dtype))
     k_cache, v_cache = kv[:, 1, 0], kv[:, 1, 1]
     ints = torch.zeros(64, dtype=torch.int32)
     tables = torch.zeros(8, 64, dtype=torch.int32)
@@ -156,7 +159,7 @@ def call(case: Call, capability: tuple[int, int]) -> None:
         case "rotary":
             qkv = torch.zeros(tokens, heads * (group + 2) * dim, dtype=dtype)
             turn = torch.zeros(tokens, dim, dtype=dtype)
-            weight = turn[: heads * (group + 1)] if case["normed"] else None
+            weight = turn[: heads * (group + 1)] if case.get("normed") else None
             rotary.rotate(qkv, turn, turn, k_cache, v_cache, slots, weight=weight, eps=1e-6)
         case "gate":
             gate.silu_mul(torch.zeros(tokens, 2 * case["size"], dtype=dtype))
@@ -169,6 +172,8 @@ def call(case: Call, capability: tuple[int, int]) -> None:
 def main() -> None:
     capability = int(sys.argv[1])
     triton.runtime.driver.set_active(StandIn(capability))
+    target = capability // 10, capability % 10
+    setattr(tuning, "capability", lambda device: target)  # noqa: B010
     triton.knobs.nvidia.dump_ptxas_log = True
     with tempfile.TemporaryDirectory() as cache:  # what is in a cache is not compiled, nor logged
         triton.knobs.cache.dir = cache

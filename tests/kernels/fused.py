@@ -13,6 +13,8 @@ import torch
 
 import kernels
 from kernels import AttentionBatch
+from kernels.float8 import AUTO, FORMATS, rounded
+from tests.kernels.stored import half_a_step
 
 LAYERS, LAYER = 3, 1
 
@@ -40,6 +42,8 @@ class Rotary:
     block_size: int = 4
     dtype: torch.dtype = torch.float32
     normed: bool = False
+    cache: str = AUTO
+    """What the cache holds, as in `cases`."""
     device: str = "cpu"
 
 
@@ -73,6 +77,8 @@ ROTARIES = [
     Rotary(tokens=1),
     Rotary(tokens=0),
     Rotary(kv_heads=5, group=1, **HALF),
+    *(Rotary(cache=cache, normed=normed) for cache in FORMATS for normed in (True, False)),
+    *(Rotary(cache=cache, head_dim=80, block_size=3, **HALF) for cache in FORMATS),
 ]
 GATES = [
     *(Gate(size=size) for size in (1, 96, 257, 3000)),
@@ -112,7 +118,9 @@ def check_rotary(case: Rotary) -> None:
     angles = torch.rand(case.tokens, dim, device=case.device) * 6
     cos, sin = angles.cos().to(case.dtype), angles.sin().to(case.dtype)
     weight = torch.randn(heads + kv_heads, dim).to(qkv) if case.normed else None
-    kv = torch.full((blocks, LAYERS, 2, case.block_size, kv_heads, dim), torch.nan).to(qkv)
+    held = FORMATS.get(case.cache, case.dtype)
+    kv = torch.full((blocks, LAYERS, 2, case.block_size, kv_heads, dim), torch.nan)
+    kv = kv.to(case.device, held)
     answer, magnitude = _turned(qkv, cos, sin, weight, heads + kv_heads, dim)
     values = qkv[:, -kv_heads * dim :].clone().view(-1, kv_heads, dim)
 
@@ -120,15 +128,15 @@ def check_rotary(case: Rotary) -> None:
         qkv, cos, sin, kv[:, LAYER, 0], kv[:, LAYER, 1], batch, weight=weight, eps=1e-5
     )
     near(q, answer[:, :heads], magnitude[:, :heads], 3)
-    written = torch.zeros_like(kv, dtype=torch.bool)
+    written = torch.zeros(kv.shape, dtype=torch.bool, device=case.device)
     for token, slot in enumerate(slots):
         if slot >= 0:
             at = slot // case.block_size, LAYER, slice(None), slot % case.block_size
             written[at] = True
-            key, value = kv[at]
-            near(key, answer[token, heads:], magnitude[token, heads:], 3)
-            assert torch.equal(value, values[token])
-    assert torch.equal(kv.isnan(), ~written)
+            key, value = kv[at].to(case.dtype)
+            near(key, answer[token, heads:], magnitude[token, heads:], 3, held=held)
+            assert torch.equal(value, rounded(values[token], held).to(case.dtype))
+    assert torch.equal(kv.float().isnan(), ~written)
 
 
 def check_gate(case: Gate) -> None:
@@ -151,17 +159,22 @@ def near(
     magnitude: torch.Tensor,
     times: float,
     vanishing: torch.Tensor | float = 0.0,
+    held: torch.dtype | None = None,
 ) -> None:
     """Fail unless `out` is within some roundings of numbers so large.
 
-    `vanishing` is how much the smallest number there is may have been multiplied.
+    `vanishing` is how much the smallest number there is may have been multiplied; `held` is what
+    `out` was rounded to in the end, if not to its own dtype.
     """
     assert out.shape == answer.shape
     single = torch.finfo(torch.float32)
     eps = times * torch.finfo(out.dtype).eps + 16 * single.eps
     # The smallest numbers of 16 bits are far apart; exp overflows where 32 normal ones are left.
     smallest = torch.finfo(out.dtype).smallest_normal * eps + 32 * single.tiny
-    excess = (out.double() - answer).abs() - eps * magnitude - smallest * (1 + vanishing)
+    allowed = eps * magnitude + smallest * (1 + vanishing)
+    if held not in (None, out.dtype):
+        allowed = allowed + half_a_step(answer.abs() + allowed, held)
+    excess = (out.double() - answer).abs() - allowed
     assert not out.isnan().any()
     assert (excess <= 0).all(), f"off by {excess.max():.3g} more than is allowed"
 

@@ -18,11 +18,15 @@ import pytest
 import torch
 
 import kernels
-from kernels import attention, copy, decode, write
+from kernels import attention, copy, decode, tuning, write
+from kernels.float8 import FORMATS, rounded
 from kernels.tiles import Split, Tiles
-from tests.kernels.cases import LAYER, Case, check
+from tests.kernels.cases import LAYER, Case, check, forget, same
+from tests.kernels.interpreter import mend
+from tests.kernels.stored import check_no_number, check_stored
 
 torch.set_num_threads(1)
+mend()
 
 MIXED = Case(((1, 70), (1, 0), (1, 3), (0, 0), (9, 41), (20, 20)), kv_heads=1, tail=2)
 DECODES = Case(((1, 70), (1, 0), (1, 1), (1, 17)), kv_heads=1)
@@ -49,6 +53,23 @@ MASKS: list[dict[str, Any]] = [
     {"softcap": 50.0, "window": 20, **HALF},
     PEAKED,
 ]
+CACHES: list[dict[str, Any]] = [
+    {"cache": cache, **change}
+    for cache in FORMATS
+    for change in (
+        {},
+        HALF,
+        {"group": 7, "head_dim": 80, "block_size": 12, **HALF},
+        {"head_dim": 16, "window": 17},
+        {"softcap": 50.0, "window": 20, **HALF},
+    )
+]
+EITHER = pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.ops, "on_gpu", lambda tensor: True)
 
 
 def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
@@ -111,6 +132,34 @@ def test_decode(change: dict[str, Any]) -> None:
     check(decode_all(case, tiles=SMALL), case)
 
 
+@EITHER
+@pytest.mark.parametrize("change", CACHES, ids=str)
+def test_a_cache_of_8_bits(
+    change: dict[str, Any], capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "capability", lambda device: capability)
+    case = replace(MIXED, **change)
+    check(attend(case), case)
+    case = replace(DECODES, **change)
+    check(decode_all(case, tiles=SMALL), case)
+
+
+@EITHER
+@pytest.mark.parametrize("cache", FORMATS)
+def test_all_that_8_bits_hold(
+    cache: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the values of the only token, which attention returns as they are."""
+    monkeypatch.setattr(tuning, "capability", lambda device: capability)
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[~codes.view(FORMATS[cache]).float().isfinite()] = 0
+    numbers, one = codes.view(FORMATS[cache]).view(1, 1, 1, 256), torch.ones(1, dtype=torch.int32)
+    for dtype in (torch.float32, torch.float16):
+        q = torch.zeros(1, 1, 256, dtype=dtype)
+        out = decode.paged_decode(q, numbers, numbers, one[:, None] - 1, one, scale=1.0)
+        assert torch.equal(out, numbers[0].to(dtype))
+
+
 @pytest.mark.parametrize(("segments", "context"), [(16, 300), (4, 300), (1, 100), (16, 256)])
 def test_decode_cuts_the_context(segments: int, context: int) -> None:
     case = Case(((1, context),), kv_heads=1, head_dim=16)
@@ -139,27 +188,37 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
         assert torch.equal(alone, many[n : n + 1])
 
 
+@pytest.mark.parametrize("cache", ["auto", *FORMATS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("heads", "dim", "size"), [(1, 64, 1), (2, 80, 16), (3, 96, 12)])
-def test_write(heads: int, dim: int, size: int, dtype: torch.dtype) -> None:
-    case = Case(((1, 20), (4, 9)), heads, head_dim=dim, block_size=size, dtype=dtype, tail=2)
+def test_write(heads: int, dim: int, size: int, dtype: torch.dtype, cache: str) -> None:
+    case = Case(
+        ((1, 20), (4, 9)), heads, head_dim=dim, block_size=size, dtype=dtype, cache=cache, tail=2
+    )
     i = case.inputs
     new_k = i.new_k.repeat(1, 2, 1)[:, :heads]  # as a fused projection gives it
-    kv, expected = torch.zeros(2, *i.kv.shape, dtype=dtype)
+    kv, expected = torch.zeros(2, *i.kv.shape, dtype=case.held)
     write.write_kv(new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], i.slots)
     for token, slot in enumerate(i.slots.tolist()):
         if slot >= 0:
-            expected[slot // size, LAYER, 0, slot % size] = i.new_k[token]
-            expected[slot // size, LAYER, 1, slot % size] = i.new_v[token]
-    assert torch.equal(kv, expected)
+            expected[slot // size, LAYER, 0, slot % size] = rounded(i.new_k[token], case.held)
+            expected[slot // size, LAYER, 1, slot % size] = rounded(i.new_v[token], case.held)
+    assert same(kv, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("cache", FORMATS)
+def test_what_8_bits_cannot_hold(cache: str, dtype: torch.dtype, as_on_a_gpu: None) -> None:
+    check_stored(cache, dtype)
+    check_no_number(cache, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *FORMATS.values()])
 def test_copy(dtype: torch.dtype) -> None:
     cache = torch.randn(6, 3, 2, 12, 3, 80).to(dtype)  # more than a program copies, not a multiple
     expected = cache[[1, 1, 5, 1, 4, 5]]
     copy.copy_blocks(cache, torch.tensor([1, 1, 5]), torch.tensor([3, 0, 2]))
-    assert torch.equal(cache, expected)
+    assert same(cache, expected)
 
 
 @pytest.mark.parametrize(
@@ -172,21 +231,20 @@ def test_copy(dtype: torch.dtype) -> None:
     ],
     ids=["mixed", "decodes", "chunks", "nothing"],
 )
-@pytest.mark.parametrize("tail", [0, 3])
+@pytest.mark.parametrize(("tail", "cache"), [(0, "auto"), (3, "auto"), (3, "fp8_e4m3")])
 def test_a_step_as_on_a_gpu(
-    sequences: tuple[tuple[int, int], ...], tail: int, monkeypatch: pytest.MonkeyPatch
+    sequences: tuple[tuple[int, int], ...], tail: int, cache: str, as_on_a_gpu: None
 ) -> None:
-    monkeypatch.setattr(kernels.ops, "on_gpu", lambda tensor: True)
-    case = Case(sequences, kv_heads=1, block_size=12, window=25, tail=tail)
+    case = Case(sequences, kv_heads=1, block_size=12, window=25, tail=tail, cache=cache)
     i = case.inputs
-    kv, live = i.kv.clone(), i.slots[i.slots >= 0]
-    kv[live // 12, LAYER, :, live % 12] = torch.nan
+    kv = i.kv.clone()
+    forget(kv, i.slots)
     out = kernels.attend(
         i.q, i.new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], case.batch,
         scale=case.scale, window=case.window,
     )  # fmt: skip
     check(out, case)
-    assert torch.equal(kv.nan_to_num(), i.kv.nan_to_num())
+    assert same(kv, i.kv)
 
 
 CROSS = [
@@ -197,11 +255,13 @@ CROSS = [
         head_dim=dim,
         block_size=size,
         dtype=dtype,
+        cache=cache,
     )
     for group in range(1, 9)
     for dim in (64, 80, 96, 128)
     for size in (1, 8, 16, 32, 128)
     for dtype in (torch.float32, torch.float16)
+    for cache in ("auto", "fp8_e4m3")
 ]
 
 

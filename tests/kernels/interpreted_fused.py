@@ -20,8 +20,10 @@ from tests.kernels.fused import (
     check_norm,
     check_rotary,
 )
+from tests.kernels.interpreter import mend
 
 torch.set_num_threads(1)
+mend()
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from kernels.float8 import FORMATS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = pytest.mark.parametrize("capability", [80, 90])
 
@@ -74,6 +76,12 @@ def test_what_a_model_runs(capability: int) -> None:
         {"kernel": "norm", "dtype": "bfloat16", "size": 4096, "summed": True},
         {"kernel": "rotary", "dtype": "bfloat16", "normed": True},
         {"kernel": "gate", "dtype": "bfloat16", "size": 14336},
+        {"kernel": "attention", "dtype": "bfloat16", "cache": "fp8_e4m3"},
+        {"kernel": "decode", "dtype": "bfloat16", "cache": "fp8_e4m3"},
+        {"kernel": "decode", "dtype": "float16", "cache": "fp8_e5m2", "head_dim": 80},
+        {"kernel": "write", "dtype": "bfloat16", "cache": "fp8_e4m3"},
+        {"kernel": "rotary", "dtype": "bfloat16", "cache": "fp8_e5m2", "normed": True},
+        {"kernel": "copy", "dtype": "bfloat16", "cache": "fp8_e4m3"},
     ]
     kernels = taken(calls, capability)
     assert [[kernel["name"] for kernel in launched] for launched in kernels] == [
@@ -84,8 +92,14 @@ def test_what_a_model_runs(capability: int) -> None:
         ["_norm"],
         ["_rotate"],
         ["_silu_mul"],
+        ["_attention"],
+        *[["_part", "_merge"]] * 2,
+        ["_write"],
+        ["_rotate"],
+        ["_copy"],
     ]
-    assert kernels[0][0]["products"] == ("wgmma" if capability == 90 else "mma.sync")
+    for whole in (kernels[0], kernels[11]):  # of what is in 8 bits, too
+        assert whole[0]["products"] == ("wgmma" if capability == 90 else "mma.sync")
     for call, launched in zip(calls, kernels, strict=True):
         assert faults(call, launched, capability) == []
 
@@ -99,8 +113,11 @@ def test_a_spill_is_seen() -> None:
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("kernel", ["attention", "decode"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_every_shape(kernel: str, dtype: str, capability: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cache"),
+    [("bfloat16", "auto"), ("float32", "auto"), *(("bfloat16", cache) for cache in FORMATS)],
+)
+def test_every_shape(kernel: str, dtype: str, cache: str, capability: int) -> None:
     half = dtype == "bfloat16"
     dims = (16, 64, 80, 128, 256) if half else (64, 128)
     lengths = (8,) if kernel == "decode" else (1, 16, 512) if half else (1, 512)
@@ -109,6 +126,7 @@ def test_every_shape(kernel: str, dtype: str, capability: int) -> None:
         {
             "kernel": kernel,
             "dtype": dtype,
+            "cache": cache,
             "head_dim": dim,
             "group": group,
             "queries": queries,
@@ -138,6 +156,12 @@ def test_every_shape_around_attention(dtype: str, capability: int) -> None:
                 (16, 64, 80, 128, 256), (1, 4, 7, 8, 16), (True, False)
             )
         ),
+        *(
+            {"kernel": kernel, "head_dim": dim, "cache": cache}
+            for kernel, dim, cache in itertools.product(
+                ("rotary", "write"), (16, 80, 128, 256), FORMATS
+            )
+        ),
         *({"kernel": "gate", "size": size} for size in (688, 4864, 14336, 53248)),
     ]
     calls = [{"dtype": dtype, **call} for call in calls]
@@ -151,8 +175,9 @@ def test_every_shape_around_attention(dtype: str, capability: int) -> None:
 def test_every_depth_of_the_pipeline(capability: int) -> None:
     """The depths that a sweep on a GPU tries, on Llama-3-8B's shape, fit."""
     calls = [
-        {"kernel": kernel, "dtype": "bfloat16", "tiles": {"stages": stages}}
+        {"kernel": kernel, "dtype": "bfloat16", "cache": cache, "tiles": {"stages": stages}}
         for kernel in ("attention", "decode")
+        for cache in ("auto", "fp8_e4m3")
         for stages in (2, 3, 5, 7)
     ]
     for call, launched in zip(calls, taken(calls, capability), strict=True):

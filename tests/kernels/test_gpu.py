@@ -13,7 +13,8 @@ import torch
 
 import kernels
 from kernels import AttentionBatch
-from tests.kernels.cases import LAYER, Case, check
+from kernels.float8 import FORMATS
+from tests.kernels.cases import LAYER, Case, check, forget, same
 from tests.kernels.fused import (
     GATES,
     NORMS,
@@ -25,6 +26,7 @@ from tests.kernels.fused import (
     check_norm,
     check_rotary,
 )
+from tests.kernels.stored import check_no_number, check_stored
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,19 +51,22 @@ CHANGES: list[dict[str, Any]] = [
     {"softcap": 2.0, "spread": 4.0},
     {"softcap": 50.0, "window": 64, "head_dim": 256},
     {"spread": 20.0},
+    *({"cache": cache, "head_dim": dim} for cache in FORMATS for dim in (64, 80, 128, 256)),
+    *({"cache": cache, "block_size": 12, "group": 5, "kv_heads": 1} for cache in FORMATS),
+    {"cache": "fp8_e4m3", "window": 100, "softcap": 2.0, "spread": 4.0},
 ]
 
 
 def attend(case: Case, batch: AttentionBatch | None = None) -> torch.Tensor:
     """As the engine does it, into a cache that lacks this step's tokens."""
     i = case.inputs
-    kv, live = i.kv.clone(), i.slots[i.slots >= 0]
-    kv[live // case.block_size, LAYER, :, live % case.block_size] = torch.nan
+    kv = i.kv.clone()
+    forget(kv, i.slots)
     out = kernels.attend(
         i.q, i.new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], batch or case.batch,
         scale=case.scale, window=case.window, softcap=case.softcap,
     )  # fmt: skip
-    assert torch.equal(kv.nan_to_num(), i.kv.nan_to_num())
+    assert same(kv, i.kv)
     return out
 
 
@@ -107,15 +112,15 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("softcap", [None, 30.0])
-def test_a_graph_holds_a_decode_step(window: int | None, softcap: float | None) -> None:
+@pytest.mark.parametrize(("softcap", "cache"), [(None, "auto"), (30.0, "auto"), (None, "fp8_e4m3")])
+def test_a_graph_holds_a_decode_step(window: int | None, softcap: float | None, cache: str) -> None:
     """Captured with padding alone, replayed on batches that it has not seen."""
-    case = replace(DECODES, dtype=torch.bfloat16, window=window, softcap=softcap)
+    case = replace(DECODES, dtype=torch.bfloat16, window=window, softcap=softcap, cache=cache)
     cases = [replace(case, seed=seed) for seed in (1, 2)]
     names = ("q", "new_k", "new_v", "kv", "block_tables", "context_lens", "slots")
     blocks = max(c.inputs.kv.shape[0] for c in cases)
     static = {name: torch.zeros_like(getattr(case.inputs, name)) for name in names}
-    static["kv"] = torch.zeros(blocks, *case.inputs.kv.shape[1:], device="cuda").bfloat16()
+    static["kv"] = torch.zeros(blocks, *case.inputs.kv.shape[1:], device="cuda").to(case.held)
     static["slots"].fill_(-1)
     batch = AttentionBatch(
         static["block_tables"],
@@ -176,12 +181,19 @@ def test_offsets_past_two_to_the_31() -> None:
 
 
 @DTYPES
+@pytest.mark.parametrize("cache", FORMATS)
+def test_what_8_bits_cannot_hold(cache: str, dtype: torch.dtype) -> None:
+    check_stored(cache, dtype, "cuda")
+    check_no_number(cache, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, *FORMATS.values()])
 def test_copies(dtype: torch.dtype) -> None:
-    cache = torch.randn(6, 3, 2, 12, 3, 80, device="cuda").to(dtype)
-    expected = cache[[1, 1, 5, 1, 4, 5]]
+    whole = torch.randn(6, 3, 2, 12, 3, 80, device="cuda")
+    cache, expected = whole.to(dtype), whole[[1, 1, 5, 1, 4, 5]].to(dtype)
     sources, targets = torch.tensor([[1, 1, 5], [3, 0, 2]], device="cuda")
     kernels.copy_blocks(cache, sources, targets)
-    assert torch.equal(cache, expected)
+    assert same(cache, expected)
 
 
 @DTYPES

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels
-from tests.kernels.cases import Case, check
+from kernels.float8 import FORMATS, rounded
+from tests.kernels.cases import LAYER, Case, check
+from tests.kernels.stored import half_a_step
 
 PLAIN = Case(((1, 40), (1, 7), (5, 30), (23, 23)))
 
@@ -64,6 +66,9 @@ def decode(case: Case) -> torch.Tensor:
         {"dtype": torch.bfloat16},
         {"dtype": torch.bfloat16, "softcap": 5.0},
         {"spread": 30.0},
+        *({"cache": cache} for cache in FORMATS),
+        *({"cache": cache, "dtype": torch.bfloat16, "block_size": 12} for cache in FORMATS),
+        {"cache": "fp8_e4m3", "window": 8, "tail": 3, "softcap": 2.0},
     ],
     ids=str,
 )
@@ -83,6 +88,7 @@ def cases(draw: st.DrawFn) -> Case:
         block_size=draw(st.sampled_from([1, 2, 5, 8, 12, 16, 64])),
         window=draw(st.none() | st.integers(1, 60)),
         softcap=draw(st.none() | st.sampled_from([1.0, 20.0])),
+        cache=draw(st.sampled_from(["auto", *FORMATS])),
         tail=draw(st.integers(0, 2)),
         seed=draw(st.integers(0, 9)),
     )
@@ -99,6 +105,56 @@ def test_any_batch(case: Case) -> None:
 def test_any_decodes(case: Case) -> None:
     case = replace(case, sequences=tuple((1, context) for _, context in case.sequences), tail=0)
     check(decode(case), case)
+
+
+@pytest.mark.parametrize("cache", FORMATS)
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+def test_how_far_off_8_bits_are(cache: str, spread: float) -> None:
+    """Against the same attention over keys and values that were not rounded.
+
+    Each is off by half a step at most. So is then each score, by d or less, the sum over half a
+    step of its key times its query. A softmax's weight is off by a factor of up to e^±2d, and the
+    result by what the weights and the values are off.
+    """
+    case = replace(PLAIN, spread=spread)
+    i, held = case.inputs, FORMATS[cache]
+    exact = attention(case)
+    kv = torch.zeros(i.kv.shape, dtype=held)
+    kv[...] = rounded(i.kv.nan_to_num(), held)
+    k, v = i.kv.nan_to_num().unbind(2)
+    apart = torch.zeros_like(exact)
+    for row, (sequence, position) in enumerate(tokens_of(case)):
+        table = i.block_tables[sequence].long()
+        seen = torch.arange(position + 1)
+        where = table[seen // case.block_size], LAYER, seen % case.block_size
+        keys, values = (one[where].repeat_interleave(case.group, 1) for one in (k, v))
+        off = (half_a_step(keys, held) * i.q[row].abs()).sum(-1).max(0).values * case.scale
+        weight = ((keys * i.q[row]).sum(-1) * case.scale).softmax(0).unsqueeze(-1)
+        moved = half_a_step(values, held)
+        least = weight * (torch.expm1(2 * off)[:, None] * (values.abs() + moved) + moved)
+        apart[row] = least.sum(0)
+    found = kernels.paged_attention(
+        i.q,
+        kv[:, LAYER, 0],
+        kv[:, LAYER, 1],
+        i.block_tables,
+        i.query_start,
+        i.context_lens,
+        scale=case.scale,
+        max_query_len=23,
+    )
+    difference = (found - exact).abs()
+    assert (difference <= apart + 1e-5).all()
+    assert difference.max() > 1e-3, "nothing was rounded"
+
+
+def tokens_of(case: Case) -> list[tuple[int, int]]:
+    """(sequence, position) of each row."""
+    return [
+        (number, context - length + n)
+        for number, (length, context) in enumerate(case.sequences)
+        for n in range(length)
+    ]
 
 
 def test_no_tokens_at_all() -> None:

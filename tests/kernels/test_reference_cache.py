@@ -10,51 +10,63 @@ import torch
 
 import kernels
 from kernels import AttentionBatch
-from tests.kernels.cases import LAYER, Case, check
+from kernels.float8 import FORMATS, rounded
+from tests.kernels.cases import LAYER, Case, check, forget, same
+from tests.kernels.stored import check_no_number, check_stored
 
 CASE = Case(((1, 40), (1, 0), (1, 33), (5, 30), (23, 23)), block_size=12, tail=2)
 
 
+CACHES = pytest.mark.parametrize("cache", ["auto", *FORMATS])
+
+
+@CACHES
 @pytest.mark.parametrize("window", [None, 9])
-def test_a_layer_writes_then_attends(window: int | None) -> None:
-    case = replace(CASE, window=window)
-    i = case.inputs
-    whole, batch = i.kv.clone(), case.batch
-    blank = i.kv.clone().flatten(0, 3)
-    kv = whole.clone()
-    live = i.slots[i.slots >= 0]
-    for cache in (kv[:, LAYER, 0], kv[:, LAYER, 1]):
-        cache[live // 12, live % 12] = torch.nan
-    assert not torch.equal(kv.nan_to_num(), whole.nan_to_num())
+def test_a_layer_writes_then_attends(window: int | None, cache: str) -> None:
+    case = replace(CASE, window=window, cache=cache)
+    i, batch = case.inputs, case.batch
+    kv = i.kv.clone()
+    forget(kv, i.slots)
+    assert not same(kv, i.kv)
     for _ in range(2):  # the second time with what the first layer worked out
         out = kernels.attend(
             i.q, i.new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], batch,
             scale=case.scale, window=window,
         )  # fmt: skip
         check(out, case)
-    assert torch.equal(kv.nan_to_num(), whole.nan_to_num())
-    assert torch.equal(kv.isnan().flatten(0, 3), blank.isnan())
+    assert same(kv, i.kv)
 
 
-def test_write_leaves_all_else_alone() -> None:
-    i = CASE.inputs
+@CACHES
+def test_write_leaves_all_else_alone(cache: str) -> None:
+    case = replace(CASE, cache=cache)
+    i = case.inputs
     kv = torch.zeros_like(i.kv)
     kernels.write_kv(i.new_k, i.new_v, kv[:, LAYER, 0], kv[:, LAYER, 1], i.slots)
     for token, slot in enumerate(i.slots.tolist()):
         if slot >= 0:
-            assert torch.equal(kv[slot // 12, LAYER, 0, slot % 12], i.new_k[token])
-            assert torch.equal(kv[slot // 12, LAYER, 1, slot % 12], i.new_v[token])
+            for side, new in enumerate((i.new_k, i.new_v)):
+                held = kv[slot // 12, LAYER, side, slot % 12]
+                assert same(held, rounded(new[token], case.held))
             kv[slot // 12, LAYER, :, slot % 12] = 0
-    assert not kv.any()
+    assert not kv.float().any()
 
 
-def test_copies_read_before_they_write() -> None:
-    cache = torch.arange(6 * 4).view(6, 2, 2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache", FORMATS)
+def test_what_8_bits_cannot_hold(cache: str, dtype: torch.dtype) -> None:
+    check_stored(cache, dtype)
+    check_no_number(cache, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *FORMATS.values()])
+def test_copies_read_before_they_write(dtype: torch.dtype) -> None:
+    cache = torch.arange(6.0).repeat_interleave(4).view(6, 2, 2).to(dtype)
     before = cache.clone()
     kernels.copy_blocks(cache, torch.tensor([1, 1, 5]), torch.tensor([3, 0, 2]))
-    assert torch.equal(cache, before[[1, 1, 5, 1, 4, 5]])
+    assert same(cache, before[[1, 1, 5, 1, 4, 5]])
     kernels.copy_blocks(cache, torch.tensor([], dtype=torch.int64), torch.tensor([]).long())
-    assert torch.equal(cache, before[[1, 1, 5, 1, 4, 5]])
+    assert same(cache, before[[1, 1, 5, 1, 4, 5]])
 
 
 def test_a_view_of_one_layer_is_no_cache_to_copy_in() -> None:

@@ -61,8 +61,10 @@ def test_short_queries_get_fewer_rows_and_the_same_keys() -> None:
 
 
 @pytest.mark.usefixtures("table")
-@pytest.mark.parametrize("change", [{"kv_heads": 4}, {"group": 2}, {"head_dim": 64}])
-def test_another_shape_is_not_that_one(change: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"kv_heads": 4}, {"group": 2}, {"head_dim": 64}, {"cache": "fp8_e4m3"}]
+)
+def test_another_shape_is_not_that_one(change: dict[str, Any]) -> None:
     heads = LLAMA._replace(**change)
     assert tuning.decode(CPU, heads).split == Split()
     assert tuning.prefill(CPU, heads, 4000).keys == 64
@@ -97,7 +99,7 @@ def test_the_committed_table_can_be_used() -> None:
 def calls(entry: Entry) -> list[dict[str, Any]]:
     """What the engine may launch of an entry."""
     head_dim, group = entry.heads.head_dim, entry.heads.group
-    call = {"dtype": "bfloat16", "head_dim": head_dim, "group": group}
+    call = {"dtype": "bfloat16", "head_dim": head_dim, "group": group, "cache": entry.heads.cache}
     if entry.kernel == "decode":
         tiles, split = vars(entry.tiles), entry.split._asdict()
         return [{**call, "kernel": "decode", "queries": 8, "tiles": tiles, "split": split}]
@@ -135,11 +137,14 @@ def test_every_entry_compiles_for_its_gpu() -> None:
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_defaults_compile_like_entries(head_dim: int, capability: tuple[int, int]) -> None:
+@pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
+def test_defaults_compile_like_entries(
+    cache: str, head_dim: int, capability: tuple[int, int]
+) -> None:
     """For the groups of known models, at every number of rows."""
     entries = []
     for group in (1, 2, 4, 8):
-        heads = Heads(8, group, head_dim, 2)
+        heads = Heads(8, group, head_dim, 2, cache)
         prefill = prefill_tiles(head_dim, group, 2, capability, 512)
         decode = decode_tiles(head_dim, group, 2, capability)
         entries.append(Entry("x", capability, "prefill", heads, prefill))
