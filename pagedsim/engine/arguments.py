@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
 from pagedsim.core.errors import is_number, require_number, require_whole, unknown
+from pagedsim.engine.cache import DTYPES
 from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
 from pagedsim.engine.mover import LAYOUTS
 
@@ -32,7 +33,7 @@ class Arguments:
     tokenizer: str | None = None
     """If it is not the model's own."""
     dtype: str = "auto"
-    """Of weights, computation and cache."""
+    """Of weights and computation, and of the cache unless that is told."""
     device: str = "auto"
     load_format: str = "auto"
     """dummy: random weights, from the configuration alone."""
@@ -56,6 +57,9 @@ class Arguments:
     """GiB of host memory for blocks that are swapped out."""
     num_cpu_blocks: int | None = None
     """Blocks for these, instead of `swap_space`."""
+    kv_cache_dtype: str = "auto"
+    """What the cache holds: keys and values as computed, or in 8 bits, half as many bytes: fp8_e4m3
+    (or fp8) or fp8_e5m2, with a scale of 1."""
     kv_layout: str = "block"
     """What one copy to the host moves: a block of all layers, or (layer) keys or values of one."""
 
@@ -72,6 +76,7 @@ class Arguments:
             ("load_format", self.load_format, FORMATS),
             ("model_impl", self.model_impl, IMPLEMENTATIONS),
             ("memory", self.memory, MEMORIES),
+            ("kv_cache_dtype", self.kv_cache_dtype, DTYPES),
             ("kv_layout", self.kv_layout, LAYOUTS),
         ):
             if value not in known:

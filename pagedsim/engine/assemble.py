@@ -10,7 +10,7 @@ import torch
 from pagedsim.build import make_batching, make_memory, make_policy, make_preemption
 from pagedsim.core import ConfigError, Preemption, Scheduler
 from pagedsim.engine.arguments import Arguments
-from pagedsim.engine.cache import Cache, CacheShape
+from pagedsim.engine.cache import Cache, CacheShape, cache_dtype
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.prices import Measured
 from pagedsim.engine.profile import fitting_blocks
@@ -36,7 +36,11 @@ def assemble(arguments: Arguments) -> Parts:
     model = loaded(arguments)
     longest = model.max_model_len
     shape = CacheShape(
-        model.num_layers, arguments.block_size, model.num_kv_heads, model.head_dim, model.dtype
+        model.num_layers,
+        arguments.block_size,
+        model.num_kv_heads,
+        model.head_dim,
+        cache_dtype(arguments.kv_cache_dtype, model.dtype),
     )
     prices = Measured()
     preemption = _preemption(arguments.preemption, prices)

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.float8 import AUTO, FORMATS
+
+DTYPES = (AUTO, "fp8", *FORMATS)
+"""What `kv_cache_dtype` may be: fp8 is fp8_e4m3, as in vLLM."""
+
+
+def cache_dtype(name: str, model: torch.dtype) -> torch.dtype:
+    """What a cache of that name holds beside a model that computes in `model`."""
+    return FORMATS.get("fp8_e4m3" if name == "fp8" else name, model)
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -32,6 +42,15 @@ class CacheShape:
         values = 2 * self.layers * self.block_size * self.kv_heads * self.head_dim
         return values * self.dtype.itemsize
 
+    def blank(self, blocks: int, device: torch.device) -> torch.Tensor:
+        """So many blocks.
+
+        They are zeros, since what was never written is masked out by a factor of 0, and 0 × NaN is
+        NaN. Bytes of them: torch does not fill 8-bit floats everywhere.
+        """
+        bytes_of_them = torch.zeros(blocks * self.block_bytes, dtype=torch.uint8, device=device)
+        return bytes_of_them.view(self.dtype).view(blocks, *self.block)
+
 
 class Cache:
     """Two pools of blocks: `gpu`, where attention reads, and `cpu`, for who was swapped out.
@@ -43,8 +62,7 @@ class Cache:
         self, shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device
     ) -> None:
         self.shape = shape
-        # Zeros, since what was never written is masked out by a factor of 0, and 0 × NaN is NaN.
-        self.gpu = torch.zeros((blocks, *shape.block), dtype=shape.dtype, device=device)
+        self.gpu = shape.blank(blocks, device)
         # Whole blocks go there before they come back, so nothing else is ever read; and who swaps
         # little does not wait until gigabytes are cleared.
         self.cpu = torch.empty(

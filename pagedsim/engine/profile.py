@@ -65,7 +65,7 @@ def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int) ->
     seqs = min(seqs, tokens)
     lengths = [tokens // seqs + (i < tokens % seqs) for i in range(seqs)]
     blocks = -(-max(lengths) // shape.block_size)
-    cache = torch.zeros(blocks, *shape.block, dtype=shape.dtype, device=model.device)
+    cache = shape.blank(blocks, model.device)
     rehearse(model, cache, shape.block_size, [(0, length) for length in lengths])
 
 
@@ -82,7 +82,7 @@ def graph_bytes(
     The two largest are made, over a cache of one block, since each other takes no more than the
     second: they share their memory with the largest. `free` tells the bytes that are left.
     """
-    cache = model.new_cache(1, shape.block_size)
+    cache = shape.blank(1, model.device)
     graphs = Graphs(model, cache, places, seqs, recorder)
     left = [free()]
     try:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from kernels import AttentionBatch, attend
+from kernels.float8 import is_float8
 
 NAME = "pagedsim"
 """The attention's name with transformers. It has no mask function, so that no mask is built."""
@@ -64,8 +65,9 @@ def paged_attention(
     layer: Layer = getattr(module, ATTRIBUTE)
     k_cache, v_cache = layer.step.views[layer.number]
     q = query[0].transpose(0, 1)
-    if q.dtype != k_cache.dtype:  # some models rotate in float32 and leave it at that
-        q = q.to(k_cache.dtype)
+    computed = value.dtype if is_float8(k_cache.dtype) else k_cache.dtype
+    if q.dtype != computed:  # some models rotate in float32 and leave it at that
+        q = q.to(computed)
     assert layer.step.batch is not None, "a forward without a step"
     out = attend(
         q,
