@@ -36,6 +36,7 @@ def facts_of(engine: LLMEngine, name: str) -> Settings:
         "vocab_size": engine.model.vocab_size,
         "max_seqs": engine.scheduler.max_seqs,
         "max_batched_tokens": engine.scheduler.max_batched_tokens,
+        "async_scheduling": engine.scheduler.async_scheduling,
         "max_model_len": engine.scheduler.max_model_len,
         "blocks": memory.total,
         "block_size": memory.block_size,

@@ -51,6 +51,7 @@ SETTINGS = {
         ("server.max_seqs", "sequences in a batch, at most"),
         ("server.max_batched_tokens", "tokens that one step computes; null: the batching's choice"),
         ("server.max_model_len", "tokens of a request; null: the model's, if memory holds as many"),
+        ("server.async_scheduling", "true: a step is planned while the one before runs"),
         ("memory.block_size", "tokens"),
         ("memory.blocks", "GPU blocks; null: what the hardware has left beside the model"),
         ("memory.gpu_memory_utilization", "share of the GPU's memory that is used"),

@@ -12,7 +12,7 @@ from experiments.parts import backend_of
 from experiments.recorded import Recorded, recorded_runs
 from experiments.twin import scheduler_of
 from pagedsim.complaint import Complaint
-from pagedsim.core import ConfigError, Continuation, Request, Scheduler, StepPlan
+from pagedsim.core import ConfigError, Continuation, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.source import Job, Mode
 from pagedsim.engine.filler import Filler
 from pagedsim.metrics.files import REQUESTS, STEPS, write_json
@@ -185,9 +185,14 @@ class _Retold(Scheduler):
     outputs: Mapping[Any, Sequence[int]] = {}
 
     def commit(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
+        return super().commit(plan, now, self._answers(plan))
+
+    def tell(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
+        return super().tell(plan, now, self._answers(plan))
+
+    def _answers(self, plan: StepPlan) -> dict[RequestId, int | Continuation]:
         sampling = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
-        tokens = {request.id: self._answer(request) for request in sampling}
-        return super().commit(plan, now, tokens)
+        return {request.id: self._answer(request) for request in sampling if request.alive}
 
     def _answer(self, request: Request) -> int | Continuation:
         token = self._token(request)
@@ -196,17 +201,19 @@ class _Retold(Scheduler):
 
     def _token(self, request: Request) -> int:
         sampled = self.outputs.get(request.id) or ()
-        if request.generated >= len(sampled):
+        told = len(request.outputs[0]) if request.outputs else 0
+        if told >= len(sampled):
             raise ConfigError(
                 f"{REQUESTS} has {len(sampled)} tokens in output_ids of request {request.id}, "
                 "who was given more"
             )
-        return sampled[request.generated]
+        return sampled[told]
 
 
 def _scheduler(run: Recorded) -> Scheduler:
     """With the tokens that the engine sampled."""
     scheduler = scheduler_of(run.config, run.machine, _Retold)
+    scheduler.expect_tokens()
     ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
     scheduler.outputs = dict(zip(ids, outputs, strict=True))
     return scheduler

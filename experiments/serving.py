@@ -181,6 +181,7 @@ def _limits(server: Settings) -> Settings:
         "max_num_seqs": server["max_seqs"],
         "max_num_batched_tokens": server["max_batched_tokens"],
         "max_model_len": server["max_model_len"],
+        "async_scheduling": server["async_scheduling"],
     }
 
 

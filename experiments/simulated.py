@@ -66,14 +66,19 @@ class Simulated(Backend):
 
     def stage(self, config: Settings, seed: int) -> Simulation:
         replica = _replica(config)
-        cost = make("cost", config["cost"], CostModel, replica=replica)
+        cost = _cost(config, replica)
         preemption = _preemption(config, cost)
         batching = make("batching", config["batching"], Batching)
         policy = make("policy", config["policy"], Policy)
         memory, limits = _memory(config, replica, batching, swaps=preemption.swaps)
         with said_of("server", config["server"]):
             scheduler = Scheduler(
-                memory=memory, batching=batching, policy=policy, preemption=preemption, **limits
+                memory=memory,
+                batching=batching,
+                policy=policy,
+                preemption=preemption,
+                async_scheduling=config["server"]["async_scheduling"],
+                **limits,
             )
         return Simulation(self, replica, cost, scheduler, Beams(self.beam_turnover, seed))
 
@@ -142,6 +147,16 @@ def _replica(config: Settings) -> Replica:
             block_size=_whole(memory.get("block_size", 1)),
             kv_layout=memory.get("kv_layout", "block"),
         )
+
+
+def _cost(config: Settings, replica: Replica) -> CostModel:
+    """One that computes the host's part of a step is told whether it is hidden."""
+    settings, more = config["cost"], {}
+    if isinstance(settings, dict) and "_target_" in settings:
+        with said_of("cost", {"_target_": None}):
+            if takes(settings["_target_"], "async_scheduling"):
+                more = {"async_scheduling": config["server"]["async_scheduling"]}
+    return make("cost", settings, CostModel, replica=replica, **more)
 
 
 def _preemption(config: Settings, cost: CostModel) -> Preemption:

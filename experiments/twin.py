@@ -57,6 +57,7 @@ def scheduler_of(config: Settings, machine: Settings, kind: type[S]) -> S:
         max_seqs=machine["max_seqs"],
         max_batched_tokens=machine["max_batched_tokens"],
         max_model_len=machine["max_model_len"],
+        async_scheduling=machine.get("async_scheduling", False),
     )
 
 

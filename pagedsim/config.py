@@ -19,6 +19,8 @@ class Server:
     max_seqs: int = 256
     max_batched_tokens: int | None = None
     max_model_len: int | None = None
+    async_scheduling: bool = False
+    """Whether a step is planned while the one before runs."""
 
 
 @dataclass

@@ -106,6 +106,11 @@ class StepPlan:
         return not (self.chunks or self.decodes or self.swap_out or self.swap_in or self.copies)
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing was decided either: nothing can be until somebody comes or ends."""
+        return self.empty and not (self.took_memory or self.rejected)
+
+    @property
     def swapped_blocks(self) -> int:
         """Blocks that cross the bus, in both directions."""
         return len(self.swap_out) + len(self.swap_in)

@@ -103,7 +103,7 @@ class Server:
             plan = scheduler.plan(now)
             if plan.empty:
                 self.recorder.step(plan, now, now, scheduler)
-                stuck = not (plan.took_memory or plan.rejected)
+                stuck = plan.idle
             else:
                 now = yield from self._carry_out(plan, now)
             if plan.rejected:
@@ -117,6 +117,11 @@ class Server:
                     yield from self._catch_up(now)
                 for request in ended:
                     self._leave(request)
+        self._refuse_leftovers(now)
+
+    def _refuse_leftovers(self, now: float) -> None:
+        """Raise PagedsimError if somebody is left when nothing more can happen."""
+        scheduler = self.scheduler
         if scheduler.unfinished:
             raise PagedsimError(
                 f"nothing can run at {now:.6g} s: {len(scheduler.waiting)} requests wait, "
@@ -130,12 +135,10 @@ class Server:
         committed on the way, because another like it could not follow, it is no longer in flight.
         """
         environment, scheduler = self.environment, self.scheduler
-        if plan.swap_out or plan.swap_in:
-            begin = yield from self._swap(plan, now)
+        if plan.swap_out or plan.swap_in or plan.copies:
+            begin = yield from self._begin(plan, now)
         else:
             begin = now
-        if plan.copies:
-            begin += len(plan.copies) * self.copy_seconds
         if plan.chunks or not self.fast_forward:
             end = begin + self.cost.step_seconds(plan)
         else:
@@ -156,6 +159,13 @@ class Server:
         if now < end >= until:
             yield environment.at(end, NORMAL)
         return end
+
+    def _begin(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
+        """Move the blocks that a step moves; returns when the forward pass may begin."""
+        begin = now
+        if plan.swap_out or plan.swap_in:
+            begin = yield from self._swap(plan, now)
+        return begin + len(plan.copies) * self.copy_seconds
 
     def _swap(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move blocks over the bus; returns when the forward pass may begin."""

@@ -6,6 +6,7 @@ import gc
 
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
+from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed
@@ -28,7 +29,8 @@ def simulate(
     The settings are those of `Server`.
     """
     environment = Environment()
-    server = Server(
+    kind = AheadServer if scheduler.async_scheduling else Server
+    server = kind(
         environment,
         scheduler,
         cost,

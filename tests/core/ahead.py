@@ -35,7 +35,7 @@ class AheadRun(Run):
     def go(self) -> Run:
         super().go()
         if self.flight is not None:  # with it somebody was computed who had ended
-            self.scheduler.tell(self.flight.plan, self.now, *self._answer(self.flight))
+            self._tell(self.flight)
         return self
 
     def _step(self) -> None:
@@ -87,7 +87,7 @@ class AheadRun(Run):
         given = [name for name in flight.answers if name in scheduler.requests]
         late = {r for r in self._samplers(flight.plan) if r.state is State.FINISHED}
         self.seen["late"] += len(late)
-        ended = scheduler.tell(flight.plan, self.now, *self._answer(flight))
+        ended = self._tell(flight)
         for name in given:
             known = self.known[name]
             self._note(known, flight.answers[name])
@@ -96,9 +96,9 @@ class AheadRun(Run):
         self.ended.update(request.id for request in ended)
         self._audit_commit(bool(given or ended))
 
-    def _answer(self, flight: Flight) -> tuple[object, ...]:
+    def _tell(self, flight: Flight) -> list[Request]:
         tokens = flight.answers if self.case.tells_tokens else None
-        return tokens, flight.finished, flight.parents
+        return self.scheduler.tell(flight.plan, self.now, tokens, flight.finished, flight.parents)
 
     @staticmethod
     def _samplers(plan: StepPlan) -> list[Request]:

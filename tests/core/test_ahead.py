@@ -7,12 +7,11 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from tests.core.ahead import AheadRun
-from tests.core.cases import cases
+from tests.core.cases import Case, cases
 from tests.core.test_invariants import (
     ONCE_BROKEN,
     RANDOM,
     REPEATABLE,
-    Case,
     every_batching,
     every_memory,
 )

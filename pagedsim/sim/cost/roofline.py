@@ -24,10 +24,12 @@ class Roofline(CostModel):
     decodes share the reading of the weights. Tensor parallelism divides each of these and adds
     two all-reduces a layer, by the formula of a ring. The efficiencies say what part of the data
     sheet's rate kernels reach; `conf/cost/roofline.yaml` says where the defaults come from.
-    `block_tokens` makes decodes read slower from small blocks (see `kernel.py`).
+    `block_tokens` makes decodes read slower from small blocks (see `kernel.py`). With
+    `async_scheduling` the host works while the GPU does, and counts only where it takes longer.
     """
 
     __slots__ = (
+        "_ahead",
         "_alone",
         "_context",
         "_experts",
@@ -58,6 +60,7 @@ class Roofline(CostModel):
         host_step_ms: float = 1.0,
         host_request_us: float = 10.0,
         block_tokens: float = 0.0,
+        async_scheduling: bool = False,
     ) -> None:
         for name, part in (
             ("compute_efficiency", compute_efficiency),
@@ -92,6 +95,7 @@ class Roofline(CostModel):
         self._context = max(self._paged, model.decode_pair_flop / gpus / flop_rate)
         self._request = host_request_us * 1e-6
         self._host = host_step_ms * 1e-3
+        self._ahead = async_scheduling
         self._reduce, self._step = 0.0, self._host
         if gpus > 1:
             link = replica.hardware.interconnect * interconnect_efficiency
@@ -123,7 +127,8 @@ class Roofline(CostModel):
             weights -= self._experts * self._others**sequences
         if linear < weights:
             linear = weights
-        return linear + context * self._context + sequences * self._alone + self._step
+        seconds = linear + context * self._context + sequences * self._alone + self._step
+        return self._hidden(seconds, sequences) if self._ahead else seconds
 
     def _mixed(
         self,
@@ -146,7 +151,13 @@ class Roofline(CostModel):
         if prefill < reading:
             prefill = reading
         around = every * self._reduce + sequences * self._request + self._step
-        return linear + prefill + decode_context * self._context + around
+        seconds = linear + prefill + decode_context * self._context + around
+        return self._hidden(seconds, sequences) if self._ahead else seconds
+
+    def _hidden(self, seconds: float, sequences: int) -> float:
+        """A step without the host's part of it, unless that is the longer one."""
+        host = sequences * self._request + self._host
+        return max(seconds - host, host)
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self._move
@@ -180,7 +191,10 @@ class Roofline(CostModel):
         if every and self.replica.tensor_parallel > 1:
             reduces = every * self._reduce + self._step - self._host
             terms.append(Term("all-reduce", reduces, "interconnect"))
-        terms.append(Term("host", sequences * self._request + self._host, "host"))
+        host = sequences * self._request + self._host
+        if self._ahead:
+            host = max(host - sum(term.seconds for term in terms), 0.0)
+        terms.append(Term("host", host, "host"))
         return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
 
 

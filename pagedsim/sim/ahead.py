@@ -1,0 +1,80 @@
+"""A replica whose scheduler is a step ahead: it plans a step while the one before runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import simpy
+
+from pagedsim.core import StepPlan
+from pagedsim.sim.environment import NORMAL
+from pagedsim.sim.server import Server
+
+
+class AheadServer(Server):
+    """For a scheduler with `async_scheduling`.
+
+        planned      n+1        n+2        n+3
+        runs     ── n ───────┤── n+1 ────┤── n+2 ──
+        told                 n          n+1
+
+    Step n+1 is planned in the moment in which step n begins, so it knows who has come until then,
+    and no token of step n. The first step after a pause, and every one while somebody looks back,
+    is planned when all is told.
+    """
+
+    def _serve(self) -> Generator[simpy.Event, None, None]:
+        environment, scheduler = self.environment, self.scheduler
+        now = environment.now
+        current: StepPlan | None = None
+        stuck = False
+        while True:
+            if current is None:
+                if not scheduler.unfinished or stuck:
+                    if not self.expecting:
+                        yield from self._catch_up(now)
+                        break
+                    self._wake = environment.event()
+                    yield self._wake
+                    now, stuck = environment.now, False
+                    continue
+                current = self._launched(now)
+                stuck = current.idle
+                refused = current.rejected
+            else:
+                refused = []
+            following = None
+            if not current.empty and scheduler.runnable and not scheduler.looks_back:
+                following = self._launched(now)
+                refused = refused + following.rejected
+            now = yield from self._land(current, now)
+            if refused:
+                yield from self._catch_up(now)
+                for rejection in refused:
+                    self._leave(rejection.request)
+            if following is not None and following.empty:
+                now = yield from self._land(following, now)
+                following = None
+            current = following
+        self._refuse_leftovers(now)
+
+    def _launched(self, now: float) -> StepPlan:
+        plan = self.scheduler.plan(now)
+        self.scheduler.launch(plan)
+        return plan
+
+    def _land(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
+        """Let the time of a step pass that begins now, and tell of it; returns its end."""
+        end = now
+        if not plan.empty:
+            end = (yield from self._begin(plan, now)) + self.cost.step_seconds(plan)
+            if now < end >= self.environment.peek():
+                yield self.environment.at(end, NORMAL)
+        self.recorder.step(plan, now, end, self.scheduler)
+        parents = self.beams.parents(plan) if self.searching else None
+        ended = self.scheduler.tell(plan, end, parents=parents)
+        if ended and self.done:
+            yield from self._catch_up(end)
+        for request in ended:
+            self._leave(request)
+        return end
