@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.float8 import FORMATS
 from pagedsim.core import SamplingParams
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.engine import LLMEngine
@@ -72,6 +73,27 @@ def test_half_precision_serves_everybody(dtype: str) -> None:
     found = answers(
         "cuda", dtype=dtype, num_gpu_blocks=SCARCE, preemption="swap", num_cpu_blocks=60
     )
+    assert [len(tokens) for tokens in found] == [24] * 10
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_8_bits_of_keys_and_values(name: str, model_impl: str) -> None:
+    """A key at the edge of two numbers may round to the other one, and move a token: not many."""
+    wanted, found = (
+        answers(device, kv_cache_dtype=name, model_impl=model_impl) for device in ("cpu", "cuda")
+    )
+    same = sum(one == other for one, other in zip(wanted, found, strict=True))
+    assert same >= 8
+    scarce = {"num_gpu_blocks": SCARCE, "num_cpu_blocks": 60, "preemption": "swap"}
+    swapped = answers("cuda", kv_cache_dtype=name, model_impl=model_impl, **scarce)
+    assert sum(one == other for one, other in zip(found, swapped, strict=True)) >= 8
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_half_precision_with_8_bits(name: str) -> None:
+    settings = {"dtype": "bfloat16", "kv_cache_dtype": name, "preemption": "swap"}
+    found = answers("cuda", num_gpu_blocks=SCARCE, num_cpu_blocks=60, **settings)
     assert [len(tokens) for tokens in found] == [24] * 10
 
 
