@@ -32,6 +32,8 @@ class Decodes:
     """Tokens of each sequence."""
     dtype: str
     device: str
+    cache: str = "auto"
+    """What the cache holds, as `kv_cache_dtype` names it."""
 
 
 def attention_seconds(
@@ -51,13 +53,14 @@ def _call(decodes: Decodes, size: int) -> Callable[[], object]:
     import torch
 
     from kernels import paged_decode
+    from kernels.float8 import FORMATS, rounded
 
     shape, sequences = decodes.shape, decodes.sequences
     each = -(-decodes.context // size)
     kind = {"dtype": getattr(torch, decodes.dtype), "device": decodes.device}
     random = torch.Generator().manual_seed(0)
     kv = torch.zeros(sequences * each, 1, 2, size, shape.kv_heads, shape.head_dim, **kind)
-    kv.normal_()
+    kv = rounded(kv.normal_(), FORMATS.get(decodes.cache, kv.dtype))
     q = torch.zeros(sequences, shape.heads, shape.head_dim, **kind).normal_()
     tables = torch.randperm(sequences * each, generator=random).to(torch.int32)
     lengths = torch.full((sequences,), decodes.context, dtype=torch.int32)

@@ -105,6 +105,7 @@ class BlockSizes(Reproduction):
             max(1, min(slots // sequences, machine["max_model_len"])),
             machine["dtype"],
             "cpu" if machine["cuda"] is None else "cuda",
+            machine.get("kv_cache_dtype", "auto"),
         )
         own = run.config["backend"].get("clock") == "cpu"
         with the_machine(lambda: False), threads(machine["threads"]):

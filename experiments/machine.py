@@ -24,6 +24,8 @@ def facts_of(engine: LLMEngine, name: str) -> Settings:
     import torch
     import transformers
 
+    from kernels.float8 import name_of
+
     device, memory = engine.model.device, engine.scheduler.memory
     cuda = device.type == "cuda"
     return {
@@ -41,6 +43,7 @@ def facts_of(engine: LLMEngine, name: str) -> Settings:
         "blocks": memory.total,
         "block_size": memory.block_size,
         "cpu_blocks": memory.cpu_total,
+        "kv_cache_dtype": name_of(engine.runner.cache.shape.dtype),
         "block_bytes": engine.runner.cache.shape.block_bytes,
         "prices": {"prefill": engine.prices.prefill, "transfer": engine.prices.transfer},
         "torch": torch.__version__,

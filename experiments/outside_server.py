@@ -87,6 +87,7 @@ class Twin:
             "model": replica.model.name,
             "hardware": replica.hardware.name,
             "tensor_parallel": replica.tensor_parallel,
+            "kv_cache_dtype": replica.kv_format,
         }
 
     @property

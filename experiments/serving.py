@@ -133,6 +133,7 @@ class Engine(Backend):
             "load_format": self.load_format,
             "model_impl": self.model_impl,
             "enforce_eager": self.enforce_eager,
+            "kv_cache_dtype": config["kv_cache_dtype"],
             "policy": make("policy", config["policy"], Policy),
             "batching": make("batching", config["batching"], Batching),
             "preemption": _preemption(config["preemption"]),

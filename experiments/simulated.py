@@ -146,6 +146,7 @@ def _replica(config: Settings) -> Replica:
             tensor_parallel=config["tensor_parallel"],
             block_size=_whole(memory.get("block_size", 1)),
             kv_layout=memory.get("kv_layout", "block"),
+            kv_cache_dtype=config["kv_cache_dtype"],
         )
 
 

@@ -65,6 +65,7 @@ class Priced:
             tensor_parallel=config["tensor_parallel"],
             block_size=block_size or memory["block_size"],
             kv_layout=layout or memory["kv_layout"],
+            kv_cache_dtype=config["kv_cache_dtype"],
         )
         self.cost = make("cost", config["cost"], CostModel, replica=self.replica)
 

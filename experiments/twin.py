@@ -69,6 +69,7 @@ def replica_of(config: Settings, machine: Settings) -> Replica:
         tensor_parallel=1,
         block_size=machine["block_size"],
         kv_layout=config["memory"].get("kv_layout", "block"),
+        kv_cache_dtype=machine.get("kv_cache_dtype", "auto"),
     )
 
 

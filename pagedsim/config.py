@@ -54,6 +54,8 @@ class Config:
     requests: str | None = None
     """The log of an outside server's requests, for the experiment that fits step times to it."""
     tensor_parallel: int = 1
+    kv_cache_dtype: str = "auto"
+    """What the cache holds of keys and values: auto, as the model has them, or fp8."""
     seed: int = 0
     """The first seed; the others follow it."""
     seeds: int = 3

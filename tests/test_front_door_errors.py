@@ -15,8 +15,8 @@ import pytest
 from pagedsim.__main__ import main
 
 ROOT_KEYS = (
-    "backend, batching, cost, hardware, jobs, memory, model, policy, preemption, report, requests, "
-    "run, seed, seeds, server, slo, study, tensor_parallel, tracking, workload"
+    "backend, batching, cost, hardware, jobs, kv_cache_dtype, memory, model, policy, preemption, "
+    "report, requests, run, seed, seeds, server, slo, study, tensor_parallel, tracking, workload"
 )
 SINGLE = "experiment=single"
 TRACE = f"{SINGLE} workload=trace"
@@ -281,6 +281,11 @@ VALUES = {
         f"{SINGLE} tensor_parallel=3",
         "tensor_parallel=3: model=llama-2-7b with 32 heads and 32 key-value heads "
         "cannot be split so; choose from 1, 2, 4, 8",
+    ),
+    "unknown format of a cache": (
+        f"{SINGLE} kv_cache_dtype=fp8_e4m3fn",
+        "kv_cache_dtype=fp8_e4m3fn: did you mean fp8_e4m3? choose from auto, fp8, fp8_e4m3, "
+        "fp8_e5m2",
     ),
     "model too large": (
         f"{SINGLE} model=llama-2-70b hardware=a10",

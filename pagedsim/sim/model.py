@@ -241,9 +241,14 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> float:
         """Of keys and values that one token leaves behind."""
+        return self.kv_values_per_token * self.kv_dtype_bytes
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """How many numbers these are."""
         if self.mla:
-            return self.layers * (self.mla.kv_lora_rank + self.mla.rope_dim) * self.kv_dtype_bytes
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype_bytes
+            return self.layers * (self.mla.kv_lora_rank + self.mla.rope_dim)
+        return 2 * self.layers * self.kv_heads * self.head_dim
 
     # FLOP
 

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
+from pagedsim.core.errors import require, unknown
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 
 Layout = Literal["block", "layer"]
+
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+CACHE_DTYPES = ("auto", "fp8", *FP8)
+"""What `kv_cache_dtype` may be, as the engine has it: fp8 is fp8_e4m3."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,17 @@ class Replica:
     kv_layout: Layout = "block"
     """What is contiguous in the cache, and so moves in one copy: "block", a block with all its
     layers (pagedsim's engine); "layer", only the keys or the values of one layer (vLLM)."""
+    kv_cache_dtype: str = "auto"
+    """What the cache holds: numbers of `model.kv_dtype_bytes`, or of 8 bits. Attention computes in
+    16 bits all the same."""
 
     def __post_init__(self) -> None:
         require("block_size", self.block_size, 1)
         require("tensor_parallel", self.tensor_parallel, 1)
         if self.kv_layout not in ("block", "layer"):
             raise ConfigError(f"kv_layout={self.kv_layout}: choose from block, layer")
+        if self.kv_cache_dtype not in CACHE_DTYPES:
+            raise unknown("kv_cache_dtype", str(self.kv_cache_dtype), CACHE_DTYPES)
         if self.tensor_parallel > self.hardware.gpus_per_node:
             raise ConfigError(
                 f"tensor_parallel={self.tensor_parallel}: must be at most "
@@ -63,7 +72,15 @@ class Replica:
     @property
     def kv_bytes_per_token(self) -> float:
         """Keys and values of one token."""
-        return self.model.kv_bytes_per_token * self.kv_share
+        whole = self.model.kv_bytes_per_token
+        if self.kv_format in FP8:
+            whole = self.model.kv_values_per_token
+        return whole * self.kv_share
+
+    @property
+    def kv_format(self) -> str:
+        """The format of these: `kv_cache_dtype`, but by one name."""
+        return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
 
     @property
     def block_bytes(self) -> float:

@@ -35,6 +35,31 @@ def test_every_gpu_keeps_the_whole_compressed_vector() -> None:
     assert capacity(where).blocks > 0
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("shape", ["llama-3.1-8b", "llama-2-7b", "deepseek-v3"])
+def test_8_bits_of_keys_and_values_halve_blocks_and_nothing_else(shape: str, name: str) -> None:
+    """Of compressed vectors as of heads; DeepSeek-V3's weights have 8 bits themselves."""
+    gpus = 8 if shape == "deepseek-v3" else 1
+    whole, half = (
+        replica(shape, "h200", tensor_parallel=gpus, kv_cache_dtype=one) for one in ("auto", name)
+    )
+    assert half.block_bytes == whole.block_bytes / 2
+    assert half.weight_bytes == whole.weight_bytes
+    assert half.copies_per_block == whole.copies_per_block
+    found = [capacity(where) for where in (whole, half)]
+    assert found[1].kv_bytes == found[0].kv_bytes
+    assert found[1].blocks // 2 == found[0].blocks
+    assert cpu_blocks(half, 4.0) // 2 == cpu_blocks(whole, 4.0)
+
+
+def test_8_bits_are_8_whatever_the_model_has() -> None:
+    gpu = hardware("h200")
+    for own in (4.0, 1.0):
+        shape = replace(model("llama-3.1-8b"), kv_dtype_bytes=own)
+        assert Replica(shape, gpu).kv_bytes_per_token == 65_536 * own
+        assert Replica(shape, gpu, kv_cache_dtype="fp8").kv_bytes_per_token == 65_536
+
+
 def test_more_memory_and_fewer_activations_give_more_blocks() -> None:
     where = replica("llama-3.1-8b", "a100-40gb")
     base = capacity(where)
@@ -170,6 +195,7 @@ def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
         ({"tensor_parallel": 3}, "tensor_parallel=3: .*cannot be split so; choose from 1, 2, 4, 8"),
         ({"block_size": 0}, "block_size=0: must be at least 1"),
         ({"kv_layout": "page"}, "kv_layout=page: choose from block, layer"),
+        ({"kv_cache_dtype": "fp16"}, "kv_cache_dtype 'fp16': choose from auto, fp8, fp8_e4m3, "),
     ],
 )
 def test_impossible_replicas_are_refused(settings: dict[str, int], message: str) -> None:

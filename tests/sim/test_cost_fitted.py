@@ -125,6 +125,18 @@ def test_serving_what_was_not_measured_is_noticed() -> None:
     ]
 
 
+def test_a_cache_of_another_format_is_noticed() -> None:
+    """By whichever name; what was fitted with it, or does not say, is not."""
+    eight = replica("opt-13b", "a100-80gb", kv_cache_dtype="fp8")
+    other = shipped("cost", "distserve-opt-13b-tp1")(replica=eight)
+    assert other.notices == [
+        "step times are fitted for kv_cache_dtype=auto, but kv_cache_dtype=fp8_e4m3 is served"
+    ]
+    named = {"kv_cache_dtype": "fp8_e4m3"}
+    assert Fitted(eight, prefill={}, decode={}, fitted_for=named).notices == []
+    assert Fitted(eight, prefill={}, decode={}).notices == []
+
+
 # Fitting
 
 TRUE = {

@@ -139,6 +139,26 @@ def test_swapping_costs_bytes_and_copies() -> None:
     assert block.prices().swap_seconds(100) == 2 * block.swap_seconds(100)
 
 
+def test_8_bits_of_keys_and_values_are_read_and_moved_in_half_the_time() -> None:
+    """Where bytes are what is waited for, and no FLOP is fewer."""
+    whole, half = (
+        Roofline(replica("llama-2-7b", "a100-80gb", kv_cache_dtype=name))
+        for name in ("auto", "fp8")
+    )
+    base = whole.decode_seconds(8, 0)
+    assert half.decode_seconds(8, 0) == base
+    assert half.decode_seconds(8, 40_000) - base == pytest.approx(
+        (whole.decode_seconds(8, 40_000) - base) / 2
+    )
+    assert half.recompute_seconds(4096) == pytest.approx(whole.recompute_seconds(4096), rel=0.02)
+    copies = 100 * whole.replica.hardware.pcie_copy_us * 1e-6
+    moved = whole.swap_seconds(100) - copies
+    assert half.swap_seconds(100) == pytest.approx(copies + moved / 2)
+    step = plan(decodes=8, context=40_000)
+    assert half.work(step).flop == whole.work(step).flop
+    assert half.work(step).bytes < whole.work(step).bytes
+
+
 def test_small_blocks_swap_slowly_and_large_ones_do_not() -> None:
     """The paper's figure 19: one copy a layer and block makes small blocks slow to move."""
     tokens = 1024

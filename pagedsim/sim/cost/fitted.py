@@ -64,11 +64,11 @@ class Fitted(CostModel):
     `decode_large` replaces `decode` from `large_batch` sequences on. Without a set for mixed
     steps, one costs the larger of the two constants and what prefill and decode add to theirs.
     `limits` are the largest values of features that were measured, `fitted_for` names what was
-    (model, hardware, tensor_parallel); `notices` tells of steps beyond the one and of serving
-    anything but the other. `swap` is what moving blocks one way takes, `constant` and for each of
-    the `blocks`; without it, time on the bus comes from the hardware's data sheet. `block_tokens`
-    makes decodes read slower from smaller blocks than those of `fitted_block_size`, and faster from
-    larger ones (see `kernel.py`).
+    (model, hardware, tensor_parallel, kv_cache_dtype); `notices` tells of steps beyond the one and
+    of serving anything but the other. `swap` is what moving blocks one way takes, `constant` and
+    for each of the `blocks`; without it, time on the bus comes from the hardware's data sheet.
+    `block_tokens` makes decodes read slower from smaller blocks than those of `fitted_block_size`,
+    and faster from larger ones (see `kernel.py`).
     """
 
     __slots__ = (
@@ -339,6 +339,7 @@ def _identity(replica: Replica) -> dict[str, object]:
         "model": replica.model.name,
         "hardware": replica.hardware.name,
         "tensor_parallel": replica.tensor_parallel,
+        "kv_cache_dtype": replica.kv_format,
     }
 
 
