@@ -18,11 +18,13 @@ from omegaconf import OmegaConf
 from experiments import machine, serving
 from experiments.arm import Interrupted, Job, run_job
 from experiments.failure import Failure
-from experiments.parts import build
+from experiments.parts import backend_of, build
 from experiments.serving import Serving
+from experiments.twin import replica_of
 from experiments.watched import Watched
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.metrics.study import Run
+from pagedsim.sim import replica
 
 pytest.importorskip("torch")
 
@@ -121,6 +123,30 @@ def test_what_is_recorded(tmp_path: Path) -> None:
     assert (machine["blocks"], machine["block_size"], machine["cpu_blocks"]) == (64, 4, 32)
     assert machine["threads"] == 1
     assert "mfu" not in served.summary or served.summary["mfu"] is None
+
+
+def test_keys_and_values_in_8_bits(tmp_path: Path) -> None:
+    """The same key acts on either backend, and a run says what it had."""
+    plain, half = run(tmp_path / "auto"), run(tmp_path / "fp8", "kv_cache_dtype=fp8")
+    machines = [one.summary["machine"] for one in (plain, half)]
+    assert [one["kv_cache_dtype"] for one in machines] == ["auto", "fp8_e4m3"]
+    assert machines[0]["block_bytes"] == 4 * machines[1]["block_bytes"]  # the tiny one has float32
+    twins = [replica_of(configured(), one) for one in machines]
+    assert [one.kv_format for one in twins] == ["auto", "fp8_e4m3"]
+    blocks = []
+    for name in ("auto", "fp8_e5m2"):
+        words = f"kv_cache_dtype={name}", "memory.blocks=null", "memory.block_size=16"
+        settings = {**configured(*words), "backend": SIMULATED}
+        blocks.append(backend_of(settings).stage(settings, 0).scheduler.memory.total)
+    assert blocks[1] // 2 == blocks[0]
+
+
+def test_both_backends_know_the_same_formats() -> None:
+    from kernels.float8 import FORMATS
+    from pagedsim.engine.cache import DTYPES
+
+    assert replica.CACHE_DTYPES == DTYPES
+    assert tuple(FORMATS) == replica.FP8
 
 
 def test_requests_that_can_never_be_served_are_told_of(tmp_path: Path) -> None:

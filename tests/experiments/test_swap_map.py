@@ -56,6 +56,7 @@ def runs(simulated: SwapMap) -> dict[str, list[Run]]:
             "cost": option("cost", "roofline"),
             "memory": {"block_size": 16, "kv_layout": "block"},
             "tensor_parallel": 1,
+            "kv_cache_dtype": "auto",
         }
         more = 1.1 if rest == "unified: swap, a copy a block" else 1.0
         rates = 1000 * more * (1 + 1e-3 * (more - 1)), 2000 * more
