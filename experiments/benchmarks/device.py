@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernels.float8 import AUTO, FORMATS
 from pagedsim.metrics.files import write_json
 
 if TYPE_CHECKING:
@@ -43,6 +44,16 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
     parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
     return parser
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """The option that says what caches hold."""
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=(AUTO, *FORMATS),
+        default=AUTO,
+        help="what the cache holds; auto: the same as computation",
+    )
 
 
 def device_of(asked: argparse.Namespace) -> torch.device:

@@ -94,11 +94,11 @@ class Limits:
             "product": lambda: torch.matmul(self._one, self._other, out=self._product),
         }
 
-    def of(self, case: Case, itemsize: int, seconds: Mapping[str, float]) -> dict[str, Any]:
+    def of(self, case: Case, dtype: torch.dtype, seconds: Mapping[str, float]) -> dict[str, Any]:
         """What the case takes at least, from what these calls took."""
         bytes_s = 2 * self._here.nbytes / seconds["copy"]
         flop_s = self._flop / seconds["product"]
-        moving, computing = case.moved(itemsize) / bytes_s, case.flop / flop_s
+        moving, computing = case.moved(dtype) / bytes_s, case.flop / flop_s
         return {
             "copy_gb_s": bytes_s / 1e9,
             "product_tflop_s": flop_s / 1e12,
@@ -111,7 +111,7 @@ def measure(
     case: Case, dtype: torch.dtype, peers: Iterable[str], limits: Limits, rounds: int
 ) -> dict[str, Any]:
     """One case: is it right, how long does it take, and how long do the others?"""
-    problem, itemsize = Problem(case, dtype, limits.device), dtype.itemsize
+    problem = Problem(case, dtype, limits.device)
     found: dict[str, Any] = {
         "case": str(case),
         "kind": case.kind,
@@ -120,8 +120,9 @@ def measure(
         "queries": case.queries,
         "context": case.context,
         "block_size": case.block_size,
+        "cache": case.cache,
         "flop": case.flop,
-        "bytes": case.moved(itemsize),
+        "bytes": case.moved(dtype),
         "error": problem.error(problem.ours()),
         "error_allowed": problem.allowed,
         "peers": {},
@@ -131,7 +132,7 @@ def measure(
     others, failures = contenders(problem, peers)
     calls = {name: other.call for name, other in others.items()}
     seconds = medians({"ours": problem.ours, **limits.calls(), **calls}, limits.device, rounds)
-    limit = limits.of(case, itemsize, seconds)
+    limit = limits.of(case, dtype, seconds)
     found["peers"] = {
         **{name: {"seconds": seconds[name], "to_ours": seconds[name] / seconds["ours"]}
            for name in others},
@@ -142,7 +143,7 @@ def measure(
         "limit": limit,
         "seconds": seconds["ours"],
         "of_limit": limit["seconds"] / seconds["ours"],
-        "gb_s": case.moved(itemsize) / seconds["ours"] / 1e9,
+        "gb_s": case.moved(dtype) / seconds["ours"] / 1e9,
         "tflop_s": case.flop / seconds["ours"] / 1e12,
     }
 
@@ -218,7 +219,7 @@ def _fits(case: Case, dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     torch.cuda.empty_cache()
-    return case.room(dtype.itemsize) < FREE * torch.cuda.mem_get_info(device)[0]
+    return case.room(dtype) < FREE * torch.cuda.mem_get_info(device)[0]
 
 
 if __name__ == "__main__":

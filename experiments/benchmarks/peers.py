@@ -1,7 +1,8 @@
 """Others that attend, over the same keys and values: those that are installed and can.
 
 SDPA and FlexAttention get keys and values without blocks, one run a sequence, which is a favour:
-they need not look anything up. FlashInfer gets the same cache as we do.
+they need not look anything up; of 8 bits they can make nothing. FlashInfer gets the same cache as
+we do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.benchmarks.shapes import Problem
+from kernels.float8 import AUTO
 
 
 class Contender(NamedTuple):
@@ -26,7 +28,7 @@ class Contender(NamedTuple):
 
 def sdpa(problem: Problem) -> Contender | None:
     """torch's `scaled_dot_product_attention`; it has no causal mask for a chunk."""
-    if problem.case.kind == "chunk":
+    if problem.case.kind == "chunk" or problem.case.cache != AUTO:
         return None
     q, (k, v) = problem.dense_queries, problem.dense
     causal = problem.case.queries > 1
@@ -40,6 +42,8 @@ def sdpa(problem: Problem) -> Contender | None:
 
 def flex(problem: Problem) -> Contender | None:
     """torch's FlexAttention, compiled for each shape by itself; on a CPU as it is."""
+    if problem.case.cache != AUTO:
+        return None
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     case, device = problem.case, problem.q.device
@@ -77,12 +81,16 @@ def flashinfer(problem: Problem) -> Contender | None:
     last = torch.full((case.batch,), case.context - (each - 1) * case.block_size, **ints)
     pages = (starts * each, problem.tables.flatten(), last)
     heads = (shape.heads, shape.kv_heads, shape.head_dim, case.block_size)
-    kind: Any = {"q_data_type": problem.q.dtype, "sm_scale": problem.scale}
+    kind: Any = {
+        "q_data_type": problem.q.dtype,
+        "kv_data_type": problem.k_cache.dtype,
+        "sm_scale": problem.scale,
+    }
     if case.queries == 1:
         wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
             room, "NHD", use_tensor_cores=shape.group > 1
         )
-        wrapper.plan(*pages, *heads, kv_data_type=problem.q.dtype, **kind)
+        wrapper.plan(*pages, *heads, **kind)
     else:
         wrapper = library.BatchPrefillWithPagedKVCacheWrapper(room, "NHD")
         wrapper.plan(starts * case.queries, *pages, *heads, causal=True, **kind)

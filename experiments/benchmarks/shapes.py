@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels import AttentionBatch, attend_cached, reference
+from kernels.float8 import AUTO, FORMATS, raw, rounded
 
 LAYERS, LAYER = 4, 1
 """A block holds several layers, as in the engine, and one of them is read."""
@@ -55,6 +56,8 @@ class Case:
     queries: int
     context: int
     block_size: int = 16
+    cache: str = AUTO
+    """What the cache holds, as `kv_cache_dtype` names it."""
 
     @property
     def kind(self) -> str:
@@ -74,36 +77,49 @@ class Case:
         seen = self.queries * self.context - self.queries * (self.queries - 1) // 2
         return 4 * self.batch * self.shape.heads * self.shape.head_dim * seen
 
-    def moved(self, itemsize: int) -> int:
-        """Bytes of K, V, queries and output, each moved once."""
-        rows = self.context * self.shape.kv_heads + self.queries * self.shape.heads
-        return 2 * self.batch * rows * self.shape.head_dim * itemsize
+    def held(self, dtype: torch.dtype) -> torch.dtype:
+        """What the cache holds where queries are of this dtype."""
+        return FORMATS.get(self.cache, dtype)
 
-    def room(self, itemsize: int) -> int:
-        """Bytes that timing it needs: a cache of some layers, and a copy of one for peers."""
-        cache = 2 * self.batch * self.context * self.shape.kv_heads * self.shape.head_dim
+    def moved(self, dtype: torch.dtype) -> int:
+        """Bytes of K, V, queries and output, each moved once."""
+        keys = self.context * self.shape.kv_heads * self.held(dtype).itemsize
+        rows = self.queries * self.shape.heads * dtype.itemsize
+        return 2 * self.batch * (keys + rows) * self.shape.head_dim
+
+    def room(self, dtype: torch.dtype) -> int:
+        """Bytes that timing it needs: a cache of some layers, and one in full for peers."""
+        layer = 2 * self.batch * self.context * self.shape.kv_heads * self.shape.head_dim
         rows = 6 * self.batch * self.queries * self.shape.heads * self.shape.head_dim
-        return ((LAYERS + 1) * cache + rows) * itemsize
+        cache = LAYERS * layer * self.held(dtype).itemsize
+        return cache + (layer + rows) * dtype.itemsize
 
     def __str__(self) -> str:
         what = f"{self.kind} {self.batch} × {self.context:,}"
         if self.kind == "chunk":
             what = f"chunk {self.batch} × {self.queries:,} of {self.context:,}"
-        return f"{what}, {self.shape}, block {self.block_size}"
+        what = f"{what}, {self.shape}, block {self.block_size}"
+        return what if self.cache == AUTO else f"{what}, {self.cache}"
 
 
 def grid(quick: bool) -> Iterator[Case]:
-    """Batch and context over one model, then models and block sizes at one batch and context."""
+    """Batch and context over one model, then what the cache holds, models and block sizes at one
+    batch and context each."""
     if quick:
         for size in (8, 16):
             yield Case("tiny", 3, 1, 40, size)
             yield Case("tiny", 2, 24, 24, size)
             yield Case("tiny", 2, 8, 24, size)
+        yield from (Case("tiny", 3, 1, 40, cache=cache) for cache in FORMATS)
+        yield Case("tiny", 2, 24, 24, cache="fp8_e4m3")
         return
     decodes = [Case(BASE, b, 1, c) for b in (1, 8, 64, 256) for c in (512, 4096, 32768)]
     prefills = [Case(BASE, b, n, n) for b, n in ((1, 512), (8, 1024), (1, 4096), (1, 32768))]
     chunks = [Case(BASE, b, 512, 8192) for b in (1, 4)]
     yield from (*decodes, *prefills, *chunks)
+    eight = [case for case in decodes if case.context > 512] + [prefills[2], chunks[0]]
+    yield from (replace(case, cache="fp8_e4m3") for case in eight)
+    yield Case(BASE, 64, 1, 4096, cache="fp8_e5m2")
     for case in (Case(BASE, 64, 1, 4096), Case(BASE, 1, 4096, 4096)):
         yield from (replace(case, model=model) for model in SHAPES if model != BASE)
         yield from (replace(case, block_size=size) for size in (8, 32, 64, 128))
@@ -118,8 +134,11 @@ class Problem:
         kind: Any = {"dtype": dtype, "device": device}
         generator = torch.Generator(device).manual_seed(0)
         size = (case.block_size, shape.kv_heads, shape.head_dim)
-        self.kv = torch.empty(case.batch * each, LAYERS, 2, *size, **kind)
-        self.kv[:, LAYER].normal_(generator=generator)
+        blocks, held = case.batch * each, case.held(dtype)
+        self.kv = torch.empty(blocks, LAYERS, 2, *size, dtype=held, device=device)
+        values = torch.empty(blocks, 2, *size, **kind).normal_(generator=generator)
+        self.kv[:, LAYER] = rounded(values, held)
+        del values
         rows = (case.batch * case.queries, shape.heads, shape.head_dim)
         self.q = torch.empty(rows, **kind).normal_(generator=generator)
         self.k_cache, self.v_cache = self.kv[:, LAYER, 0], self.kv[:, LAYER, 1]
@@ -178,7 +197,8 @@ class Problem:
         case = self.case
         context = case.context - case.queries + begin + rows
         blocks = self.tables[sequence].long()
-        k, v = (cache[blocks].cpu().double() for cache in (self.k_cache, self.v_cache))
+        caches = (self.k_cache, self.v_cache)
+        k, v = (raw(cache)[blocks].cpu().view(cache.dtype).double() for cache in caches)
         where = sequence * case.queries + begin
         batch = reference.batch_of(
             torch.arange(len(blocks), dtype=torch.int32)[None],

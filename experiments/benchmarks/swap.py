@@ -1,12 +1,13 @@
 """Swapping blocks out and in by block size and layout, against one copy of pinned memory.
 
-    python -m experiments.benchmarks.swap
+    python -m experiments.benchmarks.swap [--kv-cache-dtype fp8_e4m3]
     python -m experiments.benchmarks.swap --device cpu --quick    (the same way, without a GPU)
 
 The engine's mover takes blocks from anywhere in one pool to anywhere in the other, so that no two
 of them go in one copy: the least favourable case. It is timed by the host's clock, with all copies
 queued and done, in the same rounds as one large copy each way. What has moved is compared
-before anything is timed. Results go to experiments/results/<GPU>/swap.json.
+before anything is timed. Results go to experiments/results/<GPU>/swap.json, those of a cache of 8
+bits to a file of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from experiments.benchmarks.device import (
+    add_cache,
     device_of,
     end,
     facts,
@@ -29,6 +31,7 @@ from experiments.benchmarks.device import (
     wall_medians,
 )
 from experiments.benchmarks.shapes import SHAPES, TINY, Shape
+from kernels.float8 import AUTO, FORMATS
 from pagedsim.core import StepPlan
 from pagedsim.core.memory import Pairs
 from pagedsim.engine.cache import Cache, CacheShape
@@ -73,10 +76,14 @@ class Swap(NamedTuple):
 def main(words: Sequence[str] | None = None) -> None:
     """Measure all of them; print a table, and keep the results."""
     words = sys.argv[1:] if words is None else words
-    asked = options(__doc__).parse_args(words)
+    parser = options(__doc__)
+    add_cache(parser)
+    asked = parser.parse_args(words)
     device = device_of(asked)
     place = folder(device, asked)
-    dtype = torch.bfloat16
+    cache = asked.kv_cache_dtype
+    dtype = FORMATS.get(cache, torch.bfloat16)
+    name = "swap" if cache == AUTO else f"swap-{cache}"
     result: dict[str, Any] = {
         **facts(device, "experiments.benchmarks.swap", words),
         "dtype": str(dtype).removeprefix("torch."),
@@ -87,10 +94,10 @@ def main(words: Sequence[str] | None = None) -> None:
     for swap in swaps(asked.quick):
         found = measure(swap, dtype, device, moved, asked.rounds)
         result["swaps"].append(found)
-        keep(place, "swap", result)
+        keep(place, name, result)
         print(line(found), file=sys.stderr, flush=True)
     print(written(result))
-    end(place, "swap", result, draw(result))
+    end(place, name, result, draw(result))
     wrong = [one["swap"] for one in result["swaps"] if not one["right"]]
     if wrong:
         sys.exit(f"wrong: {'; '.join(wrong)}")
@@ -161,21 +168,22 @@ def plan_of(way: str, pairs: Pairs) -> StepPlan:
 
 def right(cache: Cache, mover: Mover, pairs: Pairs) -> bool:
     """Does what goes out come back as it was, and does nothing else change?"""
-    cache.gpu.normal_()
-    cache.cpu.zero_()
-    before = cache.gpu.cpu().clone()  # on a CPU it is the pool itself
+    gpu, cpu = cache.gpu.view(torch.uint8), cache.cpu.view(torch.uint8)
+    gpu.random_()
+    cpu.zero_()
+    before = gpu.cpu().clone()  # on a CPU it is the pool itself
     blocks, places = (torch.tensor(side) for side in zip(*pairs, strict=True))
-    expected = torch.zeros_like(cache.cpu)
+    expected = torch.zeros_like(cpu)
     expected[places] = before[blocks]
     mover.move(plan_of("out", pairs))
-    wait(cache.gpu.device)
-    gone = torch.equal(cache.cpu, expected)
-    cache.gpu.zero_()
+    wait(gpu.device)
+    gone = torch.equal(cpu, expected)
+    gpu.zero_()
     mover.move(plan_of("in", pairs))
-    wait(cache.gpu.device)
+    wait(gpu.device)
     expected = torch.zeros_like(before)
     expected[blocks] = before[blocks]
-    return gone and torch.equal(cache.gpu.cpu(), expected)
+    return gone and torch.equal(gpu.cpu(), expected)
 
 
 def line(found: Mapping[str, Any]) -> str:

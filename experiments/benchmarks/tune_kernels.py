@@ -1,6 +1,7 @@
 """Tile sizes of the attention kernels, tried on the GPU that is there; writes kernels/tuned.json.
 
     python -m experiments.benchmarks.tune_kernels [--models llama-3.1-8b ...]
+    python -m experiments.benchmarks.tune_kernels --kv-cache-dtype fp8_e4m3
 
 For each model's head shape, candidates take turns with the defaults over a grid of batches and
 contexts. The entry is the candidate whose time over the defaults' has the least geometric mean:
@@ -23,9 +24,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.benchmarks.device import Plain, facts, medians, require_gpu
+from experiments.benchmarks.device import Plain, add_cache, facts, medians, require_gpu
 from experiments.benchmarks.shapes import SHAPES, Case, Problem
 from kernels import tuning
+from kernels.float8 import AUTO
 from kernels.tiles import MIN_ROWS, Split, Tiles, decode_tiles, power_of_two, prefill_tiles
 from kernels.tuning import Cut, Entry, Heads
 
@@ -53,6 +55,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    add_cache(parser)
     parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
     parser.add_argument("--table", type=Path, default=tuning.PATH, help="the file to write to")
     asked = parser.parse_args(words)
@@ -62,7 +65,11 @@ def main(words: Sequence[str] | None = None) -> None:
     gpu = Gpu(told.pop("device"), tuning.capability(device))
     for model in asked.models:
         entries = tuned(
-            model, gpu, told, lambda cuts, case: timed(cuts, case, device, asked.rounds)
+            model,
+            gpu,
+            told,
+            lambda cuts, case: timed(cuts, case, device, asked.rounds),
+            asked.kv_cache_dtype,
         )
         known = tuning.read(asked.table) if asked.table.exists() else []
         tuning.write([*known, *entries], asked.table)
@@ -75,21 +82,24 @@ class Gpu(NamedTuple):
     capability: tuple[int, int]
 
 
-def tuned(model: str, gpu: Gpu, told: Mapping[str, Any], race: Race) -> list[Entry]:
+def tuned(
+    model: str, gpu: Gpu, told: Mapping[str, Any], race: Race, cache: str = AUTO
+) -> list[Entry]:
     """The entries of a model's shape; says what it found."""
     shape = SHAPES[model]
-    heads = Heads(shape.kv_heads, shape.group, shape.head_dim, DTYPE.itemsize)
+    heads = Heads(shape.kv_heads, shape.group, shape.head_dim, DTYPE.itemsize, cache)
+    what = model if cache == AUTO else f"{model}, {cache}"
     entries = []
     for kernel, work in (("prefill", best_prefill), ("decode", best_decode)):
-        cut, ratio = work(model, gpu.capability, race)
-        print(f"{model}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}", end="")
+        cut, ratio = work(model, gpu.capability, race, cache)
+        print(f"{what}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}", end="")
         print(f", {cut.split}" if kernel == "decode" else "", flush=True)
         measured = {**told, "of_default_seconds": round(ratio, 4)}
         entries.append(Entry(*gpu, kernel, heads, cut.tiles, cut.split, measured))
     return entries
 
 
-def best_prefill(model: str, capability: tuple[int, int], race: Race) -> Winner:
+def best_prefill(model: str, capability: tuple[int, int], race: Race, cache: str = AUTO) -> Winner:
     """Tiles of prefills and chunks."""
     shape = SHAPES[model]
     longest = max(queries for _, queries, _ in PREFILLS)
@@ -99,16 +109,16 @@ def best_prefill(model: str, capability: tuple[int, int], race: Race) -> Winner:
         for rows, keys, warps, stages in product(ROWS, KEYS, WARPS, STAGES)
         if rows >= max(MIN_ROWS, power_of_two(shape.group))
     ]
-    cases = [Case(model, *numbers) for numbers in PREFILLS]
+    cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
     return best([Cut(usual, tuning.DEFAULT), *candidates], cases, race)
 
 
-def best_decode(model: str, capability: tuple[int, int], race: Race) -> Winner:
+def best_decode(model: str, capability: tuple[int, int], race: Race, cache: str = AUTO) -> Winner:
     """Tiles of decodes, then the parts that these tiles do best in."""
     shape = SHAPES[model]
     usual = decode_tiles(shape.head_dim, shape.group, DTYPE.itemsize, capability)
     default = Cut(usual, tuning.DEFAULT)
-    cases = [Case(model, batch, 1, context) for batch, context in DECODES]
+    cases = [Case(model, batch, 1, context, cache=cache) for batch, context in DECODES]
     candidates = [
         default._replace(tiles=replace(usual, keys=keys, warps=warps, stages=stages))
         for keys, warps, stages in product(KEYS, WARPS, STAGES)

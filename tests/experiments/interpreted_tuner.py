@@ -13,12 +13,17 @@ from experiments.benchmarks.shapes import Case, Problem
 from experiments.benchmarks.tune_kernels import can
 from kernels.tiles import Split, Tiles
 from kernels.tuning import Cut
+from tests.kernels.interpreter import mend
 
 torch.set_num_threads(1)
+mend()
 
 SMALL = Cut(Tiles(16, 16, 4, 2), Split())
 WIDE = Cut(Tiles(16, 32, 4, 2), Split(2, 2))
-CASES = [Case("tiny", 2, 1, 70), Case("tiny", 1, 8, 40)]
+CASES = [
+    *(Case("tiny", 2, 1, 70), Case("tiny", 1, 8, 40)),
+    *(Case("tiny", 2, 1, 70, cache="fp8_e4m3"), Case("tiny", 1, 8, 40, cache="fp8_e5m2")),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -30,13 +30,23 @@ def test_kernels(tmp_path: Path) -> None:
         assert not [name for name, peer in one["peers"].items() if "failed" in peer], one
 
 
-def test_swap(tmp_path: Path) -> None:
-    swap.main([*QUICK, "--out", str(tmp_path)])
-    result = json.loads((tmp_path / "swap.json").read_text())
+@pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
+def test_swap(cache: str, tmp_path: Path) -> None:
+    swap.main([*QUICK, "--out", str(tmp_path), "--kv-cache-dtype", cache])
+    (written,) = tmp_path.glob("*.json")
+    result = json.loads(written.read_text())
     assert all(one["in"]["of_pinned"] > 0 for one in result["swaps"])
 
 
-@pytest.mark.parametrize("case", [Case(BASE, 2, 1, 300), Case(BASE, 2, 40, 300)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(BASE, 2, 1, 300),
+        Case(BASE, 2, 40, 300),
+        Case(BASE, 2, 1, 300, cache="fp8_e4m3"),
+    ],
+    ids=str,
+)
 def test_a_race(case: Case) -> None:
     """One of them is too large for any GPU."""
     place = torch.device("cuda", torch.cuda.current_device())

@@ -14,11 +14,15 @@ torch = pytest.importorskip("torch")
 from experiments.benchmarks import kernels, peers, shapes  # noqa: E402
 from experiments.benchmarks.peers import Contender  # noqa: E402
 from experiments.benchmarks.shapes import BASE, SHAPES, Case, Problem, grid  # noqa: E402
+from kernels.float8 import FORMATS  # noqa: E402
 
 CPU = torch.device("cpu")
 DECODE = Case("tiny", 3, 1, 40)
 CHUNK = Case("tiny", 2, 8, 24)
-CASES = [DECODE, CHUNK, Case("tiny", 2, 24, 24, 8)]
+CASES = [
+    *(DECODE, CHUNK, Case("tiny", 2, 24, 24, 8)),
+    *(replace(DECODE, cache="fp8_e4m3"), replace(CHUNK, cache="fp8_e5m2")),
+]
 TINY = ["--device", "cpu", "--quick", "--rounds", "1"]
 
 
@@ -31,6 +35,8 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert one["seconds"] > 0 and one["error"] <= one["error_allowed"]
         assert one["of_limit"] == pytest.approx(one["limit"]["seconds"] / one["seconds"])
         theirs = {"flex"} if one["kind"] == "chunk" else {"flex", "sdpa"}
+        if one["cache"] != "auto":
+            theirs = set()
         assert {name for name, peer in one["peers"].items() if peer.get("to_ours")} == theirs
     assert (tmp_path / "kernels.png").stat().st_size > 0
     out = capsys.readouterr().out
@@ -106,16 +112,17 @@ def test_work_counted_pair_by_pair(case: Case) -> None:
     assert case.flop == 2 * 2 * shape.head_dim * shape.heads * pairs * case.batch
     problem = Problem(case, torch.float32, CPU)
     k, v = problem.dense
-    assert case.moved(4) == k.nbytes + v.nbytes + 2 * problem.q.nbytes
+    assert k.dtype.itemsize == (4 if case.cache == "auto" else 1)
+    assert case.moved(torch.float32) == k.nbytes + v.nbytes + 2 * problem.q.nbytes
 
 
 def test_limits_are_those_of_copy_and_product() -> None:
     limits = kernels.Limits(CPU, torch.float32, tiny=True)
     fast, slow = 1e-9, 1.0
-    bound = limits.of(DECODE, 4, {"copy": slow, "product": fast})
+    bound = limits.of(DECODE, torch.float32, {"copy": slow, "product": fast})
     assert bound["bound"] == "bytes"
-    assert bound["seconds"] == pytest.approx(DECODE.moved(4) / (2 * kernels.FEW_COPIED))
-    bound = limits.of(DECODE, 4, {"copy": fast, "product": slow})
+    assert bound["seconds"] == pytest.approx(DECODE.moved(torch.float32) / (2 * kernels.FEW_COPIED))
+    bound = limits.of(DECODE, torch.float32, {"copy": fast, "product": slow})
     assert bound["bound"] == "flop"
     assert bound["seconds"] == pytest.approx(DECODE.flop / (2 * kernels.SHORT_SIDE**3))
 
@@ -123,7 +130,10 @@ def test_limits_are_those_of_copy_and_product() -> None:
 def test_the_grid_has_every_model_and_the_decode_that_counts() -> None:
     cases = list(grid(quick=False))
     assert {case.model for case in cases} == set(SHAPES)
-    assert {case.kind for case in cases} == {"decode", "prefill", "chunk"}
+    for cache in ("auto", "fp8_e4m3"):
+        kinds = {case.kind for case in cases if case.cache == cache}
+        assert kinds == {"decode", "prefill", "chunk"}
+    assert {case.cache for case in cases} == {"auto", *FORMATS}
     assert Case(BASE, 64, 1, 4096, 16) in cases
     assert len(set(cases)) == len(cases)
 
@@ -134,11 +144,14 @@ def test_a_case_too_large_for_the_gpu_is_left_out(
     monkeypatch.setattr(kernels, "_fits", lambda case, *_: case.kind != "chunk")
     kernels.main([*TINY, "--peers", "--out", str(tmp_path)])
     result = json.loads((tmp_path / "kernels.json").read_text())
-    assert len(result["left_out"]) == 2 and len(result["cases"]) == 4
+    assert len(result["left_out"]) == 2 and len(result["cases"]) == 7
     assert "left out, for want of memory: chunk" in capsys.readouterr().out
 
 
 def test_room_counts_the_tensors() -> None:
     problem = Problem(DECODE, torch.float32, CPU)
     k, v = problem.dense
-    assert DECODE.room(4) >= k.nbytes + v.nbytes + shapes.LAYERS * (k.nbytes + v.nbytes)
+    layer = k.nbytes + v.nbytes
+    assert DECODE.room(torch.float32) >= layer + shapes.LAYERS * layer
+    eight = Problem(replace(DECODE, context=48, cache="fp8_e4m3"), torch.float32, CPU)
+    assert eight.case.room(torch.float32) >= layer + eight.kv.nbytes

@@ -21,9 +21,13 @@ CPU = torch.device("cpu")
 TINY = ["--device", "cpu", "--quick", "--rounds", "1"]
 
 
-def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    swap.main([*TINY, "--out", str(tmp_path)])
-    result = json.loads((tmp_path / "swap.json").read_text())
+@pytest.mark.parametrize("cache", ["auto", "fp8_e4m3", "fp8_e5m2"])
+def test_the_whole_way(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    swap.main([*TINY, "--out", str(tmp_path), "--kv-cache-dtype", cache])
+    name = "swap" if cache == "auto" else f"swap-{cache}"
+    result = json.loads((tmp_path / f"{name}.json").read_text())
+    tokens = 2 * 2 * 2 * 16 * (2 if cache == "auto" else 1)  # bytes of one, over all layers
+    assert {one["block_bytes"] // one["block_size"] for one in result["swaps"]} == {tokens}
     assert {"device", "driver", "cuda", "torch", "date", "command"} <= set(result)
     assert [one["swap"] for one in result["swaps"]] == [str(one) for one in swaps(quick=True)]
     for one in result["swaps"]:
@@ -31,7 +35,7 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         for way in swap.WAYS:
             ratio = one[way]["gb_s"] / one[way]["pinned_gb_s"]
             assert one[way]["of_pinned"] == pytest.approx(ratio) and ratio > 0
-    assert (tmp_path / "swap.png").stat().st_size > 0
+    assert (tmp_path / f"{name}.png").stat().st_size > 0
     assert capsys.readouterr().out.count("\n| ") == 2 + len(result["swaps"])
 
 

@@ -70,6 +70,18 @@ def test_all_cases_count_alike_and_all_must_be_done() -> None:
     assert winner.cut == one and winner.ratio == pytest.approx((0.5 * 1.5) ** 0.5)
 
 
+def test_a_cache_of_8_bits_has_entries_of_its_own() -> None:
+    cases: set[str] = set()
+
+    def looked_at(cuts: Sequence[Cut], case: Case) -> Mapping[Cut, float]:
+        cases.add(case.cache)
+        return dict.fromkeys(cuts, 1.0)
+
+    for entry in tuned(BASE, GPU, {}, looked_at, "fp8_e4m3"):
+        assert entry.heads == Heads(8, 4, 128, 2, "fp8_e4m3")
+    assert cases == {"fp8_e4m3"}
+
+
 def test_wrong_defaults_end_it_in_one_line() -> None:
     with pytest.raises(SystemExit, match=r"^prefill 1 × 512.*: wrong already with the defaults"):
         tuned(BASE, GPU, {}, lambda cuts, case: {})
@@ -105,7 +117,10 @@ def test_the_command_writes_the_table(tmp_path: Path, monkeypatch: pytest.Monkey
     table = tmp_path / "tuned.json"
     for _ in range(2):  # the second time in the place of the first
         tuner.main(["--models", BASE, "gpt2", "--table", str(table)])
-    entries = tuning.read(table)
+    eight = ["--models", "gpt2", "--table", str(table), "--kv-cache-dtype", "fp8_e5m2"]
+    tuner.main(eight)
+    *entries, one, other = sorted(tuning.read(table), key=lambda one: one.heads.cache)
+    assert one.heads == other.heads == Heads(12, 1, 64, 2, "fp8_e5m2")
     assert [(one.kernel, one.heads.kv_heads) for one in entries] == [
         *(("decode", 8), ("decode", 12), ("prefill", 8), ("prefill", 12))
     ]
