@@ -14,11 +14,14 @@ from pagedsim.core.errors import ConfigError, unknown
 from pagedsim.engine.models import attention, tiny, weights
 from pagedsim.engine.models.attention import Layer, Step
 from pagedsim.engine.models.dtypes import parse_dtype
+from pagedsim.engine.models.dummy import dummy
 from pagedsim.engine.models.loaded import LoadedModel
 from pagedsim.engine.models.native import Native
+from pagedsim.engine.models.native_reach import FAMILIES
 from pagedsim.engine.models.native_reach import unknown as unknown_to_native
 from pagedsim.engine.models.positions import hold_frequencies, longest
 from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
+from pagedsim.engine.models.share import WHOLE, Share
 from pagedsim.engine.models.source import brief, read_config
 from pagedsim.engine.models.trial import try_out
 
@@ -41,6 +44,7 @@ def load_model(
     model_impl: str = "auto",
     seed: int = 0,
     max_model_len: int | None = None,
+    share: Share = WHOLE,
 ) -> LoadedModel:
     """Load a model that attends through the paged kernels; raises ConfigError where it cannot.
 
@@ -50,7 +54,9 @@ def load_model(
     from the configuration alone; on one kind of device they follow from `seed`. `dtype="auto"` is
     what the configuration says. `model_impl` is whose forward pass runs: `"transformers"`, or
     `"native"`, our own (native.py), which is refused for models that it does not know; `"auto"` is
-    native where that knows the model. `max_model_len` may be less than the model's.
+    native where that knows the model. `max_model_len` may be less than the model's. Of a native
+    model it may be one rank's `share` alone, which computes as if there were no other ranks until
+    its native pass is given their group.
 
     Before it returns, a few tokens are computed through a paged cache and compared with what
     transformers computes for them.
@@ -73,19 +79,42 @@ def load_model(
             empty = source.check_skeleton(length)
             if model_impl == "native":
                 _native(source, empty, model_impl)
-        module = source.build(wanted, place, load_format, seed)
+        module = source.build(wanted, place, load_format, seed, share)
         module = module.eval().requires_grad_(False).to(place)
         hold_frequencies(module)
         sights = probe(module, source.text_config.num_hidden_layers, length)
         loaded = _assemble(source, module, sights, length, wanted or module.dtype)
-        if _native(source, module, model_impl):
-            loaded = replace(loaded, native=Native(module, sights))
+        if share is not WHOLE or _native(source, module, model_impl):
+            vocab = source.text_config.vocab_size  # a share's head has a part of it
+            loaded = replace(loaded, native=Native(module, sights), vocab_size=vocab)
         try_out(loaded)
     except Refusal as refusal:
         raise ConfigError(
             f"model={source.name}: {source.architecture} cannot be served: {refusal}; {REACH}"
         ) from refusal
     return loaded
+
+
+def check_shares(model: Any, size: int, model_impl: str = "auto") -> None:
+    """Raise ConfigError unless `load_model` can give each of `size` ranks its share of `model`.
+
+    Reads no weights.
+    """
+    asked, source = f"tensor_parallel_size={size}", _source(model)
+    if source.module is not None:
+        raise ConfigError(
+            f"{asked}: model={source.name}: every rank loads its share by itself; give a name, a "
+            "folder or a configuration"
+        )
+    if model_impl == "transformers":
+        raise ConfigError(f"{asked}: model_impl=transformers: only the native decoder is split")
+    share = Share(0, size)
+    try:
+        source.check_kind()
+        _require_native(source, source.check_skeleton(length=1), share)
+    except Refusal as refusal:
+        raise ConfigError(f"{asked}: model={source.name}: {refusal}") from refusal
+    share.check(source.text_config, source.name)
 
 
 @dataclass(frozen=True)
@@ -107,13 +136,18 @@ class Source:
     @property
     def architecture(self) -> str:
         """The model's class."""
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
         if self.module is not None:
             return type(self.module).__name__
         named = getattr(self.config, "architectures", None)
         if named:
             return str(named[0])
+        return self.family
+
+    @property
+    def family(self) -> str:
+        """The class that transformers makes of its configuration."""
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
         known = type(self.config) in MODEL_FOR_CAUSAL_LM_MAPPING
         made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.config)] if known else type(self.config)
         return str(made.__name__)
@@ -140,9 +174,14 @@ class Source:
         return empty
 
     def build(
-        self, dtype: torch.dtype | None, device: torch.device, load_format: str, seed: int
+        self,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        load_format: str,
+        seed: int,
+        share: Share,
     ) -> Any:
-        """The module with its weights."""
+        """The module with its weights, or with a share of them."""
         from transformers import GenerationConfig
 
         if self.module is not None:
@@ -151,10 +190,21 @@ class Source:
                     parameter.data = parameter.data.to(dtype)
             return self.module
         if self.name == tiny.NAME:
-            return weights.tiny_model(dtype)
+            module = weights.tiny_model(dtype)
+            return module if share is WHOLE else share.of(module, module.dtype, device)
         if self.stored and load_format == "auto":
-            return weights.stored(self.name, self.config, dtype)
-        module = weights.random(self.config, dtype, device, seed)
+            if share is WHOLE:
+                return weights.stored(self.name, self.config, dtype)
+            # In the type that it is stored in, weights in safetensors are the file itself, mapped
+            # into memory: all ranks have it there once.
+            module = weights.stored(self.name, self.config, None)
+            _require_native(self, module, share)
+            return share.of(module, dtype or module.dtype, device)
+        if self.family in FAMILIES:
+            named = dtype or weights.dtype_of(self.config) or torch.float32
+            module = dummy(self.config, named, device, seed, share)
+        else:
+            module = weights.random(self.config, dtype, device, seed)
         if self.stored:
             with suppress(OSError):  # many models have no generation_config.json
                 module.generation_config = GenerationConfig.from_pretrained(self.name)
@@ -188,6 +238,15 @@ def _native(source: Source, module: Any, model_impl: str) -> bool:
             f"model_impl=native: model={source.name}: {why}; auto takes transformers for it"
         )
     return why is None
+
+
+def _require_native(source: Source, module: Any, share: Share) -> None:
+    """Raise ConfigError for a model of which there are no shares."""
+    if (why := unknown_to_native(module)) is not None:
+        raise ConfigError(
+            f"tensor_parallel_size={share.size}: model={source.name}: {why}; only the native "
+            "decoder is split"
+        )
 
 
 def _assemble(

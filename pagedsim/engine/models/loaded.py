@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,6 +11,9 @@ from torch import nn
 from kernels import AttentionBatch
 from pagedsim.engine.models.attention import Step
 from pagedsim.engine.models.native import Native
+
+if TYPE_CHECKING:
+    from pagedsim.engine.parallel.group import Group
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +31,7 @@ class LoadedModel:
     """How many logits there are; some models pad beyond their tokenizer's vocabulary."""
     max_model_len: int
     dtype: torch.dtype
-    """Of the weights and of the KV cache."""
+    """Of the weights and of computation."""
     device: torch.device
     eos_token_ids: tuple[int, ...]
     step: Step
@@ -39,6 +42,11 @@ class LoadedModel:
     def architecture(self) -> str:
         """The model's class, as config.json names it."""
         return type(self.module).__name__
+
+    @property
+    def group(self) -> Group | None:
+        """The ranks that a forward pass needs, where this is a share."""
+        return None if self.native is None else self.native.group
 
     def new_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
         """An empty KV cache that `forward` takes, on the model's device."""

@@ -4,12 +4,15 @@ Less is launched for a layer than transformers' modules launch: queries, keys an
 product, gate and up another; norms take the residual sum along, the rotation writes into the cache.
 Attention is that of every other model. In the last layer only the tokens whose logits are wanted go
 on behind attention.
+
+Over several ranks (`share.py`) each computes this with its own weights; what attention and the MLP
+give, two tensors a layer, is summed over them, and the logits come together on rank 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import embedding, linear
@@ -17,6 +20,9 @@ from torch.nn.functional import embedding, linear
 from kernels import AttentionBatch, attend_cached, rms_norm, rotate, silu_mul
 from pagedsim.engine.models.native_layer import NativeLayer, native_layer
 from pagedsim.engine.models.probe import Sight
+
+if TYPE_CHECKING:
+    from pagedsim.engine.parallel.group import Group
 
 Views = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Each layer's part of the cache, keys and values."""
@@ -41,6 +47,8 @@ class Native:
         self._norm: torch.Tensor = decoder.norm.weight
         self._head: Any = module.lm_head
         self._eps: float = module.config.rms_norm_eps
+        self.group: Group | None = None
+        """The ranks that have the other shares of the model, where this is one."""
 
     def forward(
         self,
@@ -63,10 +71,16 @@ class Native:
             ).flatten(1)
             if layer is self._layers[-1]:
                 seen, residual = seen[logits_at], residual[logits_at]
-            x = self._normed(linear(seen, layer.out, layer.out_bias), residual, layer.after)
+            x = self._summed(linear(seen, layer.out, layer.out_bias))
+            x = self._normed(x, residual, layer.after)
             x = silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = linear(x, layer.down, layer.down_bias)
-        return linear(self._normed(x, residual, self._norm), self._head.weight, self._head.bias)
+            x = self._summed(linear(x, layer.down, layer.down_bias))
+        x = linear(self._normed(x, residual, self._norm), self._head.weight, self._head.bias)
+        return x if self.group is None else self.group.collect(x, len(self._embedding))
+
+    def _summed(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of what all ranks have of x."""
+        return x if self.group is None else self.group.sum(x)
 
     def _normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor

@@ -34,7 +34,7 @@ def skeleton(config: Any) -> Any:
 def random(config: Any, dtype: torch.dtype | None, device: torch.device, seed: int) -> Any:
     """The model with random weights, made on the device; the same seed makes the same ones."""
     with _seeded(device, seed), device:
-        return _from_config(config, dtype or _dtype_of(config) or torch.float32)
+        return _from_config(config, dtype or dtype_of(config) or torch.float32)
 
 
 def tiny_model(dtype: torch.dtype | None) -> Any:
@@ -58,7 +58,7 @@ def stored(model: str | os.PathLike[str], config: Any, dtype: torch.dtype | None
             module, report = auto.from_pretrained(
                 os.fspath(folder or model),
                 config=config,
-                dtype=dtype or _dtype_of(config) or "auto",
+                dtype=dtype or dtype_of(config) or "auto",
                 output_loading_info=True,
             )
     except Exception as error:  # transformers and safetensors raise what comes
@@ -80,7 +80,7 @@ def _from_config(config: Any, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def _dtype_of(config: Any) -> torch.dtype | None:
+def dtype_of(config: Any) -> torch.dtype | None:
     """The data type that a configuration states, where it states one."""
     stated = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     return stated if isinstance(stated, torch.dtype) else None

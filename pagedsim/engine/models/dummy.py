@@ -1,0 +1,36 @@
+"""Random weights of a native model, made matrix by matrix.
+
+What a rank does not have is there for a moment only, so that a model may be larger than a GPU; and
+what is drawn for a matrix follows from the seed and its place in the model, so that any number of
+ranks have the same model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pagedsim.engine.models.share import Share, put
+from pagedsim.engine.models.weights import skeleton
+
+_MIX = 0x9E3779B97F4A7C15
+
+
+def dummy(config: Any, dtype: torch.dtype, device: torch.device, seed: int, share: Share) -> Any:
+    """A share of the model that has this configuration, made on the device."""
+    whole, mine = skeleton(config), skeleton(share.config(config))
+    mine.config.dtype = dtype
+    generator = torch.Generator(device)
+    for number, (name, weight) in enumerate(whole.named_parameters()):
+        generator.manual_seed((seed + _MIX * number) % 2**63)
+        drawn = torch.empty(weight.shape, dtype=dtype, device=device)
+        if weight.dim() == 1:  # of norms; and biases
+            drawn.fill_(1.0 if name.endswith("weight") else 0.0)
+        else:
+            drawn.normal_(0.0, config.initializer_range, generator=generator)
+        part = share.cut(name, drawn, config)
+        put(mine, name, part.clone(memory_format=torch.contiguous_format))
+    mine.model.rotary_emb = type(whole.model.rotary_emb)(config=config).to(device)
+    share.finish(mine, config)
+    return mine

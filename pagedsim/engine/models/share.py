@@ -1,0 +1,128 @@
+"""What one rank of several has of a native model: a model of the same family, only narrower.
+
+Each rank has whole heads, of the MLP a stripe, and of the head some rows of the vocabulary; what
+attention and the MLP give is summed over the ranks, and the logits are put side by side. The
+embedding and the norms every rank has whole: of the embedding a step reads a few rows, which to
+split would cost a third kind of exchange, while the head is read from end to end.
+
+Since a share is itself a model that transformers can build, it is probed and tried like any other.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagedsim.core import ConfigError
+from pagedsim.engine.models.weights import skeleton
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of rank `rank` of `size` ranks."""
+
+    rank: int = 0
+    size: int = 1
+
+    def check(self, config: Any, name: str) -> None:
+        """Raise ConfigError unless every rank gets as many heads as the others."""
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        fitting = [str(size) for size in range(1, heads + 1) if _splits(heads, kv_heads, size)]
+        if str(self.size) not in fitting:
+            raise ConfigError(
+                f"tensor_parallel_size={self.size}: model={name} with {heads} heads and {kv_heads} "
+                f"key-value heads cannot be split so; choose from {', '.join(fitting)}"
+            )
+
+    def config(self, whole: Any) -> Any:
+        """The configuration of a model that has just this part; its vocabulary is whole."""
+        mine = copy.deepcopy(whole)
+        mine.head_dim = _head_dim(whole)
+        mine.num_attention_heads = whole.num_attention_heads // self.size
+        mine.num_key_value_heads = max(whole.num_key_value_heads // self.size, 1)
+        mine.intermediate_size = len(self._stripe(whole.intermediate_size))
+        return mine
+
+    def vocabulary(self, size: int) -> range:
+        """The tokens whose logits it computes; only the last ranks may have fewer than others."""
+        each = -(-size // self.size)
+        return range(min(self.rank * each, size), min((self.rank + 1) * each, size))
+
+    def cut(self, name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
+        """This part of the weight of that name, as a view; `config` is the whole model's."""
+        module, kind = name.split(".")[-2:]
+        if module in ("o_proj", "down_proj") and kind == "bias":
+            return weight if self.rank == 0 else torch.zeros_like(weight)  # it is added once
+        match module:
+            case "q_proj":
+                return _rows(weight, self._heads(config.num_attention_heads), _head_dim(config))
+            case "k_proj" | "v_proj":
+                return _rows(weight, self._heads(config.num_key_value_heads), _head_dim(config))
+            case "o_proj":
+                heads = self._heads(config.num_attention_heads)
+                return _rows(weight.T, heads, _head_dim(config)).T
+            case "gate_proj" | "up_proj":
+                return _rows(weight, self._stripe(config.intermediate_size))
+            case "down_proj":
+                return _rows(weight.T, self._stripe(config.intermediate_size)).T
+            case "lm_head":
+                return _rows(weight, self.vocabulary(config.vocab_size))
+        return weight
+
+    def of(self, whole: Any, dtype: torch.dtype, device: torch.device) -> Any:
+        """A module with this part of the weights of another, copied to a device."""
+        config = whole.config
+        mine = skeleton(self.config(config))
+        for name, weight in whole.named_parameters():
+            part = self.cut(name, weight.data, config).to(device, dtype)
+            # A part of a file that is mapped into memory must not keep the whole of it there.
+            put(mine, name, part.clone(memory_format=torch.contiguous_format))
+        mine.model.rotary_emb = copy.deepcopy(whole.model.rotary_emb).to(device)
+        self.finish(mine, config)
+        mine.generation_config = whole.generation_config
+        return mine
+
+    def finish(self, mine: Any, config: Any) -> None:
+        """Tie the head where that of the whole is tied."""
+        if config.tie_word_embeddings and self.size == 1:
+            mine.lm_head.weight = mine.model.embed_tokens.weight
+        elif config.tie_word_embeddings:
+            embedding = mine.model.embed_tokens.weight.data
+            put(mine, "lm_head.weight", self.cut("lm_head.weight", embedding, config))
+
+    def _heads(self, count: int) -> range:
+        """The heads that it has of so many; where there are fewer than ranks, one that others
+        have too."""
+        if count >= self.size:
+            each = count // self.size
+            return range(self.rank * each, (self.rank + 1) * each)
+        one = self.rank // (self.size // count)
+        return range(one, one + 1)
+
+    def _stripe(self, width: int) -> range:
+        return range(width * self.rank // self.size, width * (self.rank + 1) // self.size)
+
+
+WHOLE = Share()
+
+
+def put(module: Any, name: str, weight: torch.Tensor) -> None:
+    """Make a tensor the parameter of that name."""
+    place, _, kind = name.rpartition(".")
+    setattr(module.get_submodule(place), kind, torch.nn.Parameter(weight, requires_grad=False))
+
+
+def _splits(heads: int, kv_heads: int, size: int) -> bool:
+    return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+
+def _head_dim(config: Any) -> int:
+    given = getattr(config, "head_dim", None)
+    return int(given or config.hidden_size // config.num_attention_heads)
+
+
+def _rows(weight: torch.Tensor, parts: range, each: int = 1) -> torch.Tensor:
+    return weight[parts.start * each : parts.stop * each]

@@ -1,0 +1,1 @@
+"""Tensor parallelism: one model over several processes, each with its share of heads and MLP."""

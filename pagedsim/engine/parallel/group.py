@@ -1,0 +1,115 @@
+"""What the ranks of a model tell each other on the device: sums, parts of logits, tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PATIENCE = timedelta(minutes=10)
+"""How long one waits for the others within a step."""
+
+
+class Parted(RuntimeError):
+    """Another rank is not there any more, or does not answer."""
+
+
+class Group:
+    """One rank among `size`; NCCL between GPUs, gloo between CPUs.
+
+    It does not touch torch's default group, so that who uses that for something else can. All
+    ranks must call the same methods in the same order, with tensors of the same shapes. On a GPU
+    what they do is queued on the current stream, and may be captured.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
+        """Waits until all are there."""
+        self.rank, self.size = rank, size
+        self._sum, self._hand_out, self._collect = (
+            dist.AllreduceOptions(),
+            dist.BroadcastOptions(),
+            dist.GatherOptions(),
+        )
+        self._sum.asyncOp = self._hand_out.asyncOp = self._collect.asyncOp = False
+        self._hand_out.rootRank = self._collect.rootRank = 0
+        with _parted():
+            self._group: Any = (_nccl if device.type == "cuda" else _gloo)(store, rank, size)
+        self.sum(torch.zeros(1, device=device))
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Have x, in place, be the sum of all ranks' x."""
+        if x.numel():  # a step may sample nothing
+            with _parted():
+                self._group.allreduce([x], self._sum).wait()
+        return x
+
+    def hand_out(self, x: torch.Tensor) -> None:
+        """Have x, in place, be that of rank 0."""
+        with _parted():
+            self._group.broadcast([x], self._hand_out).wait()
+
+    def collect(self, part: torch.Tensor, width: int) -> torch.Tensor:
+        """All ranks' columns side by side, `width` in all, on rank 0.
+
+        The last ranks may have fewer columns than the others. On the other ranks what is returned
+        has the same shape, and nothing in it means anything.
+        """
+        if not len(part):
+            return part.new_empty(0, width)
+        each = -(-width // self.size)
+        if part.shape[1] < each:
+            part = torch.nn.functional.pad(part, (0, each - part.shape[1]))
+        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else []
+        with _parted():
+            self._group.gather([parts] if parts else [], [part], self._collect).wait()
+        if not parts:
+            return part.new_empty(len(part), width)
+        return torch.cat(parts, 1)[:, :width]
+
+    def abort(self) -> None:
+        """Let nobody wait any longer, from any thread; the group is of no use afterwards."""
+        self._group.abort()
+
+
+@contextmanager
+def _parted() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise Parted(str(error).splitlines()[0]) from error
+
+
+def _gloo(store: dist.Store, rank: int, size: int) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    # All are on this machine, whatever its name stands for.
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout, options._threads = PATIENCE, 2
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: dist.Store, rank: int, size: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = PATIENCE
+    with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Within, these are set. torch would end the whole process if a rank does not answer; we have
+    a thread that looks who is there (`ranks.py`), and say it."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
