@@ -201,13 +201,12 @@ class _Retold(Scheduler):
 
     def _token(self, request: Request) -> int:
         sampled = self.outputs.get(request.id) or ()
-        told = len(request.outputs[0]) if request.outputs else 0
-        if told >= len(sampled):
+        if request.told >= len(sampled):
             raise ConfigError(
                 f"{REQUESTS} has {len(sampled)} tokens in output_ids of request {request.id}, "
                 "who was given more"
             )
-        return sampled[told]
+        return sampled[request.told]
 
 
 def _scheduler(run: Recorded) -> Scheduler:

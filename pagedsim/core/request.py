@@ -147,6 +147,11 @@ class Request:
         return self._generated + self._clock.tick
 
     @property
+    def told(self) -> int:
+        """Of these, how many an executor has told of."""
+        return len(self.outputs[0]) if self.outputs else 0
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and generated tokens of one sequence."""
         return self.prompt_len + self._generated + self._clock.tick

@@ -1,4 +1,4 @@
-"""What a step's logits say: the tokens to tell the scheduler, and who has ended with them."""
+"""What a step is asked, and what its logits say: tokens for the scheduler, and who has ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pagedsim.core import Continuation, Request, RequestId
 from pagedsim.engine.beam import Beams
-from pagedsim.engine.sampler import Row, Sampler
-from pagedsim.engine.sequence import Group, Sequences
+from pagedsim.engine.fetch import Fetch
+from pagedsim.engine.sampler import Draw, Row, Sampler
+from pagedsim.engine.sequence import Group
 
 Answers = tuple[dict[RequestId, "int | Continuation"], dict[RequestId, str]]
 """Tokens and reasons, as `Scheduler.commit` takes them."""
@@ -19,49 +20,88 @@ Samplers = Sequence[tuple[Request, int]]
 """Who samples and how many rows of logits it has, in their order."""
 
 
+class Question:
+    """What is to be sampled in one step.
+
+    It is asked when the step is launched, before the scheduler counts it; `draw` samples on the
+    device, without waiting, and `answers`, which may come a step later, waits for the tokens.
+    """
+
+    def __init__(self, samplers: Samplers, groups: Mapping[RequestId, Group]) -> None:
+        self.picked: Tensor | None = None
+        """The tokens on the device: those of row i at place i, if all have one sequence."""
+        self._asked = [(request, groups[request.id], count) for request, count in samplers]
+        self._plain = all(group.plain for _, group, _ in self._asked)
+        self._rows: list[Row] = []
+        self._places: list[int] = []  # of these rows among the logits
+        self._counts: list[int] = []  # of rows, for each request
+        self._coming: Fetch | None = None
+        self._draw: Draw | None = None
+        self._logits: Tensor | None = None
+        if not self._plain:
+            self._ask()
+
+    def _ask(self) -> None:
+        start = 0
+        for _, group, count in self._asked:
+            mine = [] if isinstance(group, Beams) else group.rows()
+            # All sequences of a request draw their first token from its one row.
+            here = count == len(mine)
+            self._places += range(start, start + count) if here else [start] * len(mine)
+            self._rows += mine
+            self._counts.append(len(mine))
+            start += count
+
+    def draw(self, logits: Tensor, sampler: Sampler) -> None:
+        """Sample what is sampled; beams take their logits later."""
+        if self._plain:
+            self.picked = logits.argmax(1)
+            self._coming = Fetch([self.picked])
+            return
+        self._logits = logits
+        if self._rows:
+            whole = self._places == list(range(len(logits)))
+            self._draw = sampler.draw(logits if whole else logits[self._places], self._rows)
+            self.picked = self._draw.picked
+
+    def answers(self) -> Answers:
+        """For all who are still alive; called once."""
+        tokens: dict[RequestId, int | Continuation] = {}
+        ended: dict[RequestId, str] = {}
+        if self._plain:
+            if self._coming is not None:
+                (picked,) = self._coming.lists()
+                for (request, group, _), token in zip(self._asked, picked, strict=True):
+                    if request.alive:
+                        tokens[request.id] = token
+                        if token in group.ends:
+                            ended[request.id] = "stop"
+            return tokens, ended
+        samples = iter(self._draw.samples() if self._draw is not None else ())
+        start = 0
+        for (request, group, count), rows in zip(self._asked, self._counts, strict=True):
+            mine = list(islice(samples, rows))
+            if request.alive:
+                if isinstance(group, Beams):
+                    assert self._logits is not None
+                    told = group.take(self._logits[start : start + count])
+                    _tell(request, told, tokens, ended)
+                else:
+                    _tell(request, group.take(mine), tokens, ended)
+            start += count
+        return tokens, ended
+
+
 def answers(
     logits: Tensor, samplers: Samplers, groups: Mapping[RequestId, Group], sampler: Sampler
 ) -> Answers:
-    """Sample for everybody."""
-    if all(groups[request.id].plain for request, _ in samplers):
-        return _plain(logits, samplers, groups)
-    tokens: dict[RequestId, int | Continuation] = {}
-    ended: dict[RequestId, str] = {}
-    rows: list[Row] = []
-    places: list[int] = []  # of these rows among the logits
-    sampled: list[tuple[Sequences, int]] = []
-    start = 0
-    for request, count in samplers:
-        group = groups[request.id]
-        if isinstance(group, Beams):
-            _told(request, group.take(logits[start : start + count]), tokens, ended)
-        else:
-            mine = group.rows()
-            # All sequences of a request draw their first token from its one row.
-            places += range(start, start + count) if count == len(mine) else [start] * len(mine)
-            rows += mine
-            sampled.append((group, len(mine)))
-        start += count
-    if sampled:
-        whole = places == list(range(len(logits)))
-        samples = iter(sampler.sample(logits if whole else logits[places], rows))
-        for group, count in sampled:
-            _told(group.request, group.take(list(islice(samples, count))), tokens, ended)
-    return tokens, ended
+    """Ask, draw and answer in one."""
+    question = Question(samplers, groups)
+    question.draw(logits, sampler)
+    return question.answers()
 
 
-def _plain(logits: Tensor, samplers: Samplers, groups: Mapping[RequestId, Group]) -> Answers:
-    """The same where everybody has one sequence and takes its most probable token."""
-    tokens: dict[RequestId, int | Continuation] = {}
-    ended: dict[RequestId, str] = {}
-    for (request, _), token in zip(samplers, logits.argmax(1).tolist(), strict=True):
-        tokens[request.id] = token
-        if token in groups[request.id].ends:
-            ended[request.id] = "stop"
-    return tokens, ended
-
-
-def _told(
+def _tell(
     request: Request,
     answer: tuple[int | Continuation, str | None],
     tokens: dict[RequestId, int | Continuation],

@@ -67,6 +67,8 @@ class Arguments:
     preemption: str | Preemption | Callable[[Measured], Preemption] = "recompute"
     """What takes prices, as cheapest does, may be given as its class: then they are measured."""
     batching: str | Batching = "prefill_first"
+    async_scheduling: bool = False
+    """Plan a step while the one before runs; what tokens decide is then known one step late."""
     memory: str = "paged"
     """prefix: with a prefix cache."""
 
@@ -93,5 +95,6 @@ class Arguments:
         if not is_number(share) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization={share!r}: must be above 0, up to 1")
         require_number("swap_space", self.swap_space, 0)
-        if not isinstance(self.enforce_eager, bool):
-            raise ConfigError(f"enforce_eager={self.enforce_eager!r}: must be true or false")
+        for name in ("enforce_eager", "async_scheduling"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name}={value!r}: must be true or false")

@@ -128,6 +128,7 @@ def _with_memory(
         max_seqs=seqs,
         max_batched_tokens=arguments.max_num_batched_tokens,
         max_model_len=longest,
+        async_scheduling=arguments.async_scheduling,
     )
     return scheduler, _allocated(shape, blocks, cpu_blocks, model.device)
 

@@ -98,11 +98,11 @@ class Beams:
         # The candidates beyond the best `width` are only there to go on, not to win.
         ended = [c for c in candidates[:width] if c.token in self.ends]
         outputs = request.outputs or [[]] * width
-        length = request.generated + 1
+        length = request.told + 1
         self._finish((c.logprob, [*outputs[c.parent], c.token], "stop") for c in ended)
         self._contenders = width - len(ended)
         self._logprobs = [c.logprob for c in going]
-        parents = [c.parent for c in going] if request.generated else None
+        parents = [c.parent for c in going] if request.told else None
         answer = Continuation([c.token for c in going], parents)
         if length >= self._limit:
             return answer, "length"
@@ -153,7 +153,7 @@ class Beams:
         if params.penalised:
             outputs = request.outputs or [[]] * rows
             logprobs = penalise(logprobs, [params] * rows, [request.prompt or ()] * rows, outputs)
-        if request.generated < params.min_tokens:
+        if request.told < params.min_tokens:
             logprobs = forbid(logprobs, [tuple(self.ends)] * rows)
         return logprobs
 

@@ -6,8 +6,11 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from pagedsim.core import (
     PagedsimError,
@@ -19,12 +22,14 @@ from pagedsim.core import (
     StepPlan,
 )
 from pagedsim.core.errors import unknown
-from pagedsim.engine.answer import answers
+from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import assemble
+from pagedsim.engine.flight import Flight
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
+from pagedsim.engine.work import Work, samplers_of
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +38,7 @@ class Observer(Protocol):
     """Who is told of every step and of every request that leaves; a Recorder of metrics is one."""
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was carried out; called before it is committed."""
+        """A step was carried out; called before the scheduler is told of it."""
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected."""
@@ -48,7 +53,7 @@ def _arguments(settings: dict[str, Any]) -> Arguments:
 
 
 class StepTimes(NamedTuple):
-    """Where the last step's time went, in seconds."""
+    """Where the host's time went in the last step, in seconds."""
 
     feed: float
     """From when the step counts to when it was planned."""
@@ -56,8 +61,16 @@ class StepTimes(NamedTuple):
     launch: float
     """Inputs, moves and kernel launches; on a CPU the computation itself."""
     sample: float
-    """Waiting for the logits, and sampling."""
+    """Waiting for the tokens."""
     commit: float
+
+
+@dataclass
+class _Spent:
+    """Seconds of one call, over all that it plans."""
+
+    plan: float = 0.0
+    launch: float = 0.0
 
 
 class LLMEngine:
@@ -98,6 +111,11 @@ class LLMEngine:
         self.stuck = False
         """Whether the last step found nothing to do, and none will until another request comes."""
         self._sampler = Sampler()
+        self._flight: Flight | None = None  # planned, and not told of; the oldest
+        self._untold: list[StepPlan] = []  # all such plans
+        # A CPU would do nothing else meanwhile: it plans the next step first.
+        self._defers = arguments.async_scheduling and self.model.device.type == "cpu"
+        self.scheduler.expect_tokens()
         self._groups: dict[RequestId, Group] = {}
         self._streamed: set[RequestId] = set()
         self._numbers = itertools.count()
@@ -122,7 +140,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self.scheduler.unfinished)
+        return bool(self.scheduler.unfinished or self._flight)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -210,51 +228,98 @@ class LLMEngine:
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self, since: float | None = None) -> list[RequestOutput]:
-        """Plan a step, carry it out, commit it.
+        """Plan a step, carry it out, and tell the scheduler.
 
         It counts from `since`, or else from now. Who keeps an engine busy gives the end of the
         last step: then steps follow one another without gaps, as they do in a simulation, and what
-        the host does in between is part of the next one.
+        the host does in between is part of the next one. With `async_scheduling` the step after it
+        is planned, too, and on its way before this one is waited for; the next call waits for it.
 
         Returns the requests that ended in it, and of those that stream what there is so far. If
-        carrying it out fails, the requests of this step end with finish reason "error", and the
-        engine goes on serving the others.
+        carrying it out fails, the requests of this step, and of one that was planned on top of it,
+        end with finish reason "error", and the engine goes on serving the others.
         """
         begun, self.times = self.now, None
         start = begun if since is None else since
-        plan = self.scheduler.plan(start)
-        self.stuck = plan.empty and not (plan.took_memory or plan.rejected)
-        planned = self.now
-        outputs = [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
+        outputs: list[RequestOutput] = []
+        spent = _Spent()
         try:
-            logits, samplers = self.runner.execute(plan)
+            if self._flight is None:
+                self._flight = self._planned(start, None, outputs, spent)
+                self.stuck = self._flight.plan.idle
+            elif since is None:  # it is under way since the last one ended
+                start = self.end
+            current, following = self._flight, None
+            if self._goes_ahead(current):
+                following = self._planned(start, current, outputs, spent)
             launched = self.now
-            tokens, ended = answers(logits, samplers, self._groups, self._sampler)
-        except Exception as error:
-            return outputs + self._fail(plan, error)
-        except BaseException as error:  # such as a Ctrl-C: nobody is left half served
-            self._fail(plan, error)
+            current.take_off(self._sampler)
+            outcome = current.outcome()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # such as a Ctrl-C: nobody is left half served
+                self._fail(error)
             raise
+        if isinstance(outcome, Exception):
+            return outputs + self._fail(outcome)
         done = self.now
-        self.end = end = start if plan.empty else done
-        if self.observer is not None:
-            self.observer.step(plan, start, end, self.scheduler)
-        finished = self.scheduler.commit(plan, end, tokens, ended)
-        outputs += [self._leave(request, request.finish_reason or "") for request in finished]
-        if self._streamed:
-            outputs += [
-                self._groups[request.id].output(finished=False)
-                for request, _ in samplers
-                if request.id in self._streamed and request.alive
-            ]
+        self.end = start if current.plan.empty else done
+        self._land(current.plan, start, outcome, outputs)
+        self._flight = following
+        if following is not None and following.plan.empty:
+            self._land(following.plan, self.end, ({}, {}), outputs)
+            self._flight = None
         self.times = StepTimes(
             feed=begun - start,
-            plan=planned - begun,
-            launch=launched - planned,
+            plan=spent.plan,
+            launch=spent.launch,
             sample=done - launched,
             commit=self.now - done,
         )
         return outputs
+
+    def _goes_ahead(self, current: Flight) -> bool:
+        """Whether another step can be planned before the tokens of this one are told."""
+        scheduler = self.scheduler
+        ahead = scheduler.async_scheduling and not scheduler.looks_back
+        return ahead and scheduler.runnable and not current.plan.empty
+
+    def _planned(
+        self, now: float, before: Flight | None, outputs: list[RequestOutput], spent: _Spent
+    ) -> Flight:
+        """Plan a step after the one that is under way, if one is, and let it take off."""
+        begun = self.now
+        plan = self.scheduler.plan(now)
+        planned = self.now
+        self._untold.append(plan)
+        outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
+        work = self.runner.work(plan, None if before is None else before.plan)
+        compute = partial(self._compute, work, before)
+        flight = Flight(plan, compute, Question(samplers_of(plan), self._groups))
+        if not self._defers:
+            flight.take_off(self._sampler)
+        self.scheduler.launch(plan)
+        spent.plan += planned - begun
+        spent.launch += self.now - planned
+        return flight
+
+    def _compute(self, work: Work, before: Flight | None) -> Tensor:
+        return self.runner.carry_out(work, None if before is None else before.picked)
+
+    def _land(
+        self, plan: StepPlan, start: float, answers: Answers, outputs: list[RequestOutput]
+    ) -> None:
+        """A step has ended, now."""
+        if self.observer is not None:
+            self.observer.step(plan, start, self.end, self.scheduler)
+        self._untold.remove(plan)
+        finished = self.scheduler.tell(plan, self.end, *answers)
+        outputs += [self._leave(request, request.finish_reason or "") for request in finished]
+        if self._streamed:
+            outputs += [
+                self._groups[name].output(finished=False)
+                for name in answers[0]
+                if name in self._streamed
+            ]
 
     def _leave(self, request: Request, reason: str) -> RequestOutput:
         if self.observer is not None:
@@ -264,26 +329,35 @@ class LLMEngine:
         group.close(reason)
         return group.output(finished=True)
 
-    def _fail(self, plan: StepPlan, error: BaseException) -> list[RequestOutput]:
-        """End all whose memory this step touched: it may hold anything now."""
+    def _fail(self, error: BaseException) -> list[RequestOutput]:
+        """End all whose memory is touched by what is under way: it may hold anything now."""
         self.end = now = self.now
         self.failure = f"{type(error).__name__}: {error}"
-        log.error("step %d failed: %s", plan.number, self.failure)
-        touched = dict.fromkeys(
-            [
-                *plan.decodes,
-                *(chunk.request for chunk in plan.chunks),
-                *plan.held,
-                *plan.resumed,
-                *plan.preempted,
-                *plan.displaced,
-            ]
-        )
+        plans, self._untold, self._flight = self._untold, [], None
         outputs = []
-        for request in touched:
-            if request.alive:
-                self.scheduler.abort(request.id, now)
-                outputs.append(self._leave(request, "error"))
+        for plan in plans:
+            log.error("step %d failed: %s", plan.number, self.failure)
+            for request in _touched(plan):
+                if request.alive:
+                    self.scheduler.abort(request.id, now)
+                    outputs.append(self._leave(request, "error"))
         self.scheduler.memory.forget()
-        self.scheduler.commit(plan, now, {}, {})
+        for plan in plans:
+            if self.scheduler.in_flight(plan):
+                self.scheduler.launch(plan)
+        for plan in plans:
+            self.scheduler.tell(plan, now, {}, {})
         return outputs
+
+
+def _touched(plan: StepPlan) -> list[Request]:
+    """Everybody whose memory a step reads, writes or moves."""
+    requests = [
+        *plan.decodes,
+        *(chunk.request for chunk in plan.chunks),
+        *plan.held,
+        *plan.resumed,
+        *plan.preempted,
+        *plan.displaced,
+    ]
+    return list(dict.fromkeys(requests))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kernels import AttentionBatch
-from pagedsim.engine.rows import Computing
+from pagedsim.engine.rows import Column, Computing
 
 ALIGNMENT = 16
 """Bytes: kernels read faster from addresses that are multiples of it, and are compiled for that."""
@@ -104,17 +104,19 @@ class Places:
         """What is taken of the device's memory."""
         return self._crossing.there.nbytes + self._widened.nbytes
 
-    def put(self, decoding: Computing) -> None:
-        """The rows of a step, and padding behind them."""
+    def put(self, decoding: Computing, picked: torch.Tensor | None = None) -> None:
+        """The rows of a step, and padding behind them; `picked` as `feed` takes it."""
         count, width = decoding.tables.shape
         self._crossing.wait()
-        self._ids[:count], self._positions[:count] = decoding.ids, decoding.positions
+        self._ids[:count], self._ids[count:] = decoding.ids, 0
+        self._positions[:count] = decoding.positions
         self._slots[:count], self._slots[count:] = decoding.slots, -1
         self._contexts[:count], self._contexts[count:] = decoding.contexts, 0
         # Tables come over as wide as they are in use, and are laid out at their full width there.
         used = count * width
         self._tables[:used] = decoding.tables.reshape(-1)
         self._crossing.send(self._packed + 4 * used)
+        feed(self._columns[0][:count], decoding.ids, picked)
         self._widened[:count, :width].copy_(self._arriving[:used].view(count, width))
 
     def batch(
@@ -128,6 +130,20 @@ class Places:
         ids, positions, slots, contexts, rows, starts = self._views[count]
         tables = self._widened[:count] if width is None else self._widened[:count, :width]
         return ids, positions, AttentionBatch(tables, starts, contexts, slots, count), rows
+
+
+def feed(ids: torch.Tensor, told: Column, picked: torch.Tensor | None) -> None:
+    """Put tokens that only the device knows into `ids`, where `told`, the same on the host, has ~i.
+
+    They are those that the last step picked, at place i of `picked`.
+    """
+    if picked is None or not len(told) or told.min() >= 0:
+        return
+    if np.array_equal(told, ~np.arange(len(told))):  # as in most steps: the same in the same order
+        ids.copy_(picked[: len(told)])
+        return
+    known = picked[(~ids).clamp_(min=0)]
+    torch.where(ids < 0, known, ids, out=ids)
 
 
 def aligned(size: int) -> int:

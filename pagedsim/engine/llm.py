@@ -69,7 +69,7 @@ class LLM:
     def _answers(self, names: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         answers: dict[str, RequestOutput] = {}
         with tqdm(total=len(names), unit="prompt", disable=not use_tqdm) as bar:
-            while len(answers) < len(names):
+            while self.engine.has_unfinished_requests():
                 self.engine.check_progress()
                 for output in self.engine.step():
                     answers[str(output.request_id)] = output
@@ -81,6 +81,8 @@ class LLM:
         for name in names:
             if name in self.engine.scheduler.requests:
                 self.engine.abort_request(name)
+        while self.engine.has_unfinished_requests():  # a step was planned ahead
+            self.engine.step()
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import SamplingParams
+from pagedsim.engine.fetch import sent
 
 Tokens = Sequence[int]
 
@@ -61,7 +62,7 @@ def forbid(logits: Tensor, tokens: Sequence[Tokens]) -> Tensor:
     rows = torch.repeat_interleave(torch.arange(len(tokens)), sizes)
     flat = torch.tensor(list(chain.from_iterable(tokens)), dtype=torch.int64)
     logits = logits.clone()
-    logits[rows.to(logits.device), flat.to(logits.device)] = -torch.inf
+    logits[sent(rows, logits.device), sent(flat, logits.device)] = -torch.inf
     return logits
 
 

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagedsim.engine.fetch import sent
+
 CPU_SLICE, GPU_SLICE = 1 << 18, 1 << 24
 """Elements that are hashed at once: what a cache holds, and 128 MiB on the way in float64."""
 
@@ -43,7 +45,7 @@ def gumbel(
 ) -> Tensor:
     """Standard Gumbel noise [rows, vocab] in float32; row i is that of (keys[i], positions[i])."""
     device = torch.device(device)
-    words = torch.from_numpy(_words(keys, positions)).to(device)
+    words = sent(torch.from_numpy(_words(keys, positions)), device)
     tokens = _token_hashes(vocab, device)
     noise = torch.empty(len(keys), vocab, dtype=torch.float32, device=device)
     step = max(1, (CPU_SLICE if device.type == "cpu" else GPU_SLICE) // vocab)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ class Computing(NamedTuple):
     """What some sequences compute in a step."""
 
     ids: Column
-    """The tokens, sequence after sequence; so with the next two."""
+    """The tokens, sequence after sequence; ~i for what the step before picked at place i, which
+    only the device may know yet. So with the next two."""
     positions: Column
     slots: Column
     """Where their keys and values go."""
@@ -26,6 +27,9 @@ class Computing(NamedTuple):
     """One a sequence; so with the next."""
     tables: NDArray[np.int32]
     """[sequences, most blocks]; what stands past a sequence's last block is never read."""
+
+
+NOBODY: Mapping[Request, int] = {}
 
 
 class Rows:
@@ -44,12 +48,17 @@ class Rows:
         self._tables: list[list[int]] = []
         self._rows = np.zeros(0, dtype=np.int64)  # where each of these stands
 
-    def decoding(self, requests: Sequence[Request]) -> Computing:
-        """What these compute in their next step."""
+    def decoding(
+        self, requests: Sequence[Request], picked: Mapping[Request, int] = NOBODY
+    ) -> Computing:
+        """What these compute in their next step.
+
+        `picked`: at which place the last token of whom is that was not told yet.
+        """
         tables = [table for request in requests for table in request.tables]
         if len(tables) != len(self._tables) or not all(map(is_, tables, self._tables)):
             self._seat(tables)
-        ids = np.array([output[-1] for request in requests for output in request.outputs])
+        ids = _last(requests, picked)
         if len(tables) == len(requests):
             lengths = [request.num_tokens for request in requests]
         else:
@@ -80,3 +89,11 @@ class Rows:
                 rows[i] = row = next(free)
                 self._known[row] = -1
         self._tables, self._rows = tables, np.array(rows)
+
+
+def _last(requests: Sequence[Request], picked: Mapping[Request, int]) -> Column:
+    if not picked:
+        return np.array([output[-1] for request in requests for output in request.outputs])
+    return np.array(
+        [~picked[request] if request in picked else request.outputs[0][-1] for request in requests]
+    )

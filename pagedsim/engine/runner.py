@@ -11,7 +11,7 @@ from pagedsim.core import StepPlan
 from pagedsim.engine.batch import Batch
 from pagedsim.engine.cache import Cache
 from pagedsim.engine.graphs import Graphs, recorder_of
-from pagedsim.engine.inputs import Inputs, Places
+from pagedsim.engine.inputs import Inputs, Places, feed
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearse
@@ -38,38 +38,39 @@ class Runner:
         self._places = Places(device, seqs, blocks)
         self._inputs = Inputs(device) if device.type == "cuda" else None
 
-    def execute(self, plan: StepPlan) -> tuple[torch.Tensor, Samplers]:
-        """Carry out a plan in the order of its fields.
+    def work(self, plan: StepPlan, before: StepPlan | None = None) -> Work:
+        """What a plan has done; each plan is asked about once, in their order.
 
-        Returns logits in float32, one row a sequence that samples, and whose rows these are. They
-        are good until the next step.
+        `before`: the plan before it, if its tokens were not told yet.
         """
-        return self.carry_out(self.work(plan)), samplers_of(plan)
-
-    def work(self, plan: StepPlan) -> Work:
-        """What a plan has done; each plan is asked about once, in their order."""
-        return work_of(plan, self._rows)
+        return work_of(plan, self._rows, before)
 
     @torch.inference_mode()
-    def carry_out(self, work: Work) -> torch.Tensor:
-        """Do it, and return the logits."""
+    def carry_out(self, work: Work, picked: torch.Tensor | None = None) -> torch.Tensor:
+        """Do it, and return logits in float32, one row a sequence that samples.
+
+        They are good until the next step. `picked`: the tokens of the step before, on the device, where they were not told yet.
+        """
         self.mover.move(work)
         if work.computing is None:
             return torch.empty(0, self.model.vocab_size)
         if work.mixed is None:
-            return self._decodes(work.computing)
-        return self._mixed(work.computing, work.mixed)
+            return self._decodes(work.computing, picked)
+        return self._mixed(work.computing, work.mixed, picked)
 
-    def _mixed(self, computing: Computing, mixed: Mixed) -> torch.Tensor:
+    def _mixed(
+        self, computing: Computing, mixed: Mixed, picked: torch.Tensor | None
+    ) -> torch.Tensor:
         batch = Batch.of(computing, mixed)
         if self._inputs is not None:
             batch = batch.on(self._inputs)
+        feed(batch.input_ids, computing.ids, picked)
         return self.model.forward(
             batch.input_ids, batch.positions, batch.attention, self.cache.gpu, batch.logits_at
         )
 
-    def _decodes(self, decoding: Computing) -> torch.Tensor:
-        self._places.put(decoding)
+    def _decodes(self, decoding: Computing, picked: torch.Tensor | None) -> torch.Tensor:
+        self._places.put(decoding, picked)
         count, width = decoding.tables.shape
         if self.graphs is not None and self.graphs.holds(count):
             return self.graphs.run(count)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import SamplingParams
+from pagedsim.engine.fetch import Fetch, sent
 from pagedsim.engine.logits import (
     forbid,
     keep_min_p,
@@ -71,6 +72,10 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
         """One sample for each row of `logits` [rows, vocab] in float32, which stay as they are."""
+        return self.draw(logits, rows).samples()
+
+    def draw(self, logits: Tensor, rows: Sequence[Row]) -> Draw:
+        """The same, without waiting for it."""
         columns = self._columns_of([row.params for row in rows], logits)
         scores = _adjusted(logits, rows, columns)
         at = columns.random
@@ -79,18 +84,37 @@ class Sampler:
         else:
             drawn = _drawn(at.of(scores), rows, columns)
             picked = drawn if at.all else at.put(scores.argmax(1), drawn)
-        tokens: list[int] = picked.tolist()
-        if not columns.scored.rows:
-            return [Sample(token) for token in tokens]
-        scored = zip(columns.scored.rows, _scored(logits, picked, columns), strict=True)
-        samples = dict(scored)
-        return [samples.get(i) or Sample(token) for i, token in enumerate(tokens)]
+        return Draw(picked, _scored(logits, picked, columns), columns)
 
     def _columns_of(self, params: list[SamplingParams], logits: Tensor) -> Columns:
         columns = self._columns
         if columns is None or not columns.fits(params, logits):
             columns = self._columns = Columns(params, logits)
         return columns
+
+
+class Draw:
+    """What was sampled, on the device and on its way to the host."""
+
+    def __init__(self, picked: Tensor, scored: Sequence[Tensor], columns: Columns) -> None:
+        """`scored`: own log-probability, rank, best tokens and theirs, of the rows that ask."""
+        self.picked = picked
+        """The tokens, on the device."""
+        self._columns = columns
+        self._coming = Fetch([picked, *scored])
+
+    def samples(self) -> list[Sample]:
+        """One for each row, once they are there."""
+        tokens, *scored = self._coming.lists()
+        samples = [Sample(token) for token in tokens]
+        if scored:
+            columns = self._columns
+            for row, count, own, rank, ids, values in zip(
+                columns.scored.rows, columns.logprobs, *scored, strict=True
+            ):
+                top = tuple(zip(ids[:count], values[:count], strict=True))
+                samples[row] = Sample(tokens[row], own, rank, top)
+        return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +158,10 @@ class Columns:
     def _at(self, asked: Iterable[bool]) -> At:
         asked = list(asked)
         rows = [i for i, yes in enumerate(asked) if yes]
-        return At(rows, torch.tensor(rows, device=self.device), len(rows) == len(asked))
+        return At(rows, sent(torch.tensor(rows), self.device), len(rows) == len(asked))
 
     def _column(self, values: list[float] | list[int], dtype: torch.dtype | None = None) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)[:, None]
+        return sent(torch.tensor(values, dtype=dtype), self.device)[:, None]
 
     def fits(self, params: list[SamplingParams], like: Tensor) -> bool:
         """Whether these are the settings of that batch too."""
@@ -171,24 +195,13 @@ def _drawn(x: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
     return gumbel(keys, positions, x.shape[1], x.device).add_(x).argmax(1)
 
 
-def _scored(logits: Tensor, picked: Tensor, columns: Columns) -> list[Sample]:
-    """Samples of the rows that want log-probabilities."""
+def _scored(logits: Tensor, picked: Tensor, columns: Columns) -> list[Tensor]:
+    """What the rows that want log-probabilities are told besides; nothing if none does."""
     at = columns.scored
+    if not at.rows:
+        return []
     logprobs = at.of(logits).log_softmax(1)
-    tokens = at.of(picked)[:, None]
-    own = logprobs.gather(1, tokens)
+    own = logprobs.gather(1, at.of(picked)[:, None])
     ranks = (logprobs > own).sum(1) + 1
     best = logprobs.topk(min(max(columns.logprobs), columns.vocab))
-    told = zip(
-        tokens[:, 0].tolist(),
-        own[:, 0].tolist(),
-        ranks.tolist(),
-        best.indices.tolist(),
-        best.values.tolist(),
-        columns.logprobs,
-        strict=True,
-    )
-    return [
-        Sample(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
-        for token, logprob, rank, ids, values, count in told
-    ]
+    return [own[:, 0], ranks, best.indices, best.values]

@@ -51,7 +51,8 @@ class Line:
 class Sequences:
     """The sequences of a request that is sampled: `n` or `best_of` of them, often just one.
 
-    The order of calls: `rows`, `take`, then the scheduler's commit, then `output` if anybody looks;
+    The order of calls: `rows`, before the scheduler counts the step; `take`, before it is told of
+    it; `output`, once it was, if anybody looks;
     `close` once the scheduler is done with the request, and `output(finished=True)`.
     """
 
@@ -123,7 +124,7 @@ class Sequences:
     def take(self, samples: Sequence[Sample]) -> tuple[int | Continuation, str | None]:
         """The samples of `rows`; returns what to tell commit, and why the request has ended.
 
-        Nothing may happen to the request between this and the commit.
+        Nothing may happen to the request between this and the telling.
         """
         live = self._live
         if len(live) == 1:
@@ -167,7 +168,7 @@ class Sequences:
         if token in self.ends:
             stop = self._stop_reason(token)
         elif self._params.stop and line.text is not None:
-            enough = self.request.generated + 1 >= self._params.min_tokens
+            enough = self.request.told + 1 >= self._params.min_tokens
             found = line.text.push(token, watch=enough)
             if found is None:
                 return False

@@ -6,7 +6,7 @@ be carried out elsewhere than where it was planned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pagedsim.core import Chunk, Request, StepPlan
 from pagedsim.core.memory import Copies, Pairs
-from pagedsim.engine.rows import Column, Computing, Rows
+from pagedsim.engine.rows import NOBODY, Column, Computing, Rows
 
 Samplers = list[tuple[Request, int]]
 """Each request that samples and how many rows of logits it has, in the order of the rows: one a
@@ -49,13 +49,17 @@ class Work:
     """None: decodes alone, which all sample."""
 
 
-def work_of(plan: StepPlan, rows: Rows) -> Work:
-    """The work of a plan, with the block tables as they are now."""
+def work_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> Work:
+    """The work of a plan, with the block tables as they are now.
+
+    `before`: the step before it, if its tokens were not told yet.
+    """
     computing, mixed = None, None
+    picked = NOBODY if before is None else places_of(before)
     if plan.chunks:
-        computing, mixed = flat(plan, rows)
+        computing, mixed = flat(plan, rows, picked)
     elif plan.decodes:
-        computing = rows.decoding(plan.decodes)
+        computing = rows.decoding(plan.decodes, picked)
     return Work(plan.swap_out, plan.copies, plan.swap_in, computing, mixed)
 
 
@@ -65,9 +69,16 @@ def samplers_of(plan: StepPlan) -> Samplers:
     return samplers + [(chunk.request, 1) for chunk in plan.chunks if chunk.samples]
 
 
-def flat(plan: StepPlan, rows: Rows) -> tuple[Computing, Mixed]:
+def places_of(plan: StepPlan) -> dict[Request, int]:
+    """At which place a step picks whose token, where each samples one sequence."""
+    return {request: place for place, (request, _) in enumerate(samplers_of(plan))}
+
+
+def flat(
+    plan: StepPlan, rows: Rows, picked: Mapping[Request, int] = NOBODY
+) -> tuple[Computing, Mixed]:
     """Decodes and chunks in one."""
-    first = [rows.decoding(plan.decodes)] if plan.decodes else []
+    first = [rows.decoding(plan.decodes, picked)] if plan.decodes else []
     rest = [_computing(chunk, rows.block_size) for chunk in plan.chunks]
     parts = [*first, *rest]
     contexts = np.concatenate([part.contexts for part in parts])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagedsim.core import ConfigError, RequestError, SamplingParams, StepPlan
+from pagedsim.core import ConfigError, RequestError, SamplingParams
 from pagedsim.engine import assemble
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.llm import LLM
@@ -105,7 +105,7 @@ def test_a_step_that_fails_ends_its_own_requests_only(
         server.add_request(name, [9, 9, 9, 9, 9], GREEDY)
     server.step()
     with monkeypatch.context() as patch:
-        patch.setattr(server.runner, "execute", fails)
+        patch.setattr(server.runner, "carry_out", fails)
         failed = server.step()
     assert {o.request_id: o.outputs[0].finish_reason for o in failed} == {
         "a": "error",
@@ -119,7 +119,7 @@ def test_a_step_that_fails_ends_its_own_requests_only(
     assert server.scheduler.memory.used == 0
 
 
-def fails(plan: StepPlan) -> Any:
+def fails(*work: Any) -> Any:
     raise RuntimeError("a kernel failed")
 
 
@@ -249,7 +249,7 @@ def sharing(server: LLMEngine) -> Iterator[tuple[int, int]]:
 def test_a_ctrl_c_in_a_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(made("llama"), device="cpu", num_gpu_blocks=64, max_model_len=64)
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.runner, "execute", interrupted)
+        patch.setattr(llm.engine.runner, "carry_out", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
     assert not llm.engine.has_unfinished_requests()
@@ -257,7 +257,7 @@ def test_a_ctrl_c_in_a_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatc
     assert len(answer.outputs[0].token_ids) == 6
 
 
-def interrupted(plan: StepPlan) -> Any:
+def interrupted(*work: Any) -> Any:
     raise KeyboardInterrupt
 
 

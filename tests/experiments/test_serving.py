@@ -215,14 +215,14 @@ def test_a_run_that_is_stopped_leaves_what_it_has(tmp_path: Path) -> None:
 def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pagedsim.engine.runner import Runner
 
-    execute, calls = Runner.execute, iter(range(1000))
+    carry_out, calls = Runner.carry_out, iter(range(1000))
 
-    def fails_once(self: Runner, plan: StepPlan) -> Any:
+    def fails_once(self: Runner, *work: Any) -> Any:
         if next(calls) == 4:
             raise RuntimeError("a bad day")
-        return execute(self, plan)
+        return carry_out(self, *work)
 
-    monkeypatch.setattr(Runner, "execute", fails_once)
+    monkeypatch.setattr(Runner, "carry_out", fails_once)
     served = run(tmp_path, "server.max_seqs=2")  # so that it ends two of them at most
     told = str(served.summary["notices"])
     assert "steps failed and ended their requests; the first: RuntimeError: a bad day" in told

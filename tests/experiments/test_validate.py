@@ -210,15 +210,15 @@ def test_a_profile_goes_through_the_grid(tmp_path: Path) -> None:
 def test_a_profile_notices_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from pagedsim.engine.runner import Runner
 
-    execute, left = Runner.execute, [40]
+    carry_out, left = Runner.carry_out, [40]
 
     def failing(self: Runner, *args: Any) -> Any:
         left[0] -= 1
         if not left[0]:
             raise RuntimeError("out of memory")
-        return execute(self, *args)
+        return carry_out(self, *args)
 
-    monkeypatch.setattr(Runner, "execute", failing)
+    monkeypatch.setattr(Runner, "carry_out", failing)
     words = ["experiment=calibrate", "backend=engine", "server.max_model_len=64"]
     config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
     with pytest.raises(ConfigError, match=r"a step of \d+ × \d+ tokens: .*out of memory"):

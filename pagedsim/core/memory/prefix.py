@@ -91,7 +91,7 @@ class PrefixMemory(PagedMemory):
 
     def _known(self, request: Request) -> int:
         """How many of its tokens have been told."""
-        return request.prompt_len + (len(request.outputs[0]) if request.outputs else 0)
+        return request.prompt_len + request.told
 
     def lookup(self, request: Request) -> Sequence[int]:
         # At least one token must be computed, or there would be nothing to sample from.

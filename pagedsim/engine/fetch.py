@@ -1,0 +1,37 @@
+"""Results on their way from the device to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Fetch:
+    """Tensors that are being copied to the host; nobody waits before they are looked at."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        self._here = list(tensors)
+        if tensors[0].is_cuda:
+            self._here = [
+                torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+                for t in tensors
+            ]
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def lists(self) -> list[Any]:
+        """Their contents, once they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return [tensor.tolist() for tensor in self._here]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on the device; nobody waits until it is there."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,244 @@
+"""Steps that are planned, and launched, before the last one's tokens are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.inputs import feed
+from pagedsim.engine.output import RequestOutput
+from tests.engine.architectures import made
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def engine(**settings: Any) -> LLMEngine:
+    given = {"device": "cpu", "block_size": 4, "num_gpu_blocks": 64, "max_model_len": 64}
+    return LLMEngine(model=made("llama"), **{**given, **settings})
+
+
+def run(server: LLMEngine) -> dict[Any, RequestOutput]:
+    found: dict[Any, RequestOutput] = {}
+    while server.has_unfinished_requests():
+        found |= {output.request_id: output for output in server.step()}
+        server.scheduler.check()
+    memory = server.scheduler.memory
+    assert memory.used == 0
+    assert memory.cpu_free == memory.cpu_total
+    return found
+
+
+ASKED = {
+    "greedy": SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+    "sampled": SamplingParams(max_tokens=12, ignore_eos=True, top_p=0.9, top_k=40, min_p=0.01),
+    "seeded": SamplingParams(max_tokens=12, ignore_eos=True, seed=5),
+    "logprobs": SamplingParams(max_tokens=7, ignore_eos=True, logprobs=3),
+    "one token": SamplingParams(temperature=0, max_tokens=1),
+    "until it ends": SamplingParams(temperature=0, stop_token_ids=[*range(0, 97, 3)]),
+    "not too soon": SamplingParams(stop_token_ids=[*range(0, 97, 2)], min_tokens=5),
+    "to the end": SamplingParams(temperature=0, ignore_eos=True),
+    "penalised": SamplingParams(max_tokens=9, presence_penalty=1.0, repetition_penalty=1.3),
+    "several": SamplingParams(n=3, max_tokens=8, stop_token_ids=[*range(0, 97, 5)]),
+    "beams": SamplingParams(n=2, best_of=3, beam_search=True, max_tokens=6),
+}
+PLAIN = [name for name, params in ASKED.items() if not params.looks_back]
+SCARCE = {"num_gpu_blocks": 18, "max_num_seqs": 6, "max_model_len": 48}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plenty": {},
+    "recompute": SCARCE,
+    "swap": {**SCARCE, "preemption": "swap", "num_cpu_blocks": 40},
+    "unified": {**SCARCE, "batching": "unified", "max_num_batched_tokens": 12},
+    "unified, swap": {
+        **SCARCE,
+        **{"batching": "unified", "max_num_batched_tokens": 12},
+        **{"preemption": "swap", "num_cpu_blocks": 40},
+    },
+    "static": {**SCARCE, "batching": "static"},
+    "prefix": {"memory": "prefix"},
+    "prefix, scarce": {**SCARCE, "memory": "prefix", "preemption": "swap", "num_cpu_blocks": 9},
+}
+
+
+def asked(server: LLMEngine, names: list[str]) -> dict[Any, RequestOutput]:
+    """All of these, in two waves with prompts that begin alike."""
+    prompts = {name: [7, 3, 7, 3, 7, 3, *range(i, 2 * i + 3)] for i, name in enumerate(names)}
+    found: dict[Any, RequestOutput] = {}
+    for number, name in enumerate(names):
+        if number == len(names) // 2:
+            for _ in range(3):
+                found |= {output.request_id: output for output in server.step()}
+        server.add_request(name, prompts[name], ASKED[name])
+    return found | run(server)
+
+
+def said(output: RequestOutput) -> list[tuple[object, ...]]:
+    """Batches differ, and with them the last digits of log-probabilities."""
+    return [
+        (
+            *(list(line.token_ids), line.finish_reason, line.stop_reason),
+            line.cumulative_logprob and pytest.approx(line.cumulative_logprob, abs=1e-4),
+            [list(best) for best in line.logprobs or ()],
+        )
+        for line in output.outputs
+    ]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("names", [PLAIN, list(ASKED)], ids=["plain", "all"])
+def test_answers_are_the_same(settings: dict[str, Any], names: list[str]) -> None:
+    ahead = engine(async_scheduling=True, **settings)
+    found, wanted = asked(ahead, names), asked(engine(**settings), names)
+    assert found.keys() == wanted.keys() == set(names)
+    for name in names:
+        assert said(found[name]) == said(wanted[name]), name
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["recompute"], SETTINGS["swap"]])
+def test_the_answers_are_those_of_requests_that_lost_their_memory(settings: dict[str, Any]) -> None:
+    ahead = engine(async_scheduling=True, **settings)
+    found = asked(ahead, PLAIN)
+    assert sum(output.metrics.preemptions for output in found.values())
+
+
+class Order:
+    """When plans were made, launched and told of."""
+
+    def __init__(self, server: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, int]] = []
+        for name in ("plan", "tell"):
+            monkeypatch.setattr(server.scheduler, name, self._noting(server.scheduler, name))
+
+    def _noting(self, scheduler: Scheduler, name: str) -> Any:
+        call = getattr(scheduler, name)
+
+        def noting(*args: Any) -> Any:
+            result = call(*args)
+            plan = result if name == "plan" else args[0]
+            self.events.append((name, plan.number))
+            return result
+
+        return noting
+
+
+def test_each_step_is_planned_before_the_last_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = engine(async_scheduling=True)
+    order = Order(server, monkeypatch)
+    server.add_request("a", [5, 6, 7], SamplingParams(temperature=0, max_tokens=3))
+    run(server)
+    # The third token is its last, as everybody knows: no fourth step.
+    told = [("plan", 0), ("plan", 1), ("tell", 0), ("plan", 2), ("tell", 1), ("tell", 2)]
+    assert order.events == told
+
+
+def test_what_looks_back_is_served_a_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = engine(async_scheduling=True)
+    order = Order(server, monkeypatch)
+    server.add_request("a", [5, 6, 7], SamplingParams(max_tokens=2, frequency_penalty=0.5))
+    run(server)
+    assert order.events == [("plan", 0), ("tell", 0), ("plan", 1), ("tell", 1)]
+
+
+def test_an_end_that_only_the_token_tells_costs_a_step() -> None:
+    wanted = engine()
+    wanted.add_request("a", [5, 6, 7], GREEDY)
+    third = run(wanted)["a"].outputs[0].token_ids[2]
+    seen = Seen()
+    server = engine(async_scheduling=True, observer=seen)
+    stop = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=[third], ignore_eos=True)
+    server.add_request("a", [5, 6, 7], stop)
+    (output,) = run(server)["a"].outputs
+    assert output.finish_reason == "stop"
+    assert len(output.token_ids) == output.token_ids.index(third) + 1
+    assert len(seen.plans) == len(output.token_ids) + 1
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.plans: list[StepPlan] = []
+        self.times: list[tuple[float, float]] = []
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        self.plans.append(plan)
+        self.times.append((start, end))
+
+    def left(self, request: Request) -> None:
+        assert not request.alive
+
+
+def test_steps_follow_one_another() -> None:
+    seen = Seen()
+    server = engine(async_scheduling=True, observer=seen)
+    server.add_request("a", [5, 6, 7], GREEDY)
+    run(server)
+    assert [plan.number for plan in seen.plans] == list(range(6))
+    assert all(start <= end for start, end in seen.times)
+    ends = [end for _, end in seen.times]
+    assert [start for start, _ in seen.times[1:]] == ends[:-1]
+
+
+def test_who_streams_sees_each_token() -> None:
+    server = engine(async_scheduling=True)
+    server.add_request("a", [5, 6, 7], GREEDY, stream=True)
+    seen: list[int] = []
+    while server.has_unfinished_requests():
+        seen += [len(output.outputs[0].token_ids) for output in server.step()]
+    assert seen == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_abort_while_two_steps_are_under_way() -> None:
+    server = engine(async_scheduling=True)
+    server.add_request("a", [5, 6, 7], GREEDY)
+    server.add_request("b", [5, 6, 8], GREEDY)
+    wanted = engine()
+    wanted.add_request("b", [5, 6, 8], GREEDY)
+    server.step()
+    output = server.abort_request("a")
+    assert len(output.outputs[0].token_ids) == 1
+    server.scheduler.check()
+    assert run(server)["b"].outputs == run(wanted)["b"].outputs
+
+
+@pytest.mark.parametrize("memory", ["paged", "prefix"])
+def test_a_step_that_fails_ends_those_of_the_step_on_top_of_it(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = engine(memory=memory, max_num_seqs=2, async_scheduling=True)
+    for name in "abc":
+        server.add_request(name, [9, 9, 9, 9, 9], GREEDY)
+    server.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(server.runner, "carry_out", fails)
+        failed = server.step()
+    assert {o.request_id: o.outputs[0].finish_reason for o in failed} == {
+        "a": "error",
+        "b": "error",
+    }
+    assert [len(o.outputs[0].token_ids) for o in failed] == [1, 1]
+    alone = engine()
+    alone.add_request("c", [9, 9, 9, 9, 9], GREEDY)
+    assert run(server)["c"].outputs == run(alone)["c"].outputs
+    assert server.failure == "RuntimeError: a kernel failed"
+
+
+def fails(*work: Any) -> Any:
+    raise RuntimeError("a kernel failed")
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        ([5, 6, 7], [5, 6, 7]),
+        ([~0, ~1, ~2], [70, 71, 72]),
+        ([~2, 8, ~0], [72, 8, 70]),
+        ([], []),
+    ],
+)
+def test_tokens_that_only_the_device_knows(told: list[int], wanted: list[int]) -> None:
+    ids = torch.tensor(told, dtype=torch.int64)
+    feed(ids, np.array(told, dtype=np.int64), torch.tensor([70, 71, 72]))
+    assert ids.tolist() == wanted
