@@ -49,7 +49,8 @@ class Runner:
     def carry_out(self, work: Work, picked: torch.Tensor | None = None) -> torch.Tensor:
         """Do it, and return logits in float32, one row a sequence that samples.
 
-        They are good until the next step. `picked`: the tokens of the step before, on the device, where they were not told yet.
+        They are good until the next step. `picked`: the tokens of the step before, on the device,
+        where they were not told yet.
         """
         self.mover.move(work)
         if work.computing is None:

@@ -39,11 +39,11 @@ ASKED = {
     "seeded": SamplingParams(max_tokens=12, ignore_eos=True, seed=5),
     "logprobs": SamplingParams(max_tokens=7, ignore_eos=True, logprobs=3),
     "one token": SamplingParams(temperature=0, max_tokens=1),
-    "until it ends": SamplingParams(temperature=0, stop_token_ids=[*range(0, 97, 3)]),
-    "not too soon": SamplingParams(stop_token_ids=[*range(0, 97, 2)], min_tokens=5),
+    "until it ends": SamplingParams(temperature=0, stop_token_ids=tuple(range(0, 97, 3))),
+    "not too soon": SamplingParams(stop_token_ids=tuple(range(0, 97, 2)), min_tokens=5),
     "to the end": SamplingParams(temperature=0, ignore_eos=True),
     "penalised": SamplingParams(max_tokens=9, presence_penalty=1.0, repetition_penalty=1.3),
-    "several": SamplingParams(n=3, max_tokens=8, stop_token_ids=[*range(0, 97, 5)]),
+    "several": SamplingParams(n=3, max_tokens=8, stop_token_ids=tuple(range(0, 97, 5))),
     "beams": SamplingParams(n=2, best_of=3, beam_search=True, max_tokens=6),
 }
 PLAIN = [name for name, params in ASKED.items() if not params.looks_back]
@@ -149,7 +149,7 @@ def test_an_end_that_only_the_token_tells_costs_a_step() -> None:
     third = run(wanted)["a"].outputs[0].token_ids[2]
     seen = Seen()
     server = engine(async_scheduling=True, observer=seen)
-    stop = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=[third], ignore_eos=True)
+    stop = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=(third,), ignore_eos=True)
     server.add_request("a", [5, 6, 7], stop)
     (output,) = run(server)["a"].outputs
     assert output.finish_reason == "stop"
