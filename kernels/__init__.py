@@ -1,5 +1,5 @@
-"""Paged attention and what stands around it in a decoder: Triton kernels, each beside the plain
-torch function that says what it computes.
+"""Paged attention, what stands around it in a decoder, and top-p: Triton kernels, each beside the
+plain torch function that says what it computes.
 
 `kernels.ops` says what there is; what runs is chosen by where the tensors are.
 """
@@ -9,6 +9,7 @@ from kernels.ops import (
     attend,
     attend_cached,
     copy_blocks,
+    keep_top_p,
     paged_attention,
     paged_decode,
     rms_norm,
@@ -22,6 +23,7 @@ __all__ = [
     "attend",
     "attend_cached",
     "copy_blocks",
+    "keep_top_p",
     "paged_attention",
     "paged_decode",
     "rms_norm",

@@ -263,6 +263,25 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
         reference.copy_blocks(cache, sources, targets)
 
 
+def keep_top_p(logits: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """Each row's smallest set of most probable tokens that reaches p; the others become -inf.
+
+    `logits` is [rows, vocab] in float32, `p` [rows, 1] in float64, more than 0 and less than 1. Of
+    equally probable tokens those with the smaller ids come first. A token's weight is exp(logit -
+    largest logit) in float32, cut to a multiple of a small power of two so that sums are exact:
+    the set is that of these weights, to the token, however it is found and whoever is in the
+    batch. Against real arithmetic p is reached but for the rounding of exp, some 1e-7.
+
+    Nothing is read back from a GPU.
+    """
+    weights = (logits - logits.amax(1, keepdim=True)).exp_()
+    if on_gpu(logits):
+        from kernels import nucleus
+
+        return nucleus.keep_top_p(logits, weights, p)
+    return reference.keep_top_p(logits, weights, p)
+
+
 def on_gpu(tensor: torch.Tensor) -> bool:
     """Where Triton computes; a test says yes to have it interpreted."""
     return tensor.is_cuda

@@ -4,6 +4,7 @@ from kernels.reference.attention import attention, batch_of
 from kernels.reference.copy import copy_blocks
 from kernels.reference.gate import silu_mul
 from kernels.reference.norm import rms_norm
+from kernels.reference.nucleus import keep_top_p
 from kernels.reference.rotary import rotate
 from kernels.reference.write import write_kv, write_step
 
@@ -11,6 +12,7 @@ __all__ = [
     "attention",
     "batch_of",
     "copy_blocks",
+    "keep_top_p",
     "rms_norm",
     "rotate",
     "silu_mul",

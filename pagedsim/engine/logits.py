@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import kernels
 from pagedsim.core import SamplingParams
 from pagedsim.engine.fetch import sent
 
 Tokens = Sequence[int]
-
-PREFIXES = (256, 4096)
-"""How many of the most probable tokens are sorted to find a top-p set, before all of them are."""
 
 
 def penalise(
@@ -73,34 +71,8 @@ def keep_top_k(logits: Tensor, k: Tensor, largest: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
-    """Keep each row's smallest set of most probable tokens that reaches p, p [rows, 1].
-
-    Of equally probable tokens those with the smaller ids come first.
-    """
-    best, size = _nucleus(logits, p)
-    last = best.gather(1, size - 1)
-    tied = logits == last
-    among = size - (best > last).sum(1, keepdim=True)  # of the tied ones, how many are in
-    first = tied.cumsum(1, dtype=torch.int32) <= among
-    return logits.masked_fill(~((logits > last) | (tied & first)), -torch.inf)
-
-
-def _nucleus(logits: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's largest logits in order, and how many of them reach p.
-
-    Sums are in float64, so that they do not depend on how a device splits them.
-    """
-    top = logits.amax(1, keepdim=True)
-    total = (logits - top).exp().sum(1, keepdim=True, dtype=torch.float64)
-    vocab = logits.shape[1]
-    for prefix in (*(size for size in PREFIXES if 2 * size < vocab), vocab):
-        best = logits.topk(prefix).values
-        mass = (best - top).exp().double()
-        before = mass.cumsum(1) - mass
-        size = (before < p * total).sum(1, keepdim=True)
-        if prefix == vocab or not bool((size == prefix).any()):
-            break
-    return best, size
+    """Keep each row's smallest set of most probable tokens that reaches p, p [rows, 1]."""
+    return kernels.keep_top_p(logits, p)
 
 
 def keep_min_p(logits: Tensor, log_min_p: Tensor) -> Tensor:
