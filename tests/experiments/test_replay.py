@@ -59,8 +59,11 @@ def base(*combination: str) -> Any:
     return OmegaConf.to_container(compose("config", overrides=words), resolve=True)
 
 
-def drawn(rng: random.Random, *combination: str) -> dict[str, Any]:
-    """Requests of up to 40 tokens on a pool that holds hardly one and a half of them."""
+def drawn(rng: random.Random, *combination: str, ahead: bool = False) -> dict[str, Any]:
+    """Requests of up to 40 tokens on a pool that holds hardly one and a half of them.
+
+    `ahead`: steps are planned while the one before runs.
+    """
     config = deepcopy(base(*combination))
     workload: dict[str, Any] = rng.choice(
         (
@@ -76,6 +79,7 @@ def drawn(rng: random.Random, *combination: str) -> dict[str, Any]:
     config["server"] |= {
         "max_seqs": rng.choice((3, 8)),
         "max_batched_tokens": rng.choice((48, 64)),
+        "async_scheduling": ahead,
     }
     return dict(config)
 
@@ -90,23 +94,29 @@ def record(folder: Path, config: dict[str, Any], seed: int = 0) -> Recorded:
     return recorded
 
 
+either_way = pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+
+
+@either_way
 @pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
 def test_the_simulator_plans_what_the_engine_planned(
-    combination: tuple[str, ...], tmp_path: Path
+    combination: tuple[str, ...], ahead: bool, tmp_path: Path
 ) -> None:
     rng = random.Random("-".join(combination))
-    run = record(tmp_path, drawn(rng, *combination))
+    run = record(tmp_path, drawn(rng, *combination, ahead=ahead))
     assert run.steps.num_rows > 5
     assert replayed(run) is None
 
 
+@either_way
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 @pytest.mark.parametrize("memory", ["paged", "prefix"])
 def test_groups_of_sequences_are_planned_alike(
-    preemption: str, batching: str, memory: str, tmp_path: Path
+    preemption: str, batching: str, memory: str, ahead: bool, tmp_path: Path
 ) -> None:
-    config = drawn(random.Random(preemption), "fcfs", preemption, batching, memory)
+    rng = random.Random(preemption)
+    config = drawn(rng, "fcfs", preemption, batching, memory, ahead=ahead)
     config["workload"]["n"] = 2
     config["backend"]["cache_tokens"] = 96
     run = record(tmp_path, config)
@@ -125,13 +135,15 @@ def test_beams_share_memory_and_cannot_be_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@either_way
 @pytest.mark.parametrize("seed", range(14))
-def test_five_hundred_times(seed: int, tmp_path: Path) -> None:
-    """14 × 36 = 504 runs, in most of which somebody must yield."""
+def test_five_hundred_times(seed: int, ahead: bool, tmp_path: Path) -> None:
+    """14 × 36 = 504 runs each way, in most of which somebody must yield."""
     preempted = 0
     for combination in COMBINATIONS:
         name = "-".join(combination)
-        run = record(tmp_path / name, drawn(random.Random(f"{name} {seed}"), *combination), seed)
+        config = drawn(random.Random(f"{name} {seed}"), *combination, ahead=ahead)
+        run = record(tmp_path / name, config, seed)
         assert replayed(run) is None, name
         preempted += sum(run.requests["preemptions"].to_pylist()) > 0
     assert preempted > 12
