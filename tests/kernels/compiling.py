@@ -24,7 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels import attention, copy, decode, gate, norm, rotary, tuning, write
+from kernels import attention, copy, decode, gate, norm, nucleus, rotary, tuning, write
 from kernels.float8 import FORMATS
 from kernels.tiles import Split, decode_tiles, prefill_tiles
 
@@ -43,7 +43,7 @@ class Call(TypedDict, total=False):
     block_size: int
     queries: int
     size: int
-    """Elements of a token, for what does not know of heads."""
+    """Elements of a token, for what does not know of heads; tokens of a vocabulary."""
     summed: bool
     """With a residual."""
     normed: bool
@@ -163,6 +163,9 @@ def call(case: Call, capability: tuple[int, int]) -> None:
             rotary.rotate(qkv, turn, turn, k_cache, v_cache, slots, weight=weight, eps=1e-6)
         case "gate":
             gate.silu_mul(torch.zeros(tokens, 2 * case["size"], dtype=dtype))
+        case "nucleus":
+            x = torch.zeros(8, case["size"])
+            nucleus.keep_top_p(x, x, torch.zeros(8, 1, dtype=torch.float64))
         case "copy":
             copy.copy_blocks(kv, slots[:2], slots[:2])
         case other:

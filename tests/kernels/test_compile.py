@@ -104,6 +104,16 @@ def test_what_a_model_runs(capability: int) -> None:
         assert faults(call, launched, capability) == []
 
 
+@BOTH
+def test_no_vocabulary_spills(capability: int) -> None:
+    """Rows that fit one tile, or many; that begin at multiples of 16, or not."""
+    sizes = (97, 50257, 128256)
+    calls = [{"kernel": "nucleus", "dtype": "float32", "size": size} for size in sizes]
+    for call, (kernel,) in zip(calls, taken(calls, capability), strict=True):
+        assert kernel["name"] == "_nucleus"
+        assert kernel["spilled"] == 0, (call, kernel)
+
+
 def test_a_spill_is_seen() -> None:
     call = {"kernel": "attention", "dtype": "bfloat16", "tiles": {"keys": 64, "warps": 4}}
     (fault,) = (f for f in faults(call, taken([call], 80)[0], 80) if f.startswith("spills"))
