@@ -26,7 +26,9 @@ from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import assemble
 from pagedsim.engine.flight import Flight
+from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.output import RequestOutput
+from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
 from pagedsim.engine.work import Work, samplers_of
@@ -129,6 +131,16 @@ class LLMEngine:
     def restart_clock(self) -> None:
         """Count times from now."""
         self._epoch, self.end = self._clock(), 0.0
+
+    def close(self) -> None:
+        """End what runs elsewhere for this engine; it serves nobody afterwards.
+
+        Where a model is shared by several processes they end with this, or else when the engine is
+        not used any more. A model that was loaded before stays, for its next engine.
+        """
+        self.runner.close()
+        if not isinstance(self.arguments.model, LoadedModel):
+            self.model.close()
 
     def check_progress(self) -> None:
         """Raise PagedsimError if requests are left that nothing can be done for."""
@@ -255,8 +267,10 @@ class LLMEngine:
             launched = self.now
             current.take_off(self._sampler)
             outcome = current.outcome()
+            self.runner.check()
         except BaseException as error:
-            if not isinstance(error, Exception):  # such as a Ctrl-C: nobody is left half served
+            # Such as a Ctrl-C: nobody is left half served. Without a rank nobody will be served.
+            if not isinstance(error, Exception) or isinstance(error, RankError):
                 self._fail(error)
             raise
         if isinstance(outcome, Exception):
@@ -265,9 +279,6 @@ class LLMEngine:
         self.end = start if current.plan.empty else done
         self._land(current.plan, start, outcome, outputs)
         self._flight = following
-        if following is not None and following.plan.empty:
-            self._land(following.plan, self.end, ({}, {}), outputs)
-            self._flight = None
         self.times = StepTimes(
             feed=begun - start,
             plan=spent.plan,
