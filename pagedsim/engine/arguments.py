@@ -40,6 +40,9 @@ class Arguments:
     model_impl: str = "auto"
     """Whose forward pass runs: transformers', or (native) our own, faster, for Llama, Mistral,
     Qwen2 and Qwen3. auto: native where it can be."""
+    tensor_parallel_size: int = 1
+    """Processes that share the model: GPUs from the first on, or so many parts of a CPU. Sizes of
+    memory are for each of them."""
     enforce_eager: bool = False
     """Launch every kernel of every step anew, without CUDA graphs."""
     seed: int = 0
@@ -83,7 +86,7 @@ class Arguments:
         ):
             if value not in known:
                 raise unknown(name, str(value), known)
-        for name in ("max_num_seqs", "block_size"):
+        for name in ("tensor_parallel_size", "max_num_seqs", "block_size"):
             require_whole(name, getattr(self, name), 1)
         for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks"):
             if (value := getattr(self, name)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,6 +13,10 @@ from pagedsim.core import ConfigError, Preemption, Scheduler
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.cache import Cache, CacheShape, cache_dtype
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models.load import check_shares
+from pagedsim.engine.models.share import Share
+from pagedsim.engine.parallel.leader import Leader
+from pagedsim.engine.parallel.ranks import Ranks
 from pagedsim.engine.prices import Measured
 from pagedsim.engine.profile import fitting_blocks
 from pagedsim.engine.room import GIB, in_memory, require_host
@@ -34,6 +39,15 @@ class Parts:
 def assemble(arguments: Arguments) -> Parts:
     """Load the model, find out how much fits beside it, and build the scheduler over that."""
     model = loaded(arguments)
+    try:
+        return _assembled(arguments, model)
+    except BaseException:
+        if not isinstance(arguments.model, LoadedModel):
+            model.close()
+        raise
+
+
+def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     longest = model.max_model_len
     shape = CacheShape(
         model.num_layers,
@@ -46,13 +60,11 @@ def assemble(arguments: Arguments) -> Parts:
     preemption = _preemption(arguments.preemption, prices)
     scheduler, cache = _with_memory(arguments, model, shape, longest, preemption)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
-    runner = Runner(
-        model,
-        cache,
-        seqs=scheduler.max_seqs,
-        longest=scheduler.max_model_len,
-        layout=arguments.kv_layout,
-    )
+    seqs, most, layout = scheduler.max_seqs, scheduler.max_model_len, arguments.kv_layout
+    if model.ranks is None:
+        runner = Runner(model, cache, seqs=seqs, longest=most, layout=layout)
+    else:
+        runner = Leader(model.ranks, model, cache, seqs=seqs, longest=most, layout=layout)
     runner.warm_up(scheduler.max_batched_tokens, graphs=not arguments.enforce_eager)
     if arguments.preemption == "cheapest" or callable(arguments.preemption):
         prices.measure(runner, scheduler.max_batched_tokens)
@@ -65,18 +77,42 @@ def loaded(arguments: Arguments) -> LoadedModel:
         length = arguments.max_model_len or there.max_model_len
         if length > there.max_model_len:
             raise ConfigError(f"max_model_len={length}: was loaded for {there.max_model_len}")
+        if (size := arguments.tensor_parallel_size) != there.ranks_count:
+            raise ConfigError(f"tensor_parallel_size={size}: was loaded for {there.ranks_count}")
         return replace(there, max_model_len=length)
     device = device_of(arguments.device)
+    if arguments.tensor_parallel_size > 1:
+        return _split(arguments, device)
+    return _load(arguments.model, device, _loading(arguments))
+
+
+def _split(arguments: Arguments, device: torch.device) -> LoadedModel:
+    """The share of rank 0; it has the other ranks, each with its own share."""
+    size = arguments.tensor_parallel_size
+    check_shares(arguments.model, size, arguments.model_impl)
+    if device.type == "cuda":
+        if size > (there := torch.cuda.device_count()):
+            raise ConfigError(f"tensor_parallel_size={size}: torch finds {there} GPUs")
+        device = torch.device(device.type, 0)
+    settings = _loading(arguments)
+    ranks = Ranks(size, device)
+    with ranks.together("load", arguments.model, settings):
+        model = _load(arguments.model, device, {**settings, "share": Share(0, size)})
+    ranks.replies()
+    assert model.native is not None
+    model.native.group = ranks.group
+    return replace(model, ranks=ranks)
+
+
+def _loading(arguments: Arguments) -> dict[str, Any]:
+    """What decides what is loaded, beside the model and where it goes."""
+    names = ("dtype", "load_format", "model_impl", "seed", "max_model_len")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _load(model: Any, device: torch.device, settings: dict[str, Any]) -> LoadedModel:
     with in_memory("no room for the weights", device, "take a smaller model or dtype"):
-        return load_model(
-            arguments.model,
-            dtype=arguments.dtype,
-            device=device,
-            load_format=arguments.load_format,
-            model_impl=arguments.model_impl,
-            seed=arguments.seed,
-            max_model_len=arguments.max_model_len,
-        )
+        return load_model(model, device=device, **settings)
 
 
 def _preemption(
@@ -99,7 +135,7 @@ def _with_memory(
     tokens = arguments.max_num_batched_tokens or batching.default_tokens(longest, seqs)
     knobs = f"lower max_num_batched_tokens={tokens} or max_num_seqs={seqs}"
     with in_memory("no room for the activations of the largest step", model.device, knobs):
-        blocks = arguments.num_gpu_blocks or fitting_blocks(
+        blocks = arguments.num_gpu_blocks or _fitting_blocks(
             model,
             shape,
             max_model_len=longest,
@@ -114,7 +150,7 @@ def _with_memory(
     if cpu_blocks is None:
         cpu_blocks = int(arguments.swap_space * GIB // shape.block_bytes)
     cpu_blocks = cpu_blocks if preemption.swaps else 0
-    _require_room(shape, blocks, cpu_blocks, model.device)
+    _require_room(shape, blocks, cpu_blocks, model.device, arguments.tensor_parallel_size)
     scheduler = Scheduler(
         memory=make_memory(
             arguments.memory,
@@ -133,13 +169,26 @@ def _with_memory(
     return scheduler, _allocated(shape, blocks, cpu_blocks, model.device)
 
 
-def _require_room(shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device) -> None:
+def _fitting_blocks(model: LoadedModel, shape: CacheShape, **settings: Any) -> int:
+    """As many as fit on every rank."""
+    if (ranks := model.ranks) is None:
+        return fitting_blocks(model, shape, **settings)
+    with ranks.together("fit", shape, **settings):
+        mine = fitting_blocks(model, shape, **settings)
+    return min(mine, *ranks.replies())
+
+
+def _require_room(
+    shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device, ranks: int
+) -> None:
     """Raise ConfigError for pools that cannot be, before anything as large is made for them."""
     size, knobs = f"of {shape.block_bytes / 2**20:.3g} MiB", "lower num_cpu_blocks or swap_space"
-    host = cpu_blocks * shape.block_bytes
+    if ranks > 1:
+        size += f" on each of {ranks} ranks"
+    host = cpu_blocks * shape.block_bytes * ranks
     if device.type != "cuda":
         what = f"{blocks} blocks, and {cpu_blocks} for who is swapped out, {size}"
-        host += blocks * shape.block_bytes
+        host += blocks * shape.block_bytes * ranks
         require_host(what, host, f"lower num_gpu_blocks, or {knobs}")
         return
     require_host(f"{cpu_blocks} blocks for who is swapped out, {size},", host, knobs)

@@ -66,6 +66,10 @@ class LLM:
         finally:
             self._drop(added)
 
+    def close(self) -> None:
+        """End the processes that share the model, if there are any."""
+        self.engine.close()
+
     def _answers(self, names: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         answers: dict[str, RequestOutput] = {}
         with tqdm(total=len(names), unit="prompt", disable=not use_tqdm) as bar:

@@ -17,7 +17,7 @@ from pagedsim.engine.rehearsal import rehearse
 from pagedsim.engine.room import GIB
 
 HOST_POOL = 1 * GIB
-"""The most that the cache takes by default where there is no GPU."""
+"""The most that the cache takes by default where there is no GPU, over all ranks."""
 
 
 def fitting_blocks(
@@ -35,7 +35,7 @@ def fitting_blocks(
     needed = -(-max_model_len // shape.block_size)
     useful = max_seqs * needed
     if model.device.type != "cuda":
-        return max(min(useful, HOST_POOL // shape.block_bytes), needed)
+        return max(min(useful, HOST_POOL // model.ranks_count // shape.block_bytes), needed)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(model.device)
     free, total = torch.cuda.mem_get_info(model.device)
@@ -89,8 +89,10 @@ def graph_bytes(
         for size in graphs.sizes[:-3:-1]:
             graphs.capture(size)
             left.append(free())
-    except RuntimeError:  # they are tried once more, and then it is said that there are none
-        return 0
+    except RuntimeError:
+        if model.group is not None:  # the other ranks go on, and wait for this one
+            raise
+        return 0  # they are tried once more, and then it is said that there are none
     first, *others = (max(before - after, 0) for before, after in pairwise(left))
     more = sum(others) * (len(graphs.sizes) - 1)
     return graphs.nbytes + first + more

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels import copy_blocks
-from pagedsim.core import StepPlan
+from pagedsim.core import ConfigError, StepPlan
 from pagedsim.engine.batch import Batch
 from pagedsim.engine.cache import Cache
 from pagedsim.engine.graphs import Graphs, recorder_of
@@ -16,7 +16,7 @@ from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearse
 from pagedsim.engine.rows import Computing, Rows
-from pagedsim.engine.work import Mixed, Samplers, Work, samplers_of, work_of
+from pagedsim.engine.work import Mixed, Work, work_of
 
 
 class Runner:
@@ -66,6 +66,8 @@ class Runner:
         if self._inputs is not None:
             batch = batch.on(self._inputs)
         feed(batch.input_ids, computing.ids, picked)
+        if (group := self.model.group) is not None:  # rank 0 alone knows the tokens
+            group.hand_out(batch.input_ids)
         return self.model.forward(
             batch.input_ids, batch.positions, batch.attention, self.cache.gpu, batch.logits_at
         )
@@ -73,10 +75,18 @@ class Runner:
     def _decodes(self, decoding: Computing, picked: torch.Tensor | None) -> torch.Tensor:
         self._places.put(decoding, picked)
         count, width = decoding.tables.shape
+        if (group := self.model.group) is not None:
+            group.hand_out(self._places.batch(count)[0])
         if self.graphs is not None and self.graphs.holds(count):
             return self.graphs.run(count)
         ids, positions, batch, rows = self._places.batch(count, width)
         return self.model.forward(ids, positions, batch, self.cache.gpu, rows)
+
+    def check(self) -> None:
+        """Raise RankError where other ranks are needed and gone: what was computed is nothing."""
+
+    def close(self) -> None:
+        """Give back what other ranks hold, if there are any."""
 
     def rehearse(self, sequences: Sequence[tuple[int, int]]) -> None:
         """Compute a made-up step, as `rehearsal` explains."""
@@ -93,9 +103,12 @@ class Runner:
         chunk, decode = (0, min(64, room)), (min(32, room) - 1, 1)
         for sequences in ([chunk], [decode], [decode] * 16, [decode, decode, chunk]):
             if sum(length for _, length in sequences) <= room:
-                self.rehearse(sequences)
+                rehearse(self.model, gpu, self.cache.shape.block_size, sequences)
         nothing = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         copy_blocks(gpu, nothing, nothing)
         if graphs and (recorder := recorder_of(gpu.device)) is not None:
             made = Graphs(self.model, gpu, self._places, self._seqs, recorder)
             self.graphs = made if made.capture_all() else None
+            if self.graphs is None and self.model.group is not None:
+                # The others may have theirs, which compute padding, too.
+                raise ConfigError("no CUDA graphs can be made; give enforce_eager=True")

@@ -14,6 +14,7 @@ from pagedsim.engine.models.native import Native
 
 if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import Group
+    from pagedsim.engine.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,9 @@ class LoadedModel:
     step: Step
     native: Native | None = None
     """Our own forward pass over the module's weights; None: the module's."""
+    ranks: Ranks | None = None
+    """On rank 0 of several, the others. What this model has is then a share (`share.py`), with the
+    KV heads of one rank; its vocabulary counts as a whole."""
 
     @property
     def architecture(self) -> str:
@@ -47,6 +51,16 @@ class LoadedModel:
     def group(self) -> Group | None:
         """The ranks that a forward pass needs, where this is a share."""
         return None if self.native is None else self.native.group
+
+    @property
+    def ranks_count(self) -> int:
+        """The processes that share it, this one included."""
+        return 1 if self.group is None else self.group.size
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     def new_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
         """An empty KV cache that `forward` takes, on the model's device."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
 PATIENCE = timedelta(minutes=10)
 """How long one waits for the others within a step."""
@@ -27,8 +28,8 @@ class Group:
     what they do is queued on the current stream, and may be captured.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
-        """Waits until all are there."""
+    def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
+        """Who uses it first waits until all are there."""
         self.rank, self.size = rank, size
         self._sum, self._hand_out, self._collect = (
             dist.AllreduceOptions(),
@@ -39,7 +40,6 @@ class Group:
         self._hand_out.rootRank = self._collect.rootRank = 0
         with _parted():
             self._group: Any = (_nccl if device.type == "cuda" else _gloo)(store, rank, size)
-        self.sum(torch.zeros(1, device=device))
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Have x, in place, be the sum of all ranks' x."""
@@ -84,19 +84,22 @@ def _parted() -> Iterator[None]:
         raise Parted(str(error).splitlines()[0]) from error
 
 
-def _gloo(store: dist.Store, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupGloo._Options()
+def _gloo(store: Store, rank: int, size: int) -> Any:
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
     # All are on this machine, whatever its name stands for.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout, options._threads = PATIENCE, 2
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return gloo(store, rank, size, options)
 
 
-def _nccl(store: dist.Store, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
+def _nccl(store: Store, rank: int, size: int) -> Any:
+    from torch.distributed.distributed_c10d import ProcessGroupNCCL  # where torch has it
+
+    options = ProcessGroupNCCL.Options()
     options._timeout = PATIENCE
     with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
-        return dist.ProcessGroupNCCL(store, rank, size, options)
+        return ProcessGroupNCCL(store, rank, size, options)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.share import Share
@@ -20,7 +20,7 @@ T = TypeVar("T")
 @contextmanager
 def groups(size: int) -> Iterator[list[Group]]:
     """A group for each rank."""
-    store, cpu = dist.HashStore(), torch.device("cpu")
+    store, cpu = HashStore(), torch.device("cpu")
     yield at_once(lambda rank: Group(store, rank, size, cpu), size)
 
 

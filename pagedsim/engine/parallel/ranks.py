@@ -1,0 +1,277 @@
+"""The other ranks, as rank 0 sees them: processes that do what it does, when it says so.
+
+They are told what to do over a socket each, and say over it what came of it, or why they fail. A
+thread listens: what they do within a step nobody waits for, so without it a rank that is gone
+would show only in a sum that never comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.engine.parallel.group import Group, Parted
+
+HOST = "127.0.0.1"
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from pagedsim.engine.parallel.worker import main; main()"
+)
+"""What a rank runs: an interpreter of its own, that finds modules where this one does. It does not
+import the script that is running here, which would make an engine again."""
+
+PARTED = 3
+"""How a process ends that was left by another rank, which is the one to be named."""
+SECONDS = 5.0
+"""For a process to end by itself, and for the news of one that did."""
+PATIENCE = timedelta(minutes=1)
+"""For all to meet, once they are there."""
+
+
+class RankError(PagedsimError, RuntimeError):
+    """A rank is gone, so that nothing can be computed any more."""
+
+
+class Failure(NamedTuple):
+    """Why a rank fails, as it says itself."""
+
+    ours: bool
+    """Whether its text is a clear line already."""
+    text: str
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Within, a Ctrl-C waits: half a step would leave the ranks at different places."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
+
+
+@dataclass(eq=False)
+class Member:
+    """Another rank."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    connection: Connection
+    """Over the same socket; this process writes to it, the thread that listens reads."""
+    replies: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+
+    def end(self) -> str | None:
+        """How its process ended; None if others left it."""
+        try:
+            code = self.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            return "does not answer"
+        if code == PARTED:
+            return None
+        if code < 0:
+            with suppress(ValueError):
+                return f"died of {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+class News:
+    """What became of the ranks, as the thread that listens finds out."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.group: Group | None = None
+        """In which this process may wait for one that is gone."""
+        self.over = threading.Event()
+        self.error: PagedsimError | None = None
+        self._threads: tuple[int, int] | None = None
+
+    def listen(self) -> None:
+        """Until all are gone."""
+        there: dict[Any, Member] = {member.connection: member for member in self.members}
+        left: Member | None = None  # by somebody of whom there must be news
+        while there:
+            ready: list[Any] = wait(there, timeout=None if left is None else SECONDS)
+            if left is not None and not ready:
+                self.end(RankError(f"rank {left.rank} lost the others"))
+                left = None
+            for connection in ready:
+                member = there[connection]
+                try:
+                    said = connection.recv()
+                except (EOFError, OSError):
+                    del there[connection]
+                    if (how := member.end()) is None:
+                        left = member
+                    else:
+                        self.end(RankError(f"rank {member.rank} {how}"))
+                    continue
+                if isinstance(said, Failure):
+                    kind = ConfigError if said.ours else RankError
+                    self.end(kind(f"rank {member.rank}: {said.text}"))
+                else:
+                    member.replies.put(said)
+        if left is not None:
+            self.end(RankError(f"rank {left.rank} lost the others"))
+
+    def share_cores(self, size: int) -> None:
+        """Have this process use its part of the threads that it had, until the ranks end."""
+        threads = torch.get_num_threads()
+        self._threads = threads, max(threads // size, 1)
+        torch.set_num_threads(self._threads[1])
+
+    def give_cores_back(self) -> None:
+        """Unless somebody has chosen others since."""
+        if self._threads is not None and torch.get_num_threads() == self._threads[1]:
+            torch.set_num_threads(self._threads[0])
+
+    def end(self, error: PagedsimError) -> None:
+        """The first that is heard of: nobody waits any longer."""
+        if self.over.is_set():
+            return
+        self.error = error
+        self.over.set()
+        for member in self.members:
+            member.replies.put(None)
+        if self.group is not None:
+            self.group.abort()
+
+
+class Ranks:
+    """All ranks but this one, 0.
+
+    They end when this object is closed or not used any more, and with this process, however that
+    ends.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Start them; `device` is that of rank 0."""
+        self.size, self.device = size, device
+        self._news = news = News()
+        self._close = weakref.finalize(self, _end, news, os.getpid())
+        try:
+            news.members = [_started(rank) for rank in range(1, size)]
+            threading.Thread(target=news.listen, name="ranks", daemon=True).start()
+            if device.type == "cpu":  # they share its cores
+                news.share_cores(size)
+            with self.together("start", device.type, torch.get_num_threads()):
+                store = TCPStore(HOST, 0, size, True, PATIENCE, wait_for_workers=False)
+            self.replies()
+            with self.together("join", size, store.port):
+                self.group = news.group = Group(store, 0, size, device)
+                self.group.sum(torch.zeros(1, device=device))
+            self.replies()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing can be computed any more."""
+        return self._news.error is not None
+
+    def check(self) -> None:
+        """Raise why the ranks are gone, if they are."""
+        if self._news.error is not None:
+            raise self._news.error
+
+    @contextmanager
+    def together(self, name: str, *values: Any, **settings: Any) -> Iterator[None]:
+        """Have the others do `name` (see `worker.py`) while this rank does what is inside.
+
+        If that fails here or there, the ranks may be at different places, and all are closed:
+        what failed is raised, here and whenever they are asked again.
+        """
+        self.check()
+        try:
+            message = pickle.dumps((name, values, settings), pickle.HIGHEST_PROTOCOL)
+            for member in self._news.members:
+                member.connection.send_bytes(message)
+            yield
+            self.check()
+        except BaseException as error:
+            raise self._failed(error) from error
+
+    def replies(self) -> list[Any]:
+        """What the others say to what they were last told to do, in their order."""
+        found = [member.replies.get() for member in self._news.members]
+        if self._news.error is not None:
+            self._close()
+            raise self._news.error
+        return [reply for (reply,) in found]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._news.end(RankError("the engine is closed"))
+        self._close()
+
+    def _failed(self, error: BaseException) -> BaseException:
+        if isinstance(error, (Parted, OSError)):  # it is only found out why
+            self._news.over.wait(SECONDS)
+        if self._news.error is None:
+            kept = isinstance(error, PagedsimError)
+            text = str(error) if kept else f"{type(error).__name__}: {error}".splitlines()[0]
+            self._news.end(RankError(f"rank 0: {text}"))
+            found = error if kept or not isinstance(error, Exception) else self._news.error
+        else:
+            found = self._news.error
+        self._close()
+        assert found is not None
+        return found
+
+
+def _started(rank: int) -> Member:
+    mine, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BOOT, json.dumps(sys.path), str(rank), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for rank 0, which tells the others
+        )
+    return Member(rank, process, mine, Connection(os.dup(mine.fileno())))
+
+
+def _end(news: News, owner: int) -> None:
+    """Have the processes end; they do when nobody talks to them."""
+    if os.getpid() != owner:  # in a fork they are not its own
+        return
+    news.end(RankError("the engine is closed"))
+    for member in news.members:
+        with suppress(OSError):
+            member.socket.shutdown(socket.SHUT_RDWR)
+    for member in news.members:
+        try:
+            member.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            member.process.kill()
+            member.process.wait()
+        member.socket.close()
+    news.give_cores_back()

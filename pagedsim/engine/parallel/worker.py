@@ -1,0 +1,150 @@
+"""A rank that is not the first: a process that does what it is told, and ends with who told it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from pagedsim.core import PagedsimError
+from pagedsim.engine.cache import Cache, CacheShape
+from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models.share import Share
+from pagedsim.engine.parallel.group import Group, Parted
+from pagedsim.engine.parallel.ranks import HOST, PARTED, PATIENCE, Failure
+from pagedsim.engine.profile import fitting_blocks
+from pagedsim.engine.room import in_memory
+from pagedsim.engine.runner import Runner
+from pagedsim.engine.work import Work
+
+LOOK = 0.5
+"""Seconds between two looks at whether the process that started this one is there."""
+
+
+class Worker:
+    """What rank 0 may ask for; a method's result is its reply, but for those in `SILENT`."""
+
+    model: LoadedModel
+    runner: Runner | None = None
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def start(self, device: str, threads: int) -> None:
+        """Have a device."""
+        self.device = torch.device(device)
+        if device == "cuda":
+            torch.cuda.set_device(self.rank)
+            self.device = torch.device(device, self.rank)
+        torch.set_num_threads(threads)
+
+    def join(self, size: int, port: int) -> None:
+        """Become one of `size` ranks."""
+        store = TCPStore(HOST, port, size, False, PATIENCE)
+        self.group = Group(store, self.rank, size, self.device)
+        self.group.sum(torch.zeros(1, device=self.device))
+
+    def load(self, model: Any, settings: dict[str, Any]) -> None:
+        """Load a share of a model."""
+        share = Share(self.rank, self.group.size)
+        with in_memory("no room for the weights", self.device, "take a smaller model or dtype"):
+            self.model = load_model(model, device=self.device, share=share, **settings)
+        assert self.model.native is not None
+        self.model.native.group = self.group
+
+    def fit(self, shape: CacheShape, **settings: Any) -> int:
+        """The blocks that fit here."""
+        self.drop()
+        return fitting_blocks(self.model, shape, **settings)
+
+    def make(self, shape: CacheShape, blocks: int, cpu_blocks: int, **settings: Any) -> None:
+        """Make a cache, and what runs the model over it."""
+        self.drop()
+        knobs = "lower num_gpu_blocks or gpu_memory_utilization"
+        with in_memory(f"no room for {blocks} blocks", self.device, knobs):
+            cache = Cache(shape, blocks, cpu_blocks, self.device)
+        self.runner = Runner(self.model, cache, **settings)
+
+    def drop(self) -> None:
+        """Give its memory back."""
+        self.runner = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def warm_up(self, *values: Any) -> None:
+        """As the runner has it; so with the next."""
+        self._running.warm_up(*values)
+
+    def rehearse(self, *values: Any) -> None:
+        """Without a reply."""
+        self._running.rehearse(*values)
+
+    def carry_out(self, work: Work) -> None:
+        """Without a reply; the tokens come over the group."""
+        if (computing := work.computing) is not None:
+            ids = np.zeros_like(computing.positions)
+            work = replace(work, computing=computing._replace(ids=ids))
+        self._running.carry_out(work)
+
+    @property
+    def _running(self) -> Runner:
+        assert self.runner is not None, "told to run before it was told to make a runner"
+        return self.runner
+
+
+SILENT = ("rehearse", "carry_out")
+
+
+def main() -> NoReturn:
+    """Serve the process that started this one until it is gone."""
+    rank, descriptor = map(int, sys.argv[2:])
+    threading.Thread(target=_follow, args=[os.getppid()], daemon=True).start()
+    connection = Connection(descriptor)
+    logging.disable(logging.WARNING)  # what there is to say rank 0 says
+    code = 0
+    try:
+        _serve(connection, rank)
+    except EOFError:
+        pass
+    except Parted:
+        code = PARTED
+    except BaseException as error:
+        code = 1
+        _say(connection, error)
+    os._exit(code)  # at once: there is nothing to put away, and libraries may wait for other ranks
+
+
+def _serve(connection: Connection, rank: int) -> NoReturn:
+    from transformers.utils import logging as progress
+
+    progress.disable_progress_bar()
+    worker = Worker(rank)
+    while True:
+        name, values, settings = connection.recv()
+        result = getattr(worker, name)(*values, **settings)
+        if name not in SILENT:
+            connection.send((result,))
+
+
+def _say(connection: Connection, error: BaseException) -> None:
+    ours = isinstance(error, PagedsimError)
+    text = str(error) if ours else f"{type(error).__name__}: {error}"
+    with suppress(OSError):  # nobody may be there to hear it
+        connection.send(Failure(ours, (text.splitlines() or [""])[0]))
+
+
+def _follow(parent: int) -> None:
+    """End when the process that started this one has ended, whatever this one is waiting for."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os._exit(0)
