@@ -1,18 +1,20 @@
 """Moves whole blocks: out to the host, in again, and from one place to another on the GPU.
 
-On a GPU both directions of the bus share one stream beside the computation's. Events order them,
-on the device and never through the host:
+On a GPU both directions of the bus share one queue beside the computation's (`bus.py`):
 
-    computation  ── step n ──●(a)              wait(b) ── copies ──●(c)      wait(d) ── step n+1
-    bus                       └ wait(a) ─ out ──●(b)                └ wait(c) ─ in ──●(d)
+    computation  ── step n ──●(a)                   copies ── step n+1 ──  wait(c) ── step n+2
+    bus                       └ wait(a) ── out ──────────────────────●(c)
 
-Nothing is read before the step that wrote it has ended (a), nothing is overwritten before it has
-been read (b, c), and nothing is attended to before it has come (d).
+Nothing is read before the step that wrote it has ended (a). Swapping out goes on beside the
+computation, and nothing is overwritten before it has been read: a step waits (c) if it writes to a
+block that is still going out. So those that the very step that frees them writes to go first, and
+it waits for them alone. What comes in is waited for, since it is attended to at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -20,7 +22,9 @@ import torch
 
 from kernels import copy_blocks
 from pagedsim.core.memory import Copies, Pairs
+from pagedsim.engine.bus import Bus, Mark, bus_of
 from pagedsim.engine.cache import Cache
+from pagedsim.engine.fetch import sent
 
 
 class Moves(Protocol):
@@ -42,37 +46,57 @@ class Moves(Protocol):
 class Mover:
     """Carries out the moves of a step, in this order."""
 
-    def __init__(self, cache: Cache, layout: str = "block") -> None:
+    def __init__(self, cache: Cache, layout: str = "block", bus: Bus | None = None) -> None:
         """`layout`: what one copy over the bus moves, as `LAYOUTS` has it."""
         self.cache = cache
         self.copy = LAYOUTS[layout]
-        device = cache.gpu.device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._bus = bus or bus_of(cache.gpu)
+        self._going: list[tuple[Mark, set[int]]] = []
+        """Blocks that may still be on their way out, in the order of the bus."""
 
-    def move(self, moves: Moves) -> None:
-        """All of them; what is queued on the computation's stream next sees them done."""
-        if moves.swap_out:
-            self._over_the_bus(self.cache.gpu, self.cache.cpu, moves.swap_out)
+    def move(self, moves: Moves, written: Callable[[], Collection[int]] | None = None) -> None:
+        """All of them; what the computation queues next sees them done, as far as that matters.
+
+        `written` tells the blocks that it writes to; without it they may be any.
+        """
+        if moves.swap_out or self._going:
+            writes = None if written is None else {*written(), *moves.copies}
+            if moves.swap_out:
+                self._out(moves.swap_out, writes)
+            self._wait(writes)
         if moves.copies:
             device = self.cache.gpu.device
             sources, targets = list(moves.copies.values()), list(moves.copies)
             copy_blocks(
                 self.cache.gpu,
-                torch.tensor(sources, device=device),
-                torch.tensor(targets, device=device),
+                sent(torch.tensor(sources), device),
+                sent(torch.tensor(targets), device),
             )
         if moves.swap_in:
-            self._over_the_bus(self.cache.cpu, self.cache.gpu, moves.swap_in)
+            self._bus.follow()
+            copy = partial(self.copy, self.cache.cpu, self.cache.gpu, moves.swap_in)
+            self._bus.hold(self._bus.queue(copy))
+            self._going.clear()  # what went out before has gone
 
-    def _over_the_bus(self, source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:
-        if self.stream is None:
-            self.copy(source, target, pairs)
-            return
-        here = torch.cuda.current_stream(self.stream.device)
-        self.stream.wait_stream(here)
-        with torch.cuda.stream(self.stream):
-            self.copy(source, target, pairs)
-        here.wait_stream(self.stream)
+    def _out(self, pairs: Pairs, writes: set[int] | None) -> None:
+        self._bus.follow()
+        soon = pairs if writes is None else [pair for pair in pairs if pair[0] in writes]
+        later = [] if writes is None else [pair for pair in pairs if pair[0] not in writes]
+        for some in (soon, later):
+            if some:
+                copy = partial(self.copy, self.cache.gpu, self.cache.cpu, some)
+                self._going.append((self._bus.queue(copy), {block for block, _ in some}))
+
+    def _wait(self, writes: set[int] | None) -> None:
+        """Let the computation wait for what it would overwrite, and so for all before that."""
+        while self._going and self._going[0][0].passed():
+            del self._going[0]
+        for place in range(len(self._going) - 1, -1, -1):
+            mark, blocks = self._going[place]
+            if writes is None or not writes.isdisjoint(blocks):
+                self._bus.hold(mark)
+                del self._going[: place + 1]
+                return
 
 
 def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -52,7 +53,7 @@ class Runner:
         They are good until the next step. `picked`: the tokens of the step before, on the device,
         where they were not told yet.
         """
-        self.mover.move(work)
+        self.mover.move(work, partial(work.written, self.cache.shape.block_size))
         if work.computing is None:
             return torch.empty(0, self.model.vocab_size)
         if work.mixed is None:

@@ -48,6 +48,12 @@ class Work:
     mixed: Mixed | None
     """None: decodes alone, which all sample."""
 
+    def written(self, block_size: int) -> set[int]:
+        """The blocks that what is computed is written to."""
+        if self.computing is None:
+            return set()
+        return set(np.unique(self.computing.slots // block_size).tolist())
+
 
 def work_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> Work:
     """The work of a plan, with the block tables as they are now.

@@ -10,6 +10,7 @@ import torch
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.engine.bus import Bus, Mark, NoBus
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.mover import Mover, copy_pieces, copy_runs, runs
 
@@ -20,13 +21,19 @@ BLOCKS, CPU_BLOCKS = 12, 9
 class Witness:
     """Writes a pattern wherever a step computes, and looks at all that it attends to."""
 
-    def __init__(self, cache: Cache, scheduler: Scheduler) -> None:
-        self.cache, self.scheduler, self.mover = cache, scheduler, Mover(cache)
+    def __init__(self, cache: Cache, scheduler: Scheduler, bus: Bus) -> None:
+        self.cache, self.scheduler, self.mover = cache, scheduler, Mover(cache, bus=bus)
         self.swapped = 0
 
     def carry_out(self, plan: StepPlan) -> None:
         self.swapped += plan.swapped_blocks
-        self.mover.move(plan)
+        size = SHAPE.block_size
+        written = {
+            request.tables[sequence][position // size]
+            for request, sequence, start, end in tasks(plan)
+            for position in range(start, end)
+        }
+        self.mover.move(plan, lambda: written)
         reads: list[tuple[Request, int, int]] = []
         for request, sequence, start, end in tasks(plan):
             for position in range(start, end):
@@ -42,6 +49,42 @@ class Witness:
         table = request.tables[sequence]
         size = SHAPE.block_size
         return self.cache.gpu[table[position // size], :, :, position % size]
+
+
+class SlowBus:
+    """Moves what is queued when somebody waits for it, and otherwise by chance."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.waiting: list[Queued] = []
+        self.held = 0
+
+    def follow(self) -> None:
+        """The computation is at once."""
+
+    def queue(self, work: Callable[[], None]) -> Queued:
+        self.waiting.append(Queued(self, work))
+        return self.waiting[-1]
+
+    def hold(self, mark: Mark) -> None:
+        assert isinstance(mark, Queued)
+        while mark in self.waiting:
+            self.held += 1
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Do what comes first."""
+        self.waiting.pop(0).work()
+
+
+class Queued:
+    def __init__(self, bus: SlowBus, work: Callable[[], None]) -> None:
+        self.bus, self.work = bus, work
+
+    def passed(self) -> bool:
+        if self.bus.waiting and self.bus.rng.random() < 0.2:
+            self.bus.go_on()
+        return self not in self.bus.waiting
 
 
 def pattern(request: Request, sequence: int, position: int) -> torch.Tensor:
@@ -61,7 +104,7 @@ def tasks(plan: StepPlan) -> Iterator[tuple[Request, int, int, int]]:
         yield chunk.request, chunk.sequence, chunk.start, chunk.context
 
 
-def drive(seed: int, batching: str, memory: str) -> Witness:
+def drive(seed: int, batching: str, memory: str, bus: Bus | None = None) -> Witness:
     """Random requests on a pool that is much too small, until all are served."""
     rng = random.Random(seed)
     scheduler = make_scheduler(
@@ -72,7 +115,8 @@ def drive(seed: int, batching: str, memory: str) -> Witness:
         max_batched_tokens=48,
         max_model_len=40,
     )
-    witness = Witness(Cache(SHAPE, BLOCKS, CPU_BLOCKS, torch.device("cpu")), scheduler)
+    cache = Cache(SHAPE, BLOCKS, CPU_BLOCKS, torch.device("cpu"))
+    witness = Witness(cache, scheduler, bus or NoBus())
     for number in range(8):
         width = rng.choice((1, 1, 2))
         params = SamplingParams(n=width, max_tokens=rng.randint(1, 16))
@@ -96,6 +140,47 @@ def drive(seed: int, batching: str, memory: str) -> Witness:
 def test_what_goes_out_comes_back(batching: str, memory: str) -> None:
     swapped = sum(drive(seed, batching, memory).swapped for seed in range(20))
     assert swapped > 200
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@pytest.mark.parametrize("memory", ["paged", "prefix"])
+def test_steps_go_on_while_blocks_go_out(batching: str, memory: str) -> None:
+    """However late the bus is, nothing is overwritten before it has gone."""
+    held, swapped = 0, 0
+    for seed in range(30):
+        bus = SlowBus(random.Random(seed))
+        swapped += drive(seed, batching, memory, bus).swapped
+        held += bus.held
+    assert swapped > 300
+    assert held > 30
+
+
+def test_a_step_waits_for_what_it_writes_to_alone() -> None:
+    cache, bus = Cache(SHAPE, BLOCKS, CPU_BLOCKS, torch.device("cpu")), SlowBus(Never())
+    mover, plan = Mover(cache, bus=bus), StepPlan(number=0, now=0.0)
+    plan.swap_out = [(block, block) for block in range(4)]
+    mover.move(plan, lambda: {2})
+    assert (bus.held, len(bus.waiting)) == (1, 1)  # block 2 has gone, the three others are going
+    mover.move(StepPlan(number=1, now=0.0), lambda: {5, 6})
+    assert (bus.held, len(bus.waiting)) == (1, 1)
+    mover.move(StepPlan(number=2, now=0.0), lambda: {3})
+    assert (bus.held, len(bus.waiting)) == (2, 0)
+
+
+def test_what_is_copied_over_is_waited_for_too() -> None:
+    cache, bus = Cache(SHAPE, BLOCKS, CPU_BLOCKS, torch.device("cpu")), SlowBus(Never())
+    mover, plan = Mover(cache, bus=bus), StepPlan(number=0, now=0.0)
+    plan.swap_out, plan.copies = [(0, 0), (1, 1)], {1: 5}
+    cache.gpu[1], cache.gpu[5] = 1.0, 5.0
+    mover.move(plan, lambda: set())
+    assert len(bus.waiting) == 1
+    assert cache.cpu[1].unique().item() == 1.0
+    assert cache.gpu[1].unique().item() == 5.0
+
+
+class Never(random.Random):
+    def random(self) -> float:
+        return 1.0
 
 
 @pytest.mark.slow
