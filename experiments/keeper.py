@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from pagedsim.engine.arguments import Arguments
     from pagedsim.engine.models import LoadedModel
 
-_DECIDE = ("dtype", "device", "load_format", "model_impl", "seed", "max_model_len")
+_DECIDE = (
+    *("dtype", "device", "load_format", "model_impl", "seed", "max_model_len"),
+    "tensor_parallel_size",
+)
 """Settings of an engine, beside its model, that decide what is loaded."""
 
 
@@ -27,9 +30,8 @@ class Keeper:
         from pagedsim.engine.assemble import loaded
 
         key = (_named(arguments.model), *(getattr(arguments, name) for name in _DECIDE))
-        if key != self._key:
-            self._key = self._kept = None  # first, since there may be no room for two
-            give_back()
+        if key != self._key or self._gone():
+            self._drop()  # first, since there may be no room for two
             try:
                 self._kept = loaded(arguments)
             except ConfigError as error:
@@ -39,6 +41,17 @@ class Keeper:
             raise self._kept
         assert self._kept is not None
         return self._kept
+
+    def _gone(self) -> bool:
+        """Whether it was shared by several processes, of which one has failed."""
+        ranks = getattr(self._kept, "ranks", None)
+        return ranks is not None and ranks.gone
+
+    def _drop(self) -> None:
+        if (ranks := getattr(self._kept, "ranks", None)) is not None:
+            ranks.close()
+        self._key = self._kept = None
+        give_back()
 
 
 def _named(model: Any) -> str:

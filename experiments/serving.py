@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -111,7 +112,7 @@ class Engine(Backend):
     def stage(self, config: Settings, seed: int) -> Serving:
         try:
             from pagedsim.engine.arguments import Arguments
-            from pagedsim.engine.assemble import device_of
+            from pagedsim.engine.assemble import check_split, device_of
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"backend=engine: needs {error.name}, which is not installed: "
@@ -121,9 +122,10 @@ class Engine(Backend):
             device = device_of(self.device)
         if self.clock == "cpu" and device.type != "cpu":
             raise ConfigError(f"backend.clock=cpu: must be wall on {device.type}")
-        if config["tensor_parallel"] != 1:
+        if self.clock == "cpu" and (ranks := config["tensor_parallel"]) > 1:
             raise ConfigError(
-                f"tensor_parallel={config['tensor_parallel']}: backend=engine runs on one GPU"
+                f"backend.clock=cpu: must be wall with tensor_parallel={ranks}, since it does not "
+                "see what other processes compute"
             )
         model, name = self._model(config)
         settings = {
@@ -132,6 +134,7 @@ class Engine(Backend):
             "device": self.device,
             "load_format": self.load_format,
             "model_impl": self.model_impl,
+            "tensor_parallel_size": config["tensor_parallel"],
             "enforce_eager": self.enforce_eager,
             "kv_cache_dtype": config["kv_cache_dtype"],
             "policy": make("policy", config["policy"], Policy),
@@ -142,7 +145,10 @@ class Engine(Backend):
         }
         backend = {"load_format": None, "model_impl": None}
         with said_of("backend", backend), said_of("memory", {"kv_layout": None}):
-            return Serving(Arguments(**settings), name, seed, self.threads, CLOCKS[self.clock]())
+            arguments = Arguments(**settings)
+        with _called_tensor_parallel():
+            check_split(arguments)
+        return Serving(arguments, name, seed, self.threads, CLOCKS[self.clock]())
 
     def _model(self, config: Settings) -> tuple[Any, str]:
         """What to load, and its name: one given to this backend, or what the group `model` says.
@@ -162,6 +168,16 @@ class Engine(Backend):
         from pagedsim.engine.models.shaped import shaped_config
 
         return shaped_config(shape), f"{shape.name}, random weights"
+
+
+@contextmanager
+def _called_tensor_parallel() -> Iterator[None]:
+    """An error inside names the key as the configuration does, and not as the engine."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).replace("tensor_parallel_size=", "tensor_parallel=")
+        raise ConfigError(text) from error
 
 
 def _preemption(settings: Settings) -> Any:
@@ -258,6 +274,7 @@ class Serving(Stage):
             try:
                 work(engine)
             finally:
+                engine.close()
                 del engine
                 give_back()
 

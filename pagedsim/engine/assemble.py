@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,13 +87,23 @@ def loaded(arguments: Arguments) -> LoadedModel:
     return _load(arguments.model, device, _loading(arguments))
 
 
+def check_split(arguments: Arguments) -> None:
+    """Raise ConfigError where the model cannot be split as it is asked to; reads no weights."""
+    size, model = arguments.tensor_parallel_size, arguments.model
+    if size == 1 or isinstance(model, LoadedModel):
+        return
+    if device_of(arguments.device).type == "cuda" and size > (there := torch.cuda.device_count()):
+        raise ConfigError(f"tensor_parallel_size={size}: torch finds {there} GPUs")
+    if not hasattr(socket, "AF_UNIX") or not torch.distributed.is_available():
+        raise ConfigError(f"tensor_parallel_size={size}: needs Unix sockets and torch.distributed")
+    check_shares(model, size, arguments.model_impl)
+
+
 def _split(arguments: Arguments, device: torch.device) -> LoadedModel:
     """The share of rank 0; it has the other ranks, each with its own share."""
+    check_split(arguments)
     size = arguments.tensor_parallel_size
-    check_shares(arguments.model, size, arguments.model_impl)
     if device.type == "cuda":
-        if size > (there := torch.cuda.device_count()):
-            raise ConfigError(f"tensor_parallel_size={size}: torch finds {there} GPUs")
         device = torch.device(device.type, 0)
     settings = _loading(arguments)
     ranks = Ranks(size, device)

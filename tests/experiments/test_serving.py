@@ -236,7 +236,15 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (("memory=reserved_max",), "memory.kind=reserved_max: backend=engine has paged and prefix"),
         (("memory.kv_layout=row",), "memory.kv_layout=row: unknown; choose from block, layer"),
-        (("tensor_parallel=2",), "tensor_parallel=2: backend=engine runs on one GPU"),
+        (
+            ("tensor_parallel=3",),
+            "tensor_parallel=3: model=tiny with 8 heads and 4 key-value heads cannot be split so; "
+            "choose from 1, 2, 4, 8",
+        ),
+        (
+            ("tensor_parallel=2", "backend.clock=cpu"),
+            "backend.clock=cpu: must be wall with tensor_parallel=2",
+        ),
         (("backend.limit=0",), "backend.limit=0: must be at least 1"),
         (("backend.load_format=dumy",), "backend.load_format=dumy: unknown; choose from"),
         (("backend.model_impl=own",), "backend.model_impl=own: unknown; choose from"),

@@ -119,7 +119,7 @@ class News:
         while there:
             ready: list[Any] = wait(there, timeout=None if left is None else SECONDS)
             if left is not None and not ready:
-                self.end(RankError(f"rank {left.rank} lost the others"))
+                self.end(self._gone(left, "lost the others"))
                 left = None
             for connection in ready:
                 member = there[connection]
@@ -130,7 +130,7 @@ class News:
                     if (how := member.end()) is None:
                         left = member
                     else:
-                        self.end(RankError(f"rank {member.rank} {how}"))
+                        self.end(self._gone(member, how))
                     continue
                 if isinstance(said, Failure):
                     kind = ConfigError if said.ours else RankError
@@ -138,7 +138,10 @@ class News:
                 else:
                     member.replies.put(said)
         if left is not None:
-            self.end(RankError(f"rank {left.rank} lost the others"))
+            self.end(self._gone(left, "lost the others"))
+
+    def _gone(self, member: Member, how: str) -> RankError:
+        return RankError(f"rank {member.rank} of {len(self.members) + 1} {how}")
 
     def share_cores(self, size: int) -> None:
         """Have this process use its part of the threads that it had, until the ranks end."""
@@ -222,8 +225,7 @@ class Ranks:
         """What the others say to what they were last told to do, in their order."""
         found = [member.replies.get() for member in self._news.members]
         if self._news.error is not None:
-            self._close()
-            raise self._news.error
+            raise self._failed(self._news.error)
         return [reply for (reply,) in found]
 
     def close(self) -> None:
@@ -241,6 +243,8 @@ class Ranks:
             found = error if kept or not isinstance(error, Exception) else self._news.error
         else:
             found = self._news.error
+        for member in self._news.members:
+            member.process.kill()  # it may wait for a rank that will not come
         self._close()
         assert found is not None
         return found
