@@ -61,7 +61,7 @@ def _nucleus(
     column = tl.arange(0, BLOCK)
     total = _above(weights_ptr, 0, VOCAB, STEPS, BLOCK)[0]
     p = tl.load(p_ptr + row * p_stride)
-    needed = tl.minimum(tl.ceil(p * total.to(tl.float64)).to(tl.int64), total)
+    needed = tl.ceil(p * total.to(tl.float64)).to(tl.int64)
 
     # The last weight of the set is one of the row's, and lies in [low, high]: what is above high
     # does not reach p. The least weight of any set is one step.

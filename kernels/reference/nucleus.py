@@ -31,8 +31,7 @@ def _sorted(weights: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, torch
     """Each row's largest weights in order, and how many of them reach p."""
     vocab = weights.shape[1]
     whole = (weights * steps(vocab)).long()
-    total = whole.sum(1, keepdim=True)
-    needed = (p * total).ceil().long().minimum(total)
+    needed = (p * whole.sum(1, keepdim=True)).ceil().long()
     for prefix in (*(size for size in PREFIXES if 2 * size < vocab), vocab):
         best = weights.topk(prefix).values
         mass = (best * steps(vocab)).long()

@@ -14,7 +14,17 @@ from torch import Tensor
 
 import kernels
 from kernels.nucleus import MOST
-from tests.kernels.nuclei import NEAR_ONE, check, check_mass, column, kept, likely, rows_and_ps
+from tests.kernels.nuclei import (
+    NEAR_ONE,
+    check,
+    check_mass,
+    close,
+    column,
+    kept,
+    likely,
+    met,
+    rows_and_ps,
+)
 
 torch.set_num_threads(1)
 
@@ -36,6 +46,11 @@ def test_the_set_to_the_token(case: tuple[Tensor, list[float]]) -> None:
 @pytest.mark.parametrize("p", [(0.3, 0.9, 0.999), NEAR_ONE], ids=str)
 def test_of_a_model(vocab: int, p: Sequence[float]) -> None:
     check(likely(3, vocab), p)
+
+
+@pytest.mark.parametrize("case", [met(), close()], ids=["met", "close"])
+def test_between_weights(case: tuple[Tensor, list[float]]) -> None:
+    check(*case)
 
 
 def test_real_arithmetic_agrees() -> None:

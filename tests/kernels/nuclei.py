@@ -32,7 +32,7 @@ def smallest(row: Sequence[float], p: float) -> list[int]:
     """The set, from the weights of one row."""
     steps = 2 ** (62 - (len(row) - 1).bit_length())
     whole = [int(weight * steps) for weight in row]
-    needed = min(math.ceil(p * sum(whole)), sum(whole))
+    needed = math.ceil(p * sum(whole))
     before, tokens = 0, []
     for token in sorted(range(len(row)), key=lambda i: (-row[i], i)):
         if before >= needed:
@@ -69,6 +69,18 @@ def likely(rows: int, vocab: int, device: str = "cpu", rounded: bool = True) -> 
     temperature = torch.linspace(0.5, 2, rows)[:, None]
     logits = (logits.bfloat16().float() if rounded else logits) / temperature
     return logits.to(device)
+
+
+def met() -> tuple[Tensor, list[float]]:
+    """Rows whose most probable tokens reach p by themselves; of some rows exactly."""
+    logits = torch.tensor([[-i / 8, 0.0, -i / 4, 0.0] for i in range(1, 41)])
+    return logits, [2 / sum(row) for row in weights(logits).tolist()]
+
+
+def close() -> tuple[Tensor, list[float]]:
+    """Rows of weights that are neighbours among the floats, some of them twice."""
+    logits = -torch.arange(32).div(3, rounding_mode="floor").expand(31, -1) * 2.0**-24
+    return logits.contiguous(), [i / 32 for i in range(1, 32)]
 
 
 def edge(row: Sequence[float], count: int, side: int) -> float:

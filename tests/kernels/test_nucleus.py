@@ -15,10 +15,12 @@ from tests.kernels.nuclei import (
     NEAR_ONE,
     check,
     check_mass,
+    close,
     column,
     edge,
     kept,
     likely,
+    met,
     rows_and_ps,
     weights,
 )
@@ -44,6 +46,12 @@ def test_the_set_to_the_token(case: tuple[Tensor, list[float]]) -> None:
 @pytest.mark.parametrize("p", [(0.3, 0.9, 0.999), NEAR_ONE], ids=str)
 def test_of_a_model(vocab: int, p: Sequence[float], device: str) -> None:
     check(likely(3, vocab, device), p)
+
+
+@pytest.mark.parametrize("case", [met(), close()], ids=["met", "close"])
+def test_between_weights(case: tuple[Tensor, list[float]], device: str) -> None:
+    logits, p = case
+    check(logits.to(device), p)
 
 
 @pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 4096, 4097, 8999, 9000])
