@@ -1,7 +1,7 @@
 """The 8-bit formats that a cache may hold, in plain torch.
 
-Keys and values are stored as they are: their scale is 1. Trained ones lie far inside e4m3's ±448,
-and what lies outside becomes the largest number there is.
+Keys and values are stored as they are: their scale is 1. What lies outside a format becomes the
+largest number it has, ±448 in e4m3, ±57,344 in e5m2, whose steps are twice as wide.
 """
 
 from __future__ import annotations

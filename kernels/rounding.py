@@ -1,9 +1,9 @@
 """8-bit floats inside a kernel: read from a cache, rounded into it.
 
-A read costs a few instructions an element, which count: a decode at full bandwidth has six for each
-byte that an H200 reads. So it goes the way that packs elements in pairs, through fp16 and fp32, and
-is exact all along. A write is integer arithmetic, the same bits on every GPU, and nothing beside
-the bytes it moves.
+A read costs a few instructions an element, and they count: by its data sheet an H200 does six for
+each byte that it reads (132 multiprocessors × 128 lanes × 1.8 GHz over 4.8 TB/s). So it goes the
+way that packs elements in pairs, through fp16 and fp32, which hold them exactly. A write is integer
+arithmetic, the same bits on every GPU, and takes little beside the bytes it moves.
 """
 
 import torch
@@ -15,6 +15,8 @@ from kernels import tuning
 CONVERTS = (8, 9)
 """The first compute capability that knows e4m3; before it Triton refuses the type."""
 
+_MANTISSAS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
+
 
 def readable(cache: torch.Tensor) -> torch.Tensor:
     """A cache as `widened` takes it: e4m3 as bytes, where the GPU does not know the format."""
@@ -25,7 +27,7 @@ def readable(cache: torch.Tensor) -> torch.Tensor:
 
 def mantissa(cache: torch.Tensor) -> int:
     """What `stored` takes: bits of the format's mantissa, 0 for a cache of another kind."""
-    return {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}.get(cache.dtype, 0)
+    return _MANTISSAS.get(cache.dtype, 0)
 
 
 @triton.jit
