@@ -84,6 +84,7 @@ def make_scheduler(
     max_seqs: int = 256,
     max_batched_tokens: int | None = None,
     max_model_len: int | None = None,
+    async_scheduling: bool = False,
 ) -> Scheduler:
     """A scheduler from names.
 
@@ -100,6 +101,7 @@ did you mean 'priority'?
         max_seqs=max_seqs,
         max_batched_tokens=max_batched_tokens,
         max_model_len=max_model_len,
+        async_scheduling=async_scheduling,
     )
 
 

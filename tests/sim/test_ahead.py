@@ -1,0 +1,148 @@
+"""A server whose scheduler plans a step while the one before runs: times by hand."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import PagedsimError, Policy, Request, SamplingParams, Scheduler
+from pagedsim.core.state import ServerState
+from pagedsim.metrics.recorder import Recorder
+from pagedsim.sim.cost.roofline import Roofline
+from pagedsim.sim.simulate import simulate
+from tests.sim.harness import Affine, Constant, Jobs, content, run
+from tests.sim.shapes import replica
+
+ROWS = [(0.05 * i, 3 + 7 * i % 23, 1 + 5 * i % 17) for i in range(40)]
+
+
+def scheduler(ahead: bool = True, blocks: int = 64, **settings: Any) -> Scheduler:
+    memory = make_memory(blocks=blocks, block_size=4, cpu_blocks=settings.pop("cpu_blocks", 0))
+    return make_scheduler(memory=memory, async_scheduling=ahead, **settings)
+
+
+def test_times_of_two_requests_by_hand() -> None:
+    requests, steps = run(scheduler(), Jobs([(0.0, 4, 3), (0.5, 4, 2)]))
+    # The second comes while step 0 runs, when step 1 is planned already, so it is in step 2. Both
+    # end with step 3, which is known when step 4 is on its way.
+    assert steps["start"].to_pylist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert steps["prefill_tokens"].to_pylist() == [4, 0, 4, 0, 0]
+    assert steps["decode_seqs"].to_pylist() == [0, 1, 0, 2, 2]
+    assert requests["first_token"].to_pylist() == [1.0, 3.0]
+    assert requests["finished"].to_pylist() == [4.0, 4.0]
+    assert requests["output_tokens"].to_pylist() == [3, 2]
+
+
+def test_an_end_that_everybody_can_know_costs_no_step() -> None:
+    class Limited(Jobs):
+        def requests(self) -> Any:
+            params = SamplingParams(max_tokens=2)
+            return iter([(Request(0, 4, params, arrival=0.0), 2)])
+
+    _, steps = run(scheduler(), Limited([]))
+    assert steps["start"].to_pylist() == [0.0, 1.0]
+
+
+def test_the_last_token_of_the_longest_request_is_known_to_be() -> None:
+    requests, steps = run(scheduler(max_model_len=6), Jobs([(0.0, 4, 9)]))
+    assert requests["output_tokens"].to_pylist() == [2]
+    assert steps["start"].to_pylist() == [0.0, 1.0]
+
+
+def test_an_idle_server_begins_when_somebody_arrives() -> None:
+    requests, steps = run(scheduler(), Jobs([(0.1, 4, 2), (10.3, 4, 2)]))
+    assert requests["scheduled"].to_pylist() == [0.1, 10.3]
+    assert requests["finished"].to_pylist() == pytest.approx([2.1, 12.3])
+    assert steps.num_rows == 6
+
+
+def test_users_in_a_closed_loop_ask_again_after_thinking() -> None:
+    jobs = Jobs([(0.0, 4, 2)] * 3, mode="closed", users=1, think_time=5.0)
+    requests, _ = run(scheduler(), jobs)
+    assert requests["arrival"].to_pylist() == [0.0, 7.0, 14.0]
+
+
+def test_who_can_never_be_served_is_rejected() -> None:
+    requests, _ = run(scheduler(max_model_len=16), Jobs([(0.0, 40, 2), (0.0, 4, 2)]))
+    assert requests["state"].to_pylist() == ["rejected", "finished"]
+
+
+def test_a_policy_that_admits_nobody() -> None:
+    class Nobody(Policy):
+        def admit(self, request: Request, state: ServerState) -> bool:
+            return False
+
+    with pytest.raises(PagedsimError, match="nothing can run at 0 s: 1 requests wait"):
+        run(scheduler(policy=Nobody()), Jobs([(0.0, 4, 2)]))
+
+
+@pytest.mark.parametrize(
+    ("batching", "preemption", "memory"),
+    list(product(("prefill_first", "unified", "static"), ("recompute", "swap"), (20, 64))),
+)
+def test_everybody_gets_all_tokens(batching: str, preemption: str, memory: int) -> None:
+    def served(ahead: bool) -> Any:
+        server = scheduler(
+            ahead,
+            **{"blocks": memory, "cpu_blocks": 20, "batching": batching},
+            **{"preemption": preemption, "max_seqs": 8, "max_model_len": 64},
+        )
+        return run(server, Jobs(ROWS), Affine())
+
+    (requests, steps), (again, _), (wanted, _) = served(True), served(True), served(False)
+    assert content(requests) == content(again)
+    for name in ("state", "output_tokens", "prompt_tokens"):
+        assert requests[name].to_pylist() == wanted[name].to_pylist()
+    starts, ends = steps["start"].to_pylist(), steps["end"].to_pylist()
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+
+
+def test_who_looks_back_is_served_as_without() -> None:
+    class Groups(Jobs):
+        def requests(self) -> Any:
+            for request, output in super().requests():
+                params = SamplingParams(n=2, max_tokens=9)
+                yield (
+                    Request(request.id, request.prompt_len, params, arrival=request.arrival),
+                    output,
+                )
+
+    tables = [run(scheduler(ahead), Groups(ROWS), Affine()) for ahead in (True, False)]
+    assert list(map(content, tables[0])) == list(map(content, tables[1]))
+
+
+def test_swaps_that_go_out_beside_the_computation() -> None:
+    rows = [(0.0, 12, 24)] * 4
+    settings: dict[str, Any] = {"blocks": 20, "cpu_blocks": 20, "preemption": "swap"}
+    times = [
+        run(scheduler(**settings), Jobs(rows), Constant(1.0, 0.25), overlap=overlap)[1]["end"][-1]
+        for overlap in (False, True)
+    ]
+    assert times[1].as_py() < times[0].as_py()
+
+
+def test_the_host_counts_only_where_it_takes_longer() -> None:
+    settings: dict[str, Any] = {"host_step_ms": 1.0, "host_request_us": 10.0}
+    beside = Roofline(replica("llama-2-7b", "a100-80gb"), async_scheduling=True, **settings)
+    before, device = (
+        Roofline(replica("llama-2-7b", "a100-80gb"), **settings),
+        Roofline(replica("llama-2-7b", "a100-80gb"), host_step_ms=0.0, host_request_us=0.0),
+    )
+    slow = Roofline(replica("llama-2-7b", "a100-80gb"), async_scheduling=True, host_step_ms=900.0)
+    recorder = Recorder()
+    server = scheduler(ahead=False)
+    server.add(Request("a", 40), 0.0, 3)
+    for _ in range(2):
+        plan = server.plan(0.0)
+        host = 1e-3 + 1e-5
+        assert before.step_seconds(plan) == pytest.approx(device.step_seconds(plan) + host)
+        assert beside.step_seconds(plan) == pytest.approx(device.step_seconds(plan))
+        assert slow.step_seconds(plan) == pytest.approx(0.9 + 1e-5)
+        for cost in (before, beside, slow):
+            assert cost.explain(plan).seconds == pytest.approx(cost.step_seconds(plan))
+        server.commit(plan, 1.0)
+    simulate(scheduler(), Jobs([(0.0, 4, 2)]), beside, recorder)
+    assert recorder.steps_table().num_rows == 3
