@@ -5,8 +5,8 @@ non-negative floats, which are in the order of the floats, by bisection. A look 
 is above the middle. It also finds the nearest weights on either side, and the search goes on from
 one of these, so that it ends when one weight is left: after 29 looks at most, and fewer where
 weights lie far apart. For T rows of V tokens a look is 4·T·V bytes, from the L2 where it holds the
-rows, and around ten instructions an element; the last writes the row. A program owns a row, and
-nothing is read back by the host.
+rows; the last one reads the logits too, and writes them. A program owns a row, and nothing is read
+back by the host.
 """
 
 import torch
