@@ -28,7 +28,7 @@ Tokens = Mapping["RequestId", int | Continuation]
 
 def sampled_in(plan: StepPlan) -> list[Request]:
     """The requests that a plan samples for, without those that were aborted or ended since."""
-    return [request for request in _samplers(plan) if request.alive]
+    return [request for request in _samplers(plan) if request.finish_reason is None]
 
 
 def samples(plan: StepPlan, request: Request) -> bool:

@@ -179,7 +179,7 @@ class Request:
     @property
     def alive(self) -> bool:
         """Whether it is still to be served."""
-        return self.state in _ALIVE
+        return self.finish_reason is None
 
     def tokens(self, start: int, end: int) -> tuple[Hashable, ...]:
         """The tokens in [start, end) of its first sequence, as far as they are known."""
@@ -203,6 +203,3 @@ def _plain(prompt: Any) -> Sequence[int]:
     if isinstance(prompt, list | tuple) and any(type(token) is not int for token in prompt):
         return [int(token) for token in prompt]
     return cast(Sequence[int], prompt)
-
-
-_ALIVE = frozenset((State.NEW, State.WAITING, State.RUNNING, State.SWAPPED))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+import torch
 from torch import Tensor
 
 from pagedsim.core import Continuation, Request, RequestId
 from pagedsim.engine.beam import Beams
-from pagedsim.engine.fetch import Fetch
+from pagedsim.engine.fetch import Fetch, sent
 from pagedsim.engine.sampler import Draw, Row, Sampler
 from pagedsim.engine.sequence import Group
 
@@ -30,8 +31,9 @@ class Question:
     def __init__(self, samplers: Samplers, groups: Mapping[RequestId, Group]) -> None:
         self.picked: Tensor | None = None
         """The tokens on the device: those of row i at place i, if all have one sequence."""
-        self._asked = [(request, groups[request.id], count) for request, count in samplers]
-        self._plain = all(group.plain for _, group, _ in self._asked)
+        self._samplers, self._groups = samplers, groups
+        self._asked: list[Group] = []
+        self._plain = all(groups[request.id].plain for request, _ in samplers)
         self._rows: list[Row] = []
         self._places: list[int] = []  # of these rows among the logits
         self._counts: list[int] = []  # of rows, for each request
@@ -43,12 +45,14 @@ class Question:
 
     def _ask(self) -> None:
         start = 0
-        for _, group, count in self._asked:
+        for request, count in self._samplers:
+            group = self._groups[request.id]
             mine = [] if isinstance(group, Beams) else group.rows()
             # All sequences of a request draw their first token from its one row.
             here = count == len(mine)
             self._places += range(start, start + count) if here else [start] * len(mine)
             self._rows += mine
+            self._asked.append(group)
             self._counts.append(len(mine))
             start += count
 
@@ -60,26 +64,30 @@ class Question:
             return
         self._logits = logits
         if self._rows:
-            whole = self._places == list(range(len(logits)))
-            self._draw = sampler.draw(logits if whole else logits[self._places], self._rows)
+            if self._places != list(range(len(logits))):
+                logits = logits[sent(torch.tensor(self._places), logits.device)]
+            self._draw = sampler.draw(logits, self._rows)
             self.picked = self._draw.picked
 
     def answers(self) -> Answers:
         """For all who are still alive; called once."""
         tokens: dict[RequestId, int | Continuation] = {}
         ended: dict[RequestId, str] = {}
-        if self._plain:
-            if self._coming is not None:
-                (picked,) = self._coming.lists()
-                for (request, group, _), token in zip(self._asked, picked, strict=True):
-                    if request.alive:
-                        tokens[request.id] = token
-                        if token in group.ends:
-                            ended[request.id] = "stop"
+        if self._coming is not None:
+            (picked,) = self._coming.lists()
+            groups = self._groups  # of those who have left it knows nothing more
+            for (request, _), token in zip(self._samplers, picked, strict=True):
+                if request.finish_reason is None:
+                    name = request.id
+                    tokens[name] = token
+                    if token in groups[name].ends:
+                        ended[name] = "stop"
             return tokens, ended
         samples = iter(self._draw.samples() if self._draw is not None else ())
         start = 0
-        for (request, group, count), rows in zip(self._asked, self._counts, strict=True):
+        for (request, count), group, rows in zip(
+            self._samplers, self._asked, self._counts, strict=True
+        ):
             mine = list(islice(samples, rows))
             if request.alive:
                 if isinstance(group, Beams):

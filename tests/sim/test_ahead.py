@@ -85,11 +85,8 @@ def test_a_policy_that_admits_nobody() -> None:
 )
 def test_everybody_gets_all_tokens(batching: str, preemption: str, memory: int) -> None:
     def served(ahead: bool) -> Any:
-        server = scheduler(
-            ahead,
-            **{"blocks": memory, "cpu_blocks": 20, "batching": batching},
-            **{"preemption": preemption, "max_seqs": 8, "max_model_len": 64},
-        )
+        settings = {"batching": batching, "preemption": preemption, "cpu_blocks": 20}
+        server = scheduler(ahead, memory, max_seqs=8, max_model_len=64, **settings)
         return run(server, Jobs(ROWS), Affine())
 
     (requests, steps), (again, _), (wanted, _) = served(True), served(True), served(False)
