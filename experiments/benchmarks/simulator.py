@@ -38,6 +38,8 @@ class Case:
     blocks: int = 7424
     batching: str = "prefill_first"
     fast_forward: bool = True
+    ahead: bool = False
+    """Whether each step is planned while the one before runs."""
 
 
 @cache
@@ -57,9 +59,11 @@ def run(case: Case, workload: Workload) -> Recorder:
         batching=case.batching,
         max_seqs=case.max_seqs,
         max_model_len=4096,
+        async_scheduling=case.ahead,
     )
     recorder = Recorder()
-    simulate(scheduler, workload, Roofline(replica()), recorder, fast_forward=case.fast_forward)
+    cost = Roofline(replica(), async_scheduling=case.ahead)
+    simulate(scheduler, workload, cost, recorder, fast_forward=case.fast_forward)
     return recorder
 
 
@@ -104,7 +108,7 @@ def measure(case: Case, rounds: int) -> None:
     steps, requests = found[0].steps_table(), len(workload)
     tokens = int(workload.output_len.sum() + workload.prompt_len.sum())
     print(
-        f"{case.name:28} {took:8.3f} {min(times):8.3f} {median(ratios):10.1f} "
+        f"{case.name:34} {took:8.3f} {min(times):8.3f} {median(ratios):10.1f} "
         f"{requests / took:12,.0f} {tokens / took:14,.0f} {steps.num_rows / took:12,.0f}",
         flush=True,
     )
@@ -118,13 +122,14 @@ def main() -> None:
     options = parser.parse_args()
     print("Llama-2-7B, A100-80GB, block 16, 7,424 blocks; timeouts: plain SimPy timeouts a request")
     print(
-        f"{'workload':28} {'median s':>8} {'best s':>8} {'timeouts':>10} "
+        f"{'workload':34} {'median s':>8} {'best s':>8} {'timeouts':>10} "
         f"{'requests/s':>12} {'tokens/s':>14} {'iterations/s':>12}"
     )
     talk = conversation(options.trace)
     step_by_step = Case(talk.name + ", step by step", talk.workload, fast_forward=False)
+    ahead = Case(talk.name + ", a step ahead", talk.workload, ahead=True)
     saturated = short(10_000, 154, 312, rate=1000.0)
-    for case in (talk, step_by_step, saturated):
+    for case in (talk, step_by_step, ahead, saturated):
         measure(case, options.rounds)
 
 

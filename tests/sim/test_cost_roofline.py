@@ -203,7 +203,7 @@ def test_the_shipped_settings_are_the_defaults() -> None:
         ({"host_step_ms": -1.0}, "cost.host_step_ms=-1.0: must be a number, at least 0"),
     ],
 )
-def test_impossible_settings_are_refused(setting: dict[str, float], message: str) -> None:
+def test_impossible_settings_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Roofline(replica("tiny", "a10"), **setting)
 

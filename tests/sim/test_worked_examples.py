@@ -1,6 +1,7 @@
 """Examples that can be worked out on paper, with the numbers that are printed for them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.sim.shapes import hardware, model, plan, replica
 
 def ideal(where: Replica, **settings: float) -> Roofline:
     """Data-sheet rates reached in full, and a host that takes no time."""
-    rates = {
+    rates: dict[str, Any] = {
         "compute_efficiency": 1.0,
         "bandwidth_efficiency": 1.0,
         "bus_efficiency": 1.0,
