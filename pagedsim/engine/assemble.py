@@ -93,7 +93,9 @@ def check_split(arguments: Arguments) -> None:
     if size == 1 or isinstance(model, LoadedModel):
         return
     if device_of(arguments.device).type == "cuda" and size > (there := torch.cuda.device_count()):
-        raise ConfigError(f"tensor_parallel_size={size}: torch finds {there} GPUs")
+        raise ConfigError(
+            f"tensor_parallel_size={size}: torch finds {there} of the GPUs that it needs"
+        )
     if not hasattr(socket, "AF_UNIX") or not torch.distributed.is_available():
         raise ConfigError(f"tensor_parallel_size={size}: needs Unix sockets and torch.distributed")
     check_shares(model, size, arguments.model_impl)
