@@ -192,7 +192,8 @@ class Scheduler:
         self.waiting.append(request, now)  # first, since a policy's rank may fail
         self._orders += 1
         self._ends[request.id] = min(limit, request.prompt_len + (output_len or limit))
-        self._looking_back += request.params.looks_back
+        if self.async_scheduling:
+            self._looking_back += request.params.looks_back
         request.state = State.WAITING
         self.requests[request.id] = request
         self._disturbed = True
@@ -268,9 +269,10 @@ class Scheduler:
         self._refuse_stale(plan)
         if self._untold:
             raise PlanError(f"plan {self._untold[0].number} is not told of yet")
-        self._refuse_answer(plan, tokens, finished, parents, self.clock.riders)
-        if tokens is not None:
-            self.expect_tokens()
+        if parents or finished or tokens is not None or self.memory.told:
+            self._refuse_answer(plan, tokens, finished, parents, self.clock.riders)
+            if tokens is not None:
+                self.expect_tokens()
         self._launch(plan)
         return self._tell(plan, now, tokens, finished, parents)
 
@@ -355,8 +357,9 @@ class Scheduler:
         """The rest."""
         self.now = now
         for chunk in plan.chunks:
-            if chunk.samples and chunk.request.first_token_at is None and chunk.request.alive:
-                chunk.request.first_token_at = now
+            request = chunk.request
+            if chunk.samples and request.first_token_at is None and request.finish_reason is None:
+                request.first_token_at = now
         if tokens is not None:
             for request in sampled_in(plan):
                 self._append(request, tokens[request.id])
@@ -366,6 +369,8 @@ class Scheduler:
                     self._descend(group, chosen)
         if self._observing:
             self.policy.observe(Served(plan, now))
+        if not plan.ending and not finished:
+            return []
         # In the order of the batch: the prefix cache evicts in the order of release.
         reasons = dict.fromkeys((r for r in plan.ending if r.alive), "length")
         if finished:
@@ -736,7 +741,8 @@ class Scheduler:
         request.finished_at = now
         del self.requests[request.id], self._ends[request.id]
         self._overdue.discard(request)
-        self._looking_back -= request.params.looks_back
+        if self.async_scheduling:
+            self._looking_back -= request.params.looks_back
         if self._observing:
             self.policy.observe(Left(request, now))
 
