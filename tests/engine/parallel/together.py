@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.share import Share
 from pagedsim.engine.parallel.group import Group
+from pagedsim.engine.parallel.worker import SILENT, Worker
 
 T = TypeVar("T")
 
@@ -39,3 +43,38 @@ def shares(model: Any, made: list[Group], **settings: Any) -> list[LoadedModel]:
         share.native.group = group
         models.append(share)
     return models
+
+
+class OneProcess:
+    """As `Ranks`, with one other rank that is a thread: what it does can be looked at."""
+
+    gone = False
+
+    def __init__(self, model: Any, made: list[Group], **settings: Any) -> None:
+        here, there = shares(model, made, **settings)
+        self.worker = Worker(1)
+        self.worker.model, self.worker.device = there, torch.device("cpu")
+        self.model = replace(here, ranks=self)  # type: ignore[arg-type]
+        self._told: SimpleQueue[Any] = SimpleQueue()
+        self._said: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while (told := self._told.get()) is not None:
+            name, values, settings = told
+            result = getattr(self.worker, name)(*values, **settings)
+            if name not in SILENT:
+                self._said.put(result)
+
+    @contextmanager
+    def together(self, name: str, *values: Any, **settings: Any) -> Iterator[None]:
+        self._told.put((name, values, settings))
+        yield
+
+    def replies(self) -> list[Any]:
+        return [self._said.get()]
+
+    def check(self) -> None: ...
+
+    def close(self) -> None:
+        self._told.put(None)
