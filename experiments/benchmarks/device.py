@@ -26,6 +26,8 @@ SPOILT = 2**30
 """Bytes read before a call, so that none of its inputs is in the GPU's cache; the time that this
 takes also lets the host queue the whole call before the GPU begins it. They are read, not written:
 what was written would have to leave the cache while the call is timed."""
+COPIED, FEW_COPIED = 512 * 2**20, 4 * 2**20
+"""Bytes that a `Copy` reads, and where sizes are tiny."""
 WARM = 2
 """Rounds that do not count."""
 
@@ -93,6 +95,11 @@ def folder(device: torch.device, asked: argparse.Namespace) -> Path | None:
     if asked.out is not None or asked.quick:
         out: Path | None = asked.out
         return out
+    return folder_of(device)
+
+
+def folder_of(device: torch.device) -> Path:
+    """Where the results of a GPU go."""
     name = torch.cuda.get_device_name(device).lower()
     return RESULTS / "-".join(name.removeprefix("nvidia ").removeprefix("geforce ").split())
 
@@ -112,6 +119,19 @@ def end(place: Path | None, name: str, result: Mapping[str, Any], picture: Figur
         return
     picture.savefig(place / f"{name}.png", metadata={"Software": None})
     print(f"\n{place / name}.json and .png")
+
+
+class Copy:
+    """One large copy within the device: what its memory does at best."""
+
+    def __init__(self, device: torch.device, tiny: bool) -> None:
+        self._here = torch.zeros(FEW_COPIED if tiny else COPIED, dtype=torch.uint8, device=device)
+        self._there = torch.empty_like(self._here)
+        self.moved = 2 * self._here.nbytes
+        """Bytes, read and written."""
+
+    def __call__(self) -> None:
+        self._there.copy_(self._here)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

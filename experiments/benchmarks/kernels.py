@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from experiments.benchmarks.device import (
+    Copy,
     device_of,
     end,
     facts,
@@ -32,10 +33,8 @@ from experiments.benchmarks.peers import PEERS, Contender
 from experiments.benchmarks.roofline import draw
 from experiments.benchmarks.shapes import Case, Problem, grid
 
-COPIED, SIDE = 512 * 2**20, 8192
-"""Bytes of the copy and side of the product that are the limits."""
-FEW_COPIED, SHORT_SIDE = 4 * 2**20, 256
-"""The same where sizes are tiny."""
+SIDE, SHORT_SIDE = 8192, 256
+"""Of the product that is a limit, and where sizes are tiny."""
 FREE = 0.9
 """Of the memory that is free, how much a case may take."""
 
@@ -81,8 +80,7 @@ class Limits:
         self.device = device
         side = SHORT_SIDE if tiny else SIDE
         kind: Any = {"dtype": dtype, "device": device}
-        self._here = torch.empty(FEW_COPIED if tiny else COPIED, dtype=torch.uint8, device=device)
-        self._there = torch.empty_like(self._here)
+        self._copy = Copy(device, tiny)
         self._one, self._other = torch.randn(2, side, side, **kind).unbind()
         self._product = torch.empty(side, side, **kind)
         self._flop = 2 * side**3
@@ -90,13 +88,13 @@ class Limits:
     def calls(self) -> dict[str, Callable[[], object]]:
         """To be timed beside the kernels."""
         return {
-            "copy": lambda: self._there.copy_(self._here),
+            "copy": self._copy,
             "product": lambda: torch.matmul(self._one, self._other, out=self._product),
         }
 
     def of(self, case: Case, dtype: torch.dtype, seconds: Mapping[str, float]) -> dict[str, Any]:
         """What the case takes at least, from what these calls took."""
-        bytes_s = 2 * self._here.nbytes / seconds["copy"]
+        bytes_s = self._copy.moved / seconds["copy"]
         flop_s = self._flop / seconds["product"]
         moving, computing = case.moved(dtype) / bytes_s, case.flop / flop_s
         return {
@@ -121,6 +119,7 @@ def measure(
         "context": case.context,
         "block_size": case.block_size,
         "cache": case.cache,
+        "beside": case.beside,
         "flop": case.flop,
         "bytes": case.moved(dtype),
         "error": problem.error(problem.ours()),

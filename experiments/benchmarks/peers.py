@@ -1,8 +1,8 @@
 """Others that attend, over the same keys and values: those that are installed and can.
 
 SDPA and FlexAttention get keys and values without blocks, one run a sequence, which is a favour:
-they need not look anything up; of 8 bits they can make nothing. FlashInfer gets the same cache as
-we do.
+they need not look anything up; of 8 bits they can make nothing, nor of contexts that differ.
+FlashInfer gets the same cache as we do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ class Contender(NamedTuple):
 
 def sdpa(problem: Problem) -> Contender | None:
     """torch's `scaled_dot_product_attention`; it has no causal mask for a chunk."""
-    if problem.case.kind == "chunk" or problem.case.cache != AUTO:
+    if problem.case.kind == "chunk" or not _dense(problem):
         return None
     q, (k, v) = problem.dense_queries, problem.dense
     causal = problem.case.queries > 1
@@ -42,7 +43,7 @@ def sdpa(problem: Problem) -> Contender | None:
 
 def flex(problem: Problem) -> Contender | None:
     """torch's FlexAttention, compiled for each shape by itself; on a CPU as it is."""
-    if problem.case.cache != AUTO:
+    if not _dense(problem):
         return None
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -75,11 +76,11 @@ def flashinfer(problem: Problem) -> Contender | None:
 
     case, shape, device = problem.case, problem.case.shape, problem.q.device
     ints: Any = {"dtype": torch.int32, "device": device}
-    each = problem.tables.shape[1]
     room = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
-    starts = torch.arange(case.batch + 1, **ints)
-    last = torch.full((case.batch,), case.context - (each - 1) * case.block_size, **ints)
-    pages = (starts * each, problem.tables.flatten(), last)
+    ends = [0, *accumulate(map(len, problem.blocks))]
+    last = [(context - 1) % case.block_size + 1 for context in case.contexts]
+    starts = torch.arange(len(last) + 1, **ints)
+    pages = (torch.tensor(ends, **ints), torch.cat(problem.blocks), torch.tensor(last, **ints))
     heads = (shape.heads, shape.kv_heads, shape.head_dim, case.block_size)
     kind: Any = {
         "q_data_type": problem.q.dtype,
@@ -103,6 +104,11 @@ PEERS: Mapping[str, Callable[[Problem], Contender | None]] = {
     "flex": flex,
     "flashinfer": flashinfer,
 }
+
+
+def _dense(problem: Problem) -> bool:
+    """Whether keys and values can be one tensor of the queries' dtype."""
+    return problem.case.cache == AUTO and not problem.case.beside
 
 
 def _flat(out: torch.Tensor) -> torch.Tensor:

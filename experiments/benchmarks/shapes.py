@@ -45,6 +45,8 @@ SHAPES = {
 }
 BASE = "llama-3.1-8b"
 TINY = {"tiny": Shape(2, 2, 2, 16)}
+LONG = 131072
+"""Tokens of a long context."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class Case:
     block_size: int = 16
     cache: str = AUTO
     """What the cache holds, as `kv_cache_dtype` names it."""
+    beside: int = 0
+    """Context of one more sequence, the last; 0: there is none."""
+
+    @property
+    def contexts(self) -> list[int]:
+        """One a sequence."""
+        return [self.context] * self.batch + ([self.beside] if self.beside else [])
 
     @property
     def kind(self) -> str:
@@ -74,8 +83,9 @@ class Case:
     @property
     def flop(self) -> int:
         """What the products of one layer take, of the keys that a query sees."""
-        seen = self.queries * self.context - self.queries * (self.queries - 1) // 2
-        return 4 * self.batch * self.shape.heads * self.shape.head_dim * seen
+        hidden = self.queries * (self.queries - 1) // 2
+        seen = sum(self.queries * context - hidden for context in self.contexts)
+        return 4 * self.shape.heads * self.shape.head_dim * seen
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
         """What the cache holds where queries are of this dtype."""
@@ -83,14 +93,14 @@ class Case:
 
     def moved(self, dtype: torch.dtype) -> int:
         """Bytes of K, V, queries and output, each moved once."""
-        keys = self.context * self.shape.kv_heads * self.held(dtype).itemsize
-        rows = self.queries * self.shape.heads * dtype.itemsize
-        return 2 * self.batch * (keys + rows) * self.shape.head_dim
+        keys = sum(self.contexts) * self.shape.kv_heads * self.held(dtype).itemsize
+        rows = len(self.contexts) * self.queries * self.shape.heads * dtype.itemsize
+        return 2 * (keys + rows) * self.shape.head_dim
 
     def room(self, dtype: torch.dtype) -> int:
         """Bytes that timing it needs: a cache of some layers, and one in full for peers."""
-        layer = 2 * self.batch * self.context * self.shape.kv_heads * self.shape.head_dim
-        rows = 6 * self.batch * self.queries * self.shape.heads * self.shape.head_dim
+        layer = 2 * sum(self.contexts) * self.shape.kv_heads * self.shape.head_dim
+        rows = 6 * len(self.contexts) * self.queries * self.shape.heads * self.shape.head_dim
         cache = LAYERS * layer * self.held(dtype).itemsize
         return cache + (layer + rows) * dtype.itemsize
 
@@ -98,13 +108,25 @@ class Case:
         what = f"{self.kind} {self.batch} × {self.context:,}"
         if self.kind == "chunk":
             what = f"chunk {self.batch} × {self.queries:,} of {self.context:,}"
+        if self.beside:
+            what = f"{what} and one of {self.beside:,}"
         what = f"{what}, {self.shape}, block {self.block_size}"
         return what if self.cache == AUTO else f"{what}, {self.cache}"
 
 
+DECODE = Case(BASE, 64, 1, 4096)
+PREFILL = Case(BASE, 1, 8192, 8192)
+LONE = Case(BASE, 1, 1, LONG)
+BESIDE = Case(BASE, 63, 1, 1024, beside=LONG)
+WIDE = replace(DECODE, block_size=128)
+HEADLINES = [DECODE, WIDE, PREFILL, LONE, BESIDE]
+HEADLINES += [replace(case, cache="fp8_e4m3") for case in (DECODE, PREFILL, LONE, BESIDE)]
+"""What bars and goals are about."""
+
+
 def grid(quick: bool) -> Iterator[Case]:
-    """Batch and context over one model, then what the cache holds, models and block sizes at one
-    batch and context each."""
+    """Those that the table of all benchmarks names; then batch and context over one model, what the
+    cache holds, models and block sizes at one batch and context each."""
     if quick:
         for size in (8, 16):
             yield Case("tiny", 3, 1, 40, size)
@@ -112,15 +134,20 @@ def grid(quick: bool) -> Iterator[Case]:
             yield Case("tiny", 2, 8, 24, size)
         yield from (Case("tiny", 3, 1, 40, cache=cache) for cache in FORMATS)
         yield Case("tiny", 2, 24, 24, cache="fp8_e4m3")
+        yield Case("tiny", 3, 1, 20, 8, beside=70)
         return
+    yield from dict.fromkeys([*HEADLINES, *_rest()])
+
+
+def _rest() -> Iterator[Case]:
     decodes = [Case(BASE, b, 1, c) for b in (1, 8, 64, 256) for c in (512, 4096, 32768)]
     prefills = [Case(BASE, b, n, n) for b, n in ((1, 512), (8, 1024), (1, 4096), (1, 32768))]
     chunks = [Case(BASE, b, 512, 8192) for b in (1, 4)]
-    yield from (*decodes, *prefills, *chunks)
+    yield from (*decodes, Case(BASE, 8, 1, LONG), *prefills, *chunks)
     eight = [case for case in decodes if case.context > 512] + [prefills[2], chunks[0]]
     yield from (replace(case, cache="fp8_e4m3") for case in eight)
-    yield Case(BASE, 64, 1, 4096, cache="fp8_e5m2")
-    for case in (Case(BASE, 64, 1, 4096), Case(BASE, 1, 4096, 4096)):
+    yield replace(DECODE, cache="fp8_e5m2")
+    for case in (DECODE, Case(BASE, 1, 4096, 4096)):
         yield from (replace(case, model=model) for model in SHAPES if model != BASE)
         yield from (replace(case, block_size=size) for size in (8, 32, 64, 128))
 
@@ -130,20 +157,21 @@ class Problem:
 
     def __init__(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         self.case, shape = case, case.shape
-        each = -(-case.context // case.block_size)
+        counts = [-(-context // case.block_size) for context in case.contexts]
         kind: Any = {"dtype": dtype, "device": device}
         generator = torch.Generator(device).manual_seed(0)
         size = (case.block_size, shape.kv_heads, shape.head_dim)
-        blocks, held = case.batch * each, case.held(dtype)
+        blocks, held = sum(counts), case.held(dtype)
         self.kv = torch.empty(blocks, LAYERS, 2, *size, dtype=held, device=device)
         values = torch.empty(blocks, 2, *size, **kind).normal_(generator=generator)
         self.kv[:, LAYER] = rounded(values, held)
         del values
-        rows = (case.batch * case.queries, shape.heads, shape.head_dim)
+        rows = (len(counts) * case.queries, shape.heads, shape.head_dim)
         self.q = torch.empty(rows, **kind).normal_(generator=generator)
         self.k_cache, self.v_cache = self.kv[:, LAYER, 0], self.kv[:, LAYER, 1]
-        order = torch.randperm(case.batch * each, generator=torch.Generator().manual_seed(0))
-        self.tables = order.view(case.batch, each).to(device, torch.int32)
+        order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).split(counts)
+        self.blocks = [own.to(device, torch.int32) for own in order]
+        self.tables = torch.nn.utils.rnn.pad_sequence(self.blocks, batch_first=True)
         self.scale = shape.head_dim**-0.5
         self.allowed = 1.5 * torch.finfo(dtype).eps + 1e-5
         """The error that the roundings of weights and result explain."""
@@ -155,7 +183,7 @@ class Problem:
 
     @cached_property
     def dense(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [batch, KV heads, context, dim], without blocks."""
+        """Keys and values [batch, KV heads, context, dim], without blocks; contexts are alike."""
         k, v = (
             cache[self.tables.long()].flatten(1, 2)[:, : self.case.context].transpose(1, 2)
             for cache in (self.k_cache, self.v_cache)
@@ -189,14 +217,14 @@ class Problem:
         begins = sorted({0, (case.queries - rows) // 2, case.queries - rows})
         return [
             (sequence * case.queries + begin, self._reference(sequence, begin, rows))
-            for sequence in sorted({0, case.batch - 1})
+            for sequence in sorted({0, len(case.contexts) - 1})
             for begin in begins
         ]
 
     def _reference(self, sequence: int, begin: int, rows: int) -> torch.Tensor:
         case = self.case
-        context = case.context - case.queries + begin + rows
-        blocks = self.tables[sequence].long()
+        context = case.contexts[sequence] - case.queries + begin + rows
+        blocks = self.blocks[sequence].long()
         caches = (self.k_cache, self.v_cache)
         k, v = (raw(cache)[blocks].cpu().view(cache.dtype).double() for cache in caches)
         where = sequence * case.queries + begin
@@ -215,9 +243,9 @@ class Problem:
         decodes = case.queries == 1
         return AttentionBatch(
             self.tables,
-            torch.arange(case.batch + 1, **ints) * case.queries,
-            torch.full((case.batch,), case.context, **ints),
+            torch.arange(len(case.contexts) + 1, **ints) * case.queries,
+            torch.tensor(case.contexts, **ints),
             torch.empty(0, dtype=torch.int64, device=device),  # nothing is written
-            case.batch if decodes else 0,
-            () if decodes else ((case.queries, case.context),) * case.batch,
+            len(case.contexts) if decodes else 0,
+            () if decodes else tuple((case.queries, context) for context in case.contexts),
         )

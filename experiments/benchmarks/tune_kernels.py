@@ -103,7 +103,9 @@ def best_prefill(model: str, capability: tuple[int, int], race: Race, cache: str
     """Tiles of prefills and chunks."""
     shape = SHAPES[model]
     longest = max(queries for _, queries, _ in PREFILLS)
-    usual = prefill_tiles(shape.head_dim, shape.group, DTYPE.itemsize, capability, longest)
+    usual = prefill_tiles(
+        shape.head_dim, shape.group, DTYPE.itemsize, capability, longest, cache != AUTO
+    )
     candidates = [
         Cut(Tiles(rows, keys, warps, stages), tuning.DEFAULT)
         for rows, keys, warps, stages in product(ROWS, KEYS, WARPS, STAGES)

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.benchmarks import kernels, peers, shapes  # noqa: E402
+from experiments.benchmarks import device, kernels, peers, shapes  # noqa: E402
 from experiments.benchmarks.peers import Contender  # noqa: E402
 from experiments.benchmarks.shapes import BASE, SHAPES, Case, Problem, grid  # noqa: E402
 from kernels.float8 import FORMATS  # noqa: E402
@@ -19,9 +19,10 @@ from kernels.float8 import FORMATS  # noqa: E402
 CPU = torch.device("cpu")
 DECODE = Case("tiny", 3, 1, 40)
 CHUNK = Case("tiny", 2, 8, 24)
+BESIDE = Case("tiny", 3, 1, 20, 8, beside=70)
 CASES = [
     *(DECODE, CHUNK, Case("tiny", 2, 24, 24, 8)),
-    *(replace(DECODE, cache="fp8_e4m3"), replace(CHUNK, cache="fp8_e5m2")),
+    *(replace(DECODE, cache="fp8_e4m3"), replace(CHUNK, cache="fp8_e5m2"), BESIDE),
 ]
 TINY = ["--device", "cpu", "--quick", "--rounds", "1"]
 
@@ -35,7 +36,7 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert one["seconds"] > 0 and one["error"] <= one["error_allowed"]
         assert one["of_limit"] == pytest.approx(one["limit"]["seconds"] / one["seconds"])
         theirs = {"flex"} if one["kind"] == "chunk" else {"flex", "sdpa"}
-        if one["cache"] != "auto":
+        if one["cache"] != "auto" or one["beside"]:
             theirs = set()
         assert {name for name, peer in one["peers"].items() if peer.get("to_ours")} == theirs
     assert (tmp_path / "kernels.png").stat().st_size > 0
@@ -105,15 +106,30 @@ def test_peers_that_fail_or_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_work_counted_pair_by_pair(case: Case) -> None:
-    shape, before = case.shape, case.context - case.queries
+    shape = case.shape
     pairs = sum(
-        key <= before + query for query in range(case.queries) for key in range(case.context)
+        key <= context - case.queries + query
+        for context in case.contexts
+        for query in range(case.queries)
+        for key in range(context)
     )
-    assert case.flop == 2 * 2 * shape.head_dim * shape.heads * pairs * case.batch
+    assert case.flop == 2 * 2 * shape.head_dim * shape.heads * pairs
     problem = Problem(case, torch.float32, CPU)
-    k, v = problem.dense
-    assert k.dtype.itemsize == (4 if case.cache == "auto" else 1)
-    assert case.moved(torch.float32) == k.nbytes + v.nbytes + 2 * problem.q.nbytes
+    if not case.beside:
+        k, v = problem.dense
+        assert k.dtype.itemsize == (4 if case.cache == "auto" else 1)
+        assert case.moved(torch.float32) == k.nbytes + v.nbytes + 2 * problem.q.nbytes
+
+
+def test_one_context_may_be_longer_than_the_others() -> None:
+    problem = Problem(BESIDE, torch.float32, CPU)
+    alone = [Problem(replace(BESIDE, batch=1, beside=0), torch.float32, CPU)]
+    alone.append(Problem(Case("tiny", 1, 1, 70, 8), torch.float32, CPU))
+    assert BESIDE.flop == 3 * alone[0].case.flop + alone[1].case.flop
+    assert [len(own) for own in problem.blocks] == [3, 3, 3, 9]
+    assert len(set(torch.cat(problem.blocks).tolist())) == 18
+    problem.batch.context_lens[-1] -= 1
+    assert problem.error(problem.ours()) > problem.allowed
 
 
 def test_limits_are_those_of_copy_and_product() -> None:
@@ -121,7 +137,7 @@ def test_limits_are_those_of_copy_and_product() -> None:
     fast, slow = 1e-9, 1.0
     bound = limits.of(DECODE, torch.float32, {"copy": slow, "product": fast})
     assert bound["bound"] == "bytes"
-    assert bound["seconds"] == pytest.approx(DECODE.moved(torch.float32) / (2 * kernels.FEW_COPIED))
+    assert bound["seconds"] == pytest.approx(DECODE.moved(torch.float32) / (2 * device.FEW_COPIED))
     bound = limits.of(DECODE, torch.float32, {"copy": fast, "product": slow})
     assert bound["bound"] == "flop"
     assert bound["seconds"] == pytest.approx(DECODE.flop / (2 * kernels.SHORT_SIDE**3))
@@ -134,7 +150,8 @@ def test_the_grid_has_every_model_and_the_decode_that_counts() -> None:
         kinds = {case.kind for case in cases if case.cache == cache}
         assert kinds == {"decode", "prefill", "chunk"}
     assert {case.cache for case in cases} == {"auto", *FORMATS}
-    assert Case(BASE, 64, 1, 4096, 16) in cases
+    assert set(shapes.HEADLINES) <= set(cases)
+    assert Case(BASE, 64, 1, 4096, 16) == cases[0]
     assert len(set(cases)) == len(cases)
 
 
@@ -144,7 +161,7 @@ def test_a_case_too_large_for_the_gpu_is_left_out(
     monkeypatch.setattr(kernels, "_fits", lambda case, *_: case.kind != "chunk")
     kernels.main([*TINY, "--peers", "--out", str(tmp_path)])
     result = json.loads((tmp_path / "kernels.json").read_text())
-    assert len(result["left_out"]) == 2 and len(result["cases"]) == 7
+    assert len(result["left_out"]) == 2 and len(result["cases"]) == 8
     assert "left out, for want of memory: chunk" in capsys.readouterr().out
 
 
