@@ -29,7 +29,7 @@ class Group:
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
-        """Who uses it first waits until all are there."""
+        """Of no use before all have called `meet`."""
         self.rank, self.size = rank, size
         self._sum, self._hand_out, self._collect = (
             dist.AllreduceOptions(),
@@ -40,6 +40,14 @@ class Group:
         self._hand_out.rootRank = self._collect.rootRank = 0
         with _parted():
             self._group: Any = (_nccl if device.type == "cuda" else _gloo)(store, rank, size)
+
+    def meet(self, device: torch.device) -> None:
+        """Wait until all are there. What a library needs for either kind of exchange it takes now,
+        and not from the memory that is shared out later, or while a graph is captured."""
+        x = torch.zeros(1, 1, device=device)
+        self.sum(x)
+        self.hand_out(x)
+        self.collect(x, self.size)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Have x, in place, be the sum of all ranks' x."""

@@ -188,7 +188,7 @@ class Ranks:
             self.replies()
             with self.together("join", size, store.port):
                 self.group = news.group = Group(store, 0, size, device)
-                self.group.sum(torch.zeros(1, device=device))
+                self.group.meet(device)
             self.replies()
         except BaseException:
             self.close()

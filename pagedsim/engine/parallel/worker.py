@@ -52,7 +52,7 @@ class Worker:
         """Become one of `size` ranks."""
         store = TCPStore(HOST, port, size, False, PATIENCE)
         self.group = Group(store, self.rank, size, self.device)
-        self.group.sum(torch.zeros(1, device=self.device))
+        self.group.meet(self.device)
 
     def load(self, model: Any, settings: dict[str, Any]) -> None:
         """Load a share of a model."""
