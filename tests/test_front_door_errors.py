@@ -70,7 +70,7 @@ COMPOSITION = {
     "misspelt key of a section": (
         "server.max_seq=3",
         "server.max_seq: no such key; did you mean 'max_seqs'? "
-        "choose from max_batched_tokens, max_model_len, max_seqs",
+        "choose from async_scheduling, max_batched_tokens, max_model_len, max_seqs",
     ),
     "misspelt section": (
         "servr.max_seqs=3",
@@ -166,7 +166,8 @@ COMPOSITION = {
     "added key": (f"{SINGLE} +foo=1", f"foo: no such key; choose from {ROOT_KEYS}"),
     "added key of a section": (
         f"{SINGLE} +server.foo=1",
-        "server.foo: no such key; choose from max_batched_tokens, max_model_len, max_seqs",
+        "server.foo: no such key; "
+        "choose from async_scheduling, max_batched_tokens, max_model_len, max_seqs",
     ),
     "added key of an objective": (
         f"{SINGLE} +slo.tttf=1",

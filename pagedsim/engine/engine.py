@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -65,14 +65,6 @@ class StepTimes(NamedTuple):
     sample: float
     """Waiting for the tokens."""
     commit: float
-
-
-@dataclass
-class _Spent:
-    """Seconds of one call, over all that it plans."""
-
-    plan: float = 0.0
-    launch: float = 0.0
 
 
 class LLMEngine:
@@ -254,16 +246,16 @@ class LLMEngine:
         begun, self.times = self.now, None
         start = begun if since is None else since
         outputs: list[RequestOutput] = []
-        spent = _Spent()
+        planning: list[float] = []
         try:
             if self._flight is None:
-                self._flight = self._planned(start, None, outputs, spent)
+                self._flight = self._planned(start, None, outputs, planning)
                 self.stuck = self._flight.plan.idle
             elif since is None:  # it is under way since the last one ended
                 start = self.end
             current, following = self._flight, None
             if self._goes_ahead(current):
-                following = self._planned(start, current, outputs, spent)
+                following = self._planned(start, current, outputs, planning)
             launched = self.now
             current.take_off(self._sampler)
             outcome = current.outcome()
@@ -281,8 +273,8 @@ class LLMEngine:
         self._flight = following
         self.times = StepTimes(
             feed=begun - start,
-            plan=spent.plan,
-            launch=spent.launch,
+            plan=sum(planning),
+            launch=launched - begun - sum(planning),
             sample=done - launched,
             commit=self.now - done,
         )
@@ -295,12 +287,19 @@ class LLMEngine:
         return ahead and scheduler.runnable and not current.plan.empty
 
     def _planned(
-        self, now: float, before: Flight | None, outputs: list[RequestOutput], spent: _Spent
+        self,
+        now: float,
+        before: Flight | None,
+        outputs: list[RequestOutput],
+        planning: list[float],
     ) -> Flight:
-        """Plan a step after the one that is under way, if one is, and let it take off."""
+        """Plan a step after the one that is under way, if one is, and let it take off.
+
+        `planning` gets the seconds that planning took.
+        """
         begun = self.now
         plan = self.scheduler.plan(now)
-        planned = self.now
+        planning.append(self.now - begun)
         self._untold.append(plan)
         outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
         work = self.runner.work(plan, None if before is None else before.plan)
@@ -309,8 +308,6 @@ class LLMEngine:
         if not self._defers:
             flight.take_off(self._sampler)
         self.scheduler.launch(plan)
-        spent.plan += planned - begun
-        spent.launch += self.now - planned
         return flight
 
     def _compute(self, work: Work, before: Flight | None) -> Tensor:
