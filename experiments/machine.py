@@ -33,6 +33,7 @@ def facts_of(engine: LLMEngine, name: str) -> Settings:
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
         "threads": torch.get_num_threads(),
         "model": name,
+        "tensor_parallel": engine.model.ranks_count,
         "model_impl": "transformers" if engine.model.native is None else "native",
         "dtype": str(engine.model.dtype).removeprefix("torch."),
         "vocab_size": engine.model.vocab_size,

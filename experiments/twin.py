@@ -66,7 +66,7 @@ def replica_of(config: Settings, machine: Settings) -> Replica:
     return Replica(
         model=_shape(config),
         hardware=_hardware(config, machine),
-        tensor_parallel=config["tensor_parallel"],
+        tensor_parallel=machine.get("tensor_parallel", 1),
         block_size=machine["block_size"],
         kv_layout=config["memory"].get("kv_layout", "block"),
         kv_cache_dtype=machine.get("kv_cache_dtype", "auto"),
