@@ -84,6 +84,7 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "triton": _version("triton"),
+        "transformers": _version("transformers"),
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "-m", module, *words]),
@@ -114,11 +115,17 @@ def keep(place: Path | None, name: str, result: Mapping[str, Any]) -> None:
 def end(place: Path | None, name: str, result: Mapping[str, Any], picture: Figure) -> None:
     """Write it with its picture, and say so."""
     keep(place, name, result)
+    if place is not None:
+        picture.savefig(place / f"{name}.png", metadata={"Software": None})
+    told(place, name, " and .png")
+
+
+def told(place: Path | None, name: str, more: str = "") -> None:
+    """Say where it was written."""
     if place is None:
         print("\nnothing is written: these are tiny sizes (--out FOLDER writes them all the same)")
-        return
-    picture.savefig(place / f"{name}.png", metadata={"Software": None})
-    print(f"\n{place / name}.json and .png")
+    else:
+        print(f"\n{place / name}.json{more}")
 
 
 class Copy:

@@ -6,12 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml  # type: ignore[import-untyped]
 
 from kernels import AttentionBatch, attend_cached, reference
 from kernels.float8 import AUTO, FORMATS, raw, rounded
+from pagedsim.sim.model import ModelShape
 
 LAYERS, LAYER = 4, 1
 """A block holds several layers, as in the engine, and one of them is read."""
@@ -44,9 +47,16 @@ SHAPES = {
     "gpt2": Shape(12, 12, 1, 64),
 }
 BASE = "llama-3.1-8b"
+CONF = Path(__file__).parents[2] / "conf" / "model"
 TINY = {"tiny": Shape(2, 2, 2, 16)}
 LONG = 131072
 """Tokens of a long context."""
+
+
+def shape_of(name: str) -> ModelShape:
+    """A whole model's shape, from conf/model."""
+    words = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
+    return ModelShape(**{key: value for key, value in words.items() if key != "_target_"})
 
 
 @dataclass(frozen=True)
