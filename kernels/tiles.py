@@ -48,38 +48,55 @@ def power_of_two(n: int) -> int:
 
 
 def prefill_tiles(
-    head_dim: int, group: int, itemsize: int, capability: tuple[int, int], max_query_len: int
+    head_dim: int,
+    group: int,
+    itemsize: int,
+    capability: tuple[int, int],
+    max_query_len: int,
+    eight: bool = False,
 ) -> Tiles:
-    """Tiles of `attention`: `group` query heads a KV head, elements of `itemsize` bytes."""
+    """Tiles of `attention`: `group` query heads a KV head, elements of `itemsize` bytes.
+
+    `eight`: those of the cache have 8 bits. What they become on their way takes registers, so
+    tiles have fewer keys where there are none to spare, and no pipeline in fp32.
+    """
     hopper, dim = capability >= (9, 0), power_of_two(head_dim)
     if itemsize > 2:  # tensor cores do no full fp32: small tiles, kept in registers
-        most, keys, stages = 32, 16, 2
+        most, keys, stages = 32, 16, (1 if eight else 2)
     elif dim > 128:
-        most, keys, stages = (128 if hopper else 64), 32, 3
-    elif hopper or dim <= 64:
+        most = 128 if hopper else 64
+        keys, stages = (16, 5) if eight else (32, 3)
+    elif hopper or (dim <= 64 and not eight):
         most, keys, stages = 128, 64, 5
     else:  # 160 KiB of shared memory a multiprocessor (100 on small chips) instead of 228
-        most, keys, stages = 128, 32, 5
-    return fitted(
-        Tiles(most, keys, _warps(most, keys, dim), stages), head_dim, group, max_query_len
-    )
+        most, keys, stages = 128, (16 if dim <= 64 else 32), 5
+    tiles = Tiles(most, keys, _warps(most, keys, dim, eight), stages)
+    return fitted(tiles, head_dim, group, max_query_len, eight)
 
 
-def fitted(tiles: Tiles, head_dim: int, group: int, max_query_len: int) -> Tiles:
+def fitted(
+    tiles: Tiles, head_dim: int, group: int, max_query_len: int, eight: bool = False
+) -> Tiles:
     """`tiles` with no more rows than `max_query_len` queries fill, and no fewer than a group."""
     least = max(MIN_ROWS, power_of_two(group))
     rows = max(least, min(tiles.rows, power_of_two(max_query_len * group)))
     if rows == tiles.rows:
         return tiles
-    return replace(tiles, rows=rows, warps=_warps(rows, tiles.keys, power_of_two(head_dim)))
+    warps = _warps(rows, tiles.keys, power_of_two(head_dim), eight)
+    return replace(tiles, rows=rows, warps=warps)
 
 
-def decode_tiles(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> Tiles:
+def decode_tiles(
+    head_dim: int, group: int, itemsize: int, capability: tuple[int, int], eight: bool = False
+) -> Tiles:
     """Tiles of `decode`. Nothing here may depend on the batch or on a length, see Split."""
     row_bytes = power_of_two(head_dim) * itemsize
     keys = max(16, min(64, 16384 // row_bytes))  # at most 16 KiB of K and as much of V a tile
-    stages = 5 if capability >= (9, 0) else 3
-    return Tiles(decode_rows(group), keys, 4, stages if itemsize == 2 else 2)
+    if itemsize > 2:
+        stages = 1 if eight else 2
+    else:
+        stages = 5 if capability >= (9, 0) else 3
+    return Tiles(decode_rows(group), keys, 4, stages)
 
 
 def decode_rows(group: int) -> int:
@@ -87,7 +104,7 @@ def decode_rows(group: int) -> int:
     return max(MIN_ROWS, power_of_two(group))
 
 
-def _warps(rows: int, keys: int, dim: int) -> int:
-    if rows < 64 <= keys:  # eight would share rows, and have registers spill
+def _warps(rows: int, keys: int, dim: int, eight: bool) -> int:
+    if rows < 64 and (keys >= 64 or eight):  # more would share rows, and have registers spill
         return 4
     return 8 if rows * dim >= 64 * 64 else 4

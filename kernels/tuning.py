@@ -78,10 +78,11 @@ def heads(q: torch.Tensor, k_cache: torch.Tensor) -> Heads:
 def prefill(device: torch.device, heads: Heads, max_query_len: int) -> Tiles:
     """Tiles of `attention` where the longest run of query tokens is `max_query_len`."""
     entry = _table().get((_gpu(device), "prefill", heads))
+    _, group, head_dim, itemsize, cache = heads
+    eight = cache != AUTO
     if entry is not None:
-        return fitted(entry.tiles, heads.head_dim, heads.group, max_query_len)
-    _, group, head_dim, itemsize, _ = heads
-    return prefill_tiles(head_dim, group, itemsize, capability(device), max_query_len)
+        return fitted(entry.tiles, head_dim, group, max_query_len, eight)
+    return prefill_tiles(head_dim, group, itemsize, capability(device), max_query_len, eight)
 
 
 @cache
@@ -90,8 +91,9 @@ def decode(device: torch.device, heads: Heads) -> Cut:
     entry = _table().get((_gpu(device), "decode", heads))
     if entry is not None:
         return Cut(entry.tiles, entry.split)
-    _, group, head_dim, itemsize, _ = heads
-    return Cut(decode_tiles(head_dim, group, itemsize, capability(device)), DEFAULT)
+    _, group, head_dim, itemsize, cache = heads
+    eight = cache != AUTO
+    return Cut(decode_tiles(head_dim, group, itemsize, capability(device), eight), DEFAULT)
 
 
 def read(path: Path = PATH) -> list[Entry]:

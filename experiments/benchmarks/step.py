@@ -51,8 +51,6 @@ from pagedsim.sim.model import ModelShape
 
 CACHES = (AUTO, "fp8_e4m3")
 IMPLEMENTATIONS = ("native", "transformers")
-SPREAD = 1.5
-"""Of what a matrix makes of a normed vector."""
 WARM = 8
 """Steps before any is timed; their tokens are compared."""
 RUN = 16
@@ -133,7 +131,7 @@ class Bench:
         config = shaped_config(size.shape)
         # Scores of order one: attention looks at some keys more than at others, whatever the width,
         # so that one that looks at the wrong ones shows in the logits.
-        config.initializer_range = SPREAD / size.shape.hidden**0.5
+        config.initializer_range = size.shape.hidden**-0.5
         self.model = load_model(
             config,
             dtype="bfloat16",

@@ -36,11 +36,25 @@ DECODES = ((1, 512), (1, 4096), (8, 4096), (64, 512), (64, 4096), (256, 1024))
 """(batch, context)"""
 PREFILLS = ((1, 512, 512), (1, 4096, 4096), (2, 512, 8192))
 """(batch, query tokens, context)"""
-ROWS, KEYS, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3, 5, 7)
-SEGMENTS, LEAST = (8, 16, 32, 64), (1, 2, 4)
 
 Race = Callable[[Sequence[Cut], Case], Mapping[Cut, float]]
 """Seconds of a case by candidate; those that cannot do it are left out."""
+
+
+class Grid(NamedTuple):
+    """What is tried, each with each."""
+
+    rows: tuple[int, ...] = (64, 128)
+    keys: tuple[int, ...] = (32, 64, 128)
+    warps: tuple[int, ...] = (4, 8)
+    stages: tuple[int, ...] = (2, 3, 5, 7)
+    segments: tuple[int, ...] = (8, 16, 32, 64)
+    least: tuple[int, ...] = (1, 2, 4)
+
+
+FULL = Grid()
+SHORT = Grid(keys=(64, 128), stages=(3, 5), segments=(16, 32), least=(1, 2))
+"""Where minutes count: each candidate is compiled, which takes longer than its race."""
 
 
 class Winner(NamedTuple):
@@ -56,6 +70,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     add_cache(parser)
+    parser.add_argument("--short", action="store_true", help="a third of the candidates")
     parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
     parser.add_argument("--table", type=Path, default=tuning.PATH, help="the file to write to")
     asked = parser.parse_args(words)
@@ -70,6 +85,7 @@ def main(words: Sequence[str] | None = None) -> None:
             told,
             lambda cuts, case: timed(cuts, case, device, asked.rounds),
             asked.kv_cache_dtype,
+            SHORT if asked.short else FULL,
         )
         known = tuning.read(asked.table) if asked.table.exists() else []
         tuning.write([*known, *entries], asked.table)
@@ -83,7 +99,12 @@ class Gpu(NamedTuple):
 
 
 def tuned(
-    model: str, gpu: Gpu, told: Mapping[str, Any], race: Race, cache: str = AUTO
+    model: str,
+    gpu: Gpu,
+    told: Mapping[str, Any],
+    race: Race,
+    cache: str = AUTO,
+    grid: Grid = FULL,
 ) -> list[Entry]:
     """The entries of a model's shape; says what it found."""
     shape = SHAPES[model]
@@ -91,7 +112,7 @@ def tuned(
     what = model if cache == AUTO else f"{model}, {cache}"
     entries = []
     for kernel, work in (("prefill", best_prefill), ("decode", best_decode)):
-        cut, ratio = work(model, gpu.capability, race, cache)
+        cut, ratio = work(model, gpu.capability, race, cache, grid)
         print(f"{what}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}", end="")
         print(f", {cut.split}" if kernel == "decode" else "", flush=True)
         measured = {**told, "of_default_seconds": round(ratio, 4)}
@@ -99,7 +120,9 @@ def tuned(
     return entries
 
 
-def best_prefill(model: str, capability: tuple[int, int], race: Race, cache: str = AUTO) -> Winner:
+def best_prefill(
+    model: str, capability: tuple[int, int], race: Race, cache: str, grid: Grid
+) -> Winner:
     """Tiles of prefills and chunks."""
     shape = SHAPES[model]
     longest = max(queries for _, queries, _ in PREFILLS)
@@ -108,27 +131,28 @@ def best_prefill(model: str, capability: tuple[int, int], race: Race, cache: str
     )
     candidates = [
         Cut(Tiles(rows, keys, warps, stages), tuning.DEFAULT)
-        for rows, keys, warps, stages in product(ROWS, KEYS, WARPS, STAGES)
+        for rows, keys, warps, stages in product(*grid[:4])
         if rows >= max(MIN_ROWS, power_of_two(shape.group))
     ]
     cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
     return best([Cut(usual, tuning.DEFAULT), *candidates], cases, race)
 
 
-def best_decode(model: str, capability: tuple[int, int], race: Race, cache: str = AUTO) -> Winner:
+def best_decode(
+    model: str, capability: tuple[int, int], race: Race, cache: str, grid: Grid
+) -> Winner:
     """Tiles of decodes, then the parts that these tiles do best in."""
     shape = SHAPES[model]
-    usual = decode_tiles(shape.head_dim, shape.group, DTYPE.itemsize, capability)
+    usual = decode_tiles(shape.head_dim, shape.group, DTYPE.itemsize, capability, cache != AUTO)
     default = Cut(usual, tuning.DEFAULT)
     cases = [Case(model, batch, 1, context, cache=cache) for batch, context in DECODES]
     candidates = [
         default._replace(tiles=replace(usual, keys=keys, warps=warps, stages=stages))
-        for keys, warps, stages in product(KEYS, WARPS, STAGES)
+        for keys, warps, stages in product(*grid[1:4])
     ]
     first = best([default, *candidates], cases, race)
     splits = [
-        first.cut._replace(split=Split(segments, least))
-        for segments, least in product(SEGMENTS, LEAST)
+        first.cut._replace(split=Split(segments, least)) for segments, least in product(*grid[4:])
     ]
     return best([default, first.cut, *splits], cases, race)
 

@@ -136,16 +136,16 @@ def call(case: Call, capability: tuple[int, int]) -> None:
     tables = torch.zeros(8, 64, dtype=torch.int32)
     slots = torch.zeros(tokens, dtype=torch.int64)
     masks: dict[str, Any] = {"window": case.get("window"), "softcap": case.get("softcap")}
-    item = q.element_size()
+    item, eight = q.element_size(), k_cache.dtype.itemsize == 1
     match case["kernel"]:
         case "attention":
-            tiles = prefill_tiles(dim, group, item, capability, tokens)
+            tiles = prefill_tiles(dim, group, item, capability, tokens, eight)
             attention.paged_attention(
                 q, k_cache, v_cache, tables, ints[:9], ints[:8], scale=0.1,
                 max_query_len=tokens, tiles=replace(tiles, **case.get("tiles", {})), **masks,
             )  # fmt: skip
         case "decode":
-            tiles = decode_tiles(dim, group, item, capability)
+            tiles = decode_tiles(dim, group, item, capability, eight)
             decode.paged_decode(
                 q[:8], k_cache, v_cache, tables, ints[:8], scale=0.1,
                 tiles=replace(tiles, **case.get("tiles", {})),

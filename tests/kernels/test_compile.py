@@ -125,7 +125,10 @@ def test_a_spill_is_seen() -> None:
 @pytest.mark.parametrize("kernel", ["attention", "decode"])
 @pytest.mark.parametrize(
     ("dtype", "cache"),
-    [("bfloat16", "auto"), ("float32", "auto"), *(("bfloat16", cache) for cache in FORMATS)],
+    [
+        *(("bfloat16", "auto"), ("float32", "auto"), ("float32", "fp8_e4m3")),
+        *(("bfloat16", cache) for cache in FORMATS),
+    ],
 )
 def test_every_shape(kernel: str, dtype: str, cache: str, capability: int) -> None:
     half = dtype == "bfloat16"

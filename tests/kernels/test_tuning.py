@@ -108,7 +108,9 @@ def calls(entry: Entry) -> list[dict[str, Any]]:
             **call,
             "kernel": "attention",
             "queries": queries,
-            "tiles": vars(fitted(entry.tiles, head_dim, group, queries)),
+            "tiles": vars(
+                fitted(entry.tiles, head_dim, group, queries, entry.heads.cache != "auto")
+            ),
         }
         for queries in sorted({max(1, rows // power_of_two(group)) for rows in (16, 32, 64, 128)})
     ]
@@ -145,7 +147,7 @@ def test_defaults_compile_like_entries(
     entries = []
     for group in (1, 2, 4, 8):
         heads = Heads(8, group, head_dim, 2, cache)
-        prefill = prefill_tiles(head_dim, group, 2, capability, 512)
+        prefill = prefill_tiles(head_dim, group, 2, capability, 512, cache != "auto")
         decode = decode_tiles(head_dim, group, 2, capability)
         entries.append(Entry("x", capability, "prefill", heads, prefill))
         entries.append(Entry("x", capability, "decode", heads, decode))
