@@ -80,6 +80,7 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
+        "capability": torch.cuda.get_device_capability(device) if cuda else None,
         "driver": _driver(device) if cuda else None,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,

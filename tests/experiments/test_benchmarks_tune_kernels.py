@@ -98,6 +98,11 @@ def test_every_candidate_can_be_launched() -> None:
     for model in SHAPES:
         tuned(model, GPU, {}, looked_at)
     assert {cut.tiles.stages for cut in seen} == {2, 3, 5, 7}
+    whole, seen = seen, set()
+    for model in SHAPES:
+        tuned(model, GPU, {}, looked_at, grid=tuner.SHORT)
+    assert {cut.tiles.stages for cut in seen} == {3, 5} and seen < whole
+    assert len(seen) < len(whole) / 2
 
 
 def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

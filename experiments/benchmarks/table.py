@@ -1,0 +1,191 @@
+"""What was measured on GPUs, beside its bars and goals.
+
+    python -m experiments.benchmarks.table
+
+A Markdown table of experiments/results/*/*.json, for the README: a row for each bar, a column for
+each GPU. Where nothing was measured a cell is empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.benchmarks.device import RESULTS, Plain, table
+from experiments.benchmarks.engine import PEER
+from experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
+
+Kept = Mapping[str, Mapping[str, Any]]
+"""What was measured on one GPU, by the name of its file."""
+
+GPUS = ("H200", "H100")
+"""These have a column before anything was measured on them."""
+FAILED = "failed"
+"""In the place of what was not timed, because it was wrong or could not be."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    what: str
+    bar: str
+    goal: str
+    cell: Callable[[Kept], str]
+    """Empty where it was not measured."""
+
+
+def main() -> None:
+    """Print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser.parse_args()
+    print(written(measured(RESULTS)))
+
+
+def measured(results: Path) -> dict[str, Kept]:
+    """All that was measured on GPUs, by their names."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for path in sorted(results.glob("*/*.json")):
+        if path.stem not in FILES:
+            continue
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("capability") is None:  # a CPU's
+            continue
+        found.setdefault(content["device"].removeprefix("NVIDIA "), {})[path.stem] = content
+    return {name: found[name] for name in sorted(found, key=_place)}
+
+
+def _place(name: str) -> tuple[int, str]:
+    known = [at for at, gpu in enumerate(GPUS) if name.startswith(gpu)]
+    return (known[0] if known else len(GPUS)), name
+
+
+def written(kept: Mapping[str, Kept]) -> str:
+    """The table."""
+    unmeasured = [gpu for gpu in GPUS if not any(name.startswith(gpu) for name in kept)]
+    columns = {**kept, **{gpu: {} for gpu in unmeasured}}
+    names = sorted(columns, key=_place)
+    rows = [
+        [row.what, row.bar, row.goal, *(row.cell(columns[name]) for name in names)] for row in ROWS
+    ]
+    return table(["", "bar", "goal", *names], rows)
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+Line = Mapping[str, Any]
+Cell = Callable[[Kept], str]
+
+
+def _line(kept: Kept, file: str, lines: str, **wanted: Any) -> Line | None:
+    """The line of a file that says so."""
+    for one in kept.get(file, {}).get(lines, ()):
+        if all(one[key] == value for key, value in wanted.items()):
+            return dict(one)
+    return None
+
+
+def _told(line: Line | None, words: Callable[[Line], str]) -> str:
+    """What a line says."""
+    if line is None:
+        return ""
+    return words(line) if "seconds" in line or "out" in line else FAILED
+
+
+def _case(kept: Kept, case: Case) -> Line | None:
+    return _line(kept, "kernels", "cases", case=str(case))
+
+
+def _of_copy(case: Case) -> Cell:
+    def words(one: Line) -> str:
+        return f"{one['gb_s'] / one['limit']['copy_gb_s']:.0%}"
+
+    return lambda kept: _told(_case(kept, case), words)
+
+
+def _lost(kept: Kept) -> str:
+    small, large = _case(kept, DECODE), _case(kept, WIDE)
+    if small is None or large is None:
+        return ""
+    if "seconds" not in small:
+        return FAILED
+    return _told(large, lambda one: f"{small['seconds'] / one['seconds'] - 1:+.1%}")
+
+
+def _product(case: Case) -> Cell:
+    return lambda kept: _told(_case(kept, case), lambda one: f"{one['tflop_s']:.0f}")
+
+
+def _swap(file: str) -> Cell:
+    def words(one: Line) -> str:
+        return ", ".join(f"{one[way]['of_pinned']:.0%}" for way in ("out", "in"))
+
+    line = {"model": BASE, "block_size": 16, "layout": "block"}
+    return lambda kept: _told(_line(kept, file, "swaps", **line), words)
+
+
+def _step(cache: str, ahead: bool) -> Cell:
+    line = {"cache": cache, "model_impl": "native", "graphs": True, "ahead": ahead}
+    return lambda kept: _told(
+        _line(kept, "step", "arms", **line), lambda one: f"{one['to_limit']:.2f} ×"
+    )
+
+
+def _engine(name: str) -> Cell:
+    def cell(kept: Kept) -> str:
+        if "engine" not in kept:
+            return ""
+        rates = kept["engine"].get("rates")
+        return FAILED if rates is None else f"{rates[name] / rates[PEER]:.1f} ×"
+
+    return cell
+
+
+def _host(ahead: bool) -> Cell:
+    line = {"requests": 64, "async_scheduling": ahead}
+    return lambda kept: _told(
+        _line(kept, "host", "steps", **line), lambda one: f"{one['seconds'] * 1e6:.0f} µs"
+    )
+
+
+def _eight(case: Case) -> Case:
+    return replace(case, cache="fp8_e4m3")
+
+
+FILES = ("kernels", "swap", "swap-fp8_e4m3", "step", "engine", "host")
+AHEAD = "the same, `async_scheduling`"
+EIGHT = "the same, 8-bit cache"
+ROWS = (
+    Row("decode attention, 64 × 4,096, blocks of 16: of a copy's bandwidth", "≥ 75 %", "90 %",
+        _of_copy(DECODE)),
+    Row(EIGHT, "", "", _of_copy(_eight(DECODE))),
+    Row("the same, blocks of 16 instead of 128: time", "≤ +10 %", "", _lost),
+    Row("one context of 131,072: of a copy's bandwidth", "", "", _of_copy(LONE)),
+    Row(EIGHT, "", "", _of_copy(_eight(LONE))),
+    Row("63 contexts of 1,024 and one of 131,072: of a copy's bandwidth", "", "",
+        _of_copy(BESIDE)),
+    Row(EIGHT, "", "", _of_copy(_eight(BESIDE))),
+    Row("prefill attention, 8,192: TFLOP/s", "≥ 300", "", _product(PREFILL)),
+    Row(EIGHT, "", "", _product(_eight(PREFILL))),
+    Row("swap out, in, blocks of 16: of one pinned copy", "≥ 80 %", "", _swap("swap")),
+    Row(EIGHT, "", "", _swap("swap-fp8_e4m3")),
+    Row("decode step, 64 × 1,024: times weights and cache at a copy's bandwidth", "≤ 1.3 ×",
+        "1.1 ×", _step("auto", False)),
+    Row(AHEAD, "≤ 1.3 ×", "1.1 ×", _step("auto", True)),
+    Row(EIGHT, "", "", _step("fp8_e4m3", False)),
+    Row(f"{EIGHT}, `async_scheduling`", "", "", _step("fp8_e4m3", True)),
+    Row("tokens a second: times transformers' `generate_batch`", "≥ 2 ×", "4 ×",
+        _engine("pagedsim")),
+    Row(AHEAD, "≥ 2 ×", "4 ×", _engine("pagedsim, async_scheduling")),
+    Row("host's part of a decode step, 64 requests", "≤ 200 µs", "", _host(False)),
+    Row(AHEAD, "≤ 200 µs", "", _host(True)),
+)  # fmt: skip
+"""The model is of Llama-3.1-8B's shape throughout: 8 KV heads of 128."""
+
+
+if __name__ == "__main__":
+    main()
