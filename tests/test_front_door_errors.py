@@ -285,8 +285,8 @@ VALUES = {
     ),
     "unknown format of a cache": (
         f"{SINGLE} kv_cache_dtype=fp8_e4m3fn",
-        "kv_cache_dtype=fp8_e4m3fn: did you mean fp8_e4m3? choose from auto, fp8, fp8_e4m3, "
-        "fp8_e5m2",
+        "kv_cache_dtype=fp8_e4m3fn: unknown; choose from auto, fp8, fp8_e4m3, fp8_e5m2; "
+        "did you mean 'fp8_e4m3'?",
     ),
     "model too large": (
         f"{SINGLE} model=llama-2-70b hardware=a10",

@@ -28,6 +28,7 @@ def config(size: int = 16, rate: float = 32.0) -> dict[str, Any]:
         "cost": option("cost", "distserve-opt-13b-tp1"),
         "memory": {"block_size": size, "kv_layout": "layer"},
         "tensor_parallel": 1,
+        "kv_cache_dtype": "auto",
     }
 
 
