@@ -70,6 +70,7 @@ def prefill_tiles(
         most, keys, stages = 128, 64, 5
     else:  # 160 KiB of shared memory a multiprocessor (100 on small chips) instead of 228
         most, keys, stages = 128, (16 if dim <= 64 else 32), 5
+    eight = eight and itemsize == 2  # without a pipeline there are registers enough
     tiles = Tiles(most, keys, _warps(most, keys, dim, eight), stages)
     return fitted(tiles, head_dim, group, max_query_len, eight)
 
