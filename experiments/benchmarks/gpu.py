@@ -8,6 +8,9 @@ alone. How far they came is in FOLDER/gpu.json, what they measured beside it. Wh
 over the part under way is ended; the same command goes on with what is not done yet. Tests run
 without conftest.py, so that neither simpy nor hydra nor wandb need be there. Tiles that were tuned
 are put into kernels/tuned.json at once: what follows is timed with them.
+
+No part but the last takes more than half of the time that is left, and when the command goes on,
+what was not begun comes before what was cut off or failed.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
@@ -29,7 +32,7 @@ from kernels import tuning
 from pagedsim.metrics.files import read_json
 
 ROOT = Path(__file__).parents[2]
-DONE, FAILED, CUT = "done", "failed", "out of time"
+DONE, FAILED, CUT, AHEAD = "done", "failed", "out of time", "not begun"
 EIGHT = ("--kv-cache-dtype", "fp8_e4m3")
 TAIL = 30
 """Lines that are kept of what a part says that does not get done."""
@@ -110,16 +113,22 @@ def run(wanted: Sequence[Part], place: Path, told: dict[str, Any], budget: float
     known = _known(place, told["device"])
     kept = {**told, "parts": {part.name: known[part.name] for part in wanted if part.name in known}}
     take_over(place / "tuned.json")
-    for part in wanted:
-        before = kept["parts"].get(part.name, {})
-        if before.get("state") == DONE and before["command"] == _command(part):
-            print(f"{part.name}: done already", flush=True)
-            continue
+    left = [part for part in wanted if not _is_done(part, known)]
+    for name in [part.name for part in wanted if part not in left]:
+        print(f"{name}: done already", flush=True)
+    left.sort(key=lambda part: known.get(part.name, {}).get("state", AHEAD) != AHEAD)
+    for part in left:
         print(f"{part.name}: {_command(part)}", flush=True)
-        kept["parts"][part.name] = carried_out(part, end - time.monotonic())
+        seconds = end - time.monotonic()
+        kept["parts"][part.name] = carried_out(part, seconds / (1 if part is left[-1] else 2))
         take_over(place / "tuned.json")
         keep(place, "gpu", kept)
     return kept
+
+
+def _is_done(part: Part, known: Mapping[str, Any]) -> bool:
+    before = known.get(part.name, {})
+    return before.get("state") == DONE and before["command"] == _command(part)
 
 
 def _known(place: Path, device: str) -> dict[str, Any]:
@@ -135,7 +144,7 @@ def _known(place: Path, device: str) -> dict[str, Any]:
 
 def carried_out(part: Part, seconds: float) -> dict[str, Any]:
     """How a part went in the time that it had."""
-    found: dict[str, Any] = {"command": _command(part), "seconds": 0.0, "state": CUT}
+    found: dict[str, Any] = {"command": _command(part), "seconds": 0.0, "state": AHEAD}
     if seconds < LEAST:
         return found
     begun = time.monotonic()
@@ -151,7 +160,7 @@ def carried_out(part: Part, seconds: float) -> dict[str, Any]:
             )
             found["state"] = FAILED if ended.returncode else DONE
         except subprocess.TimeoutExpired:
-            pass
+            found["state"] = CUT
         found["seconds"] = round(time.monotonic() - begun, 1)
         said.seek(0)
         text = said.read().replace(f"{ROOT}/", "")

@@ -14,6 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from kernels import AttentionBatch, attend_cached, reference
 from kernels.float8 import AUTO, FORMATS, raw, rounded
+from pagedsim.engine.models.shaped import shaped_config
 from pagedsim.sim.model import ModelShape
 
 LAYERS, LAYER = 4, 1
@@ -57,6 +58,17 @@ def shape_of(name: str) -> ModelShape:
     """A whole model's shape, from conf/model."""
     words = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
     return ModelShape(**{key: value for key, value in words.items() if key != "_target_"})
+
+
+def config_of(shape: ModelShape) -> Any:
+    """transformers' configuration of a model with this shape, for random weights.
+
+    Scores are of order one whatever the width: attention looks at some keys more than at others, so
+    that one that looks at the wrong ones shows in the logits.
+    """
+    config = shaped_config(shape)
+    config.initializer_range = shape.hidden**-0.5
+    return config
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,13 @@ from experiments.benchmarks.device import (
     told,
 )
 from experiments.benchmarks.judge import Judge, Verdict
-from experiments.benchmarks.shapes import BASE, shape_of
+from experiments.benchmarks.shapes import BASE, config_of, shape_of
 from experiments.machine import give_back
 from kernels.float8 import AUTO
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.engine import graphs
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import load_model
-from pagedsim.engine.models.shaped import shaped_config
 from pagedsim.sim.model import ModelShape
 
 CACHES = (AUTO, "fp8_e4m3")
@@ -128,12 +127,8 @@ class Bench:
     def __init__(self, size: Size, device: torch.device, rounds: int, tiny: bool) -> None:
         self.size, self.device, self.rounds = size, device, rounds
         self.longest = size.context + WARM + size.runs * RUN
-        config = shaped_config(size.shape)
-        # Scores of order one: attention looks at some keys more than at others, whatever the width,
-        # so that one that looks at the wrong ones shows in the logits.
-        config.initializer_range = size.shape.hidden**-0.5
         self.model = load_model(
-            config,
+            config_of(size.shape),
             dtype="bfloat16",
             device=device,
             model_impl="native",

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import gpu  # noqa: E402
-from experiments.benchmarks.gpu import CUT, DONE, FAILED, Part, parts, run  # noqa: E402
+from experiments.benchmarks.gpu import AHEAD, CUT, DONE, FAILED, Part, parts, run  # noqa: E402
 from kernels import tuning  # noqa: E402
 from kernels.tiles import Tiles  # noqa: E402
 from kernels.tuning import Entry, Heads  # noqa: E402
@@ -55,26 +55,30 @@ def test_the_same_command_goes_on(
 ) -> None:
     place, wanted = tmp_path / "out", [Part("a", ("fine",)), Part("b", ("broken",))]
     run(wanted, place, dict(TOLD), 60)
+    wanted.append(Part("c", ("fine", "--new")))
     (modules / "broken.py").write_text("print('mended')")
     capsys.readouterr()
     run(wanted, place, dict(TOLD), 60)
-    assert states(place) == {"a": DONE, "b": DONE}
-    said = capsys.readouterr().out
-    assert "a: done already" in said and "mended" in said and "fine\n" not in said
+    assert states(place) == {"a": DONE, "b": DONE, "c": DONE}
+    said = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert said == ["a: done already", "c: python -m fine --new", "fine",
+                    "b: python -m broken", "mended"]  # fmt: skip
     run([Part("a", ("fine", "--other"))], place, dict(TOLD), 60)
     assert "done already" not in capsys.readouterr().out
 
 
-def test_when_the_time_is_over_it_ends(
-    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "LEAST", 1.0)
+def test_a_part_that_does_not_end_takes_half(modules: Path, tmp_path: Path) -> None:
     place = tmp_path / "out"
-    run([Part("a", ("endless",)), Part("b", ("fine",))], place, dict(TOLD), 4.0)
-    assert states(place) == {"a": CUT, "b": CUT}
+    run([Part("a", ("endless",)), Part("b", ("fine",))], place, dict(TOLD), 12.0)
+    assert states(place) == {"a": CUT, "b": DONE}
     kept = json.loads((place / "gpu.json").read_text())["parts"]
-    assert kept["a"]["said"] == ["begun"] and kept["a"]["seconds"] < 30
-    assert kept["b"]["seconds"] == 0
+    assert kept["a"]["said"] == ["begun"] and 6 <= kept["a"]["seconds"] < 12
+
+
+def test_when_the_time_is_over_nothing_begins(modules: Path, tmp_path: Path) -> None:
+    run([Part("a", ("fine",))], tmp_path, dict(TOLD), gpu.LEAST / 2)
+    kept = json.loads((tmp_path / "gpu.json").read_text())["parts"]["a"]
+    assert (kept["state"], kept["seconds"]) == (AHEAD, 0)
 
 
 def test_results_of_another_gpu_are_left_alone(modules: Path, tmp_path: Path) -> None:
