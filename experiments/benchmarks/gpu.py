@@ -9,6 +9,7 @@ over the part under way is ended; the same command goes on with what is not done
 without conftest.py, so that neither simpy nor hydra nor wandb need be there. Tiles that were tuned
 are put into kernels/tuned.json at once: what follows is timed with them.
 
+FlexAttention, which is compiled for each case, is left to the benchmark of kernels by itself.
 No part but the last takes more than half of the time that is left, and when the command goes on,
 what was not begun comes before what was cut off or failed.
 """

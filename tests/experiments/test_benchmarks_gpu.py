@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.benchmarks import kernels, swap, tune_kernels  # noqa: E402
+from experiments.benchmarks import engine, host, kernels, step, swap, tune_kernels  # noqa: E402
 from experiments.benchmarks.shapes import BASE, Case  # noqa: E402
 from kernels.tiles import Split, Tiles  # noqa: E402
 from kernels.tuning import Cut  # noqa: E402
+from pagedsim.engine.models import load_model  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +37,30 @@ def test_swap(cache: str, tmp_path: Path) -> None:
     (written,) = tmp_path.glob("*.json")
     result = json.loads(written.read_text())
     assert all(one["in"]["of_pinned"] > 0 for one in result["swaps"])
+
+
+def test_step(tmp_path: Path) -> None:
+    step.main([*QUICK, "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "step.json").read_text())
+    assert [one["arm"] for one in result["arms"]] == [str(arm) for arm in step.arms(graphs=True)]
+    assert all(one["to_limit"] > 0 for one in result["arms"])
+
+
+def test_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        engine, "loaded", lambda device: load_model("tiny", dtype="bfloat16", device=device)
+    )
+    few = ["--prompts", "8", "--tokens", "4", "--repeats", "1"]
+    engine.main(["--device", "cuda", *few, "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "engine.json").read_text())
+    assert result["clock"] == "wall" and min(result["rates"].values()) > 0
+
+
+def test_host(tmp_path: Path) -> None:
+    few = ["--running", "3", "--steps", "4", "--rounds", "1"]
+    host.main(["--device", "cuda", *few, "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "host.json").read_text())
+    assert result["capability"] and all(one["seconds"] > 0 for one in result["steps"])
 
 
 @pytest.mark.parametrize(
