@@ -138,8 +138,8 @@ def measure(
             **{name: asker(model, load, settings) for name, settings in OURS.items()},
             PEER: lambda: peer.answers(load),
         }
-        wanted = askers[PEER]()  # and all are warm
-        alike = {name: agreement(ask(), wanted, model.dtype) for name, ask in askers.items()}
+        wanted = askers[PEER]()
+        alike = {name: agreement(askers[name](), wanted, model.dtype) for name in OURS}
         enough = 1.0 if model.dtype == torch.float32 else ALIKE
         found = {
             "alike": alike,
@@ -148,6 +148,7 @@ def measure(
         }
         if not found["right"]:
             return found
+        # All are warm now.
         rounds = [{name: rate(ask, clock) for name, ask in askers.items()} for _ in range(repeats)]
     finally:
         peer.close()

@@ -92,7 +92,7 @@ def parts(device: str, quick: bool, place: Path) -> list[Part]:
         _benchmark("swap", "swap", *sizes, *out),
         _benchmark("swap, 8 bits", "swap", *sizes, *out, *EIGHT),
         _benchmark("step", "step", *sizes, *out),
-        _benchmark("engine", "engine", "--device", device, *few, "--repeats", "2", *out),
+        _benchmark("engine", "engine", "--device", device, *few, "--repeats", "1", *out),
         _benchmark("host", "host", "--device", device, *short, *out),
     ]
 
