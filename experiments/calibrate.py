@@ -80,7 +80,8 @@ def fitted(log: StepLog) -> Fitted:
     machine = log.machine
     source = f"{log.source}: {machine['device']}, {machine['model']}, {machine['dtype']}"
     try:
-        return Fitted.fit(log.samples, log.replica, echo=None, source=source)
+        ahead = bool(machine.get("async_scheduling"))
+        return Fitted.fit(log.samples, log.replica, echo=None, source=source, ahead=ahead)
     except ConfigError as error:
         raise ConfigError(f"{log.source}: too short to fit: {error}") from error
 

@@ -66,7 +66,7 @@ class Simulated(Backend):
 
     def stage(self, config: Settings, seed: int) -> Simulation:
         replica = _replica(config)
-        cost = _cost(config, replica)
+        cost = make("cost", config["cost"], CostModel, replica=replica)
         preemption = _preemption(config, cost)
         batching = make("batching", config["batching"], Batching)
         policy = make("policy", config["policy"], Policy)
@@ -148,16 +148,6 @@ def _replica(config: Settings) -> Replica:
             kv_layout=memory.get("kv_layout", "block"),
             kv_cache_dtype=config["kv_cache_dtype"],
         )
-
-
-def _cost(config: Settings, replica: Replica) -> CostModel:
-    """One that computes the host's part of a step is told whether it is hidden."""
-    settings, more = config["cost"], {}
-    if isinstance(settings, dict) and "_target_" in settings:
-        with said_of("cost", {"_target_": None}):
-            if takes(settings["_target_"], "async_scheduling"):
-                more = {"async_scheduling": config["server"]["async_scheduling"]}
-    return make("cost", settings, CostModel, replica=replica, **more)
 
 
 def _preemption(config: Settings, cost: CostModel) -> Preemption:

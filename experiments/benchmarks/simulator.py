@@ -62,8 +62,7 @@ def run(case: Case, workload: Workload) -> Recorder:
         async_scheduling=case.ahead,
     )
     recorder = Recorder()
-    cost = Roofline(replica(), async_scheduling=case.ahead)
-    simulate(scheduler, workload, cost, recorder, fast_forward=case.fast_forward)
+    simulate(scheduler, workload, Roofline(replica()), recorder, fast_forward=case.fast_forward)
     return recorder
 
 

@@ -54,6 +54,8 @@ class StepPlan:
 
     number: int
     now: float
+    ahead: bool = False
+    """Whether it was planned while the step before it was under way."""
 
     swap_out: Pairs = field(default_factory=list)
     """(GPU block, CPU block): read before anything of this step is written."""

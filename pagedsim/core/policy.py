@@ -36,7 +36,11 @@ class Arrived(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A step was carried out: each of its chunks and decodes got what the plan says."""
+    """A step was carried out: each of its chunks and decodes got what the plan says.
+
+    With `async_scheduling` the next step is planned by then, and `request.generated` counts the
+    tokens that are under way; `request.told` does not.
+    """
 
     plan: StepPlan
     now: float

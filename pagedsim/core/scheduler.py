@@ -238,7 +238,7 @@ class Scheduler:
         self.now = now
         self._disturbed = False
         self.waiting.expire()
-        plan = StepPlan(self._steps, now)
+        plan = StepPlan(self._steps, now, bool(self._untold))
         if self._copies:
             plan.copies, self._copies = self._copies, {}
         self.batching.compose(self, plan)

@@ -62,7 +62,8 @@ class Question:
             self.picked = logits.argmax(1)
             self._coming = Fetch([self.picked])
             return
-        self._logits = logits
+        if any(isinstance(group, Beams) for group in self._asked):
+            self._logits = logits
         if self._rows:
             if self._places != list(range(len(logits))):
                 logits = logits[sent(torch.tensor(self._places), logits.device)]

@@ -22,6 +22,7 @@ from pagedsim.engine.prices import Measured
 from pagedsim.engine.profile import fitting_blocks
 from pagedsim.engine.room import GIB, in_memory, require_host
 from pagedsim.engine.runner import Runner
+from pagedsim.engine.sampler import rehearse_sampling
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -67,6 +68,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     else:
         runner = Leader(model.ranks, model, cache, seqs=seqs, longest=most, layout=layout)
     runner.warm_up(scheduler.max_batched_tokens, graphs=not arguments.enforce_eager)
+    rehearse_sampling(model.vocab_size, model.device)
     if arguments.preemption == "cheapest" or callable(arguments.preemption):
         prices.measure(runner, scheduler.max_batched_tokens)
     return Parts(model, tokenizer, scheduler, runner, prices)

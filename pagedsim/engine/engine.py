@@ -26,6 +26,7 @@ from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import assemble
 from pagedsim.engine.flight import Flight
+from pagedsim.engine.interrupt import uninterrupted
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.parallel.ranks import RankError
@@ -260,17 +261,18 @@ class LLMEngine:
             current.take_off(self._sampler)
             outcome = current.outcome()
             self.runner.check()
+            if isinstance(outcome, Exception):
+                return outputs + self._fail(outcome)
+            done = self.now
+            with uninterrupted():
+                self.end = start if current.plan.empty else done
+                self._land(current.plan, start, outcome, outputs)
+                self._flight = following
         except BaseException as error:
             # Such as a Ctrl-C: nobody is left half served. Without a rank nobody will be served.
             if not isinstance(error, Exception) or isinstance(error, RankError):
                 self._fail(error)
             raise
-        if isinstance(outcome, Exception):
-            return outputs + self._fail(outcome)
-        done = self.now
-        self.end = start if current.plan.empty else done
-        self._land(current.plan, start, outcome, outputs)
-        self._flight = following
         self.times = StepTimes(
             feed=begun - start,
             plan=sum(planning),
@@ -284,7 +286,7 @@ class LLMEngine:
         """Whether another step can be planned before the tokens of this one are told."""
         scheduler = self.scheduler
         ahead = scheduler.async_scheduling and not scheduler.looks_back
-        return ahead and scheduler.runnable and not current.plan.empty
+        return ahead and scheduler.runnable and not current.plan.empty and current.error is None
 
     def _planned(
         self,
@@ -297,18 +299,26 @@ class LLMEngine:
 
         `planning` gets the seconds that planning took.
         """
-        begun = self.now
-        plan = self.scheduler.plan(now)
-        planning.append(self.now - begun)
-        self._untold.append(plan)
-        outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
-        work = self.runner.work(plan, None if before is None else before.plan)
-        compute = partial(self._compute, work, before)
-        flight = Flight(plan, compute, Question(samplers_of(plan), self._groups))
+        with uninterrupted():
+            begun = self.now
+            plan = self.scheduler.plan(now)
+            planning.append(self.now - begun)
+            self._untold.append(plan)
+            outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
+            flight = Flight(plan)
+            flight.prepare(partial(self._parts, plan, before))
+            self.scheduler.launch(plan)
         if not self._defers:
             flight.take_off(self._sampler)
-        self.scheduler.launch(plan)
         return flight
+
+    def _parts(
+        self, plan: StepPlan, before: Flight | None
+    ) -> tuple[Callable[[], Tensor], Question]:
+        """What computes its logits, and what they are asked; before the scheduler counts it."""
+        work = self.runner.work(plan, None if before is None else before.plan)
+        question = Question(samplers_of(plan), self._groups)
+        return partial(self._compute, work, before), question
 
     def _compute(self, work: Work, before: Flight | None) -> Tensor:
         return self.runner.carry_out(work, None if before is None else before.picked)
@@ -339,22 +349,23 @@ class LLMEngine:
 
     def _fail(self, error: BaseException) -> list[RequestOutput]:
         """End all whose memory is touched by what is under way: it may hold anything now."""
-        self.end = now = self.now
-        self.failure = f"{type(error).__name__}: {error}"
-        plans, self._untold, self._flight = self._untold, [], None
-        outputs = []
-        for plan in plans:
-            log.error("step %d failed: %s", plan.number, self.failure)
-            for request in _touched(plan):
-                if request.alive:
-                    self.scheduler.abort(request.id, now)
-                    outputs.append(self._leave(request, "error"))
-        self.scheduler.memory.forget()
-        for plan in plans:
-            if self.scheduler.in_flight(plan):
-                self.scheduler.launch(plan)
-        for plan in plans:
-            self.scheduler.tell(plan, now, {}, {})
+        outputs: list[RequestOutput] = []
+        with uninterrupted():
+            self.end = now = self.now
+            self.failure = f"{type(error).__name__}: {error}"
+            plans, self._untold, self._flight = self._untold, [], None
+            for plan in plans:
+                log.error("step %d failed: %s", plan.number, self.failure)
+                for request in _touched(plan):
+                    if request.alive:
+                        self.scheduler.abort(request.id, now)
+                        outputs.append(self._leave(request, "error"))
+            self.scheduler.memory.forget()
+            for plan in plans:
+                if self.scheduler.in_flight(plan):
+                    self.scheduler.launch(plan)
+            for plan in plans:
+                self.scheduler.tell(plan, now, {}, {})
         return outputs
 
 

@@ -137,8 +137,10 @@ def feed(ids: torch.Tensor, told: Column, picked: torch.Tensor | None) -> None:
 
     They are those that the last step picked, at place i of `picked`.
     """
-    if picked is None or not len(told) or told.min() >= 0:
+    if not len(told) or told.min() >= 0:
         return
+    if picked is None:
+        raise ValueError("the last step has picked no tokens to go on from")
     if np.array_equal(told, ~np.arange(len(told))):  # as in most steps: the same in the same order
         ids.copy_(picked[: len(told)])
         return

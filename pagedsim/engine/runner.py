@@ -53,28 +53,34 @@ class Runner:
         They are good until the next step. `picked`: the tokens of the step before, on the device,
         where they were not told yet.
         """
+        # Inputs first: behind blocks that come in, the next step's would wait for them.
+        batch = None
+        if work.computing is not None and work.mixed is not None:
+            batch = self._batch(work.computing, work.mixed, picked)
+        elif work.computing is not None:
+            self._places.put(work.computing, picked)
         self.mover.move(work, partial(work.written, self.cache.shape.block_size))
-        if work.computing is None:
-            return torch.empty(0, self.model.vocab_size)
-        if work.mixed is None:
-            return self._decodes(work.computing, picked)
-        return self._mixed(work.computing, work.mixed, picked)
+        if batch is not None:
+            return self._mixed(batch)
+        if work.computing is not None:
+            return self._decodes(work.computing)
+        return torch.empty(0, self.model.vocab_size)
 
-    def _mixed(
-        self, computing: Computing, mixed: Mixed, picked: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _batch(self, computing: Computing, mixed: Mixed, picked: torch.Tensor | None) -> Batch:
         batch = Batch.of(computing, mixed)
         if self._inputs is not None:
             batch = batch.on(self._inputs)
         feed(batch.input_ids, computing.ids, picked)
+        return batch
+
+    def _mixed(self, batch: Batch) -> torch.Tensor:
         if (group := self.model.group) is not None:  # rank 0 alone knows the tokens
             group.hand_out(batch.input_ids)
         return self.model.forward(
             batch.input_ids, batch.positions, batch.attention, self.cache.gpu, batch.logits_at
         )
 
-    def _decodes(self, decoding: Computing, picked: torch.Tensor | None) -> torch.Tensor:
-        self._places.put(decoding, picked)
+    def _decodes(self, decoding: Computing) -> torch.Tensor:
         count, width = decoding.tables.shape
         if (group := self.model.group) is not None:
             group.hand_out(self._places.batch(count)[0])

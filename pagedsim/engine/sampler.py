@@ -93,6 +93,13 @@ class Sampler:
         return columns
 
 
+def rehearse_sampling(vocab: int, device: torch.device) -> None:
+    """Have everything compiled that drawing may need, while nobody waits for it."""
+    params = SamplingParams(top_k=5, top_p=0.9, min_p=0.1, logprobs=1)
+    rows = [Row(params, key=1, position=1, prompt=(), output=())] * 2
+    Sampler().sample(torch.zeros(2, vocab, device=device), rows)
+
+
 class Draw:
     """What was sampled, on the device and on its way to the host."""
 

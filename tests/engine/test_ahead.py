@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from pagedsim.core import Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inputs import feed
+from pagedsim.engine.models.native import Native
 from pagedsim.engine.output import RequestOutput
 from tests.engine.architectures import made
 
@@ -227,6 +229,85 @@ def test_a_step_that_fails_ends_those_of_the_step_on_top_of_it(
 
 def fails(*work: Any) -> Any:
     raise RuntimeError("a kernel failed")
+
+
+def test_nothing_goes_on_from_tokens_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where steps take off when they are planned."""
+    server = engine(async_scheduling=True)
+    server._defers = False
+    carry_out, calls = server.runner.carry_out, iter(range(100))
+
+    def fails_once(*work: Any) -> Any:
+        if next(calls) == 3:
+            raise torch.OutOfMemoryError("no room")
+        return carry_out(*work)
+
+    monkeypatch.setattr(server.runner, "carry_out", fails_once)
+    seen: list[int] = []
+    original = Native.forward
+
+    def watched(self: Any, ids: torch.Tensor, *more: Any) -> torch.Tensor:
+        seen.append(int(ids.min()))
+        return original(self, ids, *more)
+
+    monkeypatch.setattr(Native, "forward", watched)
+    server.add_request("a", [5, 6, 7], GREEDY)
+    assert run(server)["a"].outputs[0].finish_reason == "error"
+    server.add_request("b", [5, 6, 7], GREEDY)
+    assert run(server)["b"].outputs[0].finish_reason == "length"
+    assert server.failure == "OutOfMemoryError: no room"
+    assert min(seen) >= 0
+
+
+def test_tokens_that_never_came_are_not_made_up() -> None:
+    with pytest.raises(ValueError, match="has picked no tokens"):
+        feed(torch.tensor([5, ~0]), np.array([5, ~0]), None)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", ["work", "carry_out"])
+def test_an_error_wherever_a_step_is_made_leaves_an_engine(
+    name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = engine(async_scheduling=ahead)
+    server.add_request("a", [5, 6, 7], GREEDY)
+    server.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(server.runner, name, fails)
+        while server.has_unfinished_requests():
+            server.step()
+    assert server.failure == "RuntimeError: a kernel failed"
+    server.add_request("b", [5, 6, 7], GREEDY)
+    assert run(server)["b"].outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", ["plan", "launch", "tell"])
+def test_a_ctrl_c_comes_before_or_after_a_decision(
+    name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not within, where it would leave the scheduler with half of it."""
+    server = engine(async_scheduling=ahead)
+    for request in "ab":
+        server.add_request(request, [5, 6, 7], GREEDY)
+    server.step()
+    decide, finished = getattr(server.scheduler, name), []
+
+    def interrupted(*values: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        result = decide(*values)
+        finished.append(True)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.scheduler, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            server.step()
+    assert finished
+    server.scheduler.check()
+    run(server)
+    server.add_request("c", [5, 6, 7], GREEDY)
+    assert run(server)["c"].outputs[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(

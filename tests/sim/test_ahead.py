@@ -11,7 +11,7 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import PagedsimError, Policy, Request, SamplingParams, Scheduler
 from pagedsim.core.state import ServerState
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.sim.cost.roofline import Roofline
+from pagedsim.sim.cost import Fitted, Roofline
 from pagedsim.sim.simulate import simulate
 from tests.sim.harness import Affine, Constant, Jobs, content, run
 from tests.sim.shapes import replica
@@ -107,7 +107,8 @@ def test_who_looks_back_is_served_as_without() -> None:
                     output,
                 )
 
-    tables = [run(scheduler(ahead), Groups(ROWS), Affine()) for ahead in (True, False)]
+    cost: Any = Roofline(replica("llama-2-7b", "a100-80gb"))
+    tables = [run(scheduler(ahead), Groups(ROWS), cost) for ahead in (True, False)]
     assert list(map(content, tables[0])) == list(map(content, tables[1]))
 
 
@@ -122,24 +123,28 @@ def test_swaps_that_go_out_beside_the_computation() -> None:
 
 
 def test_the_host_counts_only_where_it_takes_longer() -> None:
-    settings: dict[str, Any] = {"host_step_ms": 1.0, "host_request_us": 10.0}
-    beside = Roofline(replica("llama-2-7b", "a100-80gb"), async_scheduling=True, **settings)
-    before, device = (
-        Roofline(replica("llama-2-7b", "a100-80gb"), **settings),
-        Roofline(replica("llama-2-7b", "a100-80gb"), host_step_ms=0.0, host_request_us=0.0),
-    )
-    slow = Roofline(replica("llama-2-7b", "a100-80gb"), async_scheduling=True, host_step_ms=900.0)
-    recorder = Recorder()
-    server = scheduler(ahead=False)
-    server.add(Request("a", 40), 0.0, 3)
-    for _ in range(2):
-        plan = server.plan(0.0)
-        host = 1e-3 + 1e-5
-        assert before.step_seconds(plan) == pytest.approx(device.step_seconds(plan) + host)
-        assert beside.step_seconds(plan) == pytest.approx(device.step_seconds(plan))
-        assert slow.step_seconds(plan) == pytest.approx(0.9 + 1e-5)
-        for cost in (before, beside, slow):
-            assert cost.explain(plan).seconds == pytest.approx(cost.step_seconds(plan))
-        server.commit(plan, 1.0)
-    simulate(scheduler(), Jobs([(0.0, 4, 2)]), beside, recorder)
-    assert recorder.steps_table().num_rows == 3
+    where = replica("llama-2-7b", "a100-80gb")
+    quick = Roofline(where, host_step_ms=1.0, host_request_us=10.0)
+    slow = Roofline(where, host_step_ms=900.0, host_request_us=10.0)
+    device = Roofline(where, host_step_ms=0.0, host_request_us=0.0)
+    server = scheduler()
+    server.add(Request("a", 40), 0.0, 9)
+    first = server.plan(0.0)
+    server.launch(first)
+    second = server.plan(0.0)
+    assert (first.ahead, second.ahead) == (False, True)
+    assert quick.step_seconds(first) == pytest.approx(device.step_seconds(first) + 1e-3 + 1e-5)
+    assert quick.step_seconds(second) == pytest.approx(device.step_seconds(second))
+    assert slow.step_seconds(second) == pytest.approx(0.9 + 1e-5)
+    for cost, plan in product((quick, slow, device), (first, second)):
+        assert cost.explain(plan).seconds == pytest.approx(cost.step_seconds(plan))
+
+
+def test_what_was_fitted_to_other_steps_is_noticed() -> None:
+    where = replica("llama-2-7b", "a100-80gb")
+    for fitted, ahead in product((False, True), repeat=2):
+        named = {"async_scheduling": fitted}
+        cost = Fitted(where, prefill={}, decode={"constant": 1e-3}, fitted_for=named)
+        simulate(scheduler(ahead), Jobs([(0.0, 4, 3)]), cost, Recorder())
+        told = f"step times are fitted for async_scheduling={str(fitted).lower()}"
+        assert [line.split(",")[0] for line in cost.notices] == [told] * (fitted != ahead)

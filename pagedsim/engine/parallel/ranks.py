@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -57,23 +56,6 @@ class Failure(NamedTuple):
     ours: bool
     """Whether its text is a clear line already."""
     text: str
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Within, a Ctrl-C waits: half a step would leave the ranks at different places."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            before(*came[0])
 
 
 @dataclass(eq=False)

@@ -64,14 +64,15 @@ class Fitted(CostModel):
     `decode_large` replaces `decode` from `large_batch` sequences on. Without a set for mixed
     steps, one costs the larger of the two constants and what prefill and decode add to theirs.
     `limits` are the largest values of features that were measured, `fitted_for` names what was
-    (model, hardware, tensor_parallel, kv_cache_dtype); `notices` tells of steps beyond the one and
-    of serving anything but the other. `swap` is what moving blocks one way takes, `constant` and
-    for each of the `blocks`; without it, time on the bus comes from the hardware's data sheet.
-    `block_tokens` makes decodes read slower from smaller blocks than those of `fitted_block_size`,
-    and faster from larger ones (see `kernel.py`).
+    (model, hardware, tensor_parallel, kv_cache_dtype, async_scheduling); `notices` tells of steps
+    beyond the one and of serving anything but the other. `swap` is what moving blocks one way
+    takes, `constant` and for each of the `blocks`; without it, time on the bus comes from the
+    hardware's data sheet. `block_tokens` makes decodes read slower from smaller blocks than those
+    of `fitted_block_size`, and faster from larger ones (see `kernel.py`).
     """
 
     __slots__ = (
+        "_ahead",
         "_beside",
         "_beside_large",
         "_beyond",
@@ -118,7 +119,8 @@ class Fitted(CostModel):
         share("cost.bus_efficiency", bus_efficiency)
         read = _reading(replica.block_size, block_tokens, fitted_block_size)
         limits = _numbers("cost.limits", limits or {}, "feature", FEATURES[1:])
-        fitted_for = _mapping("cost.fitted_for", fitted_for or {}, "key", _identity(replica))
+        known = (*_identity(replica), AHEAD)
+        fitted_for = _mapping("cost.fitted_for", fitted_for or {}, "key", known)
         self._prefill = Coefficients.read("cost.prefill", prefill, scale)
         self._decode = Coefficients.read("cost.decode", decode, scale).reading(read)
         large = Coefficients.read("cost.decode_large", decode_large or {}, scale)
@@ -154,7 +156,7 @@ class Fitted(CostModel):
         if swap is not None:
             moves = _numbers("cost.swap", swap, "coefficient", SWAP)
             self._start, self._move = (scale * moves.get(name, 0.0) for name in SWAP)
-        self._beyond = False
+        self._beyond = self._ahead = False
 
     @classmethod
     def fit(
@@ -163,12 +165,14 @@ class Fitted(CostModel):
         replica: Replica,
         *,
         echo: Callable[[str], object] | None = print,
+        ahead: bool = False,
         **settings: Any,
     ) -> Fitted:
         """From recorded steps; tells `echo` the leave-one-out error of each kind of step.
 
         Of each kind it takes more steps than there are coefficients; where prefills or decodes
-        are too few, the fit of mixed steps stands in.
+        are too few, the fit of mixed steps stands in. `ahead`: they were planned while the ones
+        before ran.
         """
         rows = list(samples)
         fits = fit_kinds(rows)
@@ -190,7 +194,7 @@ class Fitted(CostModel):
             replica,
             unit="s",
             limits={name: max(getattr(row, name) for row in rows) for name in FEATURES[1:]},
-            fitted_for=_identity(replica),
+            fitted_for=_identity(replica) | {AHEAD: ahead},
             prefill=sets["prefill"],
             decode=sets["decode"],
             mixed=sets.get("mixed"),
@@ -236,6 +240,8 @@ class Fitted(CostModel):
         return Fitted(self.replica, **(self.settings | slower))
 
     def step_seconds(self, plan: StepPlan) -> float:
+        if plan.ahead:
+            self._ahead = True
         if not plan.prefill_tokens:
             return self.decode_seconds(plan.decode_count, plan.decode_context)
         if any(map(gt, _features(plan), self._most)):
@@ -297,11 +303,19 @@ class Fitted(CostModel):
             for key, value in _identity(self.replica).items()
             if fitted_for.get(key, value) != value
         ]
+        if (fitted := bool(fitted_for.get(AHEAD))) != self._ahead:
+            lines.append(
+                f"step times are fitted for {AHEAD}={str(fitted).lower()}, and no host time is "
+                f"{'added' if fitted else 'hidden'}"
+            )
         if self._beyond:
             most = ", ".join(f"{k} {v:,.0f}" for k, v in self.settings["limits"].items())
             lines.append(f"some steps are larger than any that was fitted ({most})")
         return lines
 
+
+AHEAD = "async_scheduling"
+"""In `fitted_for`: whether steps were planned while the ones before ran."""
 
 SETTINGS = tuple(name for name in signature(Fitted).parameters if name != "replica")
 

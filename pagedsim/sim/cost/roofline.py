@@ -24,12 +24,11 @@ class Roofline(CostModel):
     decodes share the reading of the weights. Tensor parallelism divides each of these and adds
     two all-reduces a layer, by the formula of a ring. The efficiencies say what part of the data
     sheet's rate kernels reach; `conf/cost/roofline.yaml` says where the defaults come from.
-    `block_tokens` makes decodes read slower from small blocks (see `kernel.py`). With
-    `async_scheduling` the host works while the GPU does, and counts only where it takes longer.
+    `block_tokens` makes decodes read slower from small blocks (see `kernel.py`). For a step that
+    is planned ahead the host works while the GPU does, and counts only where it takes longer.
     """
 
     __slots__ = (
-        "_ahead",
         "_alone",
         "_context",
         "_experts",
@@ -60,7 +59,6 @@ class Roofline(CostModel):
         host_step_ms: float = 1.0,
         host_request_us: float = 10.0,
         block_tokens: float = 0.0,
-        async_scheduling: bool = False,
     ) -> None:
         for name, part in (
             ("compute_efficiency", compute_efficiency),
@@ -95,7 +93,6 @@ class Roofline(CostModel):
         self._context = max(self._paged, model.decode_pair_flop / gpus / flop_rate)
         self._request = host_request_us * 1e-6
         self._host = host_step_ms * 1e-3
-        self._ahead = async_scheduling
         self._reduce, self._step = 0.0, self._host
         if gpus > 1:
             link = replica.hardware.interconnect * interconnect_efficiency
@@ -107,6 +104,13 @@ class Roofline(CostModel):
         self._move = move_seconds(replica, bus_efficiency)
 
     def step_seconds(self, plan: StepPlan) -> float:
+        if not plan.ahead:
+            return self._in_turn(plan)
+        host = (len(plan.chunks) + plan.decode_count) * self._request + self._host
+        return max(self._in_turn(plan) - host, host)
+
+    def _in_turn(self, plan: StepPlan) -> float:
+        """A step that the host begins when the one before has ended."""
         if not plan.prefill_tokens:
             return self.decode_seconds(plan.decode_count, plan.decode_context)
         return self._mixed(
@@ -127,8 +131,7 @@ class Roofline(CostModel):
             weights -= self._experts * self._others**sequences
         if linear < weights:
             linear = weights
-        seconds = linear + context * self._context + sequences * self._alone + self._step
-        return self._hidden(seconds, sequences) if self._ahead else seconds
+        return linear + context * self._context + sequences * self._alone + self._step
 
     def _mixed(
         self,
@@ -151,13 +154,7 @@ class Roofline(CostModel):
         if prefill < reading:
             prefill = reading
         around = every * self._reduce + sequences * self._request + self._step
-        seconds = linear + prefill + decode_context * self._context + around
-        return self._hidden(seconds, sequences) if self._ahead else seconds
-
-    def _hidden(self, seconds: float, sequences: int) -> float:
-        """A step without the host's part of it, unless that is the longer one."""
-        host = sequences * self._request + self._host
-        return max(seconds - host, host)
+        return linear + prefill + decode_context * self._context + around
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self._move
@@ -192,7 +189,7 @@ class Roofline(CostModel):
             reduces = every * self._reduce + self._step - self._host
             terms.append(Term("all-reduce", reduces, "interconnect"))
         host = sequences * self._request + self._host
-        if self._ahead:
+        if plan.ahead:
             host = max(host - sum(term.seconds for term in terms), 0.0)
         terms.append(Term("host", host, "host"))
         return Breakdown(kind_of(plan), tuple(terms), self.work(plan))

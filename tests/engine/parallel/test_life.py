@@ -19,10 +19,11 @@ from experiments.keeper import Keeper
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.interrupt import uninterrupted
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel import ranks as ranks_module
-from pagedsim.engine.parallel.ranks import RankError, uninterrupted
+from pagedsim.engine.parallel.ranks import RankError
 from tests.engine.models.architectures import SHAPE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
