@@ -13,7 +13,9 @@ from kernels.float8 import FORMATS
 from pagedsim.core import SamplingParams
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.flight import Flight
 from pagedsim.engine.mover import Mover
+from pagedsim.engine.sampler import Sampler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,10 +52,12 @@ def wanted() -> list[list[int]]:
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "cheapest"])
 @pytest.mark.parametrize("memory", ["paged", "prefix"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 def test_tokens_are_those_of_the_cpu(
-    memory: str, preemption: str, batching: str, wanted: list[list[int]]
+    ahead: bool, memory: str, preemption: str, batching: str, wanted: list[list[int]]
 ) -> None:
-    settings = {"memory": memory, "preemption": preemption, "batching": batching}
+    settings: dict[str, Any] = {"memory": memory, "preemption": preemption, "batching": batching}
+    settings["async_scheduling"] = ahead
     assert answers("cuda", num_gpu_blocks=SCARCE, num_cpu_blocks=60, **settings) == wanted
 
 
@@ -65,6 +69,27 @@ def test_both_forward_passes_give_them(model_impl: str, wanted: list[list[int]])
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 128])
 def test_any_block_size(block_size: int, wanted: list[list[int]]) -> None:
     assert answers("cuda", block_size=block_size, num_gpu_blocks=1600 // block_size + 8) == wanted
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_the_host_never_waits_while_it_launches(
+    preemption: str, enforce_eager: bool, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever makes it wait for the GPU is an error, but for waiting for the tokens."""
+    take_off = Flight.take_off
+
+    def watched(self: Flight, sampler: Sampler) -> None:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            take_off(self, sampler)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Flight, "take_off", watched)
+    settings: dict[str, Any] = {"preemption": preemption, "enforce_eager": enforce_eager}
+    settings |= {"batching": "unified", "async_scheduling": True, "num_cpu_blocks": 60}
+    assert answers("cuda", num_gpu_blocks=SCARCE, **settings) == wanted
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
