@@ -203,6 +203,9 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
         return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
     if above and name in root:
         return f"key; use {name}="
+    sections = [key for key, one in root.items() if isinstance(one, dict) and name in one]
+    if not above and len(sections) == 1 and name.strip("_") == name:
+        return f"key; use {sections[0]}.{name}="
     known = [one for one in there if not one.startswith("_")]
     text = f"key; {choices(name, known) if known else f'there are none below {_dotted(above)}'}"
     # What the class behind a group takes besides is added, where it was not a slip.

@@ -164,6 +164,10 @@ COMPOSITION = {
         "takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'",
     ),
     "added key": (f"{SINGLE} +foo=1", f"foo: no such key; choose from {ROOT_KEYS}"),
+    "key of a section, without it": (
+        f"{SINGLE} async_scheduling=true",
+        "async_scheduling: no such key; use server.async_scheduling=",
+    ),
     "added key of a section": (
         f"{SINGLE} +server.foo=1",
         "server.foo: no such key; "

@@ -69,7 +69,11 @@ def main(words: Sequence[str] | None = None) -> None:
     if place.is_relative_to(ROOT):  # from where the parts run
         place = place.relative_to(ROOT)
     told = facts(device, "experiments.benchmarks.gpu", words)
-    kept = run(parts(asked.device, quick, place), ROOT / place, told, asked.minutes * 60)
+    try:
+        kept = run(parts(asked.device, quick, place), ROOT / place, told, asked.minutes * 60)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on with what is not done", file=sys.stderr)
+        sys.exit(130)
     print(written(kept))
     if any(one["state"] != DONE for one in kept["parts"].values()):
         sys.exit("the same command goes on with what is not done")

@@ -355,7 +355,8 @@ class LLMEngine:
             self.failure = f"{type(error).__name__}: {error}"
             plans, self._untold, self._flight = self._untold, [], None
             for plan in plans:
-                log.error("step %d failed: %s", plan.number, self.failure)
+                if isinstance(error, Exception):
+                    log.error("step %d failed: %s", plan.number, self.failure)
                 for request in _touched(plan):
                     if request.alive:
                         self.scheduler.abort(request.id, now)
