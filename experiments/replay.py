@@ -42,6 +42,8 @@ class Replay(Errand):
 
     run: str | None
 
+    reads = ("run", "study")
+
     def perform(self, folder: Path) -> None:
         if self.run is None:
             raise ConfigError("run: must be given: run=<folder of an earlier study on the engine>")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,6 +61,8 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study | N
         for missing in sorted(OmegaConf.missing_keys(config)):
             raise ConfigError(f"{missing}: must be given: {missing}=...")
         keep_configuration(config, folder)
+        for override in _idle(plan, list(hydra.overrides.task)):
+            print(f"note: {override} changes nothing: the settings are those of run={config.run}")
         plan.perform(folder)
         return None
     if not isinstance(plan, Compare):
@@ -90,6 +92,14 @@ def _run(config: DictConfig, folder: Path, hydra: Any, quiet: bool) -> Study | N
         _report(study, runs, config, quiet)
     _complain(study, runs)
     return study
+
+
+def _idle(errand: Errand, overrides: Sequence[str]) -> Iterator[str]:
+    """The words of the command that an errand has no use for."""
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0].partition(".")[0]
+        if errand.reads is not None and key not in ("experiment", *errand.reads):
+            yield override
 
 
 def _report(study: Study, runs: Runs, config: DictConfig, quiet: bool) -> None:

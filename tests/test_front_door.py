@@ -396,3 +396,12 @@ def test_a_study_of_ones_own(call: Call) -> None:
 
 def test_the_version_is_ours(call: Call) -> None:
     assert call("--version")[1] == f"pagedsim {pagedsim.__version__}\n"
+
+
+def test_what_a_replay_does_not_read_is_told(call: Call) -> None:
+    words = ("run=nowhere", "batching=static", "server.max_seqs=3", "hydra.run.dir=here")
+    _, said, _ = call("experiment=replay", *words)
+    assert said.splitlines() == [
+        f"note: {word} changes nothing: the settings are those of run=nowhere"
+        for word in words[1:3]
+    ]
