@@ -93,11 +93,20 @@ def _percent(share: float) -> str:
 
 
 def _telling(one: Comparison, study: Study) -> bool:
-    """Where clients are told apart, a latency is told of each, and the rest of all together."""
+    """Where clients are told apart, a latency is told of each, and the rest of all together.
+
+    A difference of 0.0 % is none.
+    """
     several = len(groups_of(study)) > 1
     if several and metric_of(one.key).latency == (one.client is None):
         return False
-    return one.gain is not None
+    return one.gain is not None and not _unseen(one)
+
+
+def _unseen(one: Comparison) -> bool:
+    """Whether two values differ, and would be written as if they did not."""
+    alike = text_of(one.key, one.ours) == text_of(one.key, one.theirs)
+    return alike and one.ours != one.theirs and _percent(abs(one.ratio.mean - 1)) == "0.0"
 
 
 def _strongest(found: Sequence[Comparison]) -> list[Comparison]:

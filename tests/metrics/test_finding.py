@@ -105,6 +105,16 @@ def test_what_is_gained_and_what_it_costs() -> None:
     assert finding(study(only))[0].endswith("(105 ms to 158 ms); it gains in nothing.")
 
 
+def test_a_difference_of_nothing_is_none() -> None:
+    arms: dict[str, Values] = {
+        "a": {"ttft_mean": [2.0], "output_tokens_per_s": [137.01]},
+        "b": {"ttft_mean": [3.0], "output_tokens_per_s": [137.03]},
+    }
+    assert finding(study(arms))[0].endswith("(2.00 s to 3.00 s); it gains in nothing.")
+    alike: dict[str, Values] = {arm: {"ttft_mean": [2.0 + i / 1e5]} for i, arm in enumerate("ab")}
+    assert finding(study(alike))[0] == "b and a do not differ in any metric of this study."
+
+
 def test_one_arm_alone_is_told_in_numbers() -> None:
     values: Values = {
         "ttft_mean": [1.0, 3.0],
