@@ -1,5 +1,6 @@
-"""Small models are faster, and steadier, on one thread."""
+"""Small models are faster, and steadier, on one thread; and a Ctrl-C is heard."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Processes that a shell starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
