@@ -16,7 +16,7 @@ from tests.core.test_invariants import (
     every_memory,
 )
 
-FEW = settings(REPEATABLE, max_examples=200)
+FEW = settings(REPEATABLE, max_examples=120)
 
 
 @every_batching

@@ -25,8 +25,8 @@ RANDOM = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-REPEATABLE = settings(RANDOM, max_examples=400, derandomize=True)
-FEWER = settings(REPEATABLE, max_examples=60)
+REPEATABLE = settings(RANDOM, max_examples=250, derandomize=True)
+FEWER = settings(REPEATABLE, max_examples=40)
 
 every_batching = pytest.mark.parametrize("batching", BATCHINGS)
 every_memory = pytest.mark.parametrize("memory", MEMORIES)

@@ -67,6 +67,7 @@ def test_the_same_command_goes_on(
     assert "done already" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_part_that_does_not_end_takes_half(modules: Path, tmp_path: Path) -> None:
     place = tmp_path / "out"
     run([Part("a", ("endless",)), Part("b", ("fine",))], place, dict(TOLD), 12.0)

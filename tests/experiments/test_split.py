@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("hydra")
 
 
+@pytest.mark.slow
 def test_the_simulator_plans_what_two_processes_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

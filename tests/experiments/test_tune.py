@@ -106,6 +106,7 @@ def test_a_search_ends_with_the_best_and_its_command(call: Call) -> None:
     assert summary["goodput_per_s"] == pytest.approx(best["seeds"]["0"], rel=1e-5)
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
     call: Call, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_named_and_a_study_goes_on_with_others() -> None:
     keeper, arguments = Keeper(), Arguments(model=LlamaConfig(**SHAPE), **SMALL)
     for what, line in ((killed, "rank 1 of 2 died of SIGKILL"), (failing, "rank 1: AssertionErr")):
