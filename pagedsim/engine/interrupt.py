@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Within, a Ctrl-C waits: what is inside is done as a whole, or not begun."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            before(*came[0])
+class uninterrupted:
+    """Within, a Ctrl-C waits: what is inside is done as a whole, or not begun.
+
+    A class, since a step enters twice, and a generator would take as long as the signals do.
+    """
+
+    __slots__ = ("_before", "_came")
+
+    def __init__(self) -> None:
+        self._before: Any = None
+        self._came: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGINT, self._note)
+            if callable(before):
+                self._before = before
+            else:  # ignored, or not Python's affair
+                signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._came is not None:
+                self._before(*self._came)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = number, frame
