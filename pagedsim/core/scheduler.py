@@ -269,10 +269,7 @@ class Scheduler:
         self._refuse_stale(plan)
         if self._untold:
             raise PlanError(f"plan {self._untold[0].number} is not told of yet")
-        if parents or finished or tokens is not None or self.memory.told:
-            self._refuse_answer(plan, tokens, finished, parents, self.clock.riders)
-            if tokens is not None:
-                self.expect_tokens()
+        self._hear(plan, tokens, finished, parents, self.clock.riders)
         self._launch(plan)
         return self._tell(plan, now, tokens, finished, parents)
 
@@ -296,9 +293,7 @@ class Scheduler:
         """
         if not self._untold or plan is not self._untold[0]:
             raise PlanError(f"plan {plan.number} was not launched, or is not the next to tell of")
-        self._refuse_answer(plan, tokens, finished, parents, None)
-        if tokens is not None:
-            self.expect_tokens()
+        self._hear(plan, tokens, finished, parents, None)
         self._untold.popleft()
         return self._tell(plan, now, tokens, finished, parents)
 
@@ -306,7 +301,7 @@ class Scheduler:
         """The executor will tell sampled tokens; otherwise that is found out when it first does."""
         self.memory.told = True
 
-    def _refuse_answer(
+    def _hear(
         self,
         plan: StepPlan,
         tokens: Tokens | None,
@@ -314,13 +309,15 @@ class Scheduler:
         parents: Mapping[RequestId, Sequence[int]] | None,
         riders: int | None,
     ) -> None:
-        """Raise PlanError unless the answer fits the plan."""
+        """Raise PlanError unless the answer fits the plan, before anything of it is believed."""
         if parents:
             if tokens is not None:
                 raise PlanError(f"plan {plan.number}: parents go with their tokens")
             refuse_parents(plan, parents)
         if tokens is not None or finished or self.memory.told:
             refuse_answer(plan, tokens, finished or {}, self.memory.told, riders)
+        if tokens is not None:
+            self.expect_tokens()
 
     def _launch(self, plan: StepPlan) -> None:
         """All that does not depend on which tokens are sampled, nor on when."""

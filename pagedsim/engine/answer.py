@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 
 import torch
@@ -13,12 +13,10 @@ from pagedsim.engine.beam import Beams
 from pagedsim.engine.fetch import Fetch, sent
 from pagedsim.engine.sampler import Draw, Row, Sampler
 from pagedsim.engine.sequence import Group
+from pagedsim.engine.work import Samplers
 
 Answers = tuple[dict[RequestId, "int | Continuation"], dict[RequestId, str]]
 """Tokens and reasons, as `Scheduler.commit` takes them."""
-
-Samplers = Sequence[tuple[Request, int]]
-"""Who samples and how many rows of logits it has, in their order."""
 
 
 class Question:

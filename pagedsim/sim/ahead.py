@@ -24,19 +24,16 @@ class AheadServer(Server):
     """
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
-        environment, scheduler = self.environment, self.scheduler
-        now = environment.now
+        scheduler, now = self.scheduler, self.environment.now
         current: StepPlan | None = None
         stuck = False
         while True:
             if current is None:
                 if not scheduler.unfinished or stuck:
-                    if not self.expecting:
-                        yield from self._catch_up(now)
+                    woken = yield from self._rest(now)
+                    if woken is None:
                         break
-                    self._wake = environment.event()
-                    yield self._wake
-                    now, stuck = environment.now, False
+                    now, stuck = woken, False
                     continue
                 current = self._launched(now)
                 stuck = current.idle

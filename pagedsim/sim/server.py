@@ -93,12 +93,10 @@ class Server:
         stuck = False
         while True:
             if not scheduler.unfinished or stuck:
-                if not self.expecting:
-                    yield from self._catch_up(now)
+                woken = yield from self._rest(now)
+                if woken is None:
                     break
-                self._wake = environment.event()
-                yield self._wake
-                now, stuck = environment.now, False
+                now, stuck = woken, False
                 continue
             plan = scheduler.plan(now)
             if plan.empty:
@@ -118,6 +116,15 @@ class Server:
                 for request in ended:
                     self._leave(request)
         self._refuse_leftovers(now)
+
+    def _rest(self, now: float) -> Generator[simpy.Event, None, float | None]:
+        """Wait until somebody arrives; returns when that was, None if nobody will."""
+        if not self.expecting:
+            yield from self._catch_up(now)
+            return None
+        self._wake = self.environment.event()
+        yield self._wake
+        return self.environment.now
 
     def _refuse_leftovers(self, now: float) -> None:
         """Raise PagedsimError if somebody is left when nothing more can happen."""

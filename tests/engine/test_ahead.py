@@ -14,14 +14,7 @@ from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inputs import feed
 from pagedsim.engine.models.native import Native
 from pagedsim.engine.output import RequestOutput
-from tests.engine.architectures import made
-
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-
-
-def engine(**settings: Any) -> LLMEngine:
-    given = {"device": "cpu", "block_size": 4, "num_gpu_blocks": 64, "max_model_len": 64}
-    return LLMEngine(model=made("llama"), **{**given, **settings})
+from tests.engine.test_engine import GREEDY, engine
 
 
 def run(server: LLMEngine) -> dict[Any, RequestOutput]:
