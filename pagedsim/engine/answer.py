@@ -99,15 +99,6 @@ class Question:
         return tokens, ended
 
 
-def answers(
-    logits: Tensor, samplers: Samplers, groups: Mapping[RequestId, Group], sampler: Sampler
-) -> Answers:
-    """Ask, draw and answer in one."""
-    question = Question(samplers, groups)
-    question.draw(logits, sampler)
-    return question.answers()
-
-
 def _tell(
     request: Request,
     answer: tuple[int | Continuation, str | None],

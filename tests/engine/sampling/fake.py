@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, StepPlan
 from pagedsim.core.work import rebuilds
-from pagedsim.engine.answer import answers
+from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
@@ -33,6 +33,18 @@ def noisy(vocab: int, *, spread: float = 2.0) -> Model:
         return torch.stack(rows)
 
     return logits
+
+
+def answers(
+    logits: Tensor,
+    samplers: list[tuple[Request, int]],
+    groups: Mapping[Any, Group],
+    sampler: Sampler,
+) -> Answers:
+    """Ask, draw and answer in one."""
+    question = Question(samplers, groups)
+    question.draw(logits, sampler)
+    return question.answers()
 
 
 class Letters:

@@ -13,11 +13,10 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from pagedsim.core import Request, RequestError, SamplingParams
-from pagedsim.engine.answer import answers
 from pagedsim.engine.beam import Beams
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Sequences, make_group
-from tests.engine.sampling.fake import Loop
+from tests.engine.sampling.fake import Loop, answers
 
 VOCAB = 24
 PROMPT = [5, 9, 4, 17]
