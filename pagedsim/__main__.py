@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import pagedsim
-from pagedsim.complaint import Complaint, choices, guarded
+from pagedsim.user_error import UserError, choices, guarded
 
 _FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r"),
@@ -35,7 +35,7 @@ def run() -> None:
 
     @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
     def study(config: DictConfig) -> None:
-        from experiments.run import run_experiment
+        from pagedsim.run.runner import run_experiment
 
         try:
             run_experiment(config)
@@ -54,7 +54,7 @@ def run() -> None:
             raise  # not of a file: Hydra found no such option
         key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(sys.argv) else "hydra.run.dir"
         why = f"cannot be written: {error.strerror or error}"
-        raise Complaint([f"{key}={error.filename}: {why}"]) from error
+        raise UserError([f"{key}={error.filename}: {why}"]) from error
     except Exception as error:  # a launcher's, of jobs whose processes died
         _conclude(died=error)
         raise
@@ -66,22 +66,22 @@ def run() -> None:
 
 
 def _manual() -> str:
-    from experiments.manual import page
+    from pagedsim.run.manual import page
 
     return page()
 
 
 def _over() -> None:
     """Take down what a sweep shows while it runs."""
-    if "experiments.multirun" in sys.modules:  # else none has begun
-        from experiments.multirun import Multirun
+    if "pagedsim.run.multirun" in sys.modules:  # else none has begun
+        from pagedsim.run.multirun import Multirun
 
         Multirun.over()
 
 
 def _conclude(interrupted: bool = False, died: Exception | None = None) -> None:
     """End a sweep, if there was one."""
-    from experiments.multirun import conclude
+    from pagedsim.run.multirun import conclude
 
     conclude(interrupted, died)
 
@@ -101,14 +101,14 @@ def in_order(words: Sequence[str]) -> list[str]:
             options.append(word)
         else:
             known = [one for one in (*_FLAGS, *_WITH_VALUE) if one.startswith("--")]
-            raise Complaint([f"{word}: no such option; {choices(name, known)}"])
+            raise UserError([f"{word}: no such option; {choices(name, known)}"])
     return [*options, *overrides]
 
 
 def _checked(option: str, value: str) -> str:
     allowed = _WITH_VALUE[option]
     if not value or (allowed and value not in allowed):
-        raise Complaint(
+        raise UserError(
             [f"{option} {value}".rstrip() + f": takes {', '.join(allowed) or 'a value'}"]
         )
     return value

@@ -40,12 +40,12 @@ from experiments.benchmarks.device import (
 )
 from experiments.benchmarks.judge import Judge, Verdict
 from experiments.benchmarks.shapes import BASE, config_of, shape_of
-from experiments.machine import give_back
 from kernels.float8 import AUTO
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.engine import graphs
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import load_model
+from pagedsim.run.machine import give_back
 from pagedsim.sim.model import ModelShape
 
 CACHES = (AUTO, "fp8_e4m3")

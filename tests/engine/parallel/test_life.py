@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from experiments.keeper import Keeper
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.engine import LLMEngine
@@ -24,6 +23,7 @@ from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel import ranks as ranks_module
 from pagedsim.engine.parallel.ranks import RankError
+from pagedsim.run.model_cache import ModelCache
 from tests.engine.models.architectures import SHAPE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -50,7 +50,7 @@ def there(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_is_named_and_a_study_goes_on_with_others() -> None:
-    keeper, arguments = Keeper(), Arguments(model=LlamaConfig(**SHAPE), **SMALL)
+    keeper, arguments = ModelCache(), Arguments(model=LlamaConfig(**SHAPE), **SMALL)
     for what, line in ((killed, "rank 1 of 2 died of SIGKILL"), (failing, "rank 1: AssertionErr")):
         kept = keeper.model(arguments)
         engine = LLMEngine(Arguments(model=kept, **SMALL))

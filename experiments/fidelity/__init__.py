@@ -1,0 +1,1 @@
+"""Studies that hold the simulator against real servers."""

@@ -1,0 +1,1 @@
+"""Studies of policies, memory and load."""

@@ -1,0 +1,199 @@
+"""What the size of a block costs: memory, batch, latency, throughput, and time in the kernel."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from experiments.papers.reproduction import Reading, Reproduction
+from experiments.studies.attention_time import Decodes, attention_seconds
+from experiments.studies.block_list import require_sizes
+from experiments.studies.slot_waste import unused_slots
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.engine_model import replica_of
+from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
+from pagedsim.metrics.compare import Estimate, estimate
+from pagedsim.metrics.result import Listing, Row
+from pagedsim.metrics.study import Run
+from pagedsim.report.block_sizes import draw_sizes
+from pagedsim.report.pictures import Drawing
+from pagedsim.run.machine import the_machine, threads
+
+E2E = "e2e_mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSizes(Reproduction):
+    """The same requests under every block size; on the engine the kernel is timed, too."""
+
+    on_engine = True
+
+    sizes: Sequence[int]
+    metrics: Sequence[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes("sizes", self.sizes, least=2)
+        try:
+            keys_of(self.metrics)
+        except ConfigError as error:
+            raise ConfigError(f"metrics: {error}") from error
+
+    def arms(self) -> Mapping[str, Sequence[str]]:
+        return {_arm(size): [f"memory.block_size={size}"] for size in self.sizes}
+
+    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+        of = {size: runs[_arm(size)] for size in self.sizes}
+        keys = list(dict.fromkeys([*keys_of(self.metrics), E2E]))
+        found = {
+            key: [estimate([run.summary[key] for run in of[size]]) for size in self.sizes]
+            for key in keys
+        }
+        unused = [
+            estimate([unused_slots(run, size) for run in of[size]]).mean for size in self.sizes
+        ]
+        kernel = self._kernel(of[self.sizes[0]][0])
+        seconds = kernel["seconds"].values() if kernel else []
+        data: dict[str, Any] = {
+            "sizes": list(self.sizes),
+            "metrics": {key: [list(value) for value in values] for key, values in found.items()},
+            "unused_slots_a_sequence": unused,
+            **({"kernel": kernel} if kernel else {}),
+        }
+        panels = [
+            *((_title(key, values), _scaled(key, values)) for key, values in found.items()),
+            *([("Attention of one layer (µs)", [1e6 * s for s in seconds])] if kernel else []),
+        ]
+        caption = (
+            "Each against the block size; bars are 95 % confidence intervals over seeds. All sizes "
+            "saw the same requests, so differences are surer than bars suggest."
+        )
+        return Reading(
+            finding=self._finding(found, self._alike(of), unused, kernel),
+            rows=[
+                Row(f"unused slots a sequence, blocks of {size}", value, (size - 1) / 2)
+                for size, value in zip(self.sizes, unused, strict=True)
+            ],
+            listings=[self._table(found, kernel)],
+            notes=[
+                "unused slots are published as a rule: (B - 1) / 2 with blocks of B, for sequences "
+                "that are long beside a block; ours are of the time in which all who hold memory "
+                "decode"
+            ],
+            data=data,
+            drawings={
+                "sizes": Drawing(
+                    "Along the block size", caption, lambda: draw_sizes(self.sizes, panels)
+                )
+            },
+        )
+
+    def _kernel(self, run: Run) -> dict[str, Any] | None:
+        """Times of attention on the engine's device, as many decodes as it serves at once."""
+        machine = run.summary.get("machine")
+        if machine is None:
+            return None
+        sequences = machine["max_seqs"]
+        slots = machine["blocks"] * machine["block_size"]
+        decodes = Decodes(
+            replica_of(run.config, machine).model,
+            sequences,
+            max(1, min(slots // sequences, machine["max_model_len"])),
+            machine["dtype"],
+            "cpu" if machine["cuda"] is None else "cuda",
+            machine.get("kv_cache_dtype", "auto"),
+        )
+        own = run.config["backend"].get("clock") == "cpu"
+        with the_machine(lambda: False), threads(machine["threads"]):
+            seconds = attention_seconds(
+                decodes, self.sizes, time.process_time if own else time.perf_counter
+            )
+        return {
+            "seconds": {str(size): value for size, value in seconds.items()},
+            "sequences": decodes.sequences,
+            "context": decodes.context,
+            "device": machine["device"],
+        }
+
+    def _alike(self, of: Mapping[int, Sequence[Run]]) -> list[int]:
+        """The sizes that are not surely slower than the best, seed by seed; none for one seed."""
+        times = {size: [run.summary[E2E] for run in runs] for size, runs in of.items()}
+        best = min(times.values(), key=fmean)
+        slower = {
+            size: estimate([math.log(one / least) for one, least in zip(own, best, strict=True)])
+            for size, own in times.items()
+        }
+        surely = [
+            size for size, more in slower.items() if (more.low if more.known else more.mean) > 0
+        ]
+        return [size for size in of if size not in surely] if len(best) > 1 else []
+
+    def _beside(self, means: Sequence[float], at: int) -> str:
+        """How much longer the smallest and the largest take than the best, if they are others."""
+        ends = [place for place in (0, len(means) - 1) if place != at]
+        best, sizes = means[at], self.sizes
+        told = [f"{means[end] / best:.2f} times as long with {sizes[end]}" for end in ends]
+        return f"it takes {' and '.join(told)}" if told else "no other size was tried"
+
+    def _finding(
+        self,
+        found: Mapping[str, Sequence[Estimate]],
+        alike: Sequence[int],
+        unused: Sequence[float],
+        kernel: Mapping[str, Any] | None,
+    ) -> list[str]:
+        small, large = self.sizes[0], self.sizes[-1]
+        means = [value.mean for value in found[E2E]]
+        at = means.index(min(means))
+        scale = scale_of(E2E, [means[at]])
+        others = [str(size) for size in alike if size != self.sizes[at]]
+        sure = f" (not surely slower: {', '.join(others)})" if others else ""
+        told = [
+            f"Requests are answered soonest with blocks of {self.sizes[at]}{sure}, after "
+            f"{scale.text(means[at])} on average; {self._beside(means, at)}.",
+            f"A sequence leaves {unused[0]:.3g} slots unused with blocks of {small} and "
+            f"{unused[-1]:.3g} with {large}.",
+        ]
+        if kernel:
+            times = {int(size): value for size, value in kernel["seconds"].items()}
+            fast = min(times, key=lambda size: times[size])
+            told.append(
+                f"Attention of one layer over {kernel['sequences']} sequences of "
+                f"{kernel['context']} tokens takes {1e6 * times[fast]:,.0f} µs with blocks of "
+                f"{fast}, {times[small] / times[fast]:.2f} times that with {small} and "
+                f"{times[large] / times[fast]:.2f} times with {large}."
+            )
+        return told
+
+    def _table(
+        self, found: Mapping[str, Sequence[Estimate]], kernel: Mapping[str, Any] | None
+    ) -> Listing:
+        rows = []
+        for key, values in found.items():
+            scale = scale_of(key, [value.mean for value in values])
+            cells = [scale.number(value.mean) for value in values]
+            rows.append([_title(key, values), *cells])
+        if kernel:
+            times = (f"{1e6 * value:,.0f}" for value in kernel["seconds"].values())
+            rows.append(["attention of a layer (µs)", *times])
+        return Listing("Means by block size", ["block size", *map(str, self.sizes)], rows)
+
+
+def _arm(size: int) -> str:
+    return f"blocks of {size}"
+
+
+def _title(key: str, values: Sequence[Estimate]) -> str:
+    suffix = scale_of(key, [value.mean for value in values]).suffix
+    if metric_of(key).unit == "1/s":
+        suffix = "per second"
+    return label_of(key) + (f" ({suffix})" if suffix else "")
+
+
+def _scaled(key: str, values: Sequence[Estimate]) -> Sequence[Estimate]:
+    factor = scale_of(key, [value.mean for value in values]).factor
+    return [Estimate(*(factor * part for part in value)) for value in values]

@@ -1,0 +1,398 @@
+"""Swap or recompute: the price of a preemption over models, buses, layouts and block sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from experiments.papers.reproduction import Reading, Reproduction
+from experiments.studies.block_list import require_sizes
+from experiments.studies.swap_prices import Price, Priced, require_prices
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_whole
+from pagedsim.fidelity.engine_model import Prices
+from pagedsim.metrics.compare import Estimate, estimate
+from pagedsim.metrics.result import Listing, Row
+from pagedsim.metrics.study import Run
+from pagedsim.report.percent import signed
+from pagedsim.report.pictures import Drawing
+from pagedsim.report.swap_map import draw_map
+from pagedsim.run.backend import Backend
+from pagedsim.sim.replica import Layout
+
+THROUGHPUT = "output_tokens_per_s"
+SLOWER = 0.2
+"""By so much recompute is slower than swap at most, as published for OPT-13B on an A100."""
+COPIES: Mapping[Layout, str] = {"layer": "a copy a layer", "block": "a copy a block"}
+WAYS: Mapping[str, Sequence[str]] = {
+    "recompute": ["preemption=recompute"],
+    "swap, a copy a layer": ["preemption=swap", "memory.kv_layout=layer"],
+    "swap, a copy a block": ["preemption=swap", "memory.kv_layout=block"],
+    "cheapest, a copy a layer": ["preemption=cheapest", "memory.kv_layout=layer"],
+    "cheapest, a copy a block": ["preemption=cheapest", "memory.kv_layout=block"],
+}
+
+
+class Place(NamedTuple):
+    """One line of the map."""
+
+    model: str
+    machine: str
+    bus: str
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapMap(Reproduction):
+    """Prices over the whole grid, and whole runs where memory runs out.
+
+    On the engine there is one model and one machine: prices are measured there, by layout and
+    block size, and whole runs are of `usual` blocks.
+    """
+
+    on_engine = True
+
+    backend: Backend
+    models: Sequence[str]
+    """The first is the paper's."""
+    modern: str
+    """The one that the finding holds against it."""
+    machines: Mapping[str, Sequence[str]]
+    """Overrides by name."""
+    buses: Mapping[str, float]
+    """GB/s by name."""
+    own: Mapping[str, str]
+    """The bus that each machine has."""
+    sizes: Sequence[int]
+    usual: int
+    """The block size that findings and whole runs are of."""
+    length: int
+    """Tokens of the sequence whose price the map shows."""
+    batch: Sequence[int]
+    """Decodes beside which it may be computed again, and the tokens of their contexts."""
+    batchings: Mapping[str, Sequence[str]]
+    """Overrides of whole runs by name."""
+    measured: Sequence[int]
+    """Block sizes whose prices are measured on the engine."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes("sizes", self.sizes)
+        require_sizes("measured", self.measured, least=0)
+        require_whole("length", self.length, 1)
+        require_prices(self.batch, self.buses)
+        if self.usual not in self.sizes:
+            raise ConfigError(f"usual={self.usual}: must be one of sizes={list(self.sizes)}")
+        if self.modern not in self.models:
+            raise ConfigError(f"modern={self.modern}: must be one of models={list(self.models)}")
+        for machine in self.machines:
+            if self.own.get(machine) not in self.buses:
+                raise ConfigError(f"own={dict(self.own)}: must name one of buses for {machine}")
+
+    def arms(self) -> Mapping[str, Sequence[str]]:
+        return dict(self._engine_arms() if self.backend.alone else self._arms())
+
+    def _arms(self) -> Iterator[tuple[str, Sequence[str]]]:
+        for model, machine, batching in product(self.models, self.machines, self.batchings):
+            base = [f"model={model}", *self.machines[machine], *self.batchings[batching]]
+            for way, changes in WAYS.items():
+                yield f"{model}, {machine}, {batching}: {way}", [*base, *changes]
+
+    def _engine_arms(self) -> Iterator[tuple[str, Sequence[str]]]:
+        for way, changes in WAYS.items():
+            for size in sorted({self.usual, *self.measured}) if "cheapest" in way else [self.usual]:
+                base = [f"memory.block_size={size}", *changes]
+                if tokens := getattr(self.backend, "cache_tokens", None):
+                    # Room for several times what a small cache holds; making more takes long.
+                    base.append(f"memory.cpu_blocks={4 * max(tokens // size, 1)}")
+                if size == self.usual:
+                    yield way, base
+                else:  # for its prices alone
+                    yield f"{way}, blocks of {size}", [*base, "workload.requests=1"]
+
+    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+        return self._read_engine(runs) if self.backend.alone else self._read(runs)
+
+    # -- in the simulator --------------------------------------------------------------------------
+
+    def _read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+        grid = dict(self._grid(runs))
+        effects = {
+            (model, machine, batching): _effects(runs, f"{model}, {machine}, {batching}: ")
+            for model, machine, batching in product(self.models, self.machines, self.batchings)
+        }
+        data = {
+            "sizes": list(self.sizes),
+            "length": self.length,
+            "prices": [
+                {
+                    **place._asdict(),
+                    "swap": [price.swap for price in prices],
+                    "recompute": prices[0].recompute,
+                    "beside": prices[0].beside,
+                }
+                for place, prices in grid.items()
+            ],
+            "throughput_over_recompute": {
+                ", ".join(where): {way: list(ratio) for way, ratio in of.items()}
+                for where, of in effects.items()
+            },
+        }
+        caption = (
+            f"The price of preempting one sequence of {self.length} tokens and bringing it back: "
+            "computed again in a step of its own, against out and in over the bus, with a copy a "
+            "block or a copy a layer. Blue: swap is cheaper, by so many times or more."
+        )
+        return Reading(
+            finding=self._finding(grid, effects),
+            rows=self._rows(grid),
+            listings=[self._prices(grid), self._whole(runs, effects)],
+            notes=[
+                "the picture and result.json have all machines, buses and block sizes",
+                "cheapest weighs a recompute in a step of its own; under unified it shares one, so "
+                "cheapest swaps more than it should",
+                "the published bound is of OPT-13B on an A100, whose bus the paper does not name; "
+                "it stands beside other models to show for which it would hold",
+                "a fixed time of hardware.pcie_copy_us for each copy is a choice: it decides where "
+                "there is a copy a layer",
+            ],
+            data=data,
+            drawings={"map": Drawing("Which is cheaper where", caption, lambda: draw_map(data))},
+        )
+
+    def _grid(self, runs: Mapping[str, Sequence[Run]]) -> Iterator[tuple[Place, list[Price]]]:
+        batching = next(iter(self.batchings))
+        for model, machine, bus in product(self.models, self.machines, self.buses):
+            config = runs[f"{model}, {machine}, {batching}: recompute"][0].config
+            for layout in COPIES:
+                yield (
+                    Place(model, machine, bus, layout),
+                    [
+                        Priced(config, block_size=size, layout=layout, pcie_gb_s=self.buses[bus])(
+                            self.length, *self.batch
+                        )
+                        for size in self.sizes
+                    ],
+                )
+
+    def _at(self, prices: Sequence[Price]) -> Price:
+        return prices[list(self.sizes).index(self.usual)]
+
+    def _finding(
+        self,
+        grid: Mapping[Place, Sequence[Price]],
+        effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]],
+    ) -> list[str]:
+        won = [place for place, prices in grid.items() if place.layout == "block"]
+        swaps = sum(p.swap < p.recompute for place in won for p in grid[place])
+        told = [
+            self._then(grid),
+            self._now(grid),
+            f"With a copy a block swap is cheaper in {swaps} of {len(won) * len(self.sizes)} "
+            f"cases of the map, with a copy a layer in "
+            f"{sum(p.swap < p.recompute for w in won for p in grid[w._replace(layout='layer')])}.",
+        ]
+        return [*told, self._whole_runs(effects)]
+
+    def _then(self, grid: Mapping[Place, Sequence[Price]]) -> str:
+        """The paper's model and layout, on the first machine over every bus."""
+        places = [Place(self.models[0], next(iter(self.machines)), b, "layer") for b in self.buses]
+        prices = [self._at(grid[place]) for place in places]
+        return (
+            f"The paper's case ({places[0].model}, {places[0].machine}, {COPIES['layer']}, blocks "
+            f"of {self.usual}): {self.length} tokens take {_ms(prices[0].recompute)} to compute "
+            f"again, and out and in {_each([_ms(one.swap) for one in prices], self.buses)}; "
+            "recompute is at most "
+            f"{_each([f'{_most(grid[place]):.2f}' for place in places], self.buses)} times as slow "
+            f"(published: {1 + SLOWER:g}, over a bus that is not named)."
+        )
+
+    def _now(self, grid: Mapping[Place, Sequence[Price]]) -> str:
+        """The modern model on the last machine."""
+        after = list(self.machines)[-1]
+        block = Place(self.modern, after, self.own[after], "block")
+        now, split = (
+            self._at(grid[block._replace(layout=layout)]) for layout in ("block", "layer")
+        )
+        least, most = sorted((now.recompute, now.swap))
+        better, other = (
+            "swap" if one.swap < one.recompute else "recompute" for one in (now, split)
+        )
+        return (
+            f"{_of(block)}: {_ms(now.swap)} against {_ms(now.recompute)}, so {better} is "
+            f"{most / least:.1f} times cheaper; with a copy a layer a swap takes "
+            f"{_ms(split.swap)}, {split.swap / now.swap:.1f} times as long, and {other} is cheaper"
+            f"{': the layout decides' if better != other else ''}."
+        )
+
+    def _whole_runs(self, effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]]) -> str:
+        """What is left of it in tokens a second."""
+        said = []
+        for batching in self.batchings:
+            of = {w: e["swap, a copy a block"] for w, e in effects.items() if w[2] == batching}
+            wins = sum(ratio.known and ratio.low > 1 for ratio in of.values())
+            loses = sum(ratio.known and ratio.high < 1 for ratio in of.values())
+            means = [ratio.mean for ratio in of.values()]
+            said.append(
+                f"under {batching} it serves {signed(min(means) - 1)} to {signed(max(means) - 1)} "
+                f"tokens (surely more in {wins} of {len(of)} cases, surely fewer in {loses})"
+            )
+        return (
+            "Whole runs that preempt all the time show what is left: against recompute, swap "
+            f"with a copy a block: {'; '.join(said)}."
+        )
+
+    def _rows(self, grid: Mapping[Place, Sequence[Price]]) -> list[Row]:
+        """How far recompute is behind at most: in the paper's case, and on today's machine."""
+        rows = []
+        before, after = next(iter(self.machines)), list(self.machines)[-1]
+        most = self.buses[self.own[before]]
+        for place, prices in grid.items():
+            theirs = (place.model, place.machine, place.layout) == (self.models[0], before, "layer")
+            theirs = theirs and self.buses[place.bus] <= most  # their bus is not known
+            if theirs or (place.machine, place.bus) == (after, self.own[after]):
+                what = f"{_of(place)}: recompute over swap, at most"
+                rows.append(Row(what, _most(prices), (0.0, 1 + SLOWER), "×"))
+        return rows
+
+    def _prices(self, grid: Mapping[Place, Sequence[Price]]) -> Listing:
+        rows = []
+        for place, prices in grid.items():
+            if place.bus != self.own[place.machine]:
+                continue
+            at = self._at(prices)
+            rows.append(
+                [
+                    f"{place.model}, {place.machine}, {place.layout}",
+                    _number(at.swap),
+                    _number(at.recompute),
+                    _number(at.beside),
+                    self._from(prices, [p.recompute for p in prices]),
+                    self._from(prices, [p.beside for p in prices]),
+                ]
+            )
+        head = ["", "swap, ms", "recompute", "beside", "swap wins", "beside"]
+        title = (
+            f"One sequence of {self.length} tokens, blocks of {self.usual}, a copy a layer or a "
+            "block, over the machine's own bus; the block sizes with which swap wins; beside: "
+            "computed again in steps that decode anyway"
+        )
+        return Listing(title, head, rows)
+
+    def _from(self, prices: Sequence[Price], others: Sequence[float]) -> str:
+        """With which block sizes swap is cheaper."""
+        pairs = zip(self.sizes, prices, others, strict=True)
+        won = [size for size, price, other in pairs if price.swap < other]
+        if not won or len(won) == len(self.sizes):
+            return "always" if won else "never"
+        return f"{won[0]} to {won[-1]}" if len(won) > 1 else f"{won[0]}"
+
+    def _whole(
+        self,
+        runs: Mapping[str, Sequence[Run]],
+        effects: Mapping[tuple[str, str, str], Mapping[str, Estimate]],
+    ) -> Listing:
+        rows = []
+        for where, of in effects.items():
+            base = runs[f"{', '.join(where)}: recompute"]
+            rows.append(
+                [", ".join(where), _per_second(base), *(_sure(of[way]) for way in list(WAYS)[1:])],
+            )
+        return Listing(
+            "Whole runs: output tokens/s under recompute, and by how many % others change it "
+            "(95 % confidence)",
+            ["", "recompute", "swap, layer", "swap, block", "cheapest, layer", "cheapest, block"],
+            rows,
+        )
+
+    # -- on the engine -----------------------------------------------------------------------------
+
+    def _read_engine(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+        prices = {
+            arm: (of[0].summary["machine"], Prices(of[0].summary["machine"]["prices"]))
+            for arm, of in runs.items()
+            if arm.startswith("cheapest")
+        }
+        rows, told = [], []
+        for arm, (machine, price) in prices.items():
+            size = machine["block_size"]
+            tokens = min(self.length, machine["blocks"] * size)
+            swap, again = price.swap_seconds(-(-tokens // size)), price.recompute_seconds(tokens)
+            copies = arm.removeprefix("cheapest, ").partition(", blocks")[0]
+            rows.append([f"{copies}, blocks of {size}", f"{tokens}", _number(swap), _number(again)])
+            told.append((swap / again, f"{copies} in blocks of {size}"))
+        effects = _effects(runs, "")
+        machine = next(iter(prices.values()))[0]
+        least, most = min(told), max(told)
+        head = ["", "tokens", "swap, ms", "recompute"]
+        table = [[way, _sure(effects[way])] for way in list(WAYS)[1:]]
+        return Reading(
+            finding=[
+                f"{machine['model']} on {machine['device']}: of what computing a sequence again "
+                f"takes, swapping it out and in takes {least[0]:.3g} times with {least[1]} and "
+                f"{most[0]:.3g} times with {most[1]}, as measured.",
+                f"Whole runs in blocks of {self.usual}: swap with a copy a block changes output "
+                f"tokens/s by {_sure(effects['swap, a copy a block'])} % against recompute.",
+            ],
+            rows=[],
+            listings=[
+                Listing("Prices, measured before the runs", head, rows),
+                Listing(
+                    f"Whole runs: {_per_second(runs['recompute'])} output tokens/s under "
+                    "recompute; others against it",
+                    ["", "change, % (95 % confidence)"],
+                    table,
+                ),
+            ],
+            notes=[
+                "times are of the machine that ran this, and of all that it did; backend.clock=cpu "
+                "counts those of the processor"
+            ],
+            data={"prices_ms": rows, "machine": machine["device"]},
+        )
+
+
+def _effects(runs: Mapping[str, Sequence[Run]], where: str) -> dict[str, Estimate]:
+    """Throughput of each way over that of recompute: geometric means of the seeds' ratios."""
+    base = runs[f"{where}recompute"]
+    found = {}
+    for way in WAYS:
+        logs = [
+            math.log(run.summary[THROUGHPUT] / other.summary[THROUGHPUT])
+            for run, other in zip(runs[where + way], base, strict=True)
+        ]
+        found[way] = Estimate(*(math.exp(value) for value in estimate(logs)))
+    return found
+
+
+def _most(prices: Sequence[Price]) -> float:
+    return max(price.recompute / price.swap for price in prices)
+
+
+def _each(values: Sequence[str], buses: Iterable[str]) -> str:
+    return ", ".join(f"{value} ({bus})" for value, bus in zip(values, buses, strict=True))
+
+
+def _of(place: Place) -> str:
+    return f"{place.model}, {place.machine}, {place.bus}, {COPIES[place.layout]}"
+
+
+def _per_second(runs: Sequence[Run]) -> str:
+    return f"{estimate([run.summary[THROUGHPUT] for run in runs]).mean:,.0f}"
+
+
+def _sure(ratio: Estimate) -> str:
+    mean, low, high = (signed(value - 1, unit="") for value in ratio)
+    return f"{mean} ({low}…{high})" if ratio.known else mean
+
+
+def _number(seconds: float) -> str:
+    value = 1e3 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{_number(seconds)} ms"

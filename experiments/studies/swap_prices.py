@@ -1,0 +1,82 @@
+"""What it costs to preempt one sequence and bring it back, by the simulator's cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan
+from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.plan import Chunk
+from pagedsim.run.objects import make
+from pagedsim.sim.cost import CostModel
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Layout, Replica
+
+_SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
+
+
+def require_prices(batch: Sequence[int], buses: Mapping[str, float]) -> None:
+    """Raise ConfigError for decodes or buses that nothing can be priced beside or over."""
+    if len(batch) != 2:
+        raise ConfigError(f"batch={list(batch)}: must be two numbers: decodes, and their tokens")
+    for count in batch:
+        require_whole("batch", count, 1)
+    if not buses:
+        raise ConfigError("buses: must have at least one")
+    for bus, rate in buses.items():
+        require_number(f"buses.{bus}", rate, 1e-3)
+
+
+class Price(NamedTuple):
+    """Seconds for one sequence."""
+
+    swap: float
+    """Out and in again."""
+    recompute: float
+    """In a step of its own."""
+    beside: float
+    """What it adds to a step of decodes."""
+
+
+class Priced:
+    """The prices that a configuration gives; nothing is run.
+
+    Block size, layout and bus may be others than the configuration's.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        block_size: int | None = None,
+        layout: Layout | None = None,
+        pcie_gb_s: float | None = None,
+    ) -> None:
+        memory = config["memory"]
+        hardware = make("hardware", config["hardware"], Hardware)
+        if pcie_gb_s is not None:
+            hardware = replace(hardware, pcie_gb_s=pcie_gb_s)
+        self.replica = Replica(
+            model=make("model", config["model"], ModelShape),
+            hardware=hardware,
+            tensor_parallel=config["tensor_parallel"],
+            block_size=block_size or memory["block_size"],
+            kv_layout=layout or memory["kv_layout"],
+            kv_cache_dtype=config["kv_cache_dtype"],
+        )
+        self.cost = make("cost", config["cost"], CostModel, replica=self.replica)
+
+    def __call__(self, tokens: int, decodes: int = 1, context: int = 0) -> Price:
+        """The price of `tokens`, beside so many decodes that attend to so much in all."""
+        blocks = -(-tokens // self.replica.block_size)
+        step = StepPlan(number=0, now=0.0)
+        step.add_chunk(Chunk(_SOMEBODY, 0, tokens, samples=True))
+        step.decode_count, step.decode_context = decodes, context
+        return Price(
+            self.cost.prices().swap_seconds(blocks),
+            self.cost.recompute_seconds(tokens),
+            self.cost.step_seconds(step) - self.cost.decode_seconds(decodes, context),
+        )

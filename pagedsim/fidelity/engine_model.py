@@ -1,0 +1,117 @@
+"""The simulator's twin of an engine: its limits and blocks, its prices, its model and machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from pagedsim.build import make_memory
+from pagedsim.core import Batching, ConfigError, Policy, Preemption, Scheduler
+from pagedsim.run.backend import Settings
+from pagedsim.run.objects import make, takes
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
+
+S = TypeVar("S", bound=Scheduler)
+
+
+class Prices:
+    """What a preemption cost on the engine's machine."""
+
+    def __init__(self, prices: Mapping[str, Sequence[float]] | None) -> None:
+        if prices is None:
+            raise ConfigError("machine.prices: must be there for this preemption, and are not")
+        self._prefill, self._transfer = prices["prefill"], prices["transfer"]
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Time to prefill `tokens` tokens."""
+        return self._prefill[0] + self._prefill[1] * tokens
+
+    def swap_seconds(self, blocks: int) -> float:
+        """Time to move `blocks` blocks out and in again."""
+        return 2 * (self._transfer[0] + self._transfer[1] * blocks)
+
+
+def scheduler_of(config: Settings, machine: Settings, kind: type[S]) -> S:
+    """A scheduler with the engine's limits and sizes, whatever they came from."""
+    preemption = config["preemption"]
+    priced = takes(preemption["_target_"], "prices")
+    prices = {"prices": Prices(machine.get("prices"))} if priced else {}
+    return kind(
+        memory=make_memory(
+            config["memory"].get("kind", "paged"),
+            blocks=machine["blocks"],
+            block_size=machine["block_size"],
+            cpu_blocks=machine["cpu_blocks"],
+        ),
+        batching=make("batching", config["batching"], Batching),
+        policy=make("policy", config["policy"], Policy),
+        preemption=make("preemption", preemption, Preemption, **prices),
+        max_seqs=machine["max_seqs"],
+        max_batched_tokens=machine["max_batched_tokens"],
+        max_model_len=machine["max_model_len"],
+        async_scheduling=machine.get("async_scheduling", False),
+    )
+
+
+def replica_of(config: Settings, machine: Settings) -> Replica:
+    """What the engine served, on what, in the simulator's terms."""
+    return Replica(
+        model=_shape(config),
+        hardware=_hardware(config, machine),
+        tensor_parallel=machine.get("tensor_parallel", 1),
+        block_size=machine["block_size"],
+        kv_layout=config["memory"].get("kv_layout", "block"),
+        kv_cache_dtype=machine.get("kv_cache_dtype", "auto"),
+    )
+
+
+def _shape(config: Settings) -> ModelShape:
+    """The shape of the model that a backend has loaded."""
+    name = config["backend"].get("model")
+    if name is None:
+        return make("model", config.get("model"), ModelShape)
+    if name == "tiny":
+        return make("model", _option("model", name), ModelShape)
+    if Path(name).expanduser().is_dir():
+        return ModelShape.from_hf(name)
+    from transformers import AutoConfig
+
+    try:
+        return ModelShape.from_hf(AutoConfig.from_pretrained(name).to_dict())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"backend.model={name}: its config.json cannot be had here") from error
+
+
+def _hardware(config: Settings, machine: Settings) -> Hardware:
+    """That of conf/hardware which the machine's device is called like; else the configured one."""
+    name = data_sheet(machine)
+    settings = _option("hardware", name) if name else config.get("hardware")
+    return make("hardware", settings, Hardware)
+
+
+def data_sheet(machine: Settings) -> str | None:
+    """The name in conf/hardware of the machine's device; None where there is none of it."""
+    if machine.get("cuda") is None:
+        return "cpu"
+    words = re.findall(r"[a-z0-9]+", machine["device"].lower())
+    names = {*words, *(a + b for a, b in pairwise(words))}
+    known = sorted(path.name.removesuffix(".yaml") for path in _folder("hardware").iterdir())
+    found = [name for name in known if set(name.split("-")) <= names]
+    return max(found, key=len, default=None)
+
+
+def _option(group: str, name: str) -> Any:
+    text = _folder(group).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return OmegaConf.to_container(OmegaConf.create(text))
+
+
+def _folder(group: str) -> Any:
+    return files("conf").joinpath(group)

@@ -1,0 +1,190 @@
+"""Runs of the engine that an earlier study has left, as others take them up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+import pagedsim
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import is_whole
+from pagedsim.metrics.files import REQUESTS, STEPS, SUMMARY, read_table
+from pagedsim.run.backend import Settings
+from pagedsim.run.job import Job
+from pagedsim.run.store import Recipe, recipe
+
+_GROUPS = ("backend", "workload", "policy", "preemption", "batching", "memory")
+"""Of the configuration: what a run cannot be repeated without."""
+_WORDS = ("device", "clock", "model", "dtype")
+_COUNTS = {
+    **dict.fromkeys(("threads", "block_size", "blocks", "block_bytes", "vocab_size"), 1),
+    **dict.fromkeys(("max_seqs", "max_batched_tokens", "max_model_len"), 1),
+    **dict.fromkeys(("cpu_blocks", "failed_steps"), 0),
+}
+"""Whole numbers that the machine's facts must have, and the least that each may be."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One run: what it was made from, the machine, and its tables."""
+
+    folder: Path
+    name: str
+    made_of: Recipe
+    machine: Settings
+    steps: pa.Table
+    requests: pa.Table
+
+    @property
+    def config(self) -> Settings:
+        """The configuration that it ran with."""
+        config: Settings = self.made_of["config"]
+        return config
+
+    @property
+    def seed(self) -> int:
+        """The seed that it ran with."""
+        seed: int = self.made_of["seed"]
+        return seed
+
+    @property
+    def changed(self) -> list[str]:
+        """What it was made from and is not the same any more."""
+        now = recipe(Job(self.name, self.seed, self.config, self.folder))
+        before = self.made_of
+        found = ["pagedsim's own code"] * (before.get("simulator") != now["simulator"])
+        for kind in ("code", "files"):
+            was = before.get(kind) or {}
+            found += [name for name, digest in now[kind].items() if was.get(name) != digest]
+        return found
+
+
+def recorded_runs(path: str) -> list[Recorded]:
+    """Every complete run of the engine under a folder; raises ConfigError where there is none."""
+    root = Path(path).expanduser()
+    if not path or not root.is_dir():
+        raise ConfigError(f"run={path}: no such folder")
+    found = sorted(root.rglob("run.json"))
+    if not found:
+        raise ConfigError(f"run={path}: holds no complete run (a run.json beside its tables)")
+    runs = [_read(file.parent, str(file.parent.relative_to(root))) for file in found]
+    served = [run for run in runs if run is not None]
+    if not served:
+        raise ConfigError(
+            f"run={path}: holds simulated runs only; experiment=record backend=engine makes others"
+        )
+    return served
+
+
+def numbers(path: Path, table: pa.Table, name: str) -> NDArray[Any]:
+    """A column of a table in a file; raises ConfigError unless all are numbers of 0 or more."""
+    if name not in table.column_names:
+        raise ConfigError(f"{path}: has no column {name}")
+    column = table[name]
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise ConfigError(f"{path}: {name} is of type {column.type}: must be numbers")
+    values: NDArray[Any] = column.to_numpy()  # NaN for null
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(wrong):
+        row, value = wrong[0], column[int(wrong[0])].as_py()
+        raise ConfigError(f"{path}: row {row}: {name}={value}: must be a number of 0 or more")
+    return values
+
+
+def _read(folder: Path, name: str) -> Recorded | None:
+    """A run; None for one that was simulated."""
+    made_of, summary = _object(folder / "run.json"), _object(folder / SUMMARY)
+    machine = summary.get("machine")
+    if machine is None and not _engines(made_of):
+        return None
+    if "version" not in made_of:
+        raise ConfigError(f"{folder / 'run.json'}: has no version")
+    if made_of["version"] != pagedsim.__version__:
+        raise ConfigError(
+            f"{folder}: was recorded by pagedsim {made_of['version']}, "
+            f"and this is {pagedsim.__version__}"
+        )
+    _check_recipe(folder / "run.json", made_of)
+    facts = _facts(folder / SUMMARY, machine)
+    steps, requests = (_table(folder / file) for file in (STEPS, REQUESTS))
+    _check_times(folder / STEPS, steps)
+    shown = name.removeprefix("runs/") if name != "." else folder.name
+    return Recorded(folder, shown, made_of, facts, steps, requests)
+
+
+def _engines(made_of: Settings) -> bool:
+    """Whether it was to be a run of the engine."""
+    config = made_of.get("config")
+    backend = config.get("backend") if isinstance(config, dict) else None
+    target = backend.get("_target_") if isinstance(backend, dict) else None
+    return target == "pagedsim.run.serving.Engine"
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: is missing, so the run is not whole") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not JSON, or not whole: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: must hold an object, not {found!r:.20}")
+    return found
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        return read_table(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: is missing, so the run is not whole") from None
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{path}: is no parquet file, or not whole: {error}") from error
+
+
+def _check_recipe(path: Path, made_of: Settings) -> None:
+    seed: Any = made_of.get("seed")
+    config = made_of.get("config")
+    if not is_whole(seed) or seed < 0:
+        raise ConfigError(f"{path}: seed={seed!r}: must be a whole number of 0 or more")
+    for group in _GROUPS:
+        if not isinstance(config, dict) or not isinstance(config.get(group), dict):
+            raise ConfigError(f"{path}: config has no settings of {group}")
+
+
+def _facts(path: Path, machine: object) -> Settings:
+    """The facts of the machine, if they are whole."""
+    if not isinstance(machine, dict) or machine.get("backend") != "engine":
+        raise ConfigError(f"{path}: has no facts of the machine that the engine ran on")
+    for name in _WORDS:
+        if not isinstance(machine.get(name), str):
+            raise ConfigError(f"{path}: machine.{name}={machine.get(name)!r}: must be a text")
+    for name, least in _COUNTS.items():
+        value: Any = machine.get(name)
+        if not is_whole(value) or value < least:
+            raise ConfigError(
+                f"{path}: machine.{name}={value!r}: must be a whole number of {least} or more"
+            )
+    return machine
+
+
+def _check_times(path: Path, steps: pa.Table) -> None:
+    """Steps follow one another, and none ends before it begins."""
+    number, start, end = (numbers(path, steps, name) for name in ("step", "start", "end"))
+    if not len(number):
+        raise ConfigError(f"{path}: holds no steps")
+    late = np.concatenate([[False], (start[1:] < end[:-1]) | (number[1:] <= number[:-1])])
+    wrong = np.flatnonzero(late | (end < start))
+    if len(wrong):
+        row = wrong[0]
+        raise ConfigError(
+            f"{path}: row {row}: step {number[row]} from {start[row]:g} to {end[row]:g} s: must "
+            "end after it begins, and begin after the step before it"
+        )

@@ -1,0 +1,63 @@
+"""What a backend must offer: a place where a workload's requests are served."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pagedsim.core import RequestId, Scheduler
+from pagedsim.run.objects import make
+from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.workload import Workload
+
+Settings = dict[str, Any]
+
+
+class Stage(ABC):
+    """One run's scheduler, and what carries its steps out."""
+
+    scheduler: Scheduler
+
+    @abstractmethod
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        """Serve every request; `recorder` is told of every step and of everyone who leaves."""
+
+    def work(self, steps: pa.Table) -> Mapping[str, float]:
+        """What `summarise` takes to tell how well the hardware was used, where that is known."""
+        return {}
+
+    def step_columns(self) -> Mapping[str, pa.Array]:
+        """What else is known of each recorded step."""
+        return {}
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        """What else is known of these requests."""
+        return {}
+
+    def facts(self) -> Settings:
+        """What a reader of the results must know of the machine and is in no configuration."""
+        return {}
+
+    def notices(self) -> list[str]:
+        """What a reader of the report must know of the run, a line each."""
+        return []
+
+
+class Backend(ABC):
+    """The group `backend`."""
+
+    alone: ClassVar[bool] = False
+    """Whether a run needs the machine for itself, since its times are real."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Groups of the configuration that change nothing here."""
+
+    @abstractmethod
+    def stage(self, config: Settings, seed: int) -> Stage:
+        """What a run's configuration describes; raises ConfigError for what cannot be."""
+
+    def workload(self, settings: Settings, seed: int) -> Workload:
+        """As much of the workload as this backend is to serve."""
+        return make("workload", settings, Workload, seed=seed)

@@ -1,0 +1,121 @@
+"""What is refused before anything runs, so that no mistake is found out late."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.studies.compare import Compare
+from pagedsim.config import Config, Server, Slo
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import require
+from pagedsim.metrics.catalogue import keys_of
+from pagedsim.run.failure import Failure, failure_of
+from pagedsim.run.job import Job
+from pagedsim.run.parts import backend_of, build
+from pagedsim.tracking import SETTINGS, check_mode
+from pagedsim.user_error import choices
+from pagedsim.workload import Workload
+
+_SECTIONS = {
+    "": tuple(field.name for field in fields(Config)),
+    "server": tuple(field.name for field in fields(Server)),
+    "slo": tuple(field.name for field in fields(Slo)),
+    "tracking": SETTINGS,
+}
+"""Where a key that is added (+server.foo=1) would be read by nobody, and the keys there are."""
+
+
+def check_base(config: DictConfig) -> None:
+    """Raise ConfigError for what is wrong with a study whatever its arms are."""
+    if not isinstance(told := HydraConfig.get().verbose, bool):
+        raise ConfigError(f"hydra.verbose={told}: must be true or false")
+    for key in ("seeds", "jobs", "tensor_parallel"):
+        if config[key] is not None:
+            require(key, config[key], 1)
+    require("seed", config.seed, 0)
+    if not OmegaConf.is_dict(config.study):
+        raise ConfigError("study: must be given; choose an experiment=")
+    for key in sorted(OmegaConf.missing_keys(config.study)):
+        raise ConfigError(f"{key}: must be given: {key}=...")
+    if not OmegaConf.is_dict(config.tracking):
+        raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
+    _refuse_unused_model(config)
+    _refuse_added(config)
+    check_mode(config.tracking.mode)
+
+
+def _refuse_unused_model(config: DictConfig) -> None:
+    """Raise ConfigError for a model= that was typed where the backend serves one of its own."""
+    own = OmegaConf.select(config, "backend.model", throw_on_resolution_failure=False)
+    for override in HydraConfig.get().overrides.task:
+        if own is not None and override.startswith("model="):
+            raise ConfigError(
+                f"{override}: is not what backend.model={own} serves; scale=full serves it with "
+                "all of the study, backend.model=null with the part that fits a CPU"
+            )
+
+
+def check_arms(plan: Compare, jobs: Sequence[Job]) -> dict[str, Failure]:
+    """Build every arm once; what fails, with whose it is ("" where it is everybody's).
+
+    Raises ConfigError for what is wrong with the arms as a whole.
+    """
+    firsts = [job for job in jobs if not job.again]
+    if "goodput_per_s" in keys_of(plan.metrics) and not any(map(_has_objective, firsts)):
+        raise ConfigError(
+            "study.metrics: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="
+        )
+    workloads: dict[str, Workload] = {}
+    failures: dict[str, Failure] = {}
+    arms: dict[str, list[str]] = {}
+    for job in firsts:
+        try:
+            _check(job, workloads)
+        except Exception as error:
+            failure = failure_of(error, job.config["policy"], None)
+            failures[failure.reason] = failure
+            arms.setdefault(failure.reason, []).append(job.arm)
+    return {_whose(plan, arms[why]): failure for why, failure in failures.items()}
+
+
+def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
+    """How many processes may run them; None for as many as there are cores."""
+    alone = any(backend_of(job.config).alone for job in jobs if not job.again)
+    if alone and (wanted or 1) > 1:
+        raise ConfigError(
+            f"jobs={wanted}: must be 1 with backend=engine, whose runs would slow each other down"
+        )
+    return 1 if alone else wanted
+
+
+def _whose(plan: Compare, arms: Sequence[str]) -> str:
+    if len(arms) == len(plan.arms):
+        return ""
+    return ", ".join(dict.fromkeys(plan.key_of(arm) for arm in arms))
+
+
+def _check(job: Job, workloads: dict[str, Workload]) -> None:
+    """Build the arm's objects; a workload that several arms share, such as a long trace, once."""
+    _refuse_added(job.config)
+    whose = [job.config[key] for key in ("workload", "backend")]
+    settings = json.dumps(whose, sort_keys=True, default=str)
+    workloads[settings] = build(job.config, job.seed, workloads.get(settings)).workload
+
+
+def _refuse_added(config: Mapping[Any, Any] | DictConfig) -> None:
+    for section, known in _SECTIONS.items():
+        inside = config[section] if section else config
+        for key in inside:
+            if key not in known:
+                where = f"{section}.{key}" if section else key
+                raise ConfigError(f"{where}: no such key; {choices(str(key), known)}")
+
+
+def _has_objective(job: Job) -> bool:
+    return any(bound is not None for bound in job.config["slo"].values())

@@ -1,0 +1,154 @@
+"""The folder of one study: claimed when it begins, never taken from another study."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from pagedsim.core import ConfigError
+from pagedsim.user_error import shown
+
+_NAME = "config.yaml"
+_FREE = ("study", "tracking", "report", "jobs", "seed", "seeds", "hydra")
+"""Keys that may change when a study goes on: they change no run that is there."""
+
+
+@contextmanager
+def claimed(folder: Path, own: bool) -> Iterator[Path]:
+    """The folder to write to; taken away again if nothing was written in the body.
+
+    `own`: that of the user's choice, where a study may be going on. Else two studies that begin
+    in the same second have one name, and the second gets a folder beside it.
+    """
+    if not own:
+        folder = _unused(folder)
+    with _alone(folder):
+        try:
+            yield folder
+        finally:
+            _remove_empty(folder)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else writes to the folder meanwhile; raises ConfigError if somebody does already."""
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except ImportError:  # not on Windows
+        yield
+        return
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"hydra.run.dir={shown(folder)}: another run is at work there; choose another folder, "
+            "or wait until it ends"
+        ) from None
+    except OSError:
+        pass  # some file systems of a cluster know no locks
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _unused(folder: Path) -> Path:
+    """`folder`, or where a study has begun there already, the next with a number behind it."""
+    for number in count(2):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / _NAME).touch(exist_ok=False)
+            return folder
+        except FileExistsError:
+            folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+    raise AssertionError("unreachable")
+
+
+def _remove_empty(folder: Path) -> None:
+    try:
+        if (folder / _NAME).stat().st_size == 0:
+            (folder / _NAME).unlink()
+    except OSError:
+        pass  # there is none
+    with suppress(OSError):  # not empty
+        folder.rmdir()
+
+
+def keep_configuration(config: DictConfig, folder: Path) -> None:
+    """Write the resolved configuration; refuse a folder that has the runs of another."""
+    path = folder / _NAME
+    if difference := _difference(path, config):
+        raise ConfigError(
+            f"hydra.run.dir={shown(folder)}: has a study with {difference}; "
+            "choose another folder, or the same settings to go on with that study"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def kept_configuration(folder: Path) -> dict[str, Any]:
+    """What `keep_configuration` wrote."""
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / _NAME)))
+
+
+def _difference(path: Path, config: DictConfig) -> str:
+    """What the configuration in the file has otherwise, in words; empty: nothing that matters."""
+    try:
+        there = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception:  # none yet, or whatever YAML says of one that is not whole
+        return ""
+    if not isinstance(there, Mapping) or not there:
+        return ""
+    here = OmegaConf.to_container(config, resolve=True)
+    before, now = _flat(there), _flat(here)
+    before_arms, now_arms = _arms(there), _arms(here)
+    for key in dict.fromkeys([*now, *before]):
+        if before.get(key) != now.get(key):
+            return f"{key}={_text(before.get(key))}, not {_text(now.get(key))}"
+    for arm in before_arms.keys() & now_arms.keys():
+        if before_arms[arm] != now_arms[arm]:
+            return f"study.arms.{arm}={before_arms[arm]}, not {now_arms[arm]}"
+    if before_arms and now_arms and not before_arms.keys() & now_arms.keys():
+        return f"the arms {', '.join(before_arms)}, not {', '.join(now_arms)}"
+    return ""
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys and their values, without those that may change."""
+    if not isinstance(value, Mapping):
+        return {prefix[:-1]: value}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        if prefix or key not in _FREE:
+            found |= _flat(inner, f"{prefix}{key}.")
+    return found
+
+
+def _arms(config: Any) -> dict[str, list[str]]:
+    study = config.get("study")
+    arms = study.get("arms") if isinstance(study, Mapping) else None
+    return {str(k): list(v or ()) for k, v in arms.items()} if isinstance(arms, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value)
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"hydra.run.dir={folder}: cannot be written: {error.strerror or error}")

@@ -1,0 +1,134 @@
+"""One arm under one seed: configuration → objects → a run → tables on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pagedsim.metrics.files import write_run
+from pagedsim.metrics.notice import Notice, as_records, notice_of
+from pagedsim.metrics.steps import Steps
+from pagedsim.metrics.study import Run
+from pagedsim.metrics.summary import summarise
+from pagedsim.run.backend import Settings
+from pagedsim.run.failure import Failure, failure_of
+from pagedsim.run.parts import Parts, build
+from pagedsim.run.stoppable import StoppableRecorder, Stopped
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process needs to know to run one arm under one seed."""
+
+    arm: str
+    seed: int
+    config: Settings
+    folder: Path
+    again: bool = False
+    """Whether this is not the first seed of its arm."""
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A run that was stopped; `folder` has what there was of it, None: it had not begun."""
+
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A run that was left out, since nothing in it depends on the seed."""
+
+
+OVERLOAD = 0.05
+"""The share of all requests that may be queued when the last one arrives, and nothing is said."""
+FEW = 10
+"""So many may be queued in any case."""
+
+Outcome = Run | Failure | Interrupted | Repeated
+
+
+def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
+    """The run, or why there is none. `recorder` may be stopped from a signal handler."""
+    parts = None
+    try:
+        parts = build(job.config, job.seed)
+        if job.again and not parts.workload.drawn:
+            return Repeated()
+        recorder.requests = len(parts.workload)
+        parts.stage.run(parts.workload, recorder)
+        return _finish(job, parts, recorder)
+    except Stopped:
+        assert parts is not None
+        _finish(job, parts, recorder, partial=True)
+        return Interrupted(job.folder)
+    except Exception as error:
+        now = recorder.time if parts is not None else None
+        return failure_of(error, job.config["policy"], now)
+
+
+def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool = False) -> Run:
+    """Make the tables and write them; who is still alive is in them as unfinished."""
+    for request in parts.stage.scheduler.requests.values():
+        recorder.left(request)
+    requests, steps = recorder.requests_table(), recorder.steps()
+    for name, values in parts.stage.step_columns().items():
+        steps = steps.append_column(name, values)
+    for name, values in parts.stage.request_columns(requests["request"].to_pylist()).items():
+        requests = requests.append_column(name, values)
+    summary = _summary(parts, requests, steps)
+    summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
+    if facts := parts.stage.facts():
+        summary["machine"] = facts
+    write_run(job.folder, requests, steps, summary)
+    return Run(job.arm, job.seed, job.folder, job.config, summary)
+
+
+def _summary(parts: Parts, requests: pa.Table, steps: Steps) -> Settings:
+    scheduler = parts.stage.scheduler
+    return summarise(
+        requests,
+        steps,
+        total_blocks=scheduler.memory.total,
+        block_size=scheduler.memory.block_size,
+        max_seqs=scheduler.max_seqs,
+        slo=parts.slo,
+        **parts.stage.work(steps),
+    )
+
+
+def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
+    """What a reader must know of the requests: what was cut, left out or rejected."""
+    workload, rows = parts.workload, len(parts.workload)
+    found = [notice_of(text) for text in (*workload.notices, *parts.stage.notices())]
+    finished = requests.filter(pc.equal(requests["state"], "finished"))
+    wanted = workload.output_len[np.asarray(finished["request"].to_numpy())]
+    short = int(np.count_nonzero(np.asarray(finished["output_tokens"].to_numpy()) < wanted))
+    if short:
+        limit = parts.stage.scheduler.max_model_len
+        found.append(Notice(f"answers were cut at max_model_len={limit} tokens", short, rows))
+    rejected = requests.filter(pc.equal(requests["state"], "rejected"))
+    if rejected.num_rows:
+        who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
+        more = f"the first, {who}: {why}"
+        found.append(Notice("requests were rejected", rejected.num_rows, rows, more))
+    queued = _queued_at_the_end(requests) if workload.mode == "open" else 0
+    if queued > max(OVERLOAD * rows, FEW):
+        what = (
+            "requests had not begun when the last one arrived, an overload: "
+            "latencies grow with the length of the run"
+        )
+        found.append(Notice(what, queued, rows))
+    return found
+
+
+def _queued_at_the_end(requests: pa.Table) -> int:
+    """Requests that had not begun when the last one arrived."""
+    arrival = np.asarray(requests["arrival"].to_numpy())
+    scheduled = np.asarray(requests["scheduled"].to_numpy())
+    served = np.asarray(pc.not_equal(requests["state"], "rejected"))
+    return int(np.count_nonzero(served & ~(scheduled <= arrival.max(initial=-np.inf))))

@@ -1,0 +1,236 @@
+"""Many studies in one command (`-m`): each leaves a line, and the end is a table of them all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import time
+from typing import Any, ClassVar
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich import box
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
+from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.study import Study
+from pagedsim.run.progress import on_terminal
+from pagedsim.user_error import Interruption, UserError, line, shown
+
+_NAME = "job.json"
+Job = dict[str, Any]
+
+
+class Multirun(Callback):
+    """Where Hydra tells of a sweep; the end of the program asks for it.
+
+    What it notes belongs to the class, since Hydra sends its callbacks on to every job.
+    """
+
+    folder: ClassVar[Path | None] = None
+    bar: ClassVar[Progress | None] = None
+    begun: ClassVar[float] = 0.0
+    """When, by the clock that files are dated with."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """The sweep begins."""
+        Multirun.folder = folder = Path(str(config.hydra.sweep.dir))
+        Multirun.begun = time()
+        for left in folder.glob(f"*/{_NAME}"):  # by another sweep, or this one as it was
+            left.unlink()
+        # A joblib that is interrupted tells of each semaphore that it cleans away, from a process
+        # of its own, which only the environment reaches.
+        filters = filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"))
+        os.environ["PYTHONWARNINGS"] = ",".join(filters)
+        if on_terminal():
+            columns = (_Ended(folder), TimeElapsedColumn())
+            Multirun.bar = Progress(
+                *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+            )
+            Multirun.bar.add_task("jobs", total=None)
+            Multirun.bar.start()
+
+    @staticmethod
+    def over() -> None:
+        """No job is under way any more."""
+        if Multirun.bar is not None:
+            Multirun.bar.stop()
+            Multirun.bar = None
+
+
+class _Ended(ProgressColumn):
+    """How many jobs have left their results."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{sum(1 for _ in self.folder.glob(f'*/{_NAME}'))} jobs done")
+
+
+def record_job(
+    folder: Path, overrides: Sequence[str], study: Study | None, error: Exception | None
+) -> None:
+    """Leave what came out of one job, for the table at the end."""
+    record = {
+        "overrides": list(overrides),
+        "error": None if error is None else line(error),
+        "metrics": keys_of(study.metrics) if study else [],
+        "arms": _means(study) if study else {},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _means(study: Study) -> dict[str, dict[str, float | None]]:
+    """Every arm's metrics, as means over its seeds; null for what was not measured."""
+    means: dict[str, dict[str, float | None]] = {}
+    for arm in study.arms:
+        values = {
+            key: estimate(list(values_of(study, arm, key).values())).mean
+            for key in keys_of(study.metrics)
+        }
+        means[arm] = {key: None if math.isnan(mean) else mean for key, mean in values.items()}
+    return means
+
+
+def conclude(interrupted: bool = False, died: Exception | None = None) -> None:
+    """Print the table of the sweep that ran, if one did; complain of the jobs that failed.
+
+    `died`: what the launcher says of a job whose process ended before its result was there. What
+    it says where no job had begun is for the caller to tell.
+    """
+    Multirun.over()
+    if (folder := Multirun.folder) is None or not folder.is_dir():
+        return
+    jobs = read_jobs(folder)
+    lost = [] if died is None else _begun(folder, jobs)
+    if died is not None and not lost:
+        return
+    _show(folder, jobs)
+    if interrupted:
+        runs = sum(1 for _ in folder.glob("*/runs/*/*/run.json"))
+        raise Interruption(
+            f"{_many(len(jobs), 'job')} had ended, with {_many(runs, 'complete run')} in all; the "
+            f"same command with hydra.sweep.dir={shown(folder)} goes on from there"
+        )
+    varying = _varying(jobs)
+    failed = [f"job {n} ({_words(job, varying)}): {job['error']}" for n, job in _failed(jobs)]
+    failed += [f"job {n}: its process died before it had a result" for n in lost]
+    if lost:
+        failed.append(
+            f"{_many(len(jobs), 'job')} had ended; the same command with "
+            f"hydra.sweep.dir={shown(folder)} goes on from there"
+        )
+    if failed:
+        raise UserError(failed)
+
+
+def _begun(folder: Path, jobs: Mapping[int, Job]) -> list[int]:
+    """Jobs that this sweep began, and that have left nothing."""
+    numbers = (
+        int(path.parent.name)
+        for path in folder.glob("*/config.yaml")
+        if path.parent.name.isdigit() and path.stat().st_mtime >= Multirun.begun
+    )
+    return sorted(set(numbers) - jobs.keys())
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'s' * (count != 1)}"
+
+
+def _show(folder: Path, jobs: Mapping[int, Job]) -> None:
+    """The table, and where it lies."""
+    varying = _varying(jobs)
+    console = Console()
+    if rows := _rows(jobs, varying):
+        _write_csv(folder / "sweep.csv", rows)
+        console.print()
+        console.print(_table(rows, varying, console.width))
+        print(f"results   {shown(folder)}")
+        print(f"table     {shown(folder / 'sweep.csv')}")
+
+
+def read_jobs(folder: Path) -> dict[int, Job]:
+    """The jobs of a sweep that have ended, by number."""
+    found = {}
+    for path in folder.glob(f"*/{_NAME}"):
+        if path.parent.name.isdigit():
+            found[int(path.parent.name)] = json.loads(path.read_text(encoding="utf-8"))
+    return dict(sorted(found.items()))
+
+
+def _failed(jobs: Mapping[int, Job]) -> list[tuple[int, Job]]:
+    return [(number, job) for number, job in jobs.items() if job["error"]]
+
+
+def _settings(job: Job) -> dict[str, str]:
+    pairs = (override.partition("=") for override in job["overrides"])
+    return {key: value for key, _, value in pairs}
+
+
+def _varying(jobs: Mapping[int, Job]) -> list[str]:
+    """The settings in which the jobs differ."""
+    every = [_settings(job) for job in jobs.values()]
+    keys = dict.fromkeys(key for settings in every for key in settings)
+    return [key for key in keys if len({settings.get(key) for settings in every}) > 1]
+
+
+def _words(job: Job, varying: Sequence[str]) -> str:
+    settings = _settings(job)
+    return ", ".join(f"{key}={settings[key]}" for key in varying or settings if key in settings)
+
+
+def _rows(jobs: Mapping[int, Job], varying: Sequence[str]) -> list[dict[str, Any]]:
+    """One row an arm of a job."""
+    rows = []
+    several = any(len(job["arms"]) > 1 for job in jobs.values())
+    for number, job in jobs.items():
+        settings = _settings(job)
+        for arm, means in job["arms"].items():
+            row: dict[str, Any] = {"job": number}
+            row |= {key: settings.get(key, "") for key in varying}
+            row |= {"arm": arm} if several else {}
+            rows.append(row | {key: means.get(key) for key in job["metrics"]})
+    return rows
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], varying: Sequence[str], width: int) -> Table:
+    """As many columns as the terminal has room for; sweep.csv has all."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    cells: list[list[str]] = []
+    for column in dict.fromkeys(key for row in rows for key in row):
+        if column in ("job", "arm", *varying):
+            head, texts = column.rpartition(".")[2], [str(row.get(column, "")) for row in rows]
+        else:
+            values = [math.nan if row.get(column) is None else row[column] for row in rows]
+            scale = scale_of(column, values)
+            head = label_of(column).replace(" ", "\n") + (f"\n{scale.suffix}" * bool(scale.suffix))
+            texts = [scale.number(value) for value in values]
+        width -= max(map(len, [*head.split("\n"), *texts])) + 2
+        if width < 0:
+            break
+        left = column == "arm" or column in varying
+        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+        cells.append(texts)
+    for row in zip(*cells, strict=True):
+        table.add_row(*map(Text, row))
+    return table

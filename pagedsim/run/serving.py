@@ -1,0 +1,321 @@
+"""The backend `engine`: real time, real tokens, on a GPU or, with a small model, a CPU."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pagedsim.core import (
+    Batching,
+    ConfigError,
+    Policy,
+    Preemption,
+    Request,
+    RequestId,
+    Scheduler,
+    StepPlan,
+)
+from pagedsim.core.errors import require_number, require_whole, unknown
+from pagedsim.metrics.plans import described
+from pagedsim.run.backend import Backend, Settings, Stage
+from pagedsim.run.clocks import CLOCKS, WallClock
+from pagedsim.run.machine import facts_of, give_back, the_machine, threads
+from pagedsim.run.model_cache import ModelCache
+from pagedsim.run.objects import make, said_of, takes
+from pagedsim.run.stoppable import StoppableRecorder, Stopped
+from pagedsim.sim.model import ModelShape
+from pagedsim.workload import Workload
+
+if TYPE_CHECKING:
+    from pagedsim.engine.arguments import Arguments
+    from pagedsim.engine.engine import LLMEngine, Observer
+
+TIMES = ("feed", "plan", "launch", "sample", "commit")
+"""Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
+
+MOST_THREADS = 1024
+
+CACHE = ModelCache()
+"""The model of this process's last run."""
+
+
+@dataclass(frozen=True)
+class Engine(Backend):
+    """Where steps are carried out. Its settings are explained in conf/backend/engine.yaml."""
+
+    model: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: str = "auto"
+    model_impl: str = "auto"
+    enforce_eager: bool = False
+    threads: int = 1
+    cache_tokens: int | None = None
+    limit: int | None = None
+    shrink: int = 1
+    hurry: float = 1.0
+    clock: str = "wall"
+
+    alone = True
+    unread = ("hardware", "cost")
+
+    def __post_init__(self) -> None:
+        for name in ("cache_tokens", "limit", "shrink"):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value, 1)
+        require_number("hurry", self.hurry, 1)
+        require_whole("threads", self.threads, 1, MOST_THREADS)
+        if self.clock not in CLOCKS:
+            raise unknown("clock", self.clock, CLOCKS)
+
+    def workload(self, settings: Settings, seed: int) -> Workload:
+        whole = super().workload(self._limited(settings), seed)
+        if self.shrink > 1 and whole.prompts is not None:
+            raise ConfigError(
+                f"backend.shrink={self.shrink}: must be 1 where prompts have contents, such as "
+                "prefixes that requests share"
+            )
+        told = [f"prompts and answers are {self.shrink} times shorter"] * (self.shrink > 1)
+        told += [f"arrivals come {self.hurry:g} times sooner"] * (self.hurry > 1)
+        if not told:
+            return whole
+        waits = whole.deadline - whole.arrival
+        return replace(
+            whole,
+            arrival=whole.arrival / self.hurry,
+            deadline=whole.arrival / self.hurry + waits,
+            prompt_len=np.maximum(whole.prompt_len // self.shrink, 1),
+            output_len=np.maximum(whole.output_len // self.shrink, 1),
+            predicted_len=whole.predicted_len / self.shrink,
+            notices=(*whole.notices, f"{' and '.join(told)} than the workload says"),
+        )
+
+    def _limited(self, settings: Settings) -> Settings:
+        """The workload's settings with no more than `limit` requests."""
+        if self.limit is None or "_target_" not in settings:
+            return settings
+        if not takes(settings["_target_"], "requests"):
+            raise ConfigError(
+                f"backend.limit={self.limit}: must be null for a workload without requests="
+            )
+        wanted = settings.get("requests") or self.limit
+        return {**settings, "requests": min(wanted, self.limit)}
+
+    def stage(self, config: Settings, seed: int) -> Serving:
+        try:
+            from pagedsim.engine.arguments import Arguments
+            from pagedsim.engine.assemble import check_split, device_of
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"backend=engine: needs {error.name}, which is not installed: "
+                "pip install -c constraints.txt -e '.[engine]'"
+            ) from error
+        with said_of("backend", {"device": self.device}):
+            device = device_of(self.device)
+        if self.clock == "cpu" and device.type != "cpu":
+            raise ConfigError(f"backend.clock=cpu: must be wall on {device.type}")
+        if self.clock == "cpu" and (ranks := config["tensor_parallel"]) > 1:
+            raise ConfigError(
+                f"backend.clock=cpu: must be wall with tensor_parallel={ranks}, since it does not "
+                "see what other processes compute"
+            )
+        model, name = self._model(config)
+        settings = {
+            "model": model,
+            "dtype": self.dtype,
+            "device": self.device,
+            "load_format": self.load_format,
+            "model_impl": self.model_impl,
+            "tensor_parallel_size": config["tensor_parallel"],
+            "enforce_eager": self.enforce_eager,
+            "kv_cache_dtype": config["kv_cache_dtype"],
+            "policy": make("policy", config["policy"], Policy),
+            "batching": make("batching", config["batching"], Batching),
+            "preemption": _preemption(config["preemption"]),
+            **_limits(config["server"]),
+            **_memory(config["memory"], self.cache_tokens),
+        }
+        backend = {"load_format": None, "model_impl": None}
+        with said_of("backend", backend), said_of("memory", {"kv_layout": None}):
+            arguments = Arguments(**settings)
+        with _called_tensor_parallel():
+            check_split(arguments)
+        return Serving(arguments, name, seed, self.threads, CLOCKS[self.clock]())
+
+    def _model(self, config: Settings) -> tuple[Any, str]:
+        """What to load, and its name: one given to this backend, or what the group `model` says.
+
+        A shape alone gets random weights, but for the tiny one, which has its own.
+        """
+        if self.model is not None:
+            return self.model, self.model
+        settings = config["model"]
+        if isinstance(settings, dict) and "config" in settings:  # a config.json, or its folder
+            path = Path(str(settings["config"])).expanduser()
+            folder = str(path.parent if path.suffix == ".json" else path)
+            return folder, folder
+        shape = make("model", settings, ModelShape)
+        if shape.name == "tiny":
+            return shape.name, shape.name
+        from pagedsim.engine.models.shaped import shaped_config
+
+        return shaped_config(shape), f"{shape.name}, random weights"
+
+
+@contextmanager
+def _called_tensor_parallel() -> Iterator[None]:
+    """An error inside names the key as the configuration does, and not as the engine."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).replace("tensor_parallel_size=", "tensor_parallel=")
+        raise ConfigError(text) from error
+
+
+def _preemption(settings: Settings) -> Any:
+    """The preemption, or how to make it once its prices are measured."""
+    if "_target_" in settings:
+        with said_of("preemption", {"_target_": None}):
+            if takes(settings["_target_"], "prices"):
+                return partial(_priced, settings)
+    return make("preemption", settings, Preemption)
+
+
+def _priced(settings: Settings, prices: Any) -> Preemption:
+    return make("preemption", settings, Preemption, prices=prices)
+
+
+def _limits(server: Settings) -> Settings:
+    return {
+        "max_num_seqs": server["max_seqs"],
+        "max_num_batched_tokens": server["max_batched_tokens"],
+        "max_model_len": server["max_model_len"],
+        "async_scheduling": server["async_scheduling"],
+    }
+
+
+def _memory(memory: Settings, tokens: int | None) -> Settings:
+    kind = memory.get("kind", "paged")
+    if kind not in ("paged", "prefix"):
+        raise ConfigError(f"memory.kind={kind}: backend=engine has paged and prefix")
+    block_size, blocks = memory.get("block_size", 16), memory.get("blocks")
+    with said_of("memory", memory):
+        require_whole("block_size", block_size, 1)
+    if blocks is None and tokens is not None:
+        blocks = max(tokens // block_size, 1)
+    return {
+        "memory": kind,
+        "block_size": block_size,
+        "num_gpu_blocks": blocks,
+        "num_cpu_blocks": memory.get("cpu_blocks"),
+        "gpu_memory_utilization": memory.get("gpu_memory_utilization", 0.9),
+        "swap_space": memory.get("swap_space_gib", 4.0),
+        "kv_layout": memory.get("kv_layout", "block"),
+    }
+
+
+class Serving(Stage):
+    """One engine in real time; it is made when the run begins, and gone when it ends."""
+
+    def __init__(
+        self, arguments: Arguments, name: str, seed: int, threads: int, clock: WallClock
+    ) -> None:
+        self.arguments = arguments
+        self.name = name
+        self.seed = seed
+        self.threads = threads
+        self.clock = clock
+        self._times = {part: array("d") for part in TIMES}
+        self._plans: list[str] = []
+        self._outputs: dict[RequestId, list[int]] = {}
+        self._facts: Settings = {}
+        self._failures: list[str] = []
+
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        from pagedsim.engine.drive import drive
+
+        def serve(engine: LLMEngine) -> None:
+            drive(
+                engine,
+                workload,
+                seed=self.seed,
+                stopping=lambda: recorder.stopping,
+                stepped=self._stepped,
+                sleep=self.clock.sleep,
+            )
+
+        log = _Log(recorder, self._plans, self._outputs)
+        self.use(log, serve, stopping=lambda: recorder.stopping)
+        if recorder.stopping:
+            raise Stopped
+
+    def use(
+        self,
+        observer: Observer,
+        work: Callable[[LLMEngine], None],
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make the engine, have `work` done with it, and take it away; no other runs meanwhile."""
+        from pagedsim.engine.engine import LLMEngine
+
+        with the_machine(stopping), threads(self.threads):
+            arguments = replace(self.arguments, model=CACHE.model(self.arguments))
+            engine = LLMEngine(arguments, observer=observer, clock=self.clock)
+            self.scheduler = engine.scheduler
+            self._facts = facts_of(engine, self.name)
+            try:
+                work(engine)
+            finally:
+                engine.close()
+                del engine
+                give_back()
+
+    def _stepped(self, engine: LLMEngine) -> None:
+        if engine.times is None:
+            self._failures.append(engine.failure)
+            return
+        for part, seconds in zip(TIMES, engine.times, strict=True):
+            self._times[part].append(seconds)
+
+    def step_columns(self) -> Mapping[str, pa.Array]:
+        times = {f"{part}_seconds": pa.array(times) for part, times in self._times.items()}
+        return {**times, "plan": pa.array(self._plans, pa.string())}
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        outputs = [self._outputs.get(one, []) for one in ids]
+        return {"output_ids": pa.array(outputs, pa.list_(pa.int32()))}
+
+    def facts(self) -> Settings:
+        return {**self._facts, "clock": self.clock.name, "failed_steps": len(self._failures)}
+
+    def notices(self) -> list[str]:
+        told = [f"the engine served {self.name}{self.clock.notice}"]
+        if not self._failures:
+            return told
+        what = f"{len(self._failures)} steps failed and ended their requests"
+        return [*told, f"{what}; the first: {self._failures[0]}"]
+
+
+class _Log:
+    """Passes on to a recorder what an engine tells, and keeps plans and tokens."""
+
+    def __init__(
+        self, recorder: StoppableRecorder, plans: list[str], outputs: dict[RequestId, list[int]]
+    ) -> None:
+        self._recorder, self._plans, self._outputs = recorder, plans, outputs
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        self._recorder.step(plan, start, end, scheduler)
+        self._plans.append(described(plan, scheduler))
+
+    def left(self, request: Request) -> None:
+        self._recorder.left(request)
+        self._outputs[request.id] = list(request.outputs[0]) if request.outputs else []

@@ -1,0 +1,87 @@
+"""Runs that are there already: a study that is started again goes on where it ended.
+
+A complete run keeps in run.json what it was made from. It is taken as it is where that is the
+same: the configuration, the simulator's code, and the code and files that the configuration names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pagedsim
+from pagedsim.metrics.files import read_summary
+from pagedsim.metrics.study import Run
+from pagedsim.run import code
+from pagedsim.run.job import Job
+
+_NAME = "run.json"
+_NO_MATTER = ("study", "tracking", "report", "jobs", "seed", "seeds")
+"""Keys of the configuration that change no run, or are part of the job."""
+
+
+Recipe = dict[str, Any]
+"""All that decides what comes out of a run."""
+
+
+def stored(job: Job, made_of: Recipe) -> Run | None:
+    """The run as it was left, if it is complete and made of the same."""
+    try:
+        same = json.loads((job.folder / _NAME).read_text(encoding="utf-8")) == made_of
+        summary = read_summary(job.folder) if same else None
+    except (OSError, ValueError):  # not there, or not whole
+        return None
+    return Run(job.arm, job.seed, job.folder, job.config, summary) if summary else None
+
+
+def forget(job: Job) -> None:
+    """What is in the folder is about to be written over."""
+    (job.folder / _NAME).unlink(missing_ok=True)
+
+
+def store(job: Job, made_of: Recipe) -> bool:
+    """Mark the run in the folder as complete, unless what it was made of has changed meanwhile.
+
+    `made_of` is the recipe from before the run. Which code ran is not known where it was edited
+    since, so such a run is made again by whoever goes on with the study.
+    """
+    if recipe(job) != made_of:
+        return False
+    text = json.dumps(made_of, indent=2, sort_keys=True)
+    (job.folder / _NAME).write_text(text + "\n", encoding="utf-8")
+    return True
+
+
+def recipe(job: Job) -> Recipe:
+    """What `job` is made of, as it is now."""
+    config = {key: value for key, value in job.config.items() if key not in _NO_MATTER}
+    made = {
+        "version": pagedsim.__version__,
+        "seed": job.seed,
+        "config": config,
+        "simulator": code.of_the_simulator(),
+        "code": {path: code.of_target(path) for path in sorted(set(_named(config, "_target_")))},
+        "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
+    }
+    plain: Recipe = json.loads(json.dumps(made, default=str))
+    return plain
+
+
+def _named(value: Any, *keys: str) -> Iterator[str]:
+    """The texts under `keys`, however deep."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in keys and isinstance(inner, str):
+                yield inner
+            yield from _named(inner, *keys)
+
+
+def _stamp(path: str) -> list[int] | None:
+    """Size and time of a file: whether it was changed."""
+    try:
+        state = Path(path).expanduser().stat()
+    except OSError:
+        return None
+    return [state.st_size, state.st_mtime_ns]

@@ -1,0 +1,122 @@
+"""The table of all benchmarks: what stands in a cell, and that the README has it as it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from experiments.benchmarks import device, engine, host, kernels, step, swap, table
+from experiments.benchmarks.shapes import BASE, HEADLINES, WIDE, Case, grid
+from pagedsim.metrics.files import read_json, write_json
+
+README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """The columns of a table, by their head."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    head, _, *rows = lines
+    return {name: [row[at] for row in rows] for at, name in enumerate(head)}
+
+
+def test_the_readme_has_what_the_command_prints() -> None:
+    marked = re.search(r"<!-- benchmarks:gpu -->\n((?:\|.*\n)+)", README)
+    assert marked, "the README has the table after the marker benchmarks:gpu"
+    assert marked[1].rstrip("\n") == table.written(table.measured(device.RESULTS))
+
+
+def test_where_nothing_was_measured_cells_are_empty() -> None:
+    columns = cells(table.written({}))
+    assert list(columns) == ["", "bar", "goal", "H200", "H100"]
+    assert set(columns["H200"]) == set(columns["H100"]) == {""}
+    assert len(columns[""]) == len(table.ROWS)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the benchmarks write, as if on a GPU: their own files, with its name and its cases."""
+    place = tmp_path_factory.mktemp("results") / "h200"
+    kernels.main([*QUICK, "--peers", "--out", str(place)])
+    for cache in ("auto", "fp8_e4m3"):
+        swap.main([*QUICK, "--kv-cache-dtype", cache, "--out", str(place)])
+    step.main([*QUICK, "--out", str(place)])
+    few = ["--out", str(place)]
+    engine.main(["--prompts", "3", "--tokens", "3", "--repeats", "1", *few])
+    host.main(["--running", "64", "--steps", "2", "--rounds", "1", *few])
+    for name in table.FILES:
+        content = read_json(place / f"{name}.json")
+        content |= {"device": "NVIDIA H200", "capability": [9, 0]}
+        write_json(place / f"{name}.json", as_if(name, content))
+    return place
+
+
+def as_if(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """What was tiny gets the names of what is large."""
+    if name == "kernels":
+        content["cases"] = [
+            {**content["cases"][0], "case": str(case), "seconds": 1.0 + 0.05 * (at == 0)}
+            for at, case in enumerate(HEADLINES)
+        ]
+    for one in content.get("swaps", ()):
+        one["model"] = BASE
+    for one in content.get("arms", ()):
+        one["graphs"] = True
+    return content
+
+
+def test_every_cell_is_filled_from_what_the_benchmarks_write(place: Path) -> None:
+    columns = cells(table.written(table.measured(place.parent)))
+    assert all(columns["H200"]) and "failed" not in columns["H200"]
+    assert set(columns["H100"]) == {""}
+    told = dict(zip(columns[""], columns["H200"], strict=True))
+    assert told["the same, blocks of 16 instead of 128: time"] == "+5.0%"
+    times = read_json(place / "step.json")["arms"][0]["to_limit"]
+    assert columns["H200"][11] == f"{times:.2f} ×"
+    rates = read_json(place / "engine.json")["rates"]
+    assert columns["H200"][15] == f"{rates['pagedsim'] / rates[engine.PEER]:.1f} ×"
+
+
+def test_what_was_wrong_is_not_left_empty(place: Path, tmp_path: Path) -> None:
+    kept = {name: dict(read_json(place / f"{name}.json")) for name in table.FILES}
+    untimed = ("seconds", "out", "in")
+    for name, lines in (("kernels", "cases"), ("swap", "swaps"), ("step", "arms"),
+                        ("swap-fp8_e4m3", "swaps"), ("host", "steps")):  # fmt: skip
+        kept[name][lines] = [
+            {key: value for key, value in one.items() if key not in untimed}
+            for one in kept[name][lines]
+        ]
+    del kept["engine"]["rates"]
+    assert set(cells(table.written({"H200": kept}))["H200"]) == {"failed"}
+
+
+def test_of_a_cpu_nothing_is_told(tmp_path: Path) -> None:
+    host.main(["--running", "2", "--steps", "2", "--rounds", "1", "--out", str(tmp_path / "cpu")])
+    assert table.measured(tmp_path) == {}
+
+
+def test_each_gpu_has_a_column_under_its_name(place: Path) -> None:
+    (kept,) = table.measured(place.parent).values()
+    columns = cells(table.written({"A100-SXM4-80GB": kept, "H100 80GB HBM3": kept}))
+    assert list(columns)[3:] == ["H200", "H100 80GB HBM3", "A100-SXM4-80GB"]
+    assert set(columns["H200"]) == {""}
+
+
+def test_what_has_a_bar_is_measured() -> None:
+    cases = list(grid(quick=False))
+    assert set(HEADLINES) <= set(cases)
+    eight = {replace(case, cache="auto") for case in HEADLINES if case.cache != "auto"}
+    assert eight == {case for case in HEADLINES if case.cache == "auto"} - {WIDE}
+    assert Case(BASE, 64, 1, 4096, 16) == HEADLINES[0] and WIDE.block_size == 128
+    assert any((one.model, one.block_size, one.layout) == (BASE, 16, "block")
+               for one in swap.swaps(quick=False))  # fmt: skip
+    arms = list(step.arms(graphs=True))
+    for cache in step.CACHES:
+        for ahead in (False, True):
+            assert step.Arm(cache, "native", True, ahead) in arms

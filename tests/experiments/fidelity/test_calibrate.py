@@ -1,0 +1,286 @@
+"""Calibration finds the coefficients that made a step log, and says how far to trust them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+
+import pagedsim
+from experiments.fidelity.calibrate import Calibrate, fitted, told
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.recorded import recorded_runs
+from pagedsim.fidelity.residual import residuals, weakest
+from pagedsim.fidelity.steplog import StepLog, log_of, predicted
+from pagedsim.run.clocks import CpuClock
+from pagedsim.sim.cost import Fitted, Sample
+from tests.sim.shapes import plan, replica
+
+MACHINE: dict[str, Any] = {
+    "backend": "engine",
+    "device": "CPU",
+    "clock": "wall",
+    "cuda": None,
+    "threads": 1,
+    "model": "tiny",
+    "dtype": "float32",
+    "blocks": 64,
+    "block_size": 16,
+    "cpu_blocks": 64,
+    "block_bytes": 65536,
+    "vocab_size": 512,
+    "max_seqs": 64,
+    "max_batched_tokens": 2048,
+    "max_model_len": 1024,
+    "failed_steps": 0,
+}
+CONFIG: dict[str, Any] = {
+    "backend": {"_target_": "pagedsim.run.serving.Engine", "model": "tiny"},
+    "memory": {"kind": "paged"},
+    "hardware": {"_target_": "pagedsim.sim.hardware.Hardware", "name": "mine"}
+    | {"memory_gib": 8, "fp16_tflops": 1, "bandwidth_gb_s": 10, "pcie_gb_s": 10},
+    **{group: {} for group in ("workload", "policy", "preemption", "batching")},
+}
+
+
+def row(random: Random, number: int, stall: float) -> dict[str, float]:
+    """A step that takes what the coefficients below say, or now and then much longer."""
+    made = dict.fromkeys(
+        ("prefill_tokens", "prefill_attention", "prefill_context", "prefill_pairs"), 0.0
+    )
+    made |= {"prefill_requests": 0, "decode_seqs": 0, "decode_context": 0}
+    made |= {"swap_out": 0, "swap_in": 0}
+    if number % 3:
+        made["decode_seqs"] = random.randint(1, 64)
+        made["decode_context"] = made["decode_seqs"] * random.randint(10, 900)
+        seconds = 4e-3 + 5e-5 * made["decode_seqs"] + 2e-7 * made["decode_context"]
+    else:
+        made["prefill_tokens"] = made["prefill_context"] = random.randint(8, 900)
+        made["prefill_attention"] = made["prefill_tokens"] ** 2
+        made["prefill_requests"] = 1
+        seconds = 6e-3 + 1e-4 * made["prefill_tokens"] + 3e-9 * made["prefill_attention"]
+    if number % 7 == 0:
+        made["swap_out" if number % 2 else "swap_in"] = random.randint(1, 40)
+        seconds += 1e-3 + 2e-4 * (made["swap_out"] + made["swap_in"])
+    return made | {"seconds": seconds * (stall if random.random() < 0.03 else 1.0)}
+
+
+def recorded(folder: Path, count: int, stall: float = 1.0, **machine: Any) -> Path:
+    """A run as the engine leaves it."""
+    random, rows, now = Random(count), [], 0.0
+    for number in range(count):
+        made = row(random, number, stall)
+        made |= {"step": number, "start": now, "end": now + made.pop("seconds")}
+        now = made["end"]
+        rows.append(made)
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "steps.parquet")
+    pq.write_table(pa.table({"request": [0]}), folder / "requests.parquet")
+    made_of = {"version": pagedsim.__version__, "seed": 0, "config": CONFIG}
+    (folder / "run.json").write_text(json.dumps(made_of))
+    (folder / "summary.json").write_text(json.dumps({"machine": MACHINE | machine}))
+    return folder
+
+
+def calibrated(run: Path, out: Path) -> Fitted:
+    out.mkdir()
+    Calibrate(run=str(run)).perform(out)
+    return Fitted.load(out / "cost.json", replica("tiny", "cpu"))
+
+
+def test_the_coefficients_of_a_log_are_recovered(tmp_path: Path) -> None:
+    cost = calibrated(recorded(tmp_path / "run", 600), tmp_path / "out")
+    assert cost.notices == []
+    decode = cost.decode_seconds(32, 32 * 500)
+    assert decode == pytest.approx(4e-3 + 32 * 5e-5 + 16_000 * 2e-7)
+    assert cost.recompute_seconds(500) == pytest.approx(6e-3 + 0.05 + 7.5e-4)
+    assert cost.swap_seconds(20) == pytest.approx(1e-3 + 20 * 2e-4)
+    assert cost.swap_seconds(0) == 0
+
+
+def test_stalls_are_in_the_level_and_not_in_the_shape(tmp_path: Path) -> None:
+    """Of a hundred steps three take four times as long: 9 % of all time, if none were left out."""
+    cost = calibrated(recorded(tmp_path / "run", 600, stall=4.0), tmp_path / "out")
+    found = cost.settings["decode"]
+    assert 4e-3 < found["constant"] < 1.1 * 4e-3
+    assert found["decode_count"] / found["constant"] == pytest.approx(5e-5 / 4e-3, rel=0.02)
+    assert found["decode_context"] / found["constant"] == pytest.approx(2e-7 / 4e-3, rel=0.02)
+    assert cost.settings["swap"]["blocks"] == pytest.approx(2e-4, rel=0.05)
+
+
+def test_what_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cost = calibrated(recorded(tmp_path / "run", 600), tmp_path / "out")
+    printed = capsys.readouterr().out
+    for words in (
+        "600 steps of 1 run under ",
+        "100 µs",
+        "50 µs",
+        "1,000 µs",
+        "roofline of",
+        "weakest",
+    ):
+        assert words in printed
+    assert f"cost=fitted cost.path={tmp_path / 'out' / 'cost.json'}" in printed
+    found = json.loads((tmp_path / "out/calibrate.json").read_text())
+    assert found["leave_one_out"]["decode"] < 1e-9
+    assert found["residuals"]["swap"]["steps"] == 86
+    assert found["roofline"].keys() == found["residuals"].keys()
+    cost.step_seconds(plan(2000))
+    assert "larger than any that was fitted" in cost.notices[0]
+
+
+def test_a_log_that_is_too_short_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        calibrated(recorded(tmp_path / "run", 5), tmp_path / "out")
+    assert "too short to fit: 5 samples: need at least 4 of one kind of step" in str(error.value)
+
+
+def test_runs_of_two_machines_are_no_log(tmp_path: Path) -> None:
+    recorded(tmp_path / "runs/a", 20)
+    recorded(tmp_path / "runs/b", 20, threads=2)
+    with pytest.raises(ConfigError, match=r"runs/b: threads=2, but .*runs/a has 1: a fit is of"):
+        log_of(recorded_runs(str(tmp_path)), "two")
+
+
+def test_steps_that_failed_are_no_log(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", 20, failed_steps=2)
+    with pytest.raises(ConfigError, match="2 of its steps failed"):
+        log_of(recorded_runs(str(run)), "one")
+
+
+def with_column(name: str, change: Callable[[list[Any]], list[Any] | None]) -> Callable[..., Any]:
+    """A change of steps.parquet: other values in a column, or None for the column left out."""
+
+    def changed(table: pa.Table) -> pa.Table:
+        values, place = change(table[name].to_pylist()), table.column_names.index(name)
+        if values is None:
+            return table.drop([name])
+        return table.set_column(place, name, pa.array(values))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_column("end", lambda v: [*v[:2], math.nan, *v[3:]]), "row 2: end=nan: must be a num"),
+        (with_column("end", lambda v: [*v[:2], None, *v[3:]]), "row 2: end=None: must be a number"),
+        (with_column("end", lambda v: [math.inf, *v[1:]]), "row 0: end=inf: must be a number of 0"),
+        (with_column("end", lambda v: [*v[:2], 0.0, *v[3:]]), "row 2: step 2 from "),
+        (with_column("end", lambda v: [1e3 * x for x in v]), "row 1: step 1 from "),
+        (with_column("end", lambda v: [str(x) for x in v]), "end is of type string: must be numb"),
+        (with_column("start", lambda v: None), "has no column start"),
+        (with_column("step", lambda v: [0, 0, *v[2:]]), "row 1: step 0 from "),
+        (with_column("swap_in", lambda v: None), "has no column swap_in"),
+        (with_column("decode_seqs", lambda v: [-1, *v[1:]]), "row 0: decode_seqs=-1: must be a nu"),
+        (
+            with_column("prefill_tokens", lambda v: [None, *v[1:]]),
+            "row 0: prefill_tokens=None: must",
+        ),
+        (lambda table: table.slice(0, 0), "holds no steps"),
+    ],
+)
+def test_steps_that_cannot_be_true(
+    change: Callable[[pa.Table], pa.Table], message: str, tmp_path: Path
+) -> None:
+    file = recorded(tmp_path / "run", 20) / "steps.parquet"
+    pq.write_table(change(pq.read_table(file)), file)
+    with pytest.raises(ConfigError) as error:
+        log_of(recorded_runs(str(tmp_path)), "one")
+    assert str(error.value).startswith(f"{file}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("facts", "hardware"),
+    [
+        ({"device": "CPU", "cuda": None}, "cpu"),
+        ({"device": "x86_64", "cuda": None}, "cpu"),
+        ({"device": "NVIDIA H100 80GB HBM3", "cuda": "12.8"}, "h100"),
+        ({"device": "NVIDIA A100-SXM4-40GB", "cuda": "12.8"}, "a100-40gb"),
+        ({"device": "NVIDIA GeForce RTX 4090", "cuda": "12.8"}, "rtx4090"),
+        ({"device": "Something New", "cuda": "12.8"}, "mine"),
+    ],
+)
+def test_the_data_sheet_is_that_of_the_device(
+    facts: dict[str, Any], hardware: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path / "run", 200, **facts)
+    (tmp_path / "out").mkdir()
+    Calibrate(run=str(tmp_path / "run")).perform(tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert (
+        json.loads((tmp_path / "out/cost.json").read_text())["fitted_for"]["hardware"] == hardware
+    )
+    assert ("there is no data sheet of Something New: hardware=mine" in printed) == (
+        hardware == "mine"
+    )
+
+
+def test_a_kind_of_step_that_is_rare_is_taken_from_mixed_ones_and_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    samples = [
+        Sample(1e-3 * (2 + n % 7), prefill_tokens=8 * (1 + n % 7), decode_count=1 + n % 3)
+        for n in range(40)
+    ]
+    log = StepLog(samples, replica("tiny", "cpu"), MACHINE, "a log")
+    told(log, fitted(log))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "too few steps to fit" in line] == [
+        f"{kind:<9} too few steps to fit: they take what the same work takes in mixed ones"
+        for kind in ("prefill", "decode")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "run: must be given: run=<folder of an earlier study on the engine>, requests="),
+        ({"run": "a", "requests": "b"}, "run, requests: only one of them can be fitted to"),
+        ({"run": "/nowhere"}, "run=/nowhere: no such folder"),
+    ],
+)
+def test_what_is_to_be_fitted_must_be_clear(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    backend = {"backend": {"_target_": "pagedsim.run.simulated.Simulated"}}
+    OmegaConf.save(OmegaConf.create(backend), tmp_path / "config.yaml")
+    with pytest.raises(ConfigError) as error:
+        Calibrate(**settings).perform(tmp_path)
+    assert str(error.value).startswith(message)
+
+
+def test_the_worst_range_is_found() -> None:
+    """Of 40 steps those of one sequence take twice as long as is predicted."""
+    samples = [Sample(2.0 if n < 10 else 1.0, decode_count=1 + n // 10) for n in range(40)]
+    seconds = [1.0] * 40
+    found = weakest(samples, seconds)
+    assert found is not None
+    assert (found.kind, found.feature, found.low, found.high) == ("decode", "decode_count", 1, 1)
+    assert found.total == pytest.approx(-0.5)
+    assert residuals(samples, seconds)["decode"].total == pytest.approx(40 / 50 - 1)
+
+
+def test_a_prediction_holds_the_swaps_of_both_ways() -> None:
+    one = {"constant": 1.0}
+    swap = {"constant": 0.5, "blocks": 0.01}
+    cost = Fitted(replica("tiny", "cpu"), prefill=one, decode=one, swap=swap, unit="s")
+    assert predicted(cost, Sample(1.0, decode_count=2)) == 1.0
+    moved = Sample(1.0, decode_count=2, swap_out=3, swap_in=7)
+    assert predicted(cost, moved) == pytest.approx(1.0 + 2 * 0.5 + 10 * 0.01)
+    assert predicted(cost, Sample(1.0, swap_out=3)) == pytest.approx(0.53)
+
+
+def test_a_pause_takes_no_real_time_by_the_processors_clock() -> None:
+    clock = CpuClock()
+    before = clock()
+    clock.sleep(1e6)
+    assert 1e6 <= clock() - before < 2e6

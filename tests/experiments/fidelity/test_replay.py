@@ -1,0 +1,328 @@
+"""The promise of the project: simulator and engine plan the same, step by step."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+import pagedsim
+from experiments.fidelity.replay import Replay, replayed
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.recorded import Recorded, recorded_runs
+from pagedsim.metrics.study import Run
+from pagedsim.run.job import Job, run_job
+from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.run.store import recipe, store
+from pagedsim.user_error import UserError
+
+pytest.importorskip("torch")
+
+COMBINATIONS = list(
+    product(
+        ("fcfs", "priority"),
+        ("recompute", "swap", "cheapest"),
+        ("prefill_first", "unified", "static"),
+        ("paged", "prefix"),
+    )
+)
+
+
+pytestmark = pytest.mark.usefixtures("hydra", "a_small_model")
+
+
+@cache
+def base(*combination: str) -> Any:
+    """A configuration of these axes, composed once."""
+    axes = ("policy", "preemption", "batching", "memory")
+    words = [
+        *("experiment=record", "backend=engine", "backend.limit=null", "backend.shrink=1"),
+        *("backend.hurry=1", "server.max_model_len=40", "workload.requests=10"),
+        *("workload.max_len=40", "workload.lengths.shape=uniform"),
+        *("+workload.lengths.prompt_min=1", "+workload.lengths.prompt_max=24"),
+        *("+workload.lengths.output_min=1", "+workload.lengths.output_max=16"),
+        "workload.priority={0:0.5,1:0.5}",
+        *(f"{axis}={name}" for axis, name in zip(axes, combination, strict=True)),
+    ]
+    return OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+
+
+def drawn(rng: random.Random, *combination: str, ahead: bool = False) -> dict[str, Any]:
+    """Requests of up to 40 tokens on a pool that holds hardly one and a half of them.
+
+    `ahead`: steps are planned while the one before runs.
+    """
+    config = deepcopy(base(*combination))
+    workload: dict[str, Any] = rng.choice(
+        (
+            {"arrivals": "closed", "users": 3, "think_time": rng.choice((0.0, 0.01))},
+            {"arrivals": "gamma", "cv": 3.0, "rate": 400.0},
+            {"arrivals": "poisson", "rate": rng.choice((30.0, 100.0, 1000.0))},
+            {"arrivals": "burst"},
+        )
+    )
+    config["workload"] |= workload
+    config["memory"] |= {"block_size": rng.choice((1, 4, 8)), "cpu_blocks": rng.choice((1, 3, 20))}
+    config["backend"] |= {"cache_tokens": rng.choice((48, 64, 96))}
+    config["server"] |= {
+        "max_seqs": rng.choice((3, 8)),
+        "max_batched_tokens": rng.choice((48, 64)),
+        "async_scheduling": ahead,
+    }
+    return dict(config)
+
+
+def record(folder: Path, config: dict[str, Any], seed: int = 0) -> Recorded:
+    job = Job("run", seed, config, folder / f"runs/run/seed-{seed}")
+    made_of = recipe(job)
+    run = run_job(job, StoppableRecorder())
+    assert isinstance(run, Run), run
+    store(job, made_of)
+    (recorded,) = (one for one in recorded_runs(str(folder)) if one.seed == seed)
+    return recorded
+
+
+either_way = pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+
+
+@either_way
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+def test_the_simulator_plans_what_the_engine_planned(
+    combination: tuple[str, ...], ahead: bool, tmp_path: Path
+) -> None:
+    rng = random.Random("-".join(combination))
+    run = record(tmp_path, drawn(rng, *combination, ahead=ahead))
+    assert run.steps.num_rows > 5
+    assert replayed(run) is None
+
+
+@either_way
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@pytest.mark.parametrize("memory", ["paged", "prefix"])
+def test_groups_of_sequences_are_planned_alike(
+    preemption: str, batching: str, memory: str, ahead: bool, tmp_path: Path
+) -> None:
+    rng = random.Random(preemption)
+    config = drawn(rng, "fcfs", preemption, batching, memory, ahead=ahead)
+    config["workload"]["n"] = 2
+    config["backend"]["cache_tokens"] = 96
+    run = record(tmp_path, config)
+    assert max(run.requests["sequences"].to_pylist()) == 2
+    assert replayed(run) is None
+
+
+def test_beams_share_memory_and_cannot_be_replayed(tmp_path: Path) -> None:
+    config = drawn(random.Random(1), "fcfs", "recompute", "unified", "paged")
+    config["workload"]["beam"] = 3
+    config["backend"]["cache_tokens"] = 128
+    run = record(tmp_path, config)
+    assert max(run.steps["shared_blocks"].to_pylist()) > 0
+    with pytest.raises(ConfigError, match="beam searches cannot be replayed"):
+        replayed(run)
+
+
+@pytest.mark.slow
+@either_way
+@pytest.mark.parametrize("seed", range(14))
+def test_five_hundred_times(seed: int, ahead: bool, tmp_path: Path) -> None:
+    """14 × 36 = 504 runs each way, in most of which somebody must yield."""
+    preempted = 0
+    for combination in COMBINATIONS:
+        name = "-".join(combination)
+        config = drawn(random.Random(f"{name} {seed}"), *combination, ahead=ahead)
+        run = record(tmp_path / name, config, seed)
+        assert replayed(run) is None, name
+        preempted += sum(run.requests["preemptions"].to_pylist()) > 0
+    assert preempted > 12
+
+
+def test_the_first_difference_is_told_with_both_plans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
+    file = tmp_path / "runs/run/seed-0/steps.parquet"
+    table = pq.read_table(file)
+    plans = table["plan"].to_pylist()
+    wanted, plans[3] = plans[3], "decodes 99; free 1; queues 0 0"
+    place = table.column_names.index("plan")
+    pq.write_table(table.set_column(place, "plan", pa.array(plans)), file)
+    with pytest.raises(UserError) as error:
+        Replay(run=str(tmp_path)).perform(tmp_path / "out")
+    assert "step 3 of" in str(error.value)
+    assert "engine:    decodes 99; free 1" in str(error.value)
+    assert f"simulator: {wanted}" in str(error.value)
+    assert (tmp_path / "out/replay.json").is_file()
+
+
+def test_a_study_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = drawn(random.Random(2), *COMBINATIONS[7])
+    steps = sum(record(tmp_path, config, seed).steps.num_rows for seed in (0, 1))
+    Replay(run=str(tmp_path)).perform(tmp_path / "out")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == (f"all {steps} steps of 2 runs were planned by the simulator as by the engine")
+
+
+def test_what_has_changed_since_is_told_with_a_difference(tmp_path: Path) -> None:
+    run = record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
+    assert run.changed == []
+    made = run.folder / "run.json"
+    recipe = json.loads(made.read_text())
+    recipe |= {"simulator": "another", "files": {}}
+    recipe["config"]["workload"]["seed_of_lengths"] = {"path": "lengths.csv"}
+    made.write_text(json.dumps(recipe))
+    (other,) = recorded_runs(str(tmp_path))
+    assert other.changed == ["pagedsim's own code"]
+    (tmp_path / "lengths.csv").write_text("1,2")
+    recipe["config"]["workload"]["seed_of_lengths"]["path"] = str(tmp_path / "lengths.csv")
+    made.write_text(json.dumps(recipe))
+    (other,) = recorded_runs(str(tmp_path))
+    assert other.changed == ["pagedsim's own code", str(tmp_path / "lengths.csv")]
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a run, without the engine."""
+    folder = tmp_path_factory.mktemp("left")
+    config: dict[str, Any] = {
+        group: {} for group in ("workload", "policy", "preemption", "batching", "memory")
+    }
+    config["backend"] = {"_target_": "pagedsim.run.serving.Engine"}
+    made = {"version": pagedsim.__version__, "seed": 0, "config": config}
+    facts: dict[str, Any] = {
+        "backend": "engine",
+        "device": "CPU",
+        "clock": "wall",
+        "model": "m",
+        "dtype": "f",
+    }
+    counts = ("threads", "blocks", "block_size", "block_bytes", "vocab_size", "max_seqs")
+    facts |= dict.fromkeys((*counts, "max_batched_tokens", "max_model_len"), 1)
+    facts |= {"cpu_blocks": 0, "failed_steps": 0}
+    (folder / "run.json").write_text(json.dumps(made))
+    (folder / "summary.json").write_text(json.dumps({"machine": facts}))
+    steps = {"step": [0], "start": [0.0], "end": [1.0], "plan": ["free 1"]}
+    pq.write_table(pa.table(steps), folder / "steps.parquet")
+    pq.write_table(pa.table({"request": [0], "output_ids": [[1]]}), folder / "requests.parquet")
+    return folder
+
+
+def edited(file: str, *keys: str, value: Any = None) -> Callable[[Path], object]:
+    """Another value in one of a run's files; None: nothing there."""
+
+    def edit(folder: Path) -> None:
+        whole = inner = json.loads((folder / file).read_text())
+        for key in keys[:-1]:
+            inner = inner[key]
+        del inner[keys[-1]]
+        if value is not None:
+            inner[keys[-1]] = value
+        (folder / file).write_text(json.dumps(whole))
+
+    return edit
+
+
+def written(file: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_bytes(content)
+
+
+def halved(file: str) -> Callable[[Path], object]:
+    def cut(folder: Path) -> None:
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(content[: len(content) // 2])
+
+    return cut
+
+
+def without(file: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).unlink()
+
+
+SIMULATED = {"_target_": "pagedsim.run.simulated.Simulated"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (without("run.json"), "run={0}: holds no complete run"),
+        (without("summary.json"), "{1}/summary.json: is missing, so the run is not whole"),
+        (without("steps.parquet"), "{1}/steps.parquet: is missing, so the run is not whole"),
+        (halved("steps.parquet"), "{1}/steps.parquet: is no parquet file, or not whole: "),
+        (written("requests.parquet", b""), "{1}/requests.parquet: is no parquet file, or not "),
+        (halved("run.json"), "{1}/run.json: is not JSON, or not whole: "),
+        (written("run.json", b"[1]"), "{1}/run.json: must hold an object, not [1]"),
+        (written("run.json", b"\xff{"), "{1}/run.json: is not JSON, or not whole: "),
+        (written("summary.json", b"null"), "{1}/summary.json: must hold an object, not None"),
+        (edited("run.json", "version"), "{1}/run.json: has no version"),
+        (edited("run.json", "version", value="0.0.1"), "{1}: was recorded by pagedsim 0.0.1, and "),
+        (edited("run.json", "seed", value="x"), "{1}/run.json: seed='x': must be a whole number"),
+        (edited("run.json", "config"), "{1}/run.json: config has no settings of backend"),
+        (edited("run.json", "config", "policy"), "{1}/run.json: config has no settings of policy"),
+        (edited("summary.json", "machine"), "{1}/summary.json: has no facts of the machine that "),
+        (edited("summary.json", "machine", value=[1]), "{1}/summary.json: has no facts of the mac"),
+        (edited("summary.json", "machine", "device"), "{1}/summary.json: machine.device=None: mus"),
+        (edited("summary.json", "machine", "blocks", value="many"), "{1}/summary.json: machine.bl"),
+        (edited("summary.json", "machine", "blocks", value=0), "{1}/summary.json: machine.blocks="),
+    ],
+)
+def test_runs_that_cannot_be_taken_up(
+    edit: Callable[[Path], object], line: str, left: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs/a"
+    shutil.copytree(left, folder)
+    assert len(recorded_runs(str(tmp_path))) == 1
+    edit(folder)
+    with pytest.raises(ConfigError) as error:
+        recorded_runs(str(tmp_path))
+    assert str(error.value).startswith(line.format(tmp_path, folder))
+    assert "\n" not in str(error.value)
+
+
+def test_simulated_runs_are_none(left: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/a"
+    shutil.copytree(left, folder)
+    edited("run.json", "config", "backend", value=SIMULATED)(folder)
+    edited("summary.json", "machine")(folder)
+    with pytest.raises(ConfigError, match="holds simulated runs only; experiment=record backend="):
+        recorded_runs(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "values", "line"),
+    [
+        ("steps.parquet", "plan", None, "/steps.parquet: has no column plan"),
+        ("requests.parquet", "output_ids", None, "/requests.parquet: has no column output_ids"),
+        ("requests.parquet", "output_ids", [], ": requests.parquet has 0 tokens in output_ids of"),
+    ],
+)
+def test_tables_that_cannot_be_replayed(
+    file: str, column: str, values: list[int] | None, line: str, tmp_path: Path
+) -> None:
+    run = record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
+    table = pq.read_table(run.folder / file)
+    place, kind = table.column_names.index(column), table.schema.field(column).type
+    table = table.remove_column(place)
+    if values is not None:
+        table = table.append_column(column, pa.array([values] * table.num_rows, kind))
+    pq.write_table(table, run.folder / file)
+    with pytest.raises(ConfigError) as error:
+        Replay(run=str(tmp_path)).perform(tmp_path / "out")
+    assert str(error.value).startswith(f"{run.folder}{line}")
+
+
+def test_no_folder_is_none(tmp_path: Path) -> None:
+    for run, line in ((None, "run: must be given"), ("", "run=: no such folder")):
+        with pytest.raises(ConfigError, match=line):
+            Replay(run=run).perform(tmp_path)

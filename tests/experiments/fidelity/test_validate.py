@@ -1,0 +1,302 @@
+"""Validation: the simulator held against the engine, and what stops it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from experiments.fidelity import validate
+from experiments.fidelity.replay import Difference
+from experiments.fidelity.validate import Validate
+from pagedsim.core import ConfigError
+from pagedsim.fidelity import step_grid as profile
+from pagedsim.fidelity.recorded import recorded_runs
+from pagedsim.fidelity.step_grid import Cell, profiled
+from pagedsim.metrics.agreement import KEYS, Regime
+from pagedsim.run.folder import keep_configuration
+from pagedsim.run.job import run_job
+from pagedsim.sim.cost import Fitted
+from pagedsim.user_error import UserError
+from tests.sim.shapes import replica
+
+pytest.importorskip("torch")
+
+
+pytestmark = pytest.mark.usefixtures("hydra", "a_small_model")
+
+
+@pytest.fixture(autouse=True)
+def little_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate, "FEWEST", 4)
+    monkeypatch.setattr(profile, "ROUNDS", 1)
+
+
+def kept(folder: Path, *words: str) -> Any:
+    """The configuration of a small server, as a study finds it in its folder."""
+    own = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
+    overrides = [
+        *("experiment=validate", "workload.max_len=40", "workload.lengths.shape=uniform"),
+        *("+workload.lengths.prompt_min=1", "+workload.lengths.prompt_max=24"),
+        *("+workload.lengths.output_min=2", "+workload.lengths.output_max=8"),
+        *(words or own),
+    ]
+    config = compose("config", overrides=overrides)
+    keep_configuration(config, folder)
+    return config
+
+
+LENGTHS = {"shape": "uniform", "prompt_min": 1, "prompt_max": 30, "output_min": 2, "output_max": 10}
+
+
+def small_study(**more: Any) -> Validate:
+    workload = {"arrivals": "burst", "requests": 12, "lengths": LENGTHS}
+    regimes = {
+        "half load": {"load": 0.5, "tolerance": 0.05},
+        "overload": {"load": 3.0, "tolerance": 0.1, "blocks": 0.5},
+    }
+    settings: dict[str, Any] = {"calibration": {"all": {"workload": workload}}}
+    settings |= {"regimes": regimes, "seconds": 0.1, "repeats": 2} | more
+    return Validate(**settings)
+
+
+def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(tmp_path)
+    small_study().perform(tmp_path)
+    told = capsys.readouterr().out
+    found = json.loads((tmp_path / "validate.json").read_text())
+    assert found["machine"]["device"] and found["machine"]["blocks"] == 8
+    assert found["replayed_steps"] > 20
+    regimes = found["regimes"]
+    assert [regimes[name]["runs"] for name in ("half load", "overload")] == [2, 2]
+    for regime in regimes.values():
+        assert set(regime["metrics"]) == set(KEYS)
+        assert set(regime["verdicts"]) == {"ttft_mean", "tpot_mean", "output_tokens_per_s"}
+        assert regime["metrics"]["e2e_mean"]["simulator"] > 0
+        assert len(regime["pace"]) == 2
+        assert abs(regime["metrics"]["output_tokens_per_s"]["at_pace"]) < 1
+        assert set(regime["by_request"]) == {"ttft", "tpot", "e2e"}
+    assert "half load: " in told and "Pearson r" in told
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page and "overload" in page
+    assert (tmp_path / "plots/validation.png").stat().st_size > 1000
+    Fitted.load(tmp_path / "cost.json", replica("tiny", "cpu"))
+
+
+def test_it_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(tmp_path)
+    left = [3]
+
+    def three(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return run_job(*args)
+
+    monkeypatch.setattr(validate, "run_job", three)
+    with pytest.raises(KeyboardInterrupt, match=r"3 of 6 runs are complete; .* goes on from there"):
+        small_study().perform(tmp_path)
+    first = capsys.readouterr().out.splitlines()
+    left[0] = 3
+    small_study().perform(tmp_path)
+    told = [line for line in capsys.readouterr().out.splitlines() if "all planned alike" in line]
+    assert told[:3] == [f"{line}, there already" for line in first if "planned alike" in line]
+    assert len(told) == 6 and left == [0]
+
+
+def test_two_classes_are_calibrated_on_one_workload_of_their_own(tmp_path: Path) -> None:
+    words = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
+    config = compose("config", overrides=["experiment=validate", "workload=chat_and_batch", *words])
+    config.workload.max_len = 40
+    for one in config.workload.classes.values():
+        one.lengths = LENGTHS
+    keep_configuration(config, tmp_path)
+    small_study(repeats=1).perform(tmp_path)
+    for name, clients in (("half load", {"interactive", "batch"}), ("calibration-all", {""})):
+        (run,) = recorded_runs(str(tmp_path / "runs" / name))
+        assert set(run.requests["client"].to_pylist()) == clients
+
+
+def test_a_run_that_is_planned_otherwise_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(tmp_path)
+    monkeypatch.setattr(validate, "replayed", lambda run: Difference(3, "decodes 1", "decodes 2"))
+    with pytest.raises(UserError, match=r"step 3 of .* differs, so there is nothing to compare"):
+        small_study().perform(tmp_path)
+    assert not (tmp_path / "validate.json").exists()
+
+
+def test_other_blocks_than_before_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(tmp_path)
+
+    def fewer(path: str) -> Any:
+        (run,) = recorded_runs(path)
+        if "half load" in path:
+            run.machine["blocks"] -= 1
+        return [run]
+
+    monkeypatch.setattr(validate, "recorded_runs", fewer)
+    with pytest.raises(ConfigError, match="the engine has blocks=7, not 8 as before"):
+        small_study().perform(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["backend=sim"], "backend=sim: experiment=validate needs backend=engine"),
+        (["backend=engine", "~workload.rate"], "workload.rate: is set by experiment=validate"),
+        (["backend=engine", "workload.arrivals=burst"], "workload.arrivals=burst: must be poisson"),
+    ],
+)
+def test_what_cannot_be_validated(words: list[str], message: str, tmp_path: Path) -> None:
+    kept(tmp_path, *words)
+    with pytest.raises(ConfigError, match=message):
+        small_study().perform(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"repeats": 0}, "repeats=0: must be"),
+        ({"seconds": 0.0}, "seconds=0.0: must be"),
+        ({"calibration": {}}, "calibration={}: must be a mapping of names to settings"),
+        ({"calibration": {"a": 3}}, "calibration.a=3: must be a mapping of settings"),
+        ({"regimes": None}, "regimes=None: must be a mapping of names to settings"),
+        ({"regimes": {"a": {"load": 1}}}, "regimes.a.tolerance=None: must be a number above 0"),
+        ({"regimes": {"a": {"laod": 1}}}, "regimes.a.laod: must be load, tolerance or blocks"),
+        (
+            {"regimes": {"a": {"load": "x", "tolerance": 0.1}}},
+            "regimes.a.load=x: must be a number above 0",
+        ),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small_study(**settings)
+
+
+def test_a_profile_goes_through_the_grid(tmp_path: Path) -> None:
+    kept(tmp_path)
+    config: Any = OmegaConf.to_container(
+        compose(
+            "config",
+            overrides=[
+                *("experiment=calibrate", "backend=engine", "backend.cache_tokens=256"),
+                *("batching=unified", "preemption=swap", "memory.cpu_blocks=9"),
+                *("server.max_seqs=3", "server.max_model_len=64"),
+            ],
+        ),
+        resolve=True,
+    )
+    log = profiled(config, 0)
+    assert {sample.kind for sample in log.samples} == {"prefill", "decode", "mixed", "swap"}
+    swaps = sorted(s.swap_out for s in log.samples if s.kind == "swap" and s.swap_out)
+    assert swaps == [1, 2, 4, 8, 9]
+    assert max(sample.decode_count for sample in log.samples) == 3
+    assert log.replica.hardware.name == "cpu"
+    assert Cell(2, 8) in {Cell(s.prefill_chunks, s.prefill_tokens // 2) for s in log.samples}
+
+
+def test_a_profile_notices_a_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedsim.engine.runner import Runner
+
+    carry_out, left = Runner.carry_out, [40]
+
+    def failing(self: Runner, *args: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("out of memory")
+        return carry_out(self, *args)
+
+    monkeypatch.setattr(Runner, "carry_out", failing)
+    words = ["experiment=calibrate", "backend=engine", "server.max_model_len=64"]
+    config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    with pytest.raises(ConfigError, match=r"a step of \d+ × \d+ tokens: .*out of memory"):
+        profiled(config, 0)
+
+
+def requests(*ttfts: float) -> pa.Table:
+    count = len(ttfts)
+    first = np.array(ttfts)
+    return pa.table(
+        {
+            "arrival": np.zeros(count),
+            "scheduled": np.zeros(count),
+            "first_token": first,
+            "finished": first + 1.0,
+            "output_tokens": [11] * count,
+            "state": ["finished"] * count,
+        }
+    )
+
+
+def regime(
+    engine: list[float], simulator: float, tolerance: float = 0.05, paced: float = 1.0
+) -> Regime:
+    """One in which every metric has the same values."""
+    return Regime(
+        "half",
+        0.5,
+        1.0,
+        tolerance,
+        [dict.fromkeys(KEYS, value) for value in engine],
+        dict.fromkeys(KEYS, simulator),
+        [0.0] * len(engine),
+        [dict.fromkeys(KEYS, paced)] * len(engine),
+        [requests(0.1, 0.2), requests(0.3, 0.2), requests(0.2, 0.2)],
+        requests(0.2, 0.3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "simulator", "verdict"),
+    [
+        ([1.0, 1.0, 1.0], 1.04, "within 5 %"),
+        ([1.0, 1.0, 1.0], 0.94, "beyond"),
+        ([0.9, 1.0, 1.1], 1.15, "within twice the spread"),
+        ([0.9, 1.0, 1.1], 1.25, "beyond"),
+        ([0.5, 1.0, 1.5], 1.9, "within twice the spread, too wide to tell"),
+        ([1.0], 1.1, "beyond"),
+        ([0.0, 0.0], 0.0, "within 5 %"),
+        ([0.0, 0.0], 1.0, "beyond"),
+    ],
+)
+def test_verdicts_by_hand(engine: list[float], simulator: float, verdict: str) -> None:
+    assert set(regime(engine, simulator).verdicts().values()) == {verdict}
+
+
+def test_the_error_at_the_pace_of_each_run_by_hand() -> None:
+    """Against 0.5, 1.25 and 2, a simulator at 1 is off by 1, -0.2 and -0.5."""
+    found = regime([0.5, 1.25, 2.0], 3.0, paced=1.0).agreements()["e2e_mean"]
+    assert found.at_pace == pytest.approx(-0.2)
+    assert found.error == pytest.approx(3.0 / 1.25 - 1)
+
+
+def test_what_a_reader_must_know() -> None:
+    even, uneven = regime([1.0, 1.0], 1.0), regime([1.0, 2.0], 1.0)
+    assert validate._doubts([even]) == []
+    (doubt,) = validate._doubts([even, uneven])
+    assert doubt.startswith("the engine is far from itself: under half the ")
+    (doubt,) = validate._doubts([regime([0.0, 0.0], 0.0)])
+    assert doubt == "nobody was preempted under half: memory.blocks is too large"
+
+
+def test_request_by_request_by_hand() -> None:
+    """Medians 0.2 and 0.2 against 0.2 and 0.3; single runs are off by 0.1 of 0.2, twice in six."""
+    near = regime([1.0], 1.0).nearness()["ttft"]
+    assert near.mape == pytest.approx(0.25)
+    assert near.bias == pytest.approx(0.25)
+    assert near.spread == pytest.approx(1 / 6)
+    assert np.isnan(near.pearson)  # the engine's do not differ
+    assert regime([1.0], 1.0).nearness()["tpot"].mape == pytest.approx(0)

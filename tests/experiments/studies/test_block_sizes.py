@@ -1,0 +1,152 @@
+"""Block sizes side by side, unused slots, and the kernel's time by block size."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from experiments.studies.block_sizes import BlockSizes
+from experiments.studies.slot_waste import unused_slots
+from pagedsim.core import ConfigError
+from pagedsim.metrics.study import Run
+
+SIZES = (1, 16, 256)
+SUMMARY = {"kv_waste_mean": 0.1, "output_tokens_per_s": 100.0}
+
+
+def study(**more: Any) -> BlockSizes:
+    settings: dict[str, Any] = {
+        "title": "t",
+        "question": "q",
+        "source": "s",
+        "sizes": SIZES,
+        "metrics": ["kv_waste_mean", "output_tokens_per_s"],
+    }
+    return BlockSizes(**(settings | more))
+
+
+class Served(Run):
+    """A run whose steps are given."""
+
+    def steps(self, *columns: str) -> pa.Table:
+        return pa.table({name: self.config["steps"][name] for name in columns})
+
+
+STEPS = {
+    "start": [0.0, 3.0, 4.0],
+    "end": [3.0, 4.0, 9.0],
+    "used_blocks": [4, 4, 9],
+    "decode_seqs": [2, 2, 1],
+    "decode_context": [4 * 16 - 10, 4 * 16 - 2, 1],
+    "running": [2, 2, 2],
+}
+
+
+def run(e2e: float = 1.0, steps: dict[str, Any] = STEPS, seed: int = 0, **summary: Any) -> Run:
+    return Served("a", seed, Path(), {"steps": steps}, {**SUMMARY, "e2e_mean": e2e, **summary})
+
+
+def test_unused_slots_are_weighted_by_time_and_of_steps_in_which_all_decode() -> None:
+    assert unused_slots(run(), 16) == pytest.approx((3 * 5 + 1 * 1) / 4)
+
+
+def test_where_not_all_ever_decode_unused_slots_are_not_known() -> None:
+    prefills = {**STEPS, "running": [3, 3, 3]}
+    assert unused_slots(run(steps=prefills), 16) != unused_slots(run(steps=prefills), 16)  # NaN
+
+
+def test_the_best_is_not_held_against_itself() -> None:
+    times = dict(zip(SIZES, (1.0, 2.0, 3.0), strict=True))
+    reading = study().read({f"blocks of {size}": [run(e2e)] for size, e2e in times.items()})
+    assert reading.finding[0].endswith("average; it takes 3.00 times as long with 256.")
+
+
+def test_an_arm_a_size() -> None:
+    assert study().arms()["blocks of 256"] == ["memory.block_size=256"]
+
+
+def test_the_finding_names_the_size_that_answers_soonest() -> None:
+    times = dict(zip(SIZES, (4.0, 2.0, 3.0), strict=True))
+    runs = {f"blocks of {size}": [run(e2e), run(e2e, seed=1)] for size, e2e in times.items()}
+    reading = study().read(runs)
+    assert reading.finding[0] == (
+        "Requests are answered soonest with blocks of 16, after 2.00 s on average; it takes 2.00 "
+        "times as long with 1 and 1.50 times as long with 256."
+    )
+    assert [row.published for row in reading.rows] == [0, 7.5, 127.5]
+    assert [row[0] for row in reading.listings[0].rows][-1] == "E2E mean (s)"
+    assert "kernel" not in reading.data
+
+
+def test_sizes_that_are_not_surely_slower_are_named_too() -> None:
+    times = {1: (4.0, 6.1), 16: (2.0, 3.0), 256: (1.9, 3.5)}
+    runs = {
+        f"blocks of {size}": [run(e2e, seed=seed) for seed, e2e in enumerate(each)]
+        for size, each in times.items()
+    }
+    assert (
+        study()
+        .read(runs)
+        .finding[0]
+        .startswith(
+            "Requests are answered soonest with blocks of 16 (not surely slower: 256), after"
+        )
+    )
+    alone = {arm: each[:1] for arm, each in runs.items()}
+    assert "not surely" not in study().read(alone).finding[0]
+
+
+def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments.studies import block_sizes
+
+    asked = []
+
+    def timed(decodes: Any, sizes: Any, clock: Any) -> dict[int, float]:
+        asked.append(decodes)
+        return {size: 1e-6 * size for size in sizes}
+
+    monkeypatch.setattr(block_sizes, "attention_seconds", timed)
+    machine = {
+        **{"max_seqs": 8, "blocks": 1024, "block_size": 1, "max_model_len": 512},
+        **{"dtype": "float32", "cuda": None, "threads": 1, "device": "some CPU"},
+    }
+    one = run(machine=machine)
+    one.config.update(memory={}, backend={"model": "tiny"}, hardware=None)
+    reading = study().read({f"blocks of {size}": [one] for size in SIZES})
+    (decodes,) = asked
+    assert (decodes.sequences, decodes.context, decodes.device) == (8, 128, "cpu")
+    assert decodes.shape.name == "tiny"
+    kernel = reading.data["kernel"]
+    assert isinstance(kernel, dict)
+    assert kernel["seconds"] == {"1": 1e-6, "16": 16e-6, "256": 256e-6}
+    assert (
+        "with blocks of 1, 1.00 times that with 1 and 256.00 times with 256" in reading.finding[2]
+    )
+
+
+def test_a_kernel_is_timed_by_the_clock_it_is_given() -> None:
+    pytest.importorskip("torch")
+    from experiments.studies.attention_time import CALLS, Decodes, attention_seconds
+    from tests.sim.shapes import model
+
+    ticks = count()
+    decodes = Decodes(model("tiny"), 2, 40, "float32", "cpu")
+    times = attention_seconds(decodes, (1, 16), lambda: float(next(ticks)))
+    assert times == {1: 1 / CALLS, 16: 1 / CALLS}
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"sizes": [0, 16]}, "sizes=0: must be"),
+        ({"sizes": [16, 16]}, r"sizes=\[16, 16\]: must be 2 or more that"),
+        ({"metrics": ["speed"]}, "^metrics: unknown metric 'speed'"),
+    ],
+)
+def test_what_cannot_be(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        study(**more)

@@ -1,0 +1,267 @@
+"""Capacity: the search alone, what a rate must meet, and the experiment as a whole."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.studies import capacity
+from experiments.studies.bisection import Search
+from experiments.studies.objective import bounds_of, missed
+from pagedsim.__main__ import main
+from pagedsim.core import ConfigError
+from pagedsim.report.capacity import Arm, Edge, Probe
+from pagedsim.run.runs import Runs
+from pagedsim.run.summaries import run_probes
+
+# -- the search ------------------------------------------------------------------------------------
+
+
+def searched(meets: Callable[[float], bool], start: float = 1.0, tolerance: float = 0.02) -> Search:
+    search = Search(start, tolerance)
+    for _ in range(60):
+        if (rate := search.next()) is None:
+            return search
+        assert rate not in search.answers
+        search.tell(rate, meets(rate))
+    raise AssertionError("it goes on and on")
+
+
+@given(edge=st.floats(0.01, 500), start=st.floats(0.1, 20), tolerance=st.floats(0.005, 0.2))
+def test_an_edge_is_found_from_anywhere(edge: float, start: float, tolerance: float) -> None:
+    search = searched(lambda rate: rate <= edge, start, tolerance)
+    low, high = search.low, search.high
+    assert low is not None and high is not None
+    assert low <= edge < high
+    assert high / low <= 1 + tolerance
+    assert search.surely_missed == high
+    assert search.contradictions == []
+    # Both sides are looked at beyond the bracket itself.
+    assert any(rate < low for rate in search.answers)
+    assert any(rate > high for rate in search.answers)
+
+
+def test_a_rate_that_is_met_above_a_miss_is_told_of_and_widens_the_bracket() -> None:
+    search = searched(lambda rate: rate < 5.6 or 5.7 < rate < 6)
+    assert (search.low, search.high) == (5.596, 5.657)
+    assert search.contradictions == [5.886]
+    assert search.surely_missed == 8
+
+
+def test_a_miss_below_moves_the_edge_down() -> None:
+    search = searched(lambda rate: rate < 3.8 or 3.9 < rate < 4.02)
+    assert search.low is not None and 3.7 < search.low < 3.8
+    assert search.contradictions == [4.0]
+
+
+def test_where_no_rate_meets_or_none_misses_it_ends() -> None:
+    never, always = searched(lambda _: False), searched(lambda _: True)
+    assert never.low is None and min(never.answers) < 1 / 2**12
+    assert always.high is None and max(always.answers) > 2**12
+
+
+def test_every_rate_can_be_typed_as_it_was_probed() -> None:
+    for rate in searched(lambda rate: rate < 1234.5).answers:
+        assert float(f"{rate:g}") == rate
+
+
+# -- the objective ---------------------------------------------------------------------------------
+
+
+def test_bounds_are_of_everybody_or_of_a_client() -> None:
+    bounds = bounds_of({"ttft_p99": 2, "batch": {"e2e_mean": 60}, "tpot_p99": None})
+    assert [(bound.key, bound.seconds, bound.client) for bound in bounds] == [
+        ("ttft_p99", 2.0, None),
+        ("e2e_mean", 60.0, "batch"),
+    ]
+    summary = {"ttft_p99": 2.0, "clients": {"batch": {"e2e_mean": 61.0}}}
+    assert [bound.name for bound in missed(bounds, summary)] == ["batch: E2E mean"]
+
+
+def test_what_was_not_measured_misses_nothing() -> None:
+    assert missed(bounds_of({"tpot_p99": 0.1}), {"tpot_p99": float("nan")}) == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        ({}, "bounds: must have at least one"),
+        (3, "bounds=3: must be a mapping"),
+        ({"ttft": 1}, "bounds.ttft: must be a latency with its statistic, such as ttft_p99"),
+        ({"preemptions": 1}, "bounds.preemptions: must be a latency"),
+        ({"tftt_p99": 1}, "bounds.tftt_p99: unknown metric 'tftt_p99'"),
+        ({"ttft_p99": "soon"}, "bounds.ttft_p99='soon': must be a number"),
+        ({"batch": {"ttft_p99": -1}}, "bounds.batch.ttft_p99=-1: must be at least 0"),
+    ],
+)
+def test_bad_bounds_are_named(bounds: object, text: str) -> None:
+    with pytest.raises(ConfigError, match="^" + text.replace(".", r"\.")):
+        bounds_of(bounds)
+
+
+# -- what is reported ------------------------------------------------------------------------------
+
+
+def edge(seed: int, low: float, high: float, binds: str = "TTFT P99") -> Edge:
+    met, over = Probe(low, (1.0,), (), 10.0), Probe(high, (3.0,), (binds,), 11.0)
+    return Edge(seed, (met, over), met, over, high)
+
+
+def test_arms_are_compared_seed_by_seed() -> None:
+    base = Arm("a", (edge(0, 1.0, 1.1), edge(1, 2.0, 2.1)), "")
+    more = Arm("b", (edge(0, 1.1, 1.2), edge(1, 2.2, 2.3, "TPOT P99")), "")
+    assert more.ratio_to(base).mean == pytest.approx(1.1)
+    assert base.rate.mean == pytest.approx(1.5)
+    assert more.binds == "TTFT P99 (1 of 2), TPOT P99 (1 of 2)"
+    assert base.binds == "TTFT P99"
+
+
+# -- the experiment --------------------------------------------------------------------------------
+
+Call = Callable[..., tuple[int, str, str]]
+QUICK = ("experiment=capacity", "tracking=none", "seeds=2", "jobs=1", "study.bounds.ttft_p99=0.5")
+ARMS = "study.arms={fcfs: [], small: ['server.max_seqs=4']}"
+
+
+@pytest.fixture(name="call")
+def quick_call(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """A small search, with these words as well."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    def called(*words: str) -> tuple[int, str, str]:
+        few = [] if "workload=trace" in words else ["workload.requests=60"]
+        return call(*QUICK, *few, "hydra.run.dir=out", *words)
+
+    return called
+
+
+def result() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("out/result.json").read_text())["data"]
+    return found
+
+
+def test_a_search_ends_with_table_report_and_a_result(call: Call) -> None:
+    code, out, _ = call(ARMS)
+    assert code == 0
+    assert "results   out/result.json\nreport    out/report.html" in out
+    assert Path("out/plots/capacity.png").stat().st_size > 0
+    arms = result()["arms"]
+    assert list(arms) == ["fcfs", "small"]
+    assert arms["small"]["requests_per_s"]["mean"] < arms["fcfs"]["requests_per_s"]["mean"]
+    for arm in arms.values():
+        assert set(arm["seeds"]) == {"0", "1"}
+        for one in arm["seeds"].values():
+            by_rate = {probe["rate"]: probe for probe in one["probes"]}
+            met, over = by_rate[one["met_up_to"]], by_rate[one["missed_from"]]
+            assert met["values"]["TTFT P99"] <= 0.5 and not met["missed"]
+            assert over["missed"]
+            assert over["rate"] / met["rate"] <= 1.02
+
+
+def test_a_probe_is_the_run_that_its_command_gives(call: Call, monkeypatch: Any) -> None:
+    call(ARMS, "memory.block_size=8", "jobs=2")
+    arm = result()["arms"]["small"]
+    one = arm["seeds"]["0"]
+    words = shlex.split(arm["command"])[3:]
+    monkeypatch.setattr(sys, "argv", ["pagedsim", *words, "tracking=none", "hydra.run.dir=again"])
+    with pytest.raises(SystemExit):
+        main()
+    summary = json.loads(Path("again/runs/run/seed-0/summary.json").read_text())
+    [probe] = [p for p in one["probes"] if p["rate"] == one["met_up_to"]]
+    assert summary["ttft_p99"] == pytest.approx(probe["values"]["TTFT P99"], rel=1e-5)
+    assert summary["tpot_p99"] == pytest.approx(probe["values"]["TPOT P99"], rel=1e-5)
+    assert summary["output_tokens_per_s"] == pytest.approx(probe["output_tokens_per_s"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_where_it_ended(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 0
+
+    def interrupted(*args: Any) -> Runs:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 4:
+            raise KeyboardInterrupt
+        return run_probes(*args)
+
+    monkeypatch.setattr(capacity, "run_probes", interrupted)
+    code, _, errors = call(ARMS, "report=false")
+    assert code == 130
+    assert "0 of 2 arms are searched to the end, after 12 runs" in errors
+    monkeypatch.setattr(capacity, "run_probes", run_probes)
+    code, out, _ = call(ARMS, "report=false")
+    assert code == 0
+    assert out.startswith("12 of ") and " runs were there already, and the same: kept" in out
+    first = result()["arms"]
+    for path in Path("out/probes").glob("*/*.json"):
+        path.unlink()
+    call(ARMS, "report=false")
+    assert result()["arms"] == first
+
+
+def test_an_arm_that_fails_leaves_the_others(call: Call) -> None:
+    Path("lost.py").write_text(
+        "from pagedsim.core import Policy\n\n\nclass Lost(Policy):\n"
+        "    def rank(self, request, now):\n        raise RuntimeError('lost')\n"
+    )
+    code, out, errors = call("study.arms={fcfs: [], bad: ['policy._target_=lost.Lost']}")
+    assert code == 1
+    assert "pagedsim: bad: policy=lost.Lost failed: RuntimeError: lost" in errors
+    assert list(result()["arms"]) == ["fcfs"]
+    assert "lost" in result()["failed"]["bad"]
+    assert "fcfs" in out
+
+
+@pytest.mark.slow
+def test_a_client_s_bound_is_of_its_requests_alone(call: Call) -> None:
+    words = ("workload=chat_and_batch", "study.arms={fcfs: []}", "report=false", "seeds=1")
+    bounds = ("~study.bounds.ttft_p99", "~study.bounds.tpot_p99")
+    code, _, _ = call(*words, *bounds, "+study.bounds.interactive={ttft_p99: 1}")
+    assert code == 0
+    assert result()["objective"] == {"interactive: TTFT P99": 1.0}
+    code, _, errors = call(*words, *bounds, "+study.bounds.nobody={ttft_p99: 1}")
+    assert code == 1
+    assert (
+        "study.bounds.nobody: no such client in the workload; it has batch, interactive" in errors
+    )
+
+
+def test_a_trace_is_searched_once_whatever_the_seeds(call: Call, tmp_path: Path) -> None:
+    rows = [f"{at / 2},100,{20 + at % 7}" for at in range(60)]
+    head = "arrived_at,num_prefill_tokens,num_decode_tokens"
+    (tmp_path / "trace.csv").write_text("\n".join([head, *rows]) + "\n")
+    code, out, _ = call(
+        *("workload=trace", "workload.path=trace.csv"),
+        *("study.arms={fcfs: []}", "report=false"),
+    )
+    assert code == 0
+    assert list(result()["arms"]["fcfs"]["seeds"]) == ["0"]
+    assert "under every seed the workload is the same" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["workload.arrivals=burst"], "workload.arrivals=burst: has no rate"),
+        (["backend=engine"], "backend=engine: a search takes hundreds of runs"),
+        (["study.arms={a: ['workload.rate=3']}"], "study.arms.a: workload.rate=3: is what"),
+        (["study.arms={a: ['workload.rte=3']}"], "study.arms.a: workload.rte: no such key"),
+        (["study.tolerance=2"], "study.tolerance=2: must be between 0.001 and 0.5"),
+        (["study.bounds.ttft_p99=-1"], "study.bounds.ttft_p99=-1: must be at least 0"),
+        (["study.baseline=x", ARMS], "study.baseline=x: must be one of the arms fcfs, small"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_a_line(
+    call: Call, words: list[str], text: str
+) -> None:
+    code, out, errors = call(*words)
+    assert (code, out) == (1, "")
+    assert errors.startswith(f"pagedsim: {text}") and errors.count("\n") == 1

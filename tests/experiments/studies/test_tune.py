@@ -1,0 +1,153 @@
+"""Tune: the space, the search, and that it goes on and is confirmed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.studies import tune
+from experiments.studies.tune_space import Choice, Range, space_of
+from pagedsim.core import ConfigError
+from pagedsim.report.tune import Tuning
+
+Call = Callable[..., tuple[int, str, str]]
+HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
+needs_optuna = pytest.mark.skipif(not HAS_OPTUNA, reason="the tune extra is not installed")
+QUICK = (
+    *("experiment=tune", "tracking=none", "seeds=2", "jobs=1", "hydra.run.dir=out"),
+    *("workload.requests=40", "workload.rate=6", "study.trials=6", "study.batch=3"),
+)
+
+
+def result() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("out/result.json").read_text())["data"]
+    return found
+
+
+def test_a_space_is_of_choices_and_ranges() -> None:
+    rate = {"low": 1, "high": 8, "log": True}
+    space = space_of({"policy": ["fcfs"], "rate": rate, "c": [None, True], "d": None})
+    policy, c = Choice("policy", ("fcfs",)), Choice("c", ("null", "true"))
+    assert space == [policy, Range("rate", 1, 8, True), c]
+    assert space[1].override(4) == "rate=4"
+    assert Range("x", 0.5, 1.0, False).override(0.123456) == "x=0.1235"
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        ({}, "space: must have at least one setting"),
+        ([], "space=[]: must be a mapping"),
+        ({"a": 3}, "space.a=3: must be a list of values"),
+        ({"a": {"low": 3, "high": 1}}, "space.a={'low': 3, 'high': 1}: must be a list"),
+        ({"a": {"low": 0, "high": 1, "log": True}}, "space.a.low=0: must be above 0"),
+        ({"seeds": [1]}, "space.seeds: is the study's own"),
+    ],
+)
+def test_a_bad_space_is_named(space: object, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        space_of(space)
+    assert str(error.value).startswith(text)
+
+
+def test_where_optuna_is_missing_one_line_says_so(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "find_spec", lambda _: None)
+    code, out, errors = call(*QUICK)
+    assert (code, out) == (1, "")
+    assert errors.startswith("pagedsim: experiment=tune: needs Optuna") and errors.count("\n") == 1
+
+
+def test_the_best_is_held_against_the_default_under_seeds_of_its_own() -> None:
+    done = Tuning(
+        *("t", "q", "c", "goodput_per_s"),
+        default={0: 1.0, 1: 1.0},
+        trials=[(["a=1"], {0: 2.0, 1: 2.0}), (["a=2"], {0: 0.5, 1: 0.5})],
+        best=["a=1"],
+        best_command="again",
+        confirmed_default={1000: 1.0, 1001: 2.0},
+        confirmed_best={1000: 1.1, 1001: 2.2},
+        importance={},
+        failed={},
+    )
+    assert done.found == 2.0
+    assert done.ratio.mean == pytest.approx(1.1)
+    _, confirmed, search = done.lines()
+    assert "+10.0 %" in confirmed
+    assert search.endswith("the best of many is partly luck.")
+
+
+@needs_optuna
+def test_a_search_ends_with_the_best_and_its_command(call: Call) -> None:
+    code, out, _ = call(*QUICK)
+    assert code == 0
+    assert "again     python -m pagedsim experiment=single hardware=a100-40gb model=opt-13b" in out
+    assert Path("out/plots/tune.png").stat().st_size > 0 and Path("out/report.html").exists()
+    found = result()
+    means = [trial["mean"] for trial in found["trials"]]
+    assert len(means) == 6
+    most = max(*means, sum(found["default"].values()) / 2)
+    assert found["best"]["mean"] == pytest.approx(most, rel=1e-5)
+    assert set(found["confirmed"]["best"]) == {"1000", "1001"}
+    code, _, _ = call(
+        *shlex.split(found["best"]["command"])[3:], "tracking=none", "hydra.run.dir=again"
+    )
+    summary = json.loads(Path("again/runs/run/seed-0/summary.json").read_text())
+    [best] = [t for t in found["trials"] if t["changes"] == found["best"]["changes"]][:1] or [
+        {"seeds": found["default"]}
+    ]
+    assert summary["goodput_per_s"] == pytest.approx(best["seeds"]["0"], rel=1e-5)
+
+
+@pytest.mark.slow
+@needs_optuna
+def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, batches = tune.Runs.goals, 0
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal batches
+        batches += 1
+        if batches == 3:
+            raise KeyboardInterrupt
+        return run(*args)
+
+    monkeypatch.setattr(tune.Runs, "goals", interrupted)
+    code, _, errors = call(*QUICK, "report=false")
+    assert code == 130
+    assert "3 of 6 trials are complete; the same command with hydra.run.dir=out" in errors
+    monkeypatch.setattr(tune.Runs, "goals", run)
+    there = {path: path.stat().st_mtime_ns for path in Path("out/runs").glob("*/*.json")}
+    assert len(there) >= 8
+    assert call(*QUICK, "report=false")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in there} == there
+    first = result()
+    code, _, _ = call(*QUICK, "report=false", "hydra.run.dir=other", "jobs=2")
+    assert json.loads(Path("other/result.json").read_text())["data"]["trials"] == first["trials"]
+
+
+@needs_optuna
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["study.goal=nothing"], "study.goal: unknown metric 'nothing'"),
+        (["study.goal=batch_size_mean"], "study.goal=batch_size_mean: neither more nor less"),
+        (["study.trials=0"], "study.trials=0: must be at least 1"),
+        (["backend=engine"], "backend=engine: a search takes many runs"),
+        (["+study.space={memory.blok: [1]}"], "study.space.memory.blok: memory.blok: no such key"),
+        (["study.space.policy=[fcfs,sjf]"], "study.space.policy: policy=sjf: unknown"),
+        (["slo.ttft=null", "slo.tpot=null"], "study.metrics: goodput_per_s needs an objective"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_a_line(call: Call, words: list[str], text: str) -> None:
+    code, out, errors = call(*QUICK, *words)
+    assert (code, out) == (1, "")
+    assert errors.startswith(f"pagedsim: {text}") and errors.count("\n") == 1

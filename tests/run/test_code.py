@@ -1,0 +1,75 @@
+"""Digests of code: whose files they are of, and that they follow what a policy imports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagedsim.run import code
+
+ROOT = Path(code.__file__).parents[2]
+
+
+def test_all_that_decides_a_run_is_ours() -> None:
+    files = {str(path.relative_to(ROOT)) for path in code._our_files()}
+    assert files >= {
+        *("pagedsim/core/scheduler.py", "pagedsim/sim/server.py", "pagedsim/sim/cost/roofline.py"),
+        *("pagedsim/build.py", "pagedsim/workload/generated.py", "pagedsim/metrics/summary.py"),
+        *("pagedsim/engine/runner.py", "kernels/decode.py", "pagedsim/run/serving.py"),
+        *("policies/priority.py", "pagedsim/run/job.py", "pagedsim/run/parts.py"),
+    }
+    assert not [name for name in files if "report" in name or "tracking" in name]
+
+
+def test_every_file_counts(tmp_path: Path) -> None:
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    for file in files:
+        file.write_text("1\n")
+    before = code._digest(files)
+    assert code._digest(reversed(files)) == before
+    files[1].write_text("2\n")
+    assert code._digest(files) != before
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of somebody's, in which a policy leans on several files."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = {
+        "__init__.py": "from .impl import Mine\n",
+        "impl.py": "import json\nfrom lab_weights import WEIGHT\nfrom . import tools\nMine = 1\n",
+        "tools/__init__.py": "def late():\n    from lab.tools.deep import x\n",
+        "tools/deep.py": "",
+        "unused.py": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / "lab" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "lab_weights.py").write_text("WEIGHT = 1\n")
+    return tmp_path
+
+
+def test_what_a_policy_imports_is_followed(lab: Path) -> None:
+    before = code.of_target("lab.Mine")
+    (lab / "lab/unused.py").write_text("# another\n")
+    assert code.of_target("lab.Mine") == before
+    for name in ("lab/impl.py", "lab/tools/__init__.py", "lab/tools/deep.py", "lab_weights.py"):
+        file = lab / name
+        file.write_text(file.read_text() + "# another\n")
+        after = code.of_target("lab.Mine")
+        assert after != before, name
+        before = after
+
+
+def test_ours_and_nobody_s_have_no_digest_of_their_own() -> None:
+    assert code.of_target("policies.fcfs.FCFS") is None
+    assert code.of_target("there.is.none") is None
+    assert code.of_target("Mine") is None
+
+
+def test_code_that_cannot_be_read_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lab_unclosed.py").write_text("def broken(\n")
+    assert code.of_target("lab_unclosed.Mine") is not None

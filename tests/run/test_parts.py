@@ -1,0 +1,142 @@
+"""Objects from a configuration: which limits nobody gave, and how failures are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from pagedsim.core import ConfigError, Policy
+from pagedsim.run.failure import failure_of
+from pagedsim.run.objects import locate, make, said_of
+from pagedsim.run.parts import Parts, build
+from pagedsim.run.progress import Board, clock
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+
+def parts(*overrides: str) -> Parts:
+    config = compose("config", overrides=["experiment=single", "workload.requests=5", *overrides])
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    return build(plain, seed=0)
+
+
+def test_the_longest_request_is_the_model_s() -> None:
+    assert parts().stage.scheduler.max_model_len == 4096
+
+
+def test_or_what_the_memory_holds() -> None:
+    made = parts("memory.blocks=100", "memory.block_size=8")
+    assert made.stage.scheduler.max_model_len == 800
+
+
+@pytest.mark.parametrize("memory", ["paged", "reserved_max", "reserved_pow2"])
+def test_the_longest_request_leaves_room_for_its_own_activations(memory: str) -> None:
+    """A step of 131,072 tokens takes so much of an A10 that no such request fits beside it."""
+    made = parts("model=llama-3.1-8b", "hardware=a10", f"memory={memory}")
+    longest = made.stage.scheduler.max_model_len
+    assert 1024 < longest < 131_072
+    assert made.stage.scheduler.memory.longest >= longest
+    assert made.stage.scheduler.max_batched_tokens >= longest
+
+
+def test_a_given_length_gives_the_rest_to_the_blocks() -> None:
+    short = parts("model=llama-3.1-8b", "hardware=a10", "server.max_model_len=2048")
+    auto = parts("model=llama-3.1-8b", "hardware=a10")
+    assert short.stage.scheduler.memory.total > auto.stage.scheduler.memory.total
+
+
+def test_a_reservation_is_of_the_length_that_was_settled() -> None:
+    made = parts("memory=reserved_max", "memory.blocks=1500")
+    assert made.stage.scheduler.max_model_len == 1024  # the largest run of a buddy system of 1,500
+    assert made.stage.scheduler.memory.max_model_len == 1024  # type: ignore[attr-defined]
+
+
+def test_a_cpu_pool_only_where_something_swaps() -> None:
+    assert parts().stage.scheduler.memory.cpu_total == 0
+    block = 16 * 2 * 32 * 4096 * 2  # tokens, keys and values, layers, hidden, bytes
+    assert parts("preemption=swap").stage.scheduler.memory.cpu_total == 4 * 2**30 // block
+    assert parts("preemption=swap", "memory.cpu_blocks=7").stage.scheduler.memory.cpu_total == 7
+
+
+def test_cheapest_gets_the_cost_model_s_prices() -> None:
+    assert hasattr(parts("preemption=cheapest").stage.scheduler.preemption, "prices")
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+@pytest.mark.parametrize("memory", ["paged", "prefix", "reserved_max", "reserved_oracle"])
+def test_every_combination_can_be_built(batching: str, memory: str) -> None:
+    parts(f"batching={batching}", f"memory={memory}", "policy=fcfs")
+
+
+# -- objects ---------------------------------------------------------------------------------------
+
+
+class Nested(Policy):
+    def __init__(self, inner: object, many: list[object]) -> None:
+        self.inner, self.many = inner, many
+
+
+def test_what_is_nested_is_made_first() -> None:
+    one = {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}
+    path = f"{Nested.__module__}.Nested"
+    made = make("policy", {"_target_": path, "inner": one, "many": [one, 3]}, Nested)
+    assert [str(made.inner), *map(str, made.many)] == ["1/2", "1/2", "3"]
+
+
+def test_a_path_may_end_in_a_method() -> None:
+    assert locate("pagedsim.sim.model.ModelShape.from_hf").__name__ == "from_hf"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rate=-1: must be above 0", "workload.rate=-1: must be above 0"),
+        ("path: must be given", "workload.path: must be given"),
+        ("lengths.prompt=0: no", "workload.lengths.prompt=0: no"),
+        ("path.csv:3: not a number", "path.csv:3: not a number"),  # a file called like the key
+        ("something=else", "something=else"),
+        ("unknown format 'x'", "unknown format 'x'"),
+    ],
+)
+def test_an_error_names_the_whole_key(text: str, said: str) -> None:
+    settings = {"rate": 1, "path": "path.csv", "lengths": {"prompt": 0}}
+    with pytest.raises(ConfigError) as error, said_of("workload", settings):
+        raise ConfigError(text)
+    assert str(error.value) == said
+
+
+def test_a_fault_of_the_program_says_where() -> None:
+    try:
+        [][1]
+    except IndexError as error:
+        failure = failure_of(error, {"_target_": "policies.fcfs.FCFS"}, 1.5)
+    assert failure.reason.startswith("IndexError: list index out of range (tests/run/")
+    assert failure.reason.endswith("in test_a_fault_of_the_program_says_where)")
+    assert str(failure) == f"{failure.reason} at 1.5 s of simulated time"
+    assert not failure.expected
+    assert "[][1]" in failure.trace
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+class Half:
+    requests = 100
+    left_count = 50
+    time = 12.0
+
+
+def test_a_board_adds_up_what_the_runs_tell() -> None:
+    board = Board(4)
+    assert (board.requests, board.done, board.share) == (0, 0, 0.0)
+    with board.watching(2, Half()):  # type: ignore[arg-type]
+        pass
+    assert board.requests == 400  # those that have not begun count as this one
+    assert (board.done, board.time, board.share) == (50, 12.0, 0.125)
+
+
+def test_times_for_reading() -> None:
+    assert [clock(s) for s in (0.2, 59, 61, 3661)] == ["0 s", "59 s", "1:01", "1:01:01"]

@@ -1,0 +1,386 @@
+"""Studies: which runs they consist of, that arms are fed alike, and what came of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose
+from omegaconf import DictConfig
+
+from experiments.studies.compare import Compare
+from experiments.studies.sweep import sweep
+from pagedsim.core import ConfigError, Scheduler, StepPlan
+from pagedsim.metrics.files import read_summary
+from pagedsim.metrics.study import Run
+from pagedsim.run import code
+from pagedsim.run.failure import Failure
+from pagedsim.run.job import Interrupted, Job, Outcome, run_job
+from pagedsim.run.pool import run_jobs
+from pagedsim.run.runs import Runs, jobs_of, overruled, run_study, study_of, unread
+from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.run.store import recipe, store, stored
+
+QUICK = ["experiment=single", "workload.requests=30", "workload.rate=20", "seeds=2", "jobs=1"]
+ARMS = {"fcfs": ["policy=fcfs"], "urgent": ["policy=priority"], "small": ["server.max_seqs=4"]}
+PLAN = Compare("A title", "A question?", ARMS)
+
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+
+def config(*overrides: str) -> DictConfig:
+    return compose("config", overrides=[*QUICK, *overrides])
+
+
+def jobs(folder: Path, *overrides: str, plan: Compare = PLAN) -> list[Job]:
+    return jobs_of(plan, [*QUICK, *overrides], folder)
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def test_a_job_for_every_arm_and_seed(tmp_path: Path) -> None:
+    made = jobs(tmp_path, "seed=5")
+    assert [(job.arm, job.seed) for job in made] == [
+        (arm, seed) for seed in (5, 6) for arm in ("fcfs", "urgent", "small")
+    ]
+    assert len({job.folder for job in made}) == len(made)
+    assert made[0].folder == tmp_path / "runs/fcfs/seed-5"
+
+
+def test_an_arm_is_the_base_with_its_overrides(tmp_path: Path) -> None:
+    fcfs, urgent, small = (job.config for job in jobs(tmp_path, "seeds=1"))
+    assert urgent["policy"]["_target_"] == "policies.priority.Priority"
+    assert small["server"]["max_seqs"] == 4
+    assert fcfs | {"server": small["server"]} == small
+    assert fcfs["workload"]["requests"] == 30  # what was typed holds for all
+
+
+def test_an_arm_s_override_wins_over_the_command_line(tmp_path: Path) -> None:
+    assert jobs(tmp_path, "server.max_seqs=9")[-1].config["server"]["max_seqs"] == 4
+
+
+def test_what_every_arm_sets_need_not_be_typed() -> None:
+    plan = Compare("t", "q", {"a": ["policy=fcfs", "memory=prefix"], "b": ["policy=priority"]})
+    assert overruled(plan, ["policy=priority", "memory=paged", "seeds=2"]) == ["policy=priority"]
+
+
+def test_an_engine_reads_no_data_sheet(tmp_path: Path) -> None:
+    typed = ["hardware=h100", "cost.bus_efficiency=0.5", "policy=priority"]
+    plan = Compare("t", "q", {"a": ["backend=engine"], "b": ["backend=engine", "policy=fcfs"]})
+    assert unread(jobs_of(plan, [*QUICK, *typed], tmp_path), typed) == typed[:2]
+    mixed = Compare("t", "q", {"a": ["backend=engine"], "b": []})
+    assert unread(jobs_of(mixed, [*QUICK, *typed], tmp_path), typed) == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", "a b", "käse", "=", ".hidden"])
+def test_any_name_of_an_arm_is_a_folder_below_runs(tmp_path: Path, name: str) -> None:
+    [job, _] = jobs(tmp_path, plan=Compare("t", "q", {name: [], "other": []}))[:2]
+    assert job.folder.parent.parent == tmp_path / "runs"
+    assert job.folder.resolve() == job.folder
+
+
+def test_a_sweep_is_a_comparison_of_values() -> None:
+    plan = sweep("t", "q", "memory.block_size", [8, 16], baseline=16)
+    assert plan.arms == {"8": ["memory.block_size=8"], "16": ["memory.block_size=16"]}
+    assert (plan.baseline, plan.swept) == ("16", "memory.block_size")
+
+
+def test_a_sweep_over_words_switches_and_nothing() -> None:
+    plan = sweep("t", "q", "x", ["fcfs", True, None, 0.5])
+    assert list(plan.arms) == ["fcfs", "true", "null", "0.5"]
+    assert plan.arms["null"] == ["x=null"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"arms": {}}, "arms={}: must be a mapping of names to overrides"),
+        (
+            {"arms": {"a": "b=c"}},
+            'arms.a=b=c: must be a list of overrides, such as ["policy=fcfs"]',
+        ),
+        *(
+            (
+                {"arms": {"a": [change]}},
+                f"arms.a: {change}: is the study's own, and the same for all arms",
+            )
+            for change in ("seed=1", "+seeds=2", "tracking=none", "study.title=x", "report=false")
+        ),
+        ({"baseline": "b"}, "baseline=b: must be one of the arms a"),
+        ({"metrics": "ttft"}, "metrics=ttft: must be a list such as [ttft, tpot]"),
+        ({"metrics": []}, "metrics=[]: must be a list such as [ttft, tpot]"),
+    ],
+)
+def test_plans_that_cannot_be(settings: dict[str, object], line: str) -> None:
+    given = {"title": "t", "question": "q", "arms": {"a": ["policy=fcfs"]}, **settings}
+    with pytest.raises(ConfigError) as error:
+        Compare(**given)  # type: ignore[arg-type]
+    assert str(error.value) == line
+
+
+def test_sweeps_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="baseline=4: must be one of the values 8, 16"):
+        sweep("t", "q", "x", [8, 16], baseline=4)
+    with pytest.raises(ConfigError, match="values=8: must be a list"):
+        sweep("t", "q", "x", 8)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"values=\[4, 4\]: must differ from each other"):
+        sweep("t", "q", "x", [4, 4])
+    with pytest.raises(ConfigError, match="over=seed: is the study's own"):
+        sweep("t", "q", "seed", [1, 2])
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def asked(run: Run) -> list[list[object]]:
+    """What a run was fed with."""
+    names = ("request", "client", "priority", "arrival", "prompt_tokens", "output_tokens")
+    return [run.requests(name)[name].to_pylist() for name in names]
+
+
+def test_arms_see_the_same_requests_and_seeds_others(tmp_path: Path) -> None:
+    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    assert not runs.failed
+    for seed in (0, 1):
+        fcfs, urgent, small = (asked(runs.finished[arm, seed]) for arm in ARMS)
+        assert fcfs == urgent == small
+    assert asked(runs.finished["fcfs", 0]) != asked(runs.finished["fcfs", 1])
+
+
+def test_the_study_has_its_runs_in_order(tmp_path: Path) -> None:
+    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    study = study_of(PLAN, runs, tmp_path, "name", ["policy=fcfs", "+a.b=c d"])
+    assert study.arms == list(ARMS)
+    assert [run.seed for run in study.of("small")] == [0, 1]
+    assert study.baseline == "fcfs"
+    assert study.metrics == ("ttft", "tpot", "e2e", "output_tokens_per_s")
+    assert study.command == "python -m pagedsim policy=fcfs '+a.b=c d'"
+    assert study.failed == {}
+
+
+def test_goodput_joins_the_metrics_where_there_is_an_objective(tmp_path: Path) -> None:
+    overrides = [*QUICK, "slo.ttft=1"]
+    runs = run_study(jobs_of(PLAN, overrides, tmp_path), 1)
+    assert study_of(PLAN, runs, tmp_path, "name", []).metrics[-1] == "goodput_per_s"
+
+
+def test_clients_are_told_apart(tmp_path: Path) -> None:
+    overrides = [*QUICK, "workload=chat_and_batch", "workload.requests=40"]
+    runs = run_study(jobs_of(PLAN, overrides, tmp_path), 1)
+    assert set(study_of(PLAN, runs, tmp_path, "n", []).clients) == {"batch", "interactive"}
+
+
+def test_only_seeds_that_every_arm_has_are_compared(tmp_path: Path) -> None:
+    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    del runs.finished["small", 1]
+    runs.interrupted = True
+    study = study_of(PLAN, runs, tmp_path, "n", [])
+    assert [(run.arm, run.seed) for run in study.runs] == [(arm, 0) for arm in ARMS]
+    assert study.failed == {
+        "interrupted": "5 of 6 runs are complete",
+        "left out": "2 complete runs, under seeds that not every arm has completed",
+    }
+
+
+def test_an_arm_without_a_run_holds_back_no_other(tmp_path: Path) -> None:
+    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    del runs.finished["small", 0], runs.finished["small", 1]
+    assert [(run.arm, run.seed) for run in runs.comparable] == [
+        (arm, seed) for arm in ("fcfs", "urgent") for seed in (0, 1)
+    ]
+
+
+def test_what_depends_on_no_seed_is_run_once(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,8,4\n1,8,4\n")
+    trace = ["experiment=single", "workload=trace", f"workload.path={file}", "seeds=3"]
+    plan = Compare("t", "q", {"a": [], "drawn": ["workload.priority={0:0.5,1:0.5}"]})
+    runs = run_study(jobs_of(plan, trace, tmp_path), 1)
+    assert sorted(runs.finished) == [("a", 0), *(("drawn", seed) for seed in range(3))]
+    assert (runs.repeated, runs.wanted, runs.interrupted) == (2, 4, False)
+
+
+def test_an_overload_is_said(tmp_path: Path) -> None:
+    plan = Compare("t", "q", {"a": ["workload.rate=200"], "b": ["workload.rate=1"]})
+    more = ["workload.requests=400", "seeds=1", "server.max_seqs=16"]
+    runs = run_study(jobs_of(plan, [*QUICK, *more], tmp_path), 1)
+    [note] = study_of(plan, runs, tmp_path, "n", []).notes
+    assert note.startswith("a: ")
+    assert note.endswith(
+        " of 400 requests had not begun when the last one arrived, an overload: "
+        "latencies grow with the length of the run"
+    )
+
+
+def test_one_arm_s_failure_stops_no_other(tmp_path: Path) -> None:
+    plan = Compare("t", "q", {"good": [], "bad": ["workload.rate=-1"]})
+    runs = run_study(jobs_of(plan, QUICK, tmp_path), 1)
+    assert [run.arm for run in runs.comparable] == ["good", "good"]
+    study = study_of(plan, runs, tmp_path, "n", [])
+    assert study.failed == {"bad": "workload.rate=-1: must be a number above 0"}
+
+
+def test_processes_give_what_one_gives(tmp_path: Path) -> None:
+    results: list[dict[tuple[str, int], Run]] = []
+    for processes in (1, 3):
+        found: dict[tuple[str, int], Run] = {}
+
+        def done(job: Job, outcome: Outcome, found: dict[tuple[str, int], Run] = found) -> None:
+            assert isinstance(outcome, Run)
+            found[job.arm, job.seed] = outcome
+
+        assert not run_jobs(jobs(tmp_path / str(processes)), processes, done)
+        results.append(found)
+    assert results[0].keys() == results[1].keys()
+    for key, run in results[0].items():
+        assert run.requests().equals(results[1][key].requests())
+        assert run.steps().equals(results[1][key].steps())
+
+
+# -- reasons ---------------------------------------------------------------------------------------
+
+
+def failed(tmp_path: Path, *keys: tuple[str, int]) -> Runs:
+    runs = Runs(jobs(tmp_path))
+    runs.failed = {key: Failure("why") for key in keys}
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("keys", "whose"),
+    [
+        ([(arm, seed) for arm in ARMS for seed in (0, 1)], ""),
+        ([("fcfs", 0), ("fcfs", 1)], "fcfs"),
+        ([("fcfs", 0), ("fcfs", 1), ("small", 0), ("small", 1)], "fcfs, small"),
+        ([("fcfs", 1), ("small", 0), ("small", 1)], "fcfs (seed 1), small"),
+    ],
+)
+def test_a_reason_is_told_once_with_whose_it_is(
+    tmp_path: Path, keys: list[tuple[str, int]], whose: str
+) -> None:
+    assert list(failed(tmp_path, *keys).reasons) == [whose]
+
+
+# -- stopping, and runs that are there already -----------------------------------------------------
+
+
+class Impatient(StoppableRecorder):
+    """Stopped after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps_left = steps
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        super().step(plan, start, end, scheduler)
+        self.steps_left -= 1
+        if not self.steps_left:
+            self.stop()
+
+
+def test_a_stopped_run_leaves_whole_tables(tmp_path: Path) -> None:
+    job = jobs(tmp_path)[0]
+    assert run_job(job, Impatient(10)) == Interrupted(job.folder)
+    partial = Run(job.arm, job.seed, job.folder, job.config, read_summary(job.folder))
+    requests, steps = partial.requests(), partial.steps()
+    whole = run_job(job, StoppableRecorder())
+    assert isinstance(whole, Run)
+    assert partial.summary["partial"]
+    assert not whole.summary["partial"]
+    assert 10 <= steps.num_rows < whole.steps().num_rows
+    assert steps.equals(whole.steps().slice(0, steps.num_rows))
+    states = requests["state"].to_pylist()
+    assert states.count("unfinished") == partial.summary["unfinished"] > 0
+    ids = requests["request"].to_pylist()
+    assert ids == sorted(set(ids))  # each once, whoever has arrived
+
+
+def kept(job: Job) -> Run | None:
+    """The run as whoever goes on with the study finds it."""
+    return stored(job, recipe(job))
+
+
+def test_a_complete_run_is_found_again(tmp_path: Path) -> None:
+    job = jobs(tmp_path)[0]
+    assert kept(job) is None
+    run = run_job(job, StoppableRecorder())
+    assert isinstance(run, Run)
+    assert kept(job) is None  # its tables are there, but nobody said that they are whole
+    assert store(job, recipe(job))
+    again = kept(job)
+    assert again is not None
+    assert again.folder == run.folder
+    assert json.dumps(again.summary, sort_keys=True) == json.dumps(run.summary, sort_keys=True)
+
+
+def changed(job: Job, **settings: object) -> Job:
+    return Job(job.arm, job.seed, job.config | settings, job.folder)
+
+
+def test_a_run_of_something_else_is_not_taken_for_it(tmp_path: Path) -> None:
+    job = jobs(tmp_path)[0]
+    run_job(job, StoppableRecorder())
+    store(job, recipe(job))
+    assert kept(changed(job, seeds=7, jobs=3, report=False)) is not None
+    assert kept(changed(job, tensor_parallel=2)) is None
+    assert kept(Job(job.arm, 1, job.config, job.folder)) is None
+
+
+def test_nor_one_of_another_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs(tmp_path)[0]
+    run_job(job, StoppableRecorder())
+    store(job, recipe(job))
+    monkeypatch.setattr(code, "of_the_simulator", lambda: "another")
+    assert kept(job) is None
+
+
+def test_nor_one_of_other_code_or_of_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source, helper = tmp_path / "changing_policy.py", tmp_path / "changing_helper.py"
+    trace = tmp_path / "trace.csv"
+    source.write_text(
+        "import changing_helper\nfrom pagedsim.core import Policy\nclass Mine(Policy): pass\n"
+    )
+    helper.write_text("WEIGHT = 1\n")
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n")
+    overrides = ["workload=trace", f"workload.path={trace}", "workload.drop_empty=true"]
+    overrides += ["policy._target_=changing_policy.Mine"]
+    job = jobs_of(Compare("t", "q", {"a": []}), ["experiment=single", *overrides], tmp_path)[0]
+    assert isinstance(run_job(job, StoppableRecorder()), Run)
+    for file in (source, helper, trace):
+        assert store(job, recipe(job))
+        assert kept(job) is not None
+        file.write_text(file.read_text() + "\n")
+        assert kept(job) is None
+
+
+def test_code_that_changes_while_it_runs_is_kept_under_neither_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "edited_policy.py"
+    source.write_text(
+        "from pathlib import Path\n"
+        "from pagedsim.core import Policy\n"
+        "class Mine(Policy):\n"
+        "    def __init__(self):\n"
+        "        Path(__file__).write_text(Path(__file__).read_text() + '# edited\\n')\n"
+    )
+    plan = Compare("t", "q", {"same": [], "edited": ["policy._target_=edited_policy.Mine"]})
+    made = jobs(tmp_path, plan=plan)
+    runs = run_study(made, 1)
+    assert (len(runs.finished), runs.changed) == (4, {"edited"})
+    assert [job.arm for job in made if kept(job)] == ["same", "same"]
+
+
+def test_a_broken_folder_is_run_again(tmp_path: Path) -> None:
+    job = jobs(tmp_path)[0]
+    run_job(job, StoppableRecorder())
+    store(job, recipe(job))
+    (job.folder / "steps.parquet").write_bytes(b"")
+    assert kept(job) is None

@@ -1,0 +1,291 @@
+"""A study's runs on the engine: what is served, what is recorded, what is refused."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from pagedsim.core import Scheduler, StepPlan
+from pagedsim.fidelity.engine_model import replica_of
+from pagedsim.metrics.study import Run
+from pagedsim.run import machine, serving
+from pagedsim.run.failure import Failure
+from pagedsim.run.job import Interrupted, Job, run_job
+from pagedsim.run.parts import backend_of, build
+from pagedsim.run.serving import Serving
+from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.sim import replica
+
+pytest.importorskip("torch")
+
+QUICK = (
+    *(
+        "backend=engine",
+        "workload.rate=100",
+        "backend.limit=8",
+        "backend.shrink=16",
+        "backend.hurry=1",
+    ),
+    *("memory.block_size=4", "memory.blocks=64", "server.max_model_len=160"),
+)
+
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For other engines on this machine: no time matters here."""
+    monkeypatch.setattr(serving, "the_machine", nullcontext)
+
+
+def configured(*overrides: str) -> dict[str, Any]:
+    config = compose("config", overrides=["experiment=single", *QUICK, *overrides])
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    return dict(plain)
+
+
+def job(folder: Path, *overrides: str) -> Job:
+    return Job("a", 0, configured(*overrides), folder / "runs/a/seed-0")
+
+
+class Served(NamedTuple):
+    """What a run left in its folder."""
+
+    requests: pa.Table
+    steps: pa.Table
+    summary: dict[str, Any]
+
+
+def run(folder: Path, *overrides: str) -> Served:
+    found = run_job(job(folder, *overrides), StoppableRecorder())
+    assert isinstance(found, Run), found
+    return left(found.folder)
+
+
+def left(folder: Path) -> Served:
+    return Served(
+        pq.read_table(folder / "requests.parquet"),
+        pq.read_table(folder / "steps.parquet"),
+        json.loads((folder / "summary.json").read_text()),
+    )
+
+
+def test_the_engine_serves_what_the_simulator_would(tmp_path: Path) -> None:
+    """The same requests, each with its lengths; shorter and fewer, and the report says so."""
+    served = run(tmp_path)
+    workload = build(configured(), seed=0).workload
+    requests = served.requests.sort_by("request")
+    assert set(requests["state"].to_pylist()) == {"finished"}
+    assert requests["prompt_tokens"].to_pylist() == workload.prompt_len.tolist()
+    assert requests["output_tokens"].to_pylist() == workload.output_len.tolist()
+    assert len(workload) == 8
+    assert "16 times shorter" in str(served.summary["notices"])
+    simulated = build({**configured(), "backend": SIMULATED}, seed=0).workload
+    first = simulated.prompt_len[:8] // 16
+    assert workload.prompt_len.tolist() == np.maximum(first, 1).tolist()
+
+
+def test_arrivals_hurry_and_deadlines_stay_as_far(tmp_path: Path) -> None:
+    plain, quick = (
+        build(configured("workload.deadline=5", f"backend.hurry={hurry}"), seed=0).workload
+        for hurry in (1, 4)
+    )
+    assert quick.arrival.tolist() == (plain.arrival / 4).tolist()
+    assert np.allclose(quick.deadline - quick.arrival, plain.deadline - plain.arrival)
+
+
+SIMULATED = {"_target_": "pagedsim.run.simulated.Simulated"}
+
+
+def test_what_is_recorded(tmp_path: Path) -> None:
+    served = run(tmp_path, "preemption=swap", "memory.cpu_blocks=32")
+    steps = served.steps
+    lasted = steps["end"].to_numpy() - steps["start"].to_numpy()
+    parts = [steps[f"{part}_seconds"].to_numpy() for part in ("feed", "plan", "launch", "sample")]
+    assert np.allclose(sum(parts), lasted)
+    ends, starts = steps["end"].to_numpy()[:-1], steps["start"].to_numpy()[1:]
+    assert (starts >= ends).all()
+    assert np.count_nonzero(starts == ends) > len(starts) / 2  # no gap where it was busy
+    assert (steps["commit_seconds"].to_numpy() > 0).all()
+    machine = served.summary["machine"]
+    assert machine["model"] == "tiny"
+    assert (machine["blocks"], machine["block_size"], machine["cpu_blocks"]) == (64, 4, 32)
+    assert machine["threads"] == 1
+    assert "mfu" not in served.summary or served.summary["mfu"] is None
+
+
+def test_keys_and_values_in_8_bits(tmp_path: Path) -> None:
+    """The same key acts on either backend, and a run says what it had."""
+    plain, half = run(tmp_path / "auto"), run(tmp_path / "fp8", "kv_cache_dtype=fp8")
+    machines = [one.summary["machine"] for one in (plain, half)]
+    assert [one["kv_cache_dtype"] for one in machines] == ["auto", "fp8_e4m3"]
+    assert machines[0]["block_bytes"] == 4 * machines[1]["block_bytes"]  # the tiny one has float32
+    twins = [replica_of(configured(), one) for one in machines]
+    assert [one.kv_format for one in twins] == ["auto", "fp8_e4m3"]
+    blocks = []
+    for name in ("auto", "fp8_e5m2"):
+        words = f"kv_cache_dtype={name}", "memory.blocks=null", "memory.block_size=16"
+        settings = {**configured(*words), "backend": SIMULATED}
+        blocks.append(backend_of(settings).stage(settings, 0).scheduler.memory.total)
+    assert blocks[1] // 2 == blocks[0]
+
+
+def test_both_backends_know_the_same_formats() -> None:
+    from kernels.float8 import FORMATS
+    from pagedsim.engine.cache import DTYPES
+
+    assert replica.CACHE_DTYPES == DTYPES
+    assert tuple(FORMATS) == replica.FP8
+
+
+def test_requests_that_can_never_be_served_are_told_of(tmp_path: Path) -> None:
+    served = run(tmp_path, "server.max_model_len=20", "backend.shrink=4", "backend.limit=5")
+    states = served.requests["state"].to_pylist()
+    assert "rejected" in states
+    assert "requests were rejected" in str(served.summary["notices"])
+
+
+def test_cheapest_gets_prices_of_this_machine(tmp_path: Path) -> None:
+    served = run(tmp_path, "preemption=cheapest", "memory.blocks=40", "memory.cpu_blocks=40")
+    prices = served.summary["machine"]["prices"]
+    for base, each in prices.values():  # seconds, and seconds a token or block
+        assert base >= 0
+        assert each >= 0
+        assert base + each > 0
+    assert set(served.requests["state"].to_pylist()) == {"finished"}
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+def test_every_axis(batching: str, preemption: str, tmp_path: Path) -> None:
+    """Twelve blocks of four tokens for requests of up to 40: somebody must yield."""
+    served = run(
+        tmp_path, f"batching={batching}", f"preemption={preemption}", "policy=priority",
+        "memory.blocks=14", "server.max_model_len=56", "workload.arrivals=burst",
+    )  # fmt: skip
+    assert "finished" in served.requests["state"].to_pylist()
+    if batching != "static":
+        assert served.summary["preemptions"] > 0
+
+
+def test_a_model_by_its_shape_gets_random_weights(tmp_path: Path) -> None:
+    shape = (
+        "backend.model=null",
+        "model=tiny",
+        "model.name=mini",
+        "model.layers=1",
+        "model.hidden=64",
+        "model.head_dim=8",
+    )
+    served = run(tmp_path, *shape, "backend.dtype=float32")
+    assert served.summary["machine"]["model"] == "mini, random weights"
+    assert set(served.requests["state"].to_pylist()) == {"finished"}
+
+
+class Impatient(StoppableRecorder):
+    """Asked to stop after so many steps."""
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        super().step(plan, start, end, scheduler)
+        if len(self._ends) == 5:
+            self.stop()
+
+
+def test_a_run_that_is_stopped_leaves_what_it_has(tmp_path: Path) -> None:
+    found = run_job(job(tmp_path), Impatient())
+    assert isinstance(found, Interrupted)
+    assert found.folder is not None
+    requests, steps, summary = left(found.folder)
+    assert steps.num_rows == 5
+    assert "unfinished" in requests["state"].to_pylist()
+    assert summary["partial"]
+
+
+def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedsim.engine.runner import Runner
+
+    carry_out, calls = Runner.carry_out, iter(range(1000))
+
+    def fails_once(self: Runner, *work: Any) -> Any:
+        if next(calls) == 4:
+            raise RuntimeError("a bad day")
+        return carry_out(self, *work)
+
+    monkeypatch.setattr(Runner, "carry_out", fails_once)
+    served = run(tmp_path, "server.max_seqs=2")  # so that it ends two of them at most
+    told = str(served.summary["notices"])
+    assert "steps failed and ended their requests; the first: RuntimeError: a bad day" in told
+    states = served.requests["state"].to_pylist()
+    assert "aborted" in states
+    assert "finished" in states
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("memory=reserved_max",), "memory.kind=reserved_max: backend=engine has paged and prefix"),
+        (("memory.kv_layout=row",), "memory.kv_layout=row: unknown; choose from block, layer"),
+        (
+            ("tensor_parallel=3",),
+            "tensor_parallel=3: model=tiny with 8 heads and 4 key-value heads cannot be split so; "
+            "choose from 1, 2, 4, 8",
+        ),
+        (
+            ("tensor_parallel=2", "backend.clock=cpu"),
+            "backend.clock=cpu: must be wall with tensor_parallel=2",
+        ),
+        (("backend.limit=0",), "backend.limit=0: must be at least 1"),
+        (("backend.load_format=dumy",), "backend.load_format=dumy: unknown; choose from"),
+        (("backend.model_impl=own",), "backend.model_impl=own: unknown; choose from"),
+        (("memory.block_size=many",), "memory.block_size='many': must be a whole number"),
+        (("+workload.prefixes.tokens=10",), "backend.shrink=16: must be 1 where prompts have"),
+        (
+            ("backend.model=null", "model=deepseek-v3"),
+            "model=deepseek-v3: no model with random weights has its shape",
+        ),
+        (("backend.model=./nowhere",), "model=./nowhere: no such folder"),
+    ],
+)
+def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], line: str, tmp_path: Path) -> None:
+    found = run_job(job(tmp_path, *overrides), StoppableRecorder())
+    assert isinstance(found, Failure)
+    assert found.expected
+    assert found.reason.startswith(line)
+
+
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    found = run_job(job(tmp_path, "backend.device=cuda"), StoppableRecorder())
+    assert isinstance(found, Failure)
+    assert found.reason.startswith("backend.device=cuda: torch finds no GPU here")
+
+
+def test_stages_are_cheap_until_they_run() -> None:
+    """A study builds every arm before anything runs; no model is loaded for that."""
+    stage = build(configured("model=opt-175b", "scale=full"), seed=0).stage
+    assert isinstance(stage, Serving)
+    assert not hasattr(stage, "scheduler")
+
+
+def test_one_engine_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one waits, and gives up waiting when it is asked to stop."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    asked = iter([False, False, True])
+    with machine.the_machine(lambda: False), machine.the_machine(lambda: next(asked)):
+        pass
+    assert next(asked, None) is None
+    with machine.the_machine(lambda: False):  # free again
+        pass
