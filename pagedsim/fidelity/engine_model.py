@@ -16,6 +16,7 @@ from pagedsim.core import Batching, ConfigError, Policy, Preemption, Scheduler
 from pagedsim.run.backend import Settings
 from pagedsim.run.objects import make, takes
 from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 
@@ -81,11 +82,11 @@ def _shape(config: Settings) -> ModelShape:
     if name == "tiny":
         return make("model", _option("model", name), ModelShape)
     if Path(name).expanduser().is_dir():
-        return ModelShape.from_hf(name)
+        return read_shape(name)
     from transformers import AutoConfig
 
     try:
-        return ModelShape.from_hf(AutoConfig.from_pretrained(name).to_dict())
+        return read_shape(AutoConfig.from_pretrained(name).to_dict())
     except (OSError, ValueError) as error:
         raise ConfigError(f"backend.model={name}: its config.json cannot be had here") from error
 

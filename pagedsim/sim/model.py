@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.number import positive, truth, whole
@@ -130,15 +127,6 @@ class ModelShape:
             positive("model.params", self.params)
             if self.moe:
                 raise ConfigError(f"model.params={self.params}: is for models without experts")
-
-    @classmethod
-    def from_hf(
-        cls, config: str | PathLike[str] | Mapping[str, Any], name: str | None = None
-    ) -> ModelShape:
-        """From a Hugging Face config.json: its path, its folder, or what it holds."""
-        from pagedsim.sim.huggingface import read_shape
-
-        return read_shape(config, name)
 
     # Parameters
 

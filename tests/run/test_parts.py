@@ -87,7 +87,7 @@ def test_what_is_nested_is_made_first() -> None:
 
 
 def test_a_path_may_end_in_a_method() -> None:
-    assert locate("pagedsim.sim.model.ModelShape.from_hf").__name__ == "from_hf"
+    assert locate("fractions.Fraction.from_float").__name__ == "from_float"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Roofline
-from pagedsim.sim.model import ModelShape
+from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.replica import Replica
 from tests.sim.configs import PUBLISHED
 from tests.sim.shapes import HARDWARE, MODELS, hardware, plan, replica, shipped
@@ -23,7 +23,7 @@ COSTS = [
     Roofline(replica("llama-2-70b", "a100-80gb", tensor_parallel=4)),
     Roofline(replica("mixtral-8x7b", "a100-80gb", tensor_parallel=2)),
     Roofline(replica("deepseek-v3", "h200", tensor_parallel=8)),
-    Roofline(Replica(ModelShape.from_hf(GPT_OSS), hardware("h100"))),
+    Roofline(Replica(read_shape(GPT_OSS), hardware("h100"))),
 ]
 SEQUENCES = st.integers(min_value=0, max_value=4096)
 LENGTHS = st.integers(min_value=1, max_value=4096)

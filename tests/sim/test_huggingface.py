@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError
+from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.huggingface.family import FAMILIES
-from pagedsim.sim.model import ModelShape, MoE
+from pagedsim.sim.model import MoE
 from tests.sim.configs import PUBLISHED
 from tests.sim.shapes import model
 
@@ -89,7 +90,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_gives_the_shipped_shape(name: str) -> None:
-    assert ModelShape.from_hf(CONFIGS[name], name) == model(name)
+    assert read_shape(CONFIGS[name], name) == model(name)
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["folder", "file"])
@@ -97,14 +98,14 @@ def test_from_a_folder_or_a_file(tmp_path: Path, whole: bool) -> None:
     folder = tmp_path / "Llama-2-7b-hf"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    shape = ModelShape.from_hf(folder / "config.json" if whole else str(folder))
+    shape = read_shape(folder / "config.json" if whole else str(folder))
     assert shape == replace(model("llama-2-7b"), name="llama-2-7b-hf")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_published(name: str) -> None:
     params, config = PUBLISHED[name]
-    assert ModelShape.from_hf(config).weight_params == pytest.approx(params, rel=1e-3)
+    assert read_shape(config).weight_params == pytest.approx(params, rel=1e-3)
 
 
 def test_every_family_is_checked() -> None:
@@ -125,19 +126,19 @@ def test_every_family_is_checked() -> None:
     ],
 )
 def test_kv_bytes_follow_the_heads_that_are_kept(name: str, kv_bytes: int) -> None:
-    assert ModelShape.from_hf(PUBLISHED[name][1]).kv_bytes_per_token == kv_bytes
+    assert read_shape(PUBLISHED[name][1]).kv_bytes_per_token == kv_bytes
 
 
 def test_layers_without_experts_are_counted() -> None:
     qwen = PUBLISHED["qwen3-30b-a3b"][1]
-    some = ModelShape.from_hf(qwen | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 3]})
+    some = read_shape(qwen | {"decoder_sparse_step": 2, "mlp_only_layers": [1, 3]})
     assert (some.layers, some.moe_layers) == (48, 24 - 2)
     maverick = PUBLISHED["llama-4-maverick-text"][1]
-    assert ModelShape.from_hf(maverick).moe_layers == 24
-    assert ModelShape.from_hf(maverick | {"moe_layers": [1, 3, 5]}).moe_layers == 3
-    deepseek = ModelShape.from_hf(PUBLISHED["deepseek-v2"][1] | {"moe_layer_freq": 2})
+    assert read_shape(maverick).moe_layers == 24
+    assert read_shape(maverick | {"moe_layers": [1, 3, 5]}).moe_layers == 3
+    deepseek = read_shape(PUBLISHED["deepseek-v2"][1] | {"moe_layer_freq": 2})
     assert deepseek.moe_layers == 29  # 2, 4, and so on: the first layer never has any
-    third = ModelShape.from_hf(qwen | {"decoder_sparse_step": 3, "mlp_only_layers": [2, 3]})
+    third = read_shape(qwen | {"decoder_sparse_step": 3, "mlp_only_layers": [2, 3]})
     assert third.moe_layers == 16 - 1  # of 2, 5, and so on
 
 
@@ -147,7 +148,7 @@ def test_what_is_not_said_of_experts_is_none(zero: dict[str, Any]) -> None:
         config = {k: v for k, v in PUBLISHED[name][1].items() if k not in keys}
         if zero:
             config |= dict.fromkeys(keys, zero["value"])
-        moe = ModelShape.from_hf(config).moe
+        moe = read_shape(config).moe
         assert moe is not None
         return moe
 
@@ -167,17 +168,17 @@ def test_what_is_not_said_of_experts_is_none(zero: dict[str, Any]) -> None:
 )
 def test_unless_said_otherwise_every_layer_has_experts(name: str, key: str) -> None:
     config = {k: v for k, v in PUBLISHED[name][1].items() if k != key}
-    assert ModelShape.from_hf(config) == ModelShape.from_hf(PUBLISHED[name][1])
+    assert read_shape(config) == read_shape(PUBLISHED[name][1])
 
 
 def test_of_a_model_that_sees_the_text_part_counts(tmp_path: Path) -> None:
     params, text = PUBLISHED["gemma-3-4b-text"]
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
-    assert ModelShape.from_hf(path).weight_params == pytest.approx(params, rel=1e-3)
+    assert read_shape(path).weight_params == pytest.approx(params, rel=1e-3)
     path.write_text(json.dumps({"model_type": "gemma3", "text_config": 5}))
     with pytest.raises(ConfigError, match=r"text_config=5: must be an object"):
-        ModelShape.from_hf(path)
+        read_shape(path)
 
 
 def test_only_the_experts_of_gpt_oss_are_quantised() -> None:
@@ -185,8 +186,8 @@ def test_only_the_experts_of_gpt_oss_are_quantised() -> None:
     large = PUBLISHED["gpt-oss-120b"][1] | {"quantization_config": {"quant_method": "mxfp4"}}
     small = large | {"num_hidden_layers": 24, "num_local_experts": 32}
     for config, gib in ((large, 60.8), (small, 12.8)):
-        assert ModelShape.from_hf(config).weight_bytes / 2**30 == pytest.approx(gib, rel=0.01)
-    shape = ModelShape.from_hf(large)
+        assert read_shape(config).weight_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+    shape = read_shape(large)
     expert = 3 * 2880 * 2880
     more = shape.read_bytes(2) - shape.read_bytes(1)
     assert more == pytest.approx(36 * (4 * (1 - 4 / 128)) * expert * 4.25 / 8)
@@ -210,20 +211,20 @@ def test_only_the_experts_of_gpt_oss_are_quantised() -> None:
     ],
 )
 def test_bytes_of_a_weight(quantization: dict[str, Any] | None, weight: float) -> None:
-    shape = ModelShape.from_hf(LLAMA | {"quantization_config": quantization})
+    shape = read_shape(LLAMA | {"quantization_config": quantization})
     assert (shape.dtype_bytes, shape.head_dtype_bytes) == (weight, 2.0)
 
 
 def test_quantized_weights_are_smaller_but_for_embeddings_and_head() -> None:
     four = LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}}
-    shape, ends = ModelShape.from_hf(four), 2 * 32_000 * 4096
+    shape, ends = read_shape(four), 2 * 32_000 * 4096
     assert shape.dtype_bytes == 0.5
     assert shape.weight_bytes == 0.5 * (6_738_415_616 - ends) + 2 * ends
     assert shape.read_bytes(1) == 0.5 * shape.body_params + 2 * 32_000 * 4096
 
 
 def test_fp8_experts_are_read_in_fp8_and_the_head_is_not() -> None:
-    shape = ModelShape.from_hf(CONFIGS["deepseek-v3"])
+    shape = read_shape(CONFIGS["deepseek-v3"])
     assert shape.read_bytes(1) == pytest.approx(shape.body_params + 2 * 129_280 * 7168)
 
 
@@ -271,11 +272,11 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, messa
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
-        ModelShape.from_hf(path)
+        read_shape(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.json: cannot be read: No such file"):
-        ModelShape.from_hf(tmp_path / "nowhere.json")
+        read_shape(tmp_path / "nowhere.json")

@@ -21,7 +21,7 @@ __all__ = ["read_shape"]
 def read_shape(
     config: str | PathLike[str] | Mapping[str, Any], name: str | None = None
 ) -> ModelShape:
-    """The shape that a config.json describes; see `ModelShape.from_hf`."""
+    """The shape that a Hugging Face config.json describes: its path, its folder, or its content."""
     keys = _text(_load(config))
     if "model_type" not in keys.values:
         raise ConfigError(f"{keys.where}: has no model_type")
