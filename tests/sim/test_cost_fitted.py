@@ -86,6 +86,24 @@ def test_decodes_cost_the_same_to_the_bit_whichever_way_asked(
     assert cost.explain(step).seconds == pytest.approx(cost.step_seconds(step))
 
 
+@pytest.mark.parametrize(
+    ("sequences", "constant", "each"), [(94, 23.48, 0.0607), (95, 20.21, 0.120)]
+)
+def test_the_other_set_counts_from_a_large_batch_on(
+    sequences: int, constant: float, each: float
+) -> None:
+    """Of decodes and of mixed steps, whether a time is asked for or its parts."""
+    cost = distserve("distserve-opt-13b-tp1")
+    decode = constant + sequences * each
+    mixed = max(22.05, constant) + 100 * 0.1405 + 100**2 * 8.08e-6 + sequences * each
+    for step, expected in (
+        (plan(decodes=sequences, context=0), decode),
+        (plan(100, decodes=sequences, context=0), mixed),
+    ):
+        assert 1e3 * cost.step_seconds(step) == pytest.approx(expected)
+        assert 1e3 * cost.explain(step).seconds == pytest.approx(expected)
+
+
 def test_swaps_come_from_the_data_sheet_and_recompute_from_the_prefill_set() -> None:
     cost = distserve("distserve-opt-13b-tp1")
     assert cost.swap_seconds(10) == Roofline(cost.replica).swap_seconds(10)

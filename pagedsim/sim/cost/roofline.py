@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pagedsim.core import StepPlan
-from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.kernel import slowdown
-from pagedsim.sim.cost.work import Work, step_work
+from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
 from pagedsim.sim.number import not_negative, share
 from pagedsim.sim.replica import Replica
 
@@ -13,7 +11,7 @@ ALL_REDUCES = 2
 """A layer, under tensor parallelism: after attention and after the MLP."""
 
 
-class Roofline(CostModel):
+class Roofline(ByTerms):
     """A step is three kinds of kernels, one after the other, and the host's work around them:
 
     - matrix products of all tokens together: max(FLOP, reading the weights, once a step);
@@ -28,25 +26,7 @@ class Roofline(CostModel):
     is planned ahead the host works while the GPU does, and counts only where it takes longer.
     """
 
-    __slots__ = (
-        "_alone",
-        "_context",
-        "_experts",
-        "_head",
-        "_host",
-        "_move",
-        "_others",
-        "_paged",
-        "_pair",
-        "_reading",
-        "_reduce",
-        "_request",
-        "_step",
-        "_token",
-        "_token_and_head",
-        "_weights",
-        "replica",
-    )
+    __slots__ = ("_move",)
 
     def __init__(
         self,
@@ -70,135 +50,79 @@ class Roofline(CostModel):
         not_negative("cost.host_step_ms", host_step_ms)
         not_negative("cost.host_request_us", host_request_us)
         not_negative("cost.block_tokens", block_tokens)
-        self.replica = replica
-        model, gpus = replica.model, replica.tensor_parallel
         flop_rate = replica.hardware.flop_rate * compute_efficiency
         bandwidth = replica.hardware.bandwidth * bandwidth_efficiency
-
-        # Everything below is in seconds on one GPU: for each token, sequence, pair, ...
-        self._token = model.flop_per_token / gpus / flop_rate
-        self._head = model.flop_per_sample / gpus / flop_rate
-        self._token_and_head = self._token + self._head
-        # Reading the weights for n tokens takes _weights − _experts · _others ** n: more tokens
-        # choose more experts. Without experts the second part is nothing.
-        self._weights = model.read_bytes(float("inf")) / gpus / bandwidth
-        self._experts, self._others = 0.0, 0.0
-        if moe := model.moe:
-            experts = model.moe_layers * moe.experts * model.expert_params
-            self._experts = experts * model.expert_dtype_bytes / gpus / bandwidth
-            self._others = 1.0 - moe.experts_per_token / moe.experts
-        self._reading = replica.kv_bytes_per_token / bandwidth
-        self._pair = model.prefill_pair_flop / gpus / flop_rate
-        self._paged = self._reading * slowdown(replica.block_size, block_tokens)
-        self._context = max(self._paged, model.decode_pair_flop / gpus / flop_rate)
-        self._request = host_request_us * 1e-6
-        self._host = host_step_ms * 1e-3
-        self._reduce, self._step = 0.0, self._host
-        if gpus > 1:
-            link = replica.hardware.interconnect * interconnect_efficiency
-            vector = model.hidden * 2.0  # bytes; activations have 16 bits, whatever the weights
-            reduces = ALL_REDUCES * model.layers
-            self._reduce = reduces * 2 * (gpus - 1) / gpus * vector / link
-            self._step += reduces * replica.hardware.interconnect_us * 1e-6
-        self._alone = self._request + self._reduce  # what a decode adds besides computing
+        link = replica.hardware.interconnect * interconnect_efficiency
+        terms = [
+            *_products(replica, flop_rate, bandwidth),
+            *_attention(replica, flop_rate, bandwidth, slowdown(replica.block_size, block_tokens)),
+            *_all_reduces(replica, link),
+            *_host(host_step_ms * 1e-3, host_request_us * 1e-6),
+        ]
+        moe = replica.model.moe
+        super().__init__(replica, terms, 1.0 - moe.experts_per_token / moe.experts if moe else 0.0)
         self._move = move_seconds(replica, bus_efficiency)
-
-    def step_seconds(self, plan: StepPlan) -> float:
-        if not plan.ahead:
-            return self._in_turn(plan)
-        host = (len(plan.chunks) + plan.decode_count) * self._request + self._host
-        return max(self._in_turn(plan) - host, host)
-
-    def _in_turn(self, plan: StepPlan) -> float:
-        """A step that the host begins when the one before has ended."""
-        if not plan.prefill_tokens:
-            return self.decode_seconds(plan.decode_count, plan.decode_context)
-        return self._mixed(
-            plan.prefill_tokens,
-            plan.prefill_context,
-            plan.prefill_pairs,
-            len(plan.chunks),
-            plan.decode_count,
-            plan.decode_context,
-        )
-
-    def decode_seconds(self, sequences: int, context: int) -> float:
-        if not sequences:
-            return self._host
-        linear = sequences * self._token_and_head
-        weights = self._weights
-        if self._experts:
-            weights -= self._experts * self._others**sequences
-        if linear < weights:
-            linear = weights
-        return linear + context * self._context + sequences * self._alone + self._step
-
-    def _mixed(
-        self,
-        tokens: int,
-        context: int,
-        pairs: int,
-        chunks: int,
-        decodes: int,
-        decode_context: int,
-    ) -> float:
-        every, sequences = tokens + decodes, chunks + decodes
-        linear = every * self._token + sequences * self._head
-        weights = self._weights
-        if self._experts:
-            weights -= self._experts * self._others**every
-        if linear < weights:
-            linear = weights
-        prefill = self._pair * pairs
-        reading = self._reading * (context - tokens)  # its own are still in the caches
-        if prefill < reading:
-            prefill = reading
-        around = every * self._reduce + sequences * self._request + self._step
-        return linear + prefill + decode_context * self._context + around
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self._move
 
-    def recompute_seconds(self, tokens: int) -> float:
-        if not tokens:
-            return 0.0
-        return self._mixed(tokens, tokens, tokens * (tokens + 1) // 2, 1, 0, 0)
 
-    def work(self, plan: StepPlan) -> Work:
-        return step_work(self.replica, plan)
-
-    def explain(self, plan: StepPlan) -> Breakdown:
-        tokens, decodes = plan.prefill_tokens, plan.decode_count
-        every, sequences = tokens + decodes, len(plan.chunks) + decodes
-        terms = []
-        if every:
-            products = every * self._token + sequences * self._head
-            weights = self._weights
-            if self._experts:
-                weights -= self._experts * self._others**every
-            terms.append(_longer("matrix products", products, "weights", weights))
-        if tokens:
-            attention = self._pair * plan.prefill_pairs
-            reading = self._reading * (plan.prefill_context - tokens)
-            terms.append(_longer("attention", attention, "KV of chunks", reading))
-        if decodes:
-            read = self._context == self._paged
-            term = Term("KV", plan.decode_context * self._context, "bandwidth")
-            terms.append(term if read else term._replace(name="decode attention", bound="compute"))
-        if every and self.replica.tensor_parallel > 1:
-            reduces = every * self._reduce + self._step - self._host
-            terms.append(Term("all-reduce", reduces, "interconnect"))
-        host = sequences * self._request + self._host
-        if plan.ahead:
-            host = max(host - sum(term.seconds for term in terms), 0.0)
-        terms.append(Term("host", host, "host"))
-        return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
+# The table. Seconds on one GPU, of which each has its part of the work.
 
 
-def _longer(compute: str, flop_seconds: float, read: str, read_seconds: float) -> Term:
-    if flop_seconds < read_seconds:
-        return Term(read, read_seconds, "bandwidth")
-    return Term(compute, flop_seconds, "compute")
+def _products(replica: Replica, flop_rate: float, bandwidth: float) -> list[CostTerm]:
+    """Matrix products of all tokens together read the weights once, of experts those chosen."""
+    model, gpus = replica.model, replica.tensor_parallel
+    experts = 0.0
+    if moe := model.moe:
+        experts = model.moe_layers * moe.experts * model.expert_params
+    computing = Totals(
+        token=model.flop_per_token / gpus / flop_rate,
+        sequence=model.flop_per_sample / gpus / flop_rate,
+    )
+    reading = Totals(
+        step=model.read_bytes(float("inf")) / gpus / bandwidth,
+        unchosen=-experts * model.expert_dtype_bytes / gpus / bandwidth,
+    )
+    return [
+        CostTerm("products", "matrix products", "compute", computing),
+        CostTerm("products", "weights", "bandwidth", reading),
+    ]
+
+
+def _attention(
+    replica: Replica, flop_rate: float, bandwidth: float, paged: float
+) -> list[CostTerm]:
+    """Of chunks, and of decodes, whose reading takes `paged` times as long from blocks."""
+    model, gpus = replica.model, replica.tensor_parallel
+    read = replica.kv_bytes_per_token / bandwidth
+    pair = model.prefill_pair_flop / gpus / flop_rate
+    decode_pair = model.decode_pair_flop / gpus / flop_rate
+    return [
+        CostTerm("chunks", "attention", "compute", Totals(pair=pair)),
+        CostTerm("chunks", "KV of chunks", "bandwidth", Totals(chunk_context=read)),
+        CostTerm("decodes", "KV", "bandwidth", Totals(decode_context=read * paged)),
+        CostTerm("decodes", "decode attention", "compute", Totals(decode_context=decode_pair)),
+    ]
+
+
+def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
+    """By the formula of a ring, where the model is split."""
+    model, gpus = replica.model, replica.tensor_parallel
+    if gpus == 1:
+        return []
+    vector = model.hidden * 2.0  # bytes; activations have 16 bits, whatever the weights
+    reduces = ALL_REDUCES * model.layers
+    each = Totals(
+        token=reduces * 2 * (gpus - 1) / gpus * vector / link,
+        step=reduces * replica.hardware.interconnect_us * 1e-6,
+    )
+    return [CostTerm("all-reduce", "all-reduce", "interconnect", each)]
+
+
+def _host(step: float, sequence: float) -> list[CostTerm]:
+    """Scheduling, preparing the batch, launching, sampling."""
+    return [CostTerm("host", "host", "host", Totals(sequence=sequence, step=step))]
 
 
 def move_seconds(replica: Replica, bus_efficiency: float) -> float:

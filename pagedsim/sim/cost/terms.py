@@ -1,0 +1,223 @@
+"""A step's time as a table of terms: what each takes of which resource, and when it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import fsum
+from typing import NamedTuple
+
+from pagedsim.core import StepPlan
+from pagedsim.sim.cost.base import Bound, Breakdown, CostModel, Term, kind_of
+from pagedsim.sim.cost.work import Work, step_work
+from pagedsim.sim.replica import Replica
+
+
+class Totals(NamedTuple):
+    """What a step's time is worked out from, in the order in which it is summed up."""
+
+    token: float = 0.0
+    """Tokens that are computed."""
+    sequence: float = 0.0
+    """Chunks, and sequences that decode."""
+    pair: float = 0.0
+    """Pairs of tokens of which one, in a chunk, attends to the other."""
+    chunk_context: float = 0.0
+    """Tokens before a chunk, whose keys and values are read for it."""
+    decode_context: float = 0.0
+    """Tokens that decodes attend to."""
+    step: float = 0.0
+    """1 where anything is computed."""
+    unchosen: float = 0.0
+    """The chance that no token of the step chooses a given expert."""
+
+
+class CostTerm(NamedTuple):
+    """An entry of the table: `seconds` for one of each of a step's totals.
+
+    Terms of one `kernel` overlap: those of one resource add up, and the resource that takes
+    longest counts. Kernels follow one another. A step that computes nothing takes the host's
+    terms alone.
+    """
+
+    kernel: str
+    name: str
+    bound: Bound
+    seconds: Totals
+
+    def of(self, totals: Totals) -> float:
+        """Its seconds in a step."""
+        return sum(each * total for each, total in zip(self.seconds, totals, strict=True))
+
+
+_Form = tuple[tuple[int, float], ...]
+"""(which of the totals, seconds for one of it), for those that count at all."""
+
+
+class ByTerms(CostModel):
+    """Every answer from one table: a term that is added to it is added to all of them.
+
+    `unchosen` is the chance that a token does not choose a given expert.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_decodes",
+        "_host",
+        "_overlaps",
+        "_read",
+        "_sums",
+        "_unchosen",
+        "replica",
+        "terms",
+    )
+
+    def __init__(self, replica: Replica, terms: Sequence[CostTerm], unchosen: float = 0.0) -> None:
+        self.replica = replica
+        self.terms = tuple(terms)
+        self._unchosen = unchosen
+        self._host = _added(term.seconds for term in terms if term.bound == "host")
+        kernels = [_by_resource(same) for same in _kernels(terms)]
+        overlaps = [_longest(ways) for ways in kernels if len(ways) > 1]
+        self._alone = _added(ways[0] for ways in kernels if len(ways) == 1)
+        self._sums = [[_form(way) for way in ways] for ways in (*overlaps, [self._alone])]
+        # What decodes read changes from step to step of the same batch, all else does not.
+        reading = [ways for ways in overlaps if any(way.decode_context for way in ways)]
+        if any(len(ways) > 1 for ways in reading):
+            raise ValueError("a kernel that reads the context of decodes can overlap nothing else")
+        self._overlaps = [ways for ways in overlaps if ways not in reading]
+        self._read = sum(ways[0].decode_context for ways in reading) + self._alone.decode_context
+        self._decodes = {0: (0.0, 0.0, self._host.step)}
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        if not plan.ahead:
+            return self._in_turn(plan)
+        sequences = len(plan.chunks) + plan.decode_count
+        host = sequences * self._host.sequence + self._host.step
+        return max(self._in_turn(plan) - host, host)
+
+    def _in_turn(self, plan: StepPlan) -> float:
+        """A step that the host begins when the one before has ended."""
+        if not plan.prefill_tokens:
+            return self.decode_seconds(plan.decode_count, plan.decode_context)
+        return self._sum(self._totals(plan))
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        try:
+            longest, alone, constant = self._decodes[sequences]
+        except KeyError:
+            longest, alone, constant = self._decodes[sequences] = self._decoding(sequences)
+        return longest + context * self._read + alone + constant
+
+    def _decoding(self, sequences: int) -> tuple[float, float, float]:
+        """A decode of so many sequences but for the reading of their context, in three parts."""
+        unchosen = self._unchosen**sequences
+        longest = fsum(
+            max(
+                sequences * (way.token + way.sequence) + way.step + unchosen * way.unchosen
+                for way in ways
+            )
+            for ways in self._overlaps
+        )
+        return longest, sequences * (self._alone.token + self._alone.sequence), self._alone.step
+
+    def recompute_seconds(self, tokens: int) -> float:
+        if not tokens:
+            return 0.0
+        pairs = tokens * (tokens + 1) // 2
+        return self._sum((tokens, 1, pairs, 0, 0, 1, self._unchosen**tokens))
+
+    def _totals(self, plan: StepPlan) -> tuple[float, ...]:
+        """Those of `Totals`, in their order."""
+        tokens = plan.prefill_tokens
+        every = tokens + plan.decode_count
+        return (
+            every,
+            len(plan.chunks) + plan.decode_count,
+            plan.prefill_pairs,
+            plan.prefill_context - tokens,  # its own are still in the caches
+            plan.decode_context,
+            1,
+            self._unchosen**every,
+        )
+
+    def _sum(self, totals: Sequence[float]) -> float:
+        seconds = 0.0
+        for ways in self._sums:
+            longest = 0.0
+            for form in ways:
+                way = 0.0
+                for index, each in form:
+                    way += totals[index] * each
+                if way > longest:
+                    longest = way
+            seconds += longest
+        return seconds
+
+    def work(self, plan: StepPlan) -> Work:
+        return step_work(self.replica, plan)
+
+    def explain(self, plan: StepPlan) -> Breakdown:
+        found = list(self._counting(plan))
+        if plan.ahead:
+            found = list(_hidden(found))
+        return Breakdown(kind_of(plan), tuple(found), self.work(plan))
+
+    def _counting(self, plan: StepPlan) -> Iterator[Term]:
+        """The terms that a step takes its time for, in the order of the table."""
+        if not plan.prefill_tokens + plan.decode_count:
+            for term in self.terms:
+                if term.bound == "host":
+                    yield Term(term.name, term.seconds.step, term.bound)
+            return
+        totals = Totals(*self._totals(plan))
+        for kernel in _kernels(self.terms):
+            ways: dict[str, list[Term]] = {}
+            for term in kernel:
+                found = Term(term.name, term.of(totals), term.bound)
+                ways.setdefault(term.bound, []).append(found)
+            longest = max(ways.values(), key=lambda way: sum(term.seconds for term in way))
+            yield from (term for term in longest if term.seconds or term.bound == "host")
+
+
+def _hidden(terms: Sequence[Term]) -> Iterator[Term]:
+    """Where the host works while the GPU does, and only what it takes longer counts."""
+    host = sum(term.seconds for term in terms if term.bound == "host")
+    others = sum(term.seconds for term in terms if term.bound != "host")
+    left = max(1.0 - others / host, 0.0) if host else 0.0
+    for term in terms:
+        yield term._replace(seconds=term.seconds * left) if term.bound == "host" else term
+
+
+def _kernels(terms: Iterable[CostTerm]) -> list[list[CostTerm]]:
+    """Terms of one kernel together, in the order of the table."""
+    kernels: dict[str, list[CostTerm]] = {}
+    for term in terms:
+        kernels.setdefault(term.kernel, []).append(term)
+    return list(kernels.values())
+
+
+def _by_resource(terms: Sequence[CostTerm]) -> list[Totals]:
+    """What the terms of a kernel add up to, for each of the resources."""
+    bounds = dict.fromkeys(term.bound for term in terms)
+    return [_added(term.seconds for term in terms if term.bound == bound) for bound in bounds]
+
+
+def _added(seconds: Iterable[Totals]) -> Totals:
+    return Totals(*map(fsum, zip(Totals(), *seconds, strict=True)))
+
+
+def _longest(ways: Sequence[Totals]) -> list[Totals]:
+    """The ways of which none is always at most as long as another."""
+    kept: list[Totals] = []
+    for way in ways:
+        if not any(_within(way, other) for other in kept):
+            kept = [other for other in kept if not _within(other, way)] + [way]
+    return kept
+
+
+def _within(way: Totals, other: Totals) -> bool:
+    return all(one <= more for one, more in zip(way, other, strict=True))
+
+
+def _form(way: Totals) -> _Form:
+    return tuple((index, each) for index, each in enumerate(way) if each)
