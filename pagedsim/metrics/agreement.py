@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pagedsim.metrics.catalogue import STATISTICS
-from pagedsim.metrics.summary import request_latencies
+from pagedsim.metrics.catalogue import latency_of
+from pagedsim.metrics.metric import STATISTICS
+from pagedsim.metrics.tables import Requests
 
 SHOWN = ("ttft", "tpot", "e2e")
 KEYS = (
@@ -95,9 +96,12 @@ class Regime:
 
     def nearness(self) -> dict[str, Nearness]:
         """Latency by latency."""
-        mine = request_latencies(self.simulator_requests)
-        runs = [request_latencies(table) for table in self.engine_requests]
-        return {name: _nearness(mine[name], [run[name] for run in runs]) for name in SHOWN}
+        mine = Requests.of(self.simulator_requests)
+        runs = [Requests.of(table) for table in self.engine_requests]
+        return {
+            name: _nearness(latency_of(name, mine), [latency_of(name, run) for run in runs])
+            for name in SHOWN
+        }
 
     def _agreement(self, key: str) -> Agreement:
         values = [float(summary[key]) for summary in self.engine]

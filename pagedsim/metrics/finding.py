@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from pagedsim.metrics.catalogue import LATENCIES, keys_of, label_of, metric_of, scale_of, text_of
+from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import (
     Comparison,
     baseline_of,
@@ -140,7 +140,7 @@ def _extremes(study: Study) -> list[str]:
         way = metric_of(key).better
         means = {a: estimate(list(values_of(study, a, key).values())).mean for a in study.arms}
         means = {arm: mean for arm, mean in means.items() if not math.isnan(mean)}
-        if len(means) < 2 or (key.endswith("_p99") and key.removesuffix("_p99") in LATENCIES):
+        if len(means) < 2 or (key.endswith("_p99") and metric_of(key).latency):
             continue
         if len(set(means.values())) == 1:
             sentences.append(f"{label_of(key)}: the same for all ({_one(key, means)}).")

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pagedsim.metrics.files import REQUESTS, STEPS, read_table
 from pagedsim.metrics.notice import added_up
+from pagedsim.metrics.tables import Requests
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class Run:
     def requests(self, *columns: str) -> pa.Table:
         """One row a request; some columns, or all."""
         return read_table(self.folder / REQUESTS, *columns)
+
+    def by_column(self) -> Requests:
+        """The requests, of which a column is read when it is first asked for."""
+        return Requests(lambda name: self.requests(name)[name])
 
     def steps(self, *columns: str) -> pa.Table:
         """One row a step; some columns, or all."""

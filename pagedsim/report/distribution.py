@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.metrics.catalogue import METRICS, Scale, scale_of
+from pagedsim.metrics.catalogue import Scale, label_of, latency_of, scale_of
 from pagedsim.metrics.compare import groups_of
 from pagedsim.metrics.study import Study
-from pagedsim.metrics.summary import request_latencies
+from pagedsim.metrics.tables import Requests
 from pagedsim.report.style import (
     Look,
     entries,
@@ -35,13 +33,6 @@ Curves = dict[str, NDArray[np.float64]]
 _NAMES = ("ttft", "tpot", "e2e")
 _SHARES = np.linspace(0, 1, 241)
 _MOST_CLIENTS = 4
-_COLUMNS = (
-    *("client", "state", "output_tokens"),
-    "arrival",
-    "scheduled",
-    "first_token",
-    "finished",
-)
 
 
 def draw_latency(study: Study) -> Figure:
@@ -58,7 +49,7 @@ def draw_latency(study: Study) -> Figure:
             for arm, curve in curves[group].items():
                 style = look[arm]
                 axes.plot(curve * scale.factor, _SHARES, color=style.colour, linestyle=style.dashes)
-            axes.set_title(METRICS[name].label + (f", {group}" if group else ""))
+            axes.set_title(label_of(name) + (f", {group}" if group else ""))
             tidy(axes)
             if len(curves[group]) == 2:
                 _name_both(axes, curves[group], look, scale)
@@ -85,23 +76,26 @@ def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
         plain_log_ticks(axes.xaxis)
     else:
         axes.set_xlim(low * scale.factor * 0.9, high * scale.factor * 1.05)
-    axes.set_xlabel(f"{METRICS[name].label} ({scale.suffix})")
+    axes.set_xlabel(f"{label_of(name)} ({scale.suffix})")
     return scale
 
 
 def _curves(study: Study, name: str, groups: list[str | None]) -> dict[str | None, Curves]:
     curves: dict[str | None, Curves] = {group: {} for group in groups}
     for arm in study.arms:
-        requests = pa.concat_tables([run.requests(*_COLUMNS) for run in study.of(arm)])
-        values = request_latencies(requests)[name]
+        runs = [run.by_column() for run in study.of(arm)]
         for group in groups:
-            some = values
-            if group is not None:
-                some = values[np.asarray(pc.equal(requests["client"], group).to_numpy())]
-            some = some[~np.isnan(some)]
+            some = np.concatenate([_values(name, requests, group) for requests in runs])
             if len(some):
                 curves[group][arm] = np.quantile(some, _SHARES)
     return curves
+
+
+def _values(name: str, requests: Requests, client: str | None) -> NDArray[np.float64]:
+    values = latency_of(name, requests)
+    if client is not None:
+        values = values[requests.where("client", client)]
+    return values[~np.isnan(values)]
 
 
 def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) -> None:

@@ -8,8 +8,9 @@ from importlib.resources import files
 from typing import Any
 
 import pagedsim
-from pagedsim.metrics.catalogue import METRICS, keys_of, metric_of
+from pagedsim.metrics.catalogue import keys_of, metric_of
 from pagedsim.metrics.compare import baseline_of, compare
+from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.study import Study
 from pagedsim.report.plots import COLOURS, Plot

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pagedsim.metrics.agreement import JUDGED, SHOWN, Agreement, Regime
-from pagedsim.metrics.catalogue import METRICS, label_of, scale_of
-from pagedsim.metrics.summary import request_latencies
+from pagedsim.metrics.catalogue import label_of, latency_of, scale_of
+from pagedsim.metrics.tables import Requests
 from pagedsim.report.percent import percent, signed
 from pagedsim.report.pictures import Drawing, write_illustrated
 from pagedsim.report.style import (
@@ -178,7 +178,7 @@ def _cells(key: str, found: Agreement) -> list[str]:
 def _requests(regime: Regime) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
-            METRICS[name].label,
+            label_of(name),
             percent(near.mape),
             percent(near.spread),
             f"{near.pearson:.3f}",
@@ -204,17 +204,18 @@ def draw_validation(regimes: Sequence[Regime]) -> Figure:
     figure = new_figure(0.75 + 2.0 * len(regimes))
     panels = figure.subplots(len(regimes), len(SHOWN), squeeze=False, sharey=True)
     for row, regime in zip(panels, regimes, strict=True):
-        runs = [request_latencies(table) for table in regime.engine_requests]
-        mine = request_latencies(regime.simulator_requests)
+        runs = [Requests.of(table) for table in regime.engine_requests]
+        mine = Requests.of(regime.simulator_requests)
         for axes, name in zip(row, SHOWN, strict=True):
-            every = [run[name][~np.isnan(run[name])] for run in (*runs, mine)]
+            columns = (latency_of(name, run) for run in (*runs, mine))
+            every = [values[~np.isnan(values)] for values in columns]
             scale = scale_of(f"{name}_mean", [float(np.median(every[-1]))])
             for number, values in enumerate(every):
                 own = look["simulator" if number == len(runs) else "engine"]
                 curve = np.quantile(values, _SHARES) * scale.factor
                 axes.plot(curve, _SHARES, color=own.colour, linestyle=own.dashes)
             _axis(axes, np.concatenate(every) * scale.factor)
-            axes.set_title(f"{METRICS[name].label}, {regime.name}")
+            axes.set_title(f"{label_of(name)}, {regime.name}")
             tidy(axes, x=scale.suffix)
     for axes in panels[:, 0]:
         axes.set_ylim(0, 1.01)

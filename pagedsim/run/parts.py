@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedsim.metrics.summary import Slo
+from pagedsim.metrics.slo import Slo
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.objects import make
 from pagedsim.workload import Workload

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.study import Run, Study
-from pagedsim.metrics.summary import Slo, summarise
+from pagedsim.metrics.summary import summarise
 
 NAN = float("nan")
 _REQUEST: dict[str, Any] = {

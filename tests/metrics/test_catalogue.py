@@ -4,16 +4,11 @@ from typing import Any
 
 import pytest
 
-from pagedsim.metrics.catalogue import (
-    METRICS,
-    STATISTICS,
-    keys_of,
-    label_of,
-    metric_of,
-    scale_of,
-    text_of,
-)
-from pagedsim.metrics.summary import Slo, summarise
+from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, text_of
+from pagedsim.metrics.definitions import METRICS
+from pagedsim.metrics.metric import STATISTICS
+from pagedsim.metrics.slo import Slo
+from pagedsim.metrics.summary import summarise
 from tests.metrics.tables import REQUESTS, SIZES, STEPS
 
 SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients"}

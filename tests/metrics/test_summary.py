@@ -7,7 +7,10 @@ import pyarrow as pa
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.metrics.summary import Slo, littles_law, summarise
+from pagedsim.metrics.littles_law import littles_law
+from pagedsim.metrics.slo import Slo
+from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.tables import Requests
 from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of
 
 
@@ -184,11 +187,11 @@ def test_a_run_without_results_does_not_crash(requests: pa.Table, steps: pa.Tabl
 
 
 def test_littles_law_by_hand() -> None:
-    law = littles_law(REQUESTS)
+    law = littles_law(Requests.of(REQUESTS))
     assert law.number == pytest.approx((4.5 + 3.5) / 5)
     assert law.number == pytest.approx(law.rate_times_time, rel=1e-9)
     assert summarise(REQUESTS, STEPS, **SIZES)["in_system_mean"] == law.number
-    assert math.isnan(littles_law(requests_of()).number)
+    assert math.isnan(littles_law(Requests.of(requests_of())).number)
 
 
 def test_a_single_client_is_the_whole() -> None:

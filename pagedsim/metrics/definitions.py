@@ -1,0 +1,235 @@
+"""Every metric, defined once: summaries, tables, pictures and pages read them here.
+
+A new one is a function more, in the order in which a summary shall have it; its docstring is what
+a report says of it. `latency` is for one value a request, `tally` for one number of some requests,
+`whole` for one of the run. What they are given is in `tables.py`, and the names of the columns in
+`recorder.py` and `steps.py`.
+
+`output_tokens` are those of one sequence; only rates of tokens count those of all `sequences`.
+Latencies count requests that finished; whoever was rejected, aborted or left unfinished is only
+counted. Where there is nothing to measure the value is NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagedsim.metrics.gap import token_gaps
+from pagedsim.metrics.littles_law import littles_law
+from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
+from pagedsim.metrics.tables import NAN, Floats, Requests, RunTables, Served, StepPart, ratio
+
+METRICS = Metrics()
+
+
+@METRICS.tally("Requests sent", "count", NEITHER)
+def requests(served: Served) -> int:
+    """Requests that arrived."""
+    return int(served.mask.sum())
+
+
+@METRICS.tally("Finished", "count", MORE)
+def finished(served: Served) -> int:
+    """Requests served to their end."""
+    return served.count("finished")
+
+
+@METRICS.tally("Rejected", "count", LESS)
+def rejected(served: Served) -> int:
+    """Requests that could never have been served."""
+    return served.count("rejected")
+
+
+@METRICS.tally("Aborted", "count", LESS)
+def aborted(served: Served) -> int:
+    """Requests given up on the way."""
+    return served.count("aborted")
+
+
+@METRICS.tally("Unfinished", "count", LESS)
+def unfinished(served: Served) -> int:
+    """Requests still alive at the run's end."""
+    return served.count("unfinished")
+
+
+@METRICS.latency("TTFT")
+def ttft(each: Requests) -> Floats:
+    """Time to first token: from arrival to the first token."""
+    return np.asarray(each["first_token"] - each["arrival"])
+
+
+@METRICS.latency("TPOT")
+def tpot(each: Requests) -> Floats:
+    """Time per output token: from the first token to the last, divided by the tokens after the
+    first; one value a request of two or more tokens."""
+    return _divided(each["finished"] - each["first_token"], _tokens(each) - 1)
+
+
+@METRICS.spread("ITL")
+def itl(served: Served) -> tuple[Floats, Floats]:
+    """Inter-token latency: every gap between two tokens of one request; one value a token."""
+    several = served.finished & (served.requests["output_tokens"] > 1)
+    names = ("first_token", "finished", "output_tokens", "preemptions")
+    return token_gaps(served.run.decode_ends, *(served.requests[name][several] for name in names))
+
+
+@METRICS.latency("E2E")
+def e2e(each: Requests) -> Floats:
+    """End to end: from arrival to the last token."""
+    return np.asarray(each["finished"] - each["arrival"])
+
+
+@METRICS.latency("E2E per token")
+def normalized_latency(each: Requests) -> Floats:
+    """E2E divided by the tokens generated."""
+    return _divided(e2e(each), _tokens(each))
+
+
+@METRICS.latency("Queue time")
+def queue_time(each: Requests) -> Floats:
+    """From arrival until first scheduled."""
+    return np.asarray(each["scheduled"] - each["arrival"])
+
+
+@METRICS.tally("Requests", "1/s", MORE)
+def requests_per_s(served: Served) -> float:
+    """Requests finished, over the makespan."""
+    return served.per_second(served.count("finished"))
+
+
+@METRICS.tally("Output tokens", "1/s", MORE)
+def output_tokens_per_s(served: Served) -> float:
+    """Tokens generated for finished requests, over the makespan."""
+    tokens = served.requests["output_tokens"] * served.requests["sequences"]
+    return served.per_second(int(tokens[served.finished].sum()))
+
+
+@METRICS.tally("Goodput", "1/s", MORE)
+def goodput_per_s(served: Served) -> float | None:
+    """Requests that met every bound of the service level objective, over the makespan."""
+    if served.run.slo is None:
+        return None
+    met = served.run.slo.met({one.__name__: served.requests.each(one) for one in (ttft, tpot, e2e)})
+    return served.per_second(int(np.sum(met & served.mask)))
+
+
+@METRICS.tally("Preemptions", "count", LESS)
+def preemptions(served: Served) -> int:
+    """Times a request lost its memory."""
+    return served.total("preemptions")
+
+
+@METRICS.tally("Recomputed tokens", "count", LESS)
+def recomputed_tokens(served: Served) -> int:
+    """Tokens whose keys and values were thrown away and computed again."""
+    return served.total("recomputed_tokens")
+
+
+@METRICS.tally("Swapped blocks", "count", LESS)
+def swapped_blocks(served: Served) -> int:
+    """Blocks copied between GPU and CPU, out and in."""
+    return served.total("swapped_blocks")
+
+
+@METRICS.tally("Cached tokens", "count", MORE)
+def cached_tokens(served: Served) -> int:
+    """Prompt tokens found in the prefix cache at first admission."""
+    return served.total("cached_tokens")
+
+
+@METRICS.whole("Makespan", "s", LESS)
+def makespan(run: RunTables) -> float:
+    """From the first arrival to the last finish."""
+    return run.makespan
+
+
+@METRICS.whole("In system", "count", NEITHER)
+def in_system_mean(run: RunTables) -> float:
+    """Finished requests that are waiting or being served, averaged over the makespan."""
+    return littles_law(run.requests).number
+
+
+def _used(steps: StepPart) -> tuple[float, ...]:
+    return (steps.seconds @ steps["used_blocks"],)
+
+
+@METRICS.whole("KV use", "share", NEITHER, sums=_used)
+def kv_utilisation_mean(run: RunTables, used: float) -> float:
+    """Blocks in use as a share of all, averaged over the makespan."""
+    return ratio(used, run.makespan * run.total_blocks)
+
+
+def _shared_and_used(steps: StepPart) -> tuple[float, ...]:
+    return steps.seconds @ steps["shared_blocks"], steps.seconds @ steps["used_blocks"]
+
+
+@METRICS.whole("KV shared", "share", MORE, sums=_shared_and_used)
+def kv_shared_mean(run: RunTables, shared: float, used: float) -> float:
+    """Blocks that sharing saves, as a share of those that would be in use without it, over time:
+    beyond its first owner, each owner of a block would need one of its own."""
+    return ratio(shared, used + shared)
+
+
+def _wasted(steps: StepPart) -> tuple[float, ...]:
+    used, decodes = steps["used_blocks"], steps["decode_seqs"]
+    # Of a prompt that is not whole it is not recorded how many of its tokens are in memory.
+    known = (decodes > 0) & (decodes == steps["running"]) & (used > 0)
+    waste = 1 - steps["decode_context"][known] / (used[known] * float(steps.block_size))
+    return steps.seconds[known] @ waste, steps.seconds[known].sum()
+
+
+@METRICS.whole("KV waste", "share", LESS, sums=_wasted)
+def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
+    """Slots of used blocks that hold no token, as a share, averaged over the time of steps in
+    which all who hold memory decode; not told where requests share blocks, whose slots count for
+    several at once."""
+    # Blocks are shared where a prefix is found in the cache, or a request has several sequences.
+    found, sequences = run.requests["cached_tokens"], run.requests["sequences"]
+    return NAN if (found > 0).any() or (sequences > 1).any() else ratio(waste, known)
+
+
+def _batch(steps: StepPart) -> tuple[float, ...]:
+    served = steps["decode_seqs"] + steps["prefill_requests"]
+    return steps.seconds @ served, steps.seconds.sum()
+
+
+@METRICS.whole("Batch size", "count", NEITHER, sums=_batch)
+def batch_size_mean(run: RunTables, sequences: float, busy: float) -> float:
+    """Sequences served in a step, averaged over the time that steps take."""
+    return ratio(sequences, busy)
+
+
+@METRICS.whole("Batch fill", "share", NEITHER, sums=_batch)
+def batch_fill_mean(run: RunTables, sequences: float, busy: float) -> float:
+    """Batch size as a share of max_seqs."""
+    return ratio(ratio(sequences, busy), run.max_seqs)
+
+
+def _busy(steps: StepPart) -> tuple[float, ...]:
+    return (steps.seconds.sum(),)
+
+
+@METRICS.whole("MFU", "share", MORE, sums=_busy)
+def mfu(run: RunTables, busy: float) -> float | None:
+    """Model FLOP/s utilisation: floating point operations done in the time that steps take, as a
+    share of the peak."""
+    return _of_peak(run.flops, run.peak_flops, busy)
+
+
+@METRICS.whole("MBU", "share", MORE, sums=_busy)
+def mbu(run: RunTables, busy: float) -> float | None:
+    """Model bandwidth utilisation: bytes of weights and KV read in the time that steps take, as a
+    share of the peak."""
+    return _of_peak(run.bytes, run.peak_bandwidth, busy)
+
+
+def _tokens(each: Requests) -> Floats:
+    return each["output_tokens"].astype(np.float64)
+
+
+def _divided(times: Floats, by: Floats) -> Floats:
+    return np.divide(times, by, out=np.full(len(times), NAN), where=by > 0)
+
+
+def _of_peak(work: float | None, peak: float | None, busy: float) -> float | None:
+    return None if work is None or not peak else ratio(work, busy * peak)

@@ -1,0 +1,164 @@
+"""A metric: how it is called, what it means, and how it is worked out of a run's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pagedsim.metrics.gap import weighted_mean, weighted_percentiles
+from pagedsim.metrics.tables import EachRequest, Floats, RunTables, Served, StepPart
+
+Unit = Literal["s", "1/s", "share", "count"]
+Way = Literal[-1, 0, 1]
+LESS: Way = -1
+NEITHER: Way = 0
+MORE: Way = 1
+"""Which is better."""
+
+Number = int | float
+EachValue = Callable[[Served], tuple[Floats, Floats]]
+"""Values of some requests, and how often each came."""
+OfRequests = Callable[[Served], Number | None]
+"""A number; None where it cannot be told, and the summary has no such key."""
+OfRun = Callable[..., Number | None]
+"""The same of a run, and of what was summed up over its steps."""
+Sums = Callable[[StepPart], Sequence[float]]
+
+STATISTICS = {"mean": "mean", "p50": "P50", "p90": "P90", "p99": "P99"}
+"""Suffixes of a latency's keys, as a reader knows them."""
+_PERCENTS = tuple(float(name[1:]) for name in STATISTICS if name != "mean")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of each finished request, told as a mean and percentiles."""
+
+    of: EachRequest
+
+    def values(self, served: Served) -> tuple[Floats, Floats]:
+        """The values, and how often each came."""
+        values = served.requests.each(self.of)[served.finished]
+        values = values[~np.isnan(values)]
+        return values, np.ones(len(values))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds of which a request has any number, told as a mean and percentiles."""
+
+    of: EachValue
+
+    def values(self, served: Served) -> tuple[Floats, Floats]:
+        """The values, and how often each came."""
+        return self.of(served)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A count or a rate of requests: of all together, and of each client."""
+
+    of: OfRequests
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A number for the whole run.
+
+    What is worked out of steps is so a part at a time, since a run may have millions: `sums` gives
+    for some steps what is added up over all, and `of` gets the run and these sums.
+    """
+
+    of: OfRun
+    sums: Sums
+
+
+How = Latency | Spread | Tally | Whole
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric; a latency has a key in the summary for each of `STATISTICS`."""
+
+    name: str
+    label: str
+    unit: Unit
+    better: Way
+    meaning: str
+    how: How
+
+    @property
+    def latency(self) -> bool:
+        """Whether it has a key for each of `STATISTICS`."""
+        return isinstance(self.how, Latency | Spread)
+
+    def of_requests(self, served: Served) -> dict[str, Number]:
+        """What the summary has of it for some requests; nothing of what is the whole run's."""
+        if isinstance(self.how, Whole):
+            return {}
+        if isinstance(self.how, Tally):
+            return _told(self.name, self.how.of(served))
+        values, weights = self.how.values(served)
+        percentiles = weighted_percentiles(values, weights, _PERCENTS)
+        found = (weighted_mean(values, weights), *map(float, percentiles))
+        return {f"{self.name}_{which}": one for which, one in zip(STATISTICS, found, strict=True)}
+
+    def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
+        """What the summary has of it for the whole run alone."""
+        return _told(self.name, self.how.of(run, *sums)) if isinstance(self.how, Whole) else {}
+
+
+class Metrics(dict[str, Metric]):
+    """Metrics by name, in the order in which a summary has them.
+
+    A metric is a function under one of the decorators below: its name is the metric's, its
+    docstring the meaning that a report's readers are told.
+    """
+
+    def latency(self, label: str) -> Callable[[EachRequest], EachRequest]:
+        """Seconds of each request; who did not finish is left out."""
+
+        def define(of: EachRequest) -> EachRequest:
+            self._define(of, label, "s", LESS, Latency(of))
+            return of
+
+        return define
+
+    def spread(self, label: str) -> Callable[[EachValue], EachValue]:
+        """Seconds of which a request has any number."""
+
+        def define(of: EachValue) -> EachValue:
+            self._define(of, label, "s", LESS, Spread(of))
+            return of
+
+        return define
+
+    def tally(self, label: str, unit: Unit, better: Way) -> Callable[[OfRequests], OfRequests]:
+        """One number for some requests."""
+
+        def define(of: OfRequests) -> OfRequests:
+            self._define(of, label, unit, better, Tally(of))
+            return of
+
+        return define
+
+    def whole(
+        self, label: str, unit: Unit, better: Way, sums: Sums = lambda steps: ()
+    ) -> Callable[[OfRun], OfRun]:
+        """One number for the run."""
+
+        def define(of: OfRun) -> OfRun:
+            self._define(of, label, unit, better, Whole(of, sums))
+            return of
+
+        return define
+
+    def _define(self, of: OfRun, label: str, unit: Unit, better: Way, how: How) -> None:
+        name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
+        self[name] = Metric(name, label, unit, better, meaning, how)
+
+
+def _told(name: str, value: Number | None) -> dict[str, Number]:
+    return {} if value is None else {name: value}

@@ -1,0 +1,142 @@
+"""What metrics are worked out of: a run's tables, by column, and what is known of its server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pagedsim.metrics.slo import Slo
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+EachRequest = Callable[["Requests"], Floats]
+"""One value a request; NaN for one that has none."""
+
+NAN = float("nan")
+
+
+class Requests:
+    """The table of requests, of which a column is read when it is first asked for."""
+
+    def __init__(self, column: Callable[[str], pa.ChunkedArray]) -> None:
+        self._column = column
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._values: dict[EachRequest, Floats] = {}
+        self._states: dict[str, Mask] = {}
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Requests:
+        """Those of a table in memory."""
+        return cls(table.column)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            self._columns[name] = np.asarray(self._column(name).to_numpy())
+        return self._columns[name]
+
+    def are(self, state: str) -> Mask:
+        """Which are finished, rejected, aborted or unfinished."""
+        if state not in self._states:
+            self._states[state] = self.where("state", state)
+        return self._states[state]
+
+    def where(self, name: str, word: str) -> Mask:
+        """Which have this word in a column of words."""
+        column = self._column(name)
+        if not len(column):
+            return np.zeros(0, dtype=bool)
+        return np.asarray(pc.equal(column, word).to_numpy())
+
+    def each(self, of: EachRequest) -> Floats:
+        """One value a request, worked out once; NaN for who did not finish."""
+        if of not in self._values:
+            self._values[of] = np.where(self.are("finished"), of(self), NAN)
+        return self._values[of]
+
+
+class StepPart:
+    """Some of the steps, by column."""
+
+    def __init__(self, batch: pa.RecordBatch, block_size: int) -> None:
+        self._batch = batch
+        self.block_size = block_size
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return np.asarray(self._batch[name].to_numpy())
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """How long each took."""
+        return np.asarray(self["end"] - self["start"])
+
+
+@dataclass(frozen=True)
+class RunTables:
+    """A whole run."""
+
+    requests: Requests
+    decode_ends: Floats
+    """When steps in which somebody decoded ended."""
+    last_end: float
+    """When the last of all steps did; NaN if there was none."""
+    total_blocks: int
+    max_seqs: int
+    slo: Slo | None
+    flops: float | None
+    bytes: float | None
+    peak_flops: float | None
+    peak_bandwidth: float | None
+
+    @cached_property
+    def makespan(self) -> float:
+        """First arrival to last finish; to the last step's end, if anybody is unfinished."""
+        arrived, finished = self.requests["arrival"], self.requests.are("finished")
+        if not len(arrived):
+            return NAN
+        over = float(self.requests["finished"][finished].max()) if finished.any() else NAN
+        if self.requests.are("unfinished").any():
+            over = self.last_end
+        return over - float(arrived.min())
+
+
+@dataclass(frozen=True)
+class Served:
+    """Requests of a run that are summed up together: all, or those of one client."""
+
+    run: RunTables
+    mask: Mask
+    """Which of the run's requests they are."""
+
+    @property
+    def requests(self) -> Requests:
+        """All of the run."""
+        return self.run.requests
+
+    @cached_property
+    def finished(self) -> Mask:
+        """Which of all are among them and were served to their end."""
+        return self.mask & self.requests.are("finished")
+
+    def count(self, state: str) -> int:
+        """How many of them are in a state."""
+        return int(np.sum(self.mask & self.requests.are(state)))
+
+    def total(self, name: str) -> int:
+        """The sum of a column of counts."""
+        return int(self.requests[name][self.mask].sum())
+
+    def per_second(self, count: int) -> float:
+        """A count over the makespan of the whole run, so that the rates of clients add up."""
+        return ratio(count, self.run.makespan)
+
+
+def ratio(some: float, of: float) -> float:
+    """`some / of`; NaN where there is nothing to divide by."""
+    return some / of if of else NAN
