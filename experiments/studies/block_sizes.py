@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from experiments.studies.slot_waste import unused_slots
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
-from pagedsim.metrics.compare import Estimate, estimate
+from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.block_sizes import draw_sizes
@@ -123,12 +122,9 @@ class BlockSizes(Reproduction):
         """The sizes that are not surely slower than the best, seed by seed; none for one seed."""
         times = {size: [run.summary[E2E] for run in runs] for size, runs in of.items()}
         best = min(times.values(), key=fmean)
-        slower = {
-            size: estimate([math.log(one / least) for one, least in zip(own, best, strict=True)])
-            for size, own in times.items()
-        }
+        slower = {size: paired_ratio(own, best) for size, own in times.items()}
         surely = [
-            size for size, more in slower.items() if (more.low if more.known else more.mean) > 0
+            size for size, more in slower.items() if (more.low if more.known else more.mean) > 1
         ]
         return [size for size in of if size not in surely] if len(best) > 1 else []
 

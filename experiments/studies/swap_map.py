@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +13,7 @@ from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.fidelity.engine_model import Prices
-from pagedsim.metrics.compare import Estimate, estimate
+from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.percent import signed
@@ -357,15 +356,8 @@ class SwapMap(Reproduction):
 
 def _effects(runs: Mapping[str, Sequence[Run]], where: str) -> dict[str, Estimate]:
     """Throughput of each way over that of recompute: geometric means of the seeds' ratios."""
-    base = runs[f"{where}recompute"]
-    found = {}
-    for way in WAYS:
-        logs = [
-            math.log(run.summary[THROUGHPUT] / other.summary[THROUGHPUT])
-            for run, other in zip(runs[where + way], base, strict=True)
-        ]
-        found[way] = Estimate(*(math.exp(value) for value in estimate(logs)))
-    return found
+    found = {way: [run.summary[THROUGHPUT] for run in runs[where + way]] for way in WAYS}
+    return {way: paired_ratio(values, found["recompute"]) for way, values in found.items()}
 
 
 def _most(prices: Sequence[Price]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,7 @@ OfRequests = Callable[[Served], Number | None]
 """A number; None where it cannot be told, and the summary has no such key."""
 OfRun = Callable[..., Number | None]
 """The same of a run, and of what was summed up over its steps."""
+Function = Callable[..., Any]
 Sums = Callable[[StepPart], Sequence[float]]
 
 STATISTICS = {"mean": "mean", "p50": "P50", "p90": "P90", "p99": "P99"}
@@ -155,7 +156,7 @@ class Metrics(dict[str, Metric]):
 
         return define
 
-    def _define(self, of: OfRun, label: str, unit: Unit, better: Way, how: How) -> None:
+    def _define(self, of: Function, label: str, unit: Unit, better: Way, how: How) -> None:
         name, meaning = of.__name__, " ".join((of.__doc__ or "").split())
         self[name] = Metric(name, label, unit, better, meaning, how)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagedsim.metrics.catalogue import scale_of, text_of
-from pagedsim.metrics.compare import SAME, Estimate, estimate
+from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report.percent import percent, signed
@@ -96,7 +96,7 @@ class Arm:
     def rate(self) -> Estimate:
         """The highest rate that met the objective, over the seeds; NaN where there is no edge."""
         if any(edge.low is None or edge.high is None for edge in self.edges):
-            return Estimate(math.nan, math.nan, math.nan)
+            return NO_ESTIMATE
         return estimate([edge.low.rate for edge in self.edges if edge.low])
 
     @property
@@ -135,12 +135,9 @@ class Arm:
         """The geometric mean of the seeds' ratios to another arm."""
         theirs = {edge.seed: edge.low.rate for edge in other.edges if edge.low}
         pairs = [(e.low.rate, theirs[e.seed]) for e in self.edges if e.low and e.seed in theirs]
-        if not pairs or math.isnan(self.rate.mean) or math.isnan(other.rate.mean):
-            return Estimate(math.nan, math.nan, math.nan)
-        logs = [math.log(a / b) for a, b in pairs]
-        if max(logs) - min(logs) <= SAME:
-            return Estimate(math.exp(logs[0]), math.nan, math.nan)
-        return Estimate(*map(math.exp, estimate(logs)))
+        if math.isnan(self.rate.mean) or math.isnan(other.rate.mean):
+            return NO_ESTIMATE
+        return paired_ratio([ours for ours, _ in pairs], [rate for _, rate in pairs])
 
 
 @dataclass(frozen=True)

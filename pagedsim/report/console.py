@@ -54,7 +54,7 @@ def _tables(study: Study, parts: list[Section], width: int) -> Iterator[Table]:
     names = min(names, _NAME) + 2  # the edges
     some: list[str] = []
     left = width - names
-    for key in parts[0].keys:
+    for key in parts[-1].keys:  # all requests together: they have every column
         needed = _width(parts, key) + _BORDER
         if some and left < needed:
             yield _table(study, parts, some)

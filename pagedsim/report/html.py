@@ -112,11 +112,12 @@ def _failed(study: Study) -> str:
 
 def _results(study: Study) -> Iterable[str]:
     parts = sections(study)
-    head = "".join(f"<th>{escape(label)}</th>" for label in parts[0].labels)
-    rows = "".join(_section(part, parts[0].keys, len(parts) > 1) for part in parts)
+    whole = parts[-1]  # all requests together: they have every column
+    head = "".join(f"<th>{escape(label)}</th>" for label in whole.labels)
+    rows = "".join(_section(part, whole.keys, len(parts) > 1) for part in parts)
     seeds = max(len(study.of(arm)) for arm in study.arms)
     note = f"Means over {seeds} seeds." if seeds > 1 else "One seed: no confidence intervals."
-    if seeds > 1 and len(parts[0].keys) <= _ROOMY:
+    if seeds > 1 and len(whole.keys) <= _ROOMY:
         note = (
             f"Means over {seeds} seeds, ± half of the 95 % confidence interval, which holds how "
             "much seeds differ; the change below, geometric mean of the seeds’ ratios, is surer."

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
-from pagedsim.metrics.compare import SAME, Estimate, estimate
+from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.files import write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report.percent import percent, signed
@@ -68,16 +68,9 @@ class Tuning:
     @property
     def ratio(self) -> Estimate:
         """The best against the default under the other seeds, as a geometric mean of ratios."""
-        seeds = self.confirmed_best.keys() & self.confirmed_default.keys()
-        pairs = [
-            (self.confirmed_best[seed], self.confirmed_default[seed]) for seed in sorted(seeds)
-        ]
-        if not pairs or min(min(pair) for pair in pairs) <= 0:
-            return Estimate(math.nan, math.nan, math.nan)
-        logs = [math.log(one / other) for one, other in pairs]
-        if max(logs) - min(logs) <= SAME:
-            return Estimate(math.exp(logs[0]), math.nan, math.nan)
-        return Estimate(*map(math.exp, estimate(logs)))
+        best, default = self.confirmed_best, self.confirmed_default
+        seeds = sorted(best.keys() & default.keys())
+        return paired_ratio([best[seed] for seed in seeds], [default[seed] for seed in seeds])
 
     def lines(self) -> list[str]:
         """What was found, in sentences."""

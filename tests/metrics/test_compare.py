@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.metrics.compare import _ratio, compare, estimate, student_t
+from pagedsim.metrics.compare import _ratio, compare, estimate, paired_ratio, student_t
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.study import Run, Study
 from tests.metrics.tables import study_of
@@ -230,6 +230,20 @@ def test_seeds_that_all_give_the_same_give_no_interval() -> None:
     """A recorded trace is the same under every seed: three runs of it are one."""
     assert not estimate([0.25, 0.25, 0.25]).known
     assert estimate([0.25, 0.25, 0.5]).known
+
+
+def test_a_paired_ratio_is_a_geometric_mean() -> None:
+    assert paired_ratio([2.0, 8.0], [1.0, 1.0]).mean == pytest.approx(4.0)
+    ratio = paired_ratio([2.0, 8.0], [1.0, 1.0])
+    half = student_t(1) * math.log(2)  # of logarithms of 1 and 3 times log 2
+    assert ratio.high == pytest.approx(4 * math.exp(half))
+    alike = paired_ratio([3.0, 6.0], [1.0, 2.0])
+    assert (alike.mean, alike.known) == (3.0, False)
+
+
+@pytest.mark.parametrize("pair", [([], []), ([0.0, 1.0], [1.0, 1.0]), ([1.0], [-1.0])])
+def test_a_paired_ratio_needs_values_above_zero(pair: tuple[list[float], list[float]]) -> None:
+    assert math.isnan(paired_ratio(*pair).mean)
 
 
 def test_a_ratio_of_means_has_an_interval_in_proportion() -> None:
