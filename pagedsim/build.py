@@ -75,6 +75,21 @@ def make_memory(name: str | Memory = "paged", **settings: Any) -> Memory:
     return _make("memory", name, MEMORIES, Memory, settings)
 
 
+def memory_class(name: str) -> type[Memory]:
+    """The class that a memory's name or path stands for."""
+    return _class("memory", name, MEMORIES, Memory)
+
+
+def preemption_class(name: str) -> type[Preemption]:
+    """The class that a preemption's name or path stands for."""
+    return _class("preemption", name, PREEMPTIONS, Preemption)
+
+
+def takes(make: Callable[..., Any], setting: str) -> bool:
+    """Whether a class has a setting of that name."""
+    return setting in signature(make).parameters
+
+
 def make_scheduler(
     *,
     memory: Memory,
@@ -85,15 +100,16 @@ def make_scheduler(
     max_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     async_scheduling: bool = False,
+    kind: type[Scheduler] = Scheduler,
 ) -> Scheduler:
-    """A scheduler from names.
+    """A scheduler from names; `kind` may be a class that does more.
 
     >>> make_scheduler(memory=make_memory(blocks=64), policy="prioritty")
     Traceback (most recent call last):
     pagedsim.core.errors.ConfigError: unknown policy 'prioritty': choose from fcfs, priority; \
 did you mean 'priority'?
     """
-    return Scheduler(
+    return kind(
         memory=memory,
         policy=make_policy(policy),
         preemption=make_preemption(preemption),
@@ -117,17 +133,20 @@ def _make(
             given = ", ".join(settings)
             raise ConfigError(f"{kind}={type(name).__name__}(): an object takes no {given}")
         return cast(T, name)
+    make = _class(kind, name, known, base)
+    _refuse_settings(kind, str(name), make, settings)
+    return make(**settings)
+
+
+def _class(kind: str, name: object, known: Mapping[str, type[T]], base: type[Any]) -> type[T]:
     if not isinstance(name, str):
         raise ConfigError(f"{kind}={name!r}: must be a name or a {base.__name__}")
-    make: type[T]
     if name in known:
-        make = known[name]
-    elif "." in name:
-        make = _by_path(kind, name, base)
-    else:
+        return known[name]
+    if "." not in name:
         raise unknown(kind, name, known)
-    _refuse_settings(kind, name, make, settings)
-    return make(**settings)
+    found: type[T] = _by_path(kind, name, base)
+    return found
 
 
 def _by_path(kind: str, path: str, base: type[Any]) -> Any:

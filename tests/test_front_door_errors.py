@@ -257,7 +257,7 @@ VALUES = {
     ),
     "block of letters": (
         f"{SINGLE} memory.block_size=x",
-        "memory.block_size=x: must be a whole number",
+        "memory.block_size='x': must be a whole number",
     ),
     "too much of the GPU": (
         f"{SINGLE} memory.gpu_memory_utilization=2",

@@ -63,7 +63,7 @@ def idle_model(device: torch.device) -> LoadedModel:
 def full_batch(model: LoadedModel, running: int, steps: int, ahead: bool) -> LLMEngine:
     """An engine whose `running` requests will all decode for longer than `steps` steps."""
     engine = LLMEngine(
-        model=model, device=model.device.type, max_num_seqs=running, async_scheduling=ahead
+        model=model, device=model.device.type, max_seqs=running, async_scheduling=ahead
     )
     params = SamplingParams(temperature=0, max_tokens=steps + 64, ignore_eos=True)
     rng = random.Random(0)

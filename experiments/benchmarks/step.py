@@ -189,8 +189,8 @@ class Bench:
             enforce_eager=not arm.graphs,
             async_scheduling=arm.ahead,
             kv_cache_dtype=arm.cache,
-            max_num_seqs=size.batch,
-            num_gpu_blocks=size.batch * -(-self.longest // 16),
+            max_seqs=size.batch,
+            blocks=size.batch * -(-self.longest // 16),
         )
         ahead = WARM + size.runs * RUN // 2
         params = SamplingParams(temperature=0, max_tokens=2 * ahead, ignore_eos=True)

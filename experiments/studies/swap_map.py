@@ -20,12 +20,11 @@ from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.swap_map import draw_map
 from pagedsim.run.backend import Backend
-from pagedsim.sim.replica import Layout
 
 THROUGHPUT = "output_tokens_per_s"
 SLOWER = 0.2
 """By so much recompute is slower than swap at most, as published for OPT-13B on an A100."""
-COPIES: Mapping[Layout, str] = {"layer": "a copy a layer", "block": "a copy a block"}
+COPIES: Mapping[str, str] = {"layer": "a copy a layer", "block": "a copy a block"}
 WAYS: Mapping[str, Sequence[str]] = {
     "recompute": ["preemption=recompute"],
     "swap, a copy a layer": ["preemption=swap", "memory.kv_layout=layer"],
@@ -41,7 +40,7 @@ class Place(NamedTuple):
     model: str
     machine: str
     bus: str
-    layout: Layout
+    layout: str
 
 
 @dataclass(frozen=True, kw_only=True)

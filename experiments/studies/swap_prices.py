@@ -10,10 +10,11 @@ from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.plan import Chunk
 from pagedsim.run.objects import make
+from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
-from pagedsim.sim.replica import Layout, Replica
+from pagedsim.sim.replica import Replica
 
 _SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
 
@@ -52,21 +53,21 @@ class Priced:
         config: Mapping[str, Any],
         *,
         block_size: int | None = None,
-        layout: Layout | None = None,
+        layout: str | None = None,
         pcie_gb_s: float | None = None,
     ) -> None:
         memory = config["memory"]
-        hardware = make("hardware", config["hardware"], Hardware)
-        if pcie_gb_s is not None:
-            hardware = replace(hardware, pcie_gb_s=pcie_gb_s)
-        self.replica = Replica(
-            model=make("model", config["model"], ModelShape),
-            hardware=hardware,
-            tensor_parallel=config["tensor_parallel"],
+        server = ServerSpec(
             block_size=block_size or memory["block_size"],
             kv_layout=layout or memory["kv_layout"],
             kv_cache_dtype=config["kv_cache_dtype"],
+            tensor_parallel=config["tensor_parallel"],
         )
+        hardware = make("hardware", config["hardware"], Hardware)
+        if pcie_gb_s is not None:
+            hardware = replace(hardware, pcie_gb_s=pcie_gb_s)
+        model = make("model", config["model"], ModelShape)
+        self.replica = Replica.of(server, model, hardware)
         self.cost = make("cost", config["cost"], CostModel, replica=self.replica)
 
     def __call__(self, tokens: int, decodes: int = 1, context: int = 0) -> Price:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pagedsim.build import make_batching, make_memory, make_policy, make_preemption
-from pagedsim.core import ConfigError, Preemption, Scheduler
+from kernels.float8 import name_of
+from pagedsim.core import ConfigError, Scheduler
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.cache import Cache, CacheShape, cache_dtype
 from pagedsim.engine.models import LoadedModel, load_model
@@ -24,6 +23,7 @@ from pagedsim.engine.room import GIB, in_memory, require_host
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.sampler import rehearse_sampling
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
+from pagedsim.server import ServerSpec
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Parts:
     """What an engine is made of."""
 
     model: LoadedModel
+    server: ServerSpec
+    """With all its sizes."""
     tokenizer: Tokenizer | None
     scheduler: Scheduler
     runner: Runner
@@ -50,66 +52,66 @@ def assemble(arguments: Arguments) -> Parts:
 
 
 def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
-    longest = model.max_model_len
+    server, prices, graphs = arguments.server, Measured(), not arguments.enforce_eager
     shape = CacheShape(
         model.num_layers,
-        arguments.block_size,
+        server.block_size,
         model.num_kv_heads,
         model.head_dim,
-        cache_dtype(arguments.kv_cache_dtype, model.dtype),
+        cache_dtype(server.kv_cache_dtype, model.dtype),
     )
-    prices = Measured()
-    preemption = _preemption(arguments.preemption, prices)
-    scheduler, cache = _with_memory(arguments, model, shape, longest, preemption)
+    measure = server.weighs_prices
+    server = _sized(server.priced(prices), model, shape, graphs=graphs)
+    scheduler = server.scheduler()
+    cache = _allocated(server, shape, model.device)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
-    seqs, most, layout = scheduler.max_seqs, scheduler.max_model_len, arguments.kv_layout
+    seqs, most, layout = scheduler.max_seqs, scheduler.max_model_len, server.kv_layout
     if model.ranks is None:
         runner = Runner(model, cache, seqs=seqs, longest=most, layout=layout)
     else:
         runner = Leader(model.ranks, model, cache, seqs=seqs, longest=most, layout=layout)
-    runner.warm_up(scheduler.max_batched_tokens, graphs=not arguments.enforce_eager)
+    runner.warm_up(scheduler.max_batched_tokens, graphs=graphs)
     rehearse_sampling(model.vocab_size, model.device)
-    if arguments.preemption == "cheapest" or callable(arguments.preemption):
+    if measure:
         prices.measure(runner, scheduler.max_batched_tokens)
-    return Parts(model, tokenizer, scheduler, runner, prices)
+    return Parts(model, server, tokenizer, scheduler, runner, prices)
 
 
 def loaded(arguments: Arguments) -> LoadedModel:
     """The model alone, for engines that are to share it; one that is loaded already is taken."""
+    server = arguments.server
     if isinstance(there := arguments.model, LoadedModel):
-        length = arguments.max_model_len or there.max_model_len
+        length = server.max_model_len or there.max_model_len
         if length > there.max_model_len:
             raise ConfigError(f"max_model_len={length}: was loaded for {there.max_model_len}")
-        if (size := arguments.tensor_parallel_size) != there.ranks_count:
-            raise ConfigError(f"tensor_parallel_size={size}: was loaded for {there.ranks_count}")
+        if (size := server.tensor_parallel) != there.ranks_count:
+            raise ConfigError(f"tensor_parallel={size}: was loaded for {there.ranks_count}")
         return replace(there, max_model_len=length)
     device = device_of(arguments.device)
-    if arguments.tensor_parallel_size > 1:
+    if server.tensor_parallel > 1:
         return _split(arguments, device)
-    return _load(arguments.model, device, _loading(arguments))
+    return _load(arguments.model, device, arguments.loading)
 
 
 def check_split(arguments: Arguments) -> None:
     """Raise ConfigError where the model cannot be split as it is asked to; reads no weights."""
-    size, model = arguments.tensor_parallel_size, arguments.model
+    size, model = arguments.server.tensor_parallel, arguments.model
     if size == 1 or isinstance(model, LoadedModel):
         return
     if device_of(arguments.device).type == "cuda" and size > (there := torch.cuda.device_count()):
-        raise ConfigError(
-            f"tensor_parallel_size={size}: torch finds {there} of the GPUs that it needs"
-        )
+        raise ConfigError(f"tensor_parallel={size}: torch finds {there} of the GPUs that it needs")
     if not hasattr(socket, "AF_UNIX") or not torch.distributed.is_available():
-        raise ConfigError(f"tensor_parallel_size={size}: needs Unix sockets and torch.distributed")
+        raise ConfigError(f"tensor_parallel={size}: needs Unix sockets and torch.distributed")
     check_shares(model, size, arguments.model_impl)
 
 
 def _split(arguments: Arguments, device: torch.device) -> LoadedModel:
     """The share of rank 0; it has the other ranks, each with its own share."""
     check_split(arguments)
-    size = arguments.tensor_parallel_size
+    size = arguments.server.tensor_parallel
     if device.type == "cuda":
         device = torch.device(device.type, 0)
-    settings = _loading(arguments)
+    settings = arguments.loading
     ranks = Ranks(size, device)
     with ranks.together("load", arguments.model, settings):
         model = _load(arguments.model, device, {**settings, "share": Share(0, size)})
@@ -119,69 +121,41 @@ def _split(arguments: Arguments, device: torch.device) -> LoadedModel:
     return replace(model, ranks=ranks)
 
 
-def _loading(arguments: Arguments) -> dict[str, Any]:
-    """What decides what is loaded, beside the model and where it goes."""
-    names = ("dtype", "load_format", "model_impl", "seed", "max_model_len")
-    return {name: getattr(arguments, name) for name in names}
-
-
 def _load(model: Any, device: torch.device, settings: dict[str, Any]) -> LoadedModel:
     with in_memory("no room for the weights", device, "take a smaller model or dtype"):
         return load_model(model, device=device, **settings)
 
 
-def _preemption(
-    given: str | Preemption | Callable[[Measured], Preemption], prices: Measured
-) -> Preemption:
-    if callable(given):
-        return given(prices)
-    return make_preemption(given, **({"prices": prices} if given == "cheapest" else {}))
-
-
-def _with_memory(
-    arguments: Arguments,
-    model: LoadedModel,
-    shape: CacheShape,
-    longest: int,
-    preemption: Preemption,
-) -> tuple[Scheduler, Cache]:
-    batching = make_batching(arguments.batching)
-    seqs = arguments.max_num_seqs
-    tokens = arguments.max_num_batched_tokens or batching.default_tokens(longest, seqs)
-    knobs = f"lower max_num_batched_tokens={tokens} or max_num_seqs={seqs}"
+def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bool) -> ServerSpec:
+    """The server with its blocks and its limits, from what is left beside the model."""
+    longest = model.max_model_len
+    seqs, tokens = server.max_seqs, server.step_tokens(longest)
+    knobs = f"lower max_batched_tokens={tokens} or max_seqs={seqs}"
     with in_memory("no room for the activations of the largest step", model.device, knobs):
-        blocks = arguments.num_gpu_blocks or _fitting_blocks(
+        blocks = server.blocks or _fitting_blocks(
             model,
             shape,
             max_model_len=longest,
             max_seqs=seqs,
             max_batched_tokens=tokens,
-            utilization=arguments.gpu_memory_utilization,
-            graphs=not arguments.enforce_eager,
+            utilization=server.gpu_memory_utilization,
+            graphs=graphs,
         )
-    if arguments.max_model_len is None:  # then as long as the memory holds
+    if server.max_model_len is None:  # then as long as the memory holds
         longest = min(longest, blocks * shape.block_size)
-    cpu_blocks = arguments.num_cpu_blocks
-    if cpu_blocks is None:
-        cpu_blocks = int(arguments.swap_space * GIB // shape.block_bytes)
-    cpu_blocks = cpu_blocks if preemption.swaps else 0
-    _require_room(shape, blocks, cpu_blocks, model.device, arguments.tensor_parallel_size)
-    scheduler = Scheduler(
-        memory=make_memory(
-            arguments.memory,
-            blocks=blocks,
-            block_size=shape.block_size,
-            cpu_blocks=cpu_blocks,
-        ),
-        batching=batching,
-        policy=make_policy(arguments.policy),
-        preemption=preemption,
-        max_seqs=seqs,
-        max_batched_tokens=arguments.max_num_batched_tokens,
+    swapped = server.cpu_blocks
+    if swapped is None:
+        swapped = int(server.swap_space_gib * GIB // shape.block_bytes)
+    swapped = swapped if server.may_swap else 0
+    _require_room(server, shape, blocks, swapped, model.device)
+    return replace(
+        server,
+        blocks=blocks,
+        cpu_blocks=swapped,
         max_model_len=longest,
-        async_scheduling=arguments.async_scheduling,
+        max_batched_tokens=server.step_tokens(longest),
+        kv_cache_dtype=name_of(shape.dtype),
     )
-    return scheduler, _allocated(shape, blocks, cpu_blocks, model.device)
 
 
 def _fitting_blocks(model: LoadedModel, shape: CacheShape, **settings: Any) -> int:
@@ -194,31 +168,35 @@ def _fitting_blocks(model: LoadedModel, shape: CacheShape, **settings: Any) -> i
 
 
 def _require_room(
-    shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device, ranks: int
+    server: ServerSpec, shape: CacheShape, blocks: int, swapped: int, device: torch.device
 ) -> None:
     """Raise ConfigError for pools that cannot be, before anything as large is made for them."""
-    size, knobs = f"of {shape.block_bytes / 2**20:.3g} MiB", "lower num_cpu_blocks or swap_space"
+    size, ranks = f"of {shape.block_bytes / 2**20:.3g} MiB", server.tensor_parallel
     if ranks > 1:
         size += f" on each of {ranks} ranks"
-    host = cpu_blocks * shape.block_bytes * ranks
+    knobs = f"lower cpu_blocks={swapped}"
+    if server.cpu_blocks is None:
+        knobs = f"lower swap_space_gib={server.swap_space_gib:g}"
+    host = swapped * shape.block_bytes * ranks
     if device.type != "cuda":
-        what = f"{blocks} blocks, and {cpu_blocks} for who is swapped out, {size}"
+        what = f"{blocks} blocks, and {swapped} for who is swapped out, {size}"
         host += blocks * shape.block_bytes * ranks
-        require_host(what, host, f"lower num_gpu_blocks, or {knobs}")
+        require_host(what, host, f"lower blocks={blocks}" + f", or {knobs}" * (swapped > 0))
         return
-    require_host(f"{cpu_blocks} blocks for who is swapped out, {size},", host, knobs)
+    require_host(f"{swapped} blocks for who is swapped out, {size},", host, knobs)
     total = torch.cuda.get_device_properties(device).total_memory
     if blocks * shape.block_bytes > total:
         raise ConfigError(
-            f"num_gpu_blocks={blocks}: blocks {size} take {blocks * shape.block_bytes / GIB:.1f} "
+            f"blocks={blocks}: blocks {size} take {blocks * shape.block_bytes / GIB:.1f} "
             f"GiB, and the GPU has {total / GIB:.1f} GiB"
         )
 
 
-def _allocated(shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.device) -> Cache:
-    knobs = "lower num_gpu_blocks or gpu_memory_utilization"
-    with in_memory(f"no room for {blocks} blocks", device, knobs):
-        return Cache(shape, blocks, cpu_blocks, device)
+def _allocated(server: ServerSpec, shape: CacheShape, device: torch.device) -> Cache:
+    assert server.blocks is not None and server.cpu_blocks is not None
+    knobs = f"lower blocks={server.blocks} or gpu_memory_utilization"
+    with in_memory(f"no room for {server.blocks} blocks", device, knobs):
+        return Cache(shape, server.blocks, server.cpu_blocks, device)
 
 
 def device_of(name: str) -> torch.device:

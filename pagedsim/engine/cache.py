@@ -6,14 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.float8 import AUTO, FORMATS
-
-DTYPES = (AUTO, "fp8", *FORMATS)
-"""What `kv_cache_dtype` may be: fp8 is fp8_e4m3, as in vLLM."""
+from kernels.float8 import FORMATS
 
 
 def cache_dtype(name: str, model: torch.dtype) -> torch.dtype:
-    """What a cache of that name holds beside a model that computes in `model`."""
+    """What a cache with that `kv_cache_dtype` holds beside a model that computes in `model`."""
     return FORMATS.get("fp8_e4m3" if name == "fp8" else name, model)
 
 

@@ -6,7 +6,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +20,6 @@ from pagedsim.core import (
     Scheduler,
     StepPlan,
 )
-from pagedsim.core.errors import unknown
 from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import assemble
@@ -45,14 +43,6 @@ class Observer(Protocol):
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected."""
-
-
-def _arguments(settings: dict[str, Any]) -> Arguments:
-    known = [field.name for field in fields(Arguments)]
-    for name in settings:
-        if name not in known:
-            raise unknown("engine setting", name, known)
-    return Arguments(**settings)
 
 
 class StepTimes(NamedTuple):
@@ -87,13 +77,14 @@ class LLMEngine:
         clock: Callable[[], float] = time.perf_counter,
         **settings: Any,
     ) -> None:
-        """`settings` are those of `Arguments`, where no object is given.
+        """`settings` are those of `Arguments.of`, where no object is given.
 
         `clock` gives the time in seconds; what the engine reports is counted from now.
         """
-        self.arguments = arguments = arguments or _arguments(settings)
+        self.arguments = arguments = arguments or Arguments.of(**settings)
         parts = assemble(arguments)
         self.model, self.tokenizer = parts.model, parts.tokenizer
+        self.server = parts.server
         self.scheduler, self.runner = parts.scheduler, parts.runner
         self.observer = observer
         self.prices = parts.prices
@@ -109,7 +100,7 @@ class LLMEngine:
         self._flight: Flight | None = None  # planned, and not told of; the oldest
         self._untold: list[StepPlan] = []  # all such plans
         # A CPU would do nothing else meanwhile: it plans the next step first.
-        self._defers = arguments.async_scheduling and self.model.device.type == "cpu"
+        self._defers = self.server.async_scheduling and self.model.device.type == "cpu"
         self.scheduler.expect_tokens()
         self._groups: dict[RequestId, Group] = {}
         self._streamed: set[RequestId] = set()

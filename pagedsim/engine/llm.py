@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from pagedsim.core import RequestError, SamplingParams
+from pagedsim.core import ConfigError, RequestError, SamplingParams
+from pagedsim.core.errors import unknown
+from pagedsim.engine.arguments import SETTINGS, Arguments
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import RequestOutput
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""
+
+VLLM_NAMES: Mapping[str, str] = {
+    "max_seqs": "max_num_seqs",
+    "max_batched_tokens": "max_num_batched_tokens",
+    "blocks": "num_gpu_blocks",
+    "cpu_blocks": "num_cpu_blocks",
+    "swap_space_gib": "swap_space",
+    "tensor_parallel": "tensor_parallel_size",
+}
+"""What vLLM calls some of our settings. They are translated here and nowhere else."""
 
 
 class LLM:
@@ -28,8 +41,17 @@ class LLM:
     """
 
     def __init__(self, model: Any = "tiny", **settings: Any) -> None:
-        """`settings` are those of `Arguments`: dtype, device, block_size, preemption, ..."""
-        self.engine = LLMEngine(model=model, **settings)
+        """`settings` are those of `Arguments` and `ServerSpec`: dtype, block_size, preemption, ...
+
+        Six of them are called as in vLLM: `max_num_seqs`, `max_num_batched_tokens`,
+        `num_gpu_blocks`, `num_cpu_blocks`, `swap_space` (in GiB) and `tensor_parallel_size`; in
+        errors, too.
+        """
+        arguments = {"model": model, **_from_vllm(settings)}
+        try:
+            self.engine = LLMEngine(Arguments.of(**arguments))
+        except ConfigError as error:
+            raise ConfigError(_to_vllm(str(error))) from error
         self._served = 0
 
     def generate(
@@ -87,6 +109,21 @@ class LLM:
                 self.engine.abort_request(name)
         while self.engine.has_unfinished_requests():  # a step was planned ahead
             self.engine.step()
+
+
+def _from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under our names."""
+    ours = {VLLM_NAMES.get(name, name): name for name in SETTINGS}
+    for name in settings:
+        if name not in ours:
+            raise unknown("engine setting", name, ours)
+    return {ours[name]: value for name, value in settings.items()}
+
+
+def _to_vllm(text: str) -> str:
+    """An error's text with the settings that it names, as in blocks=3, under vLLM's names."""
+    names = "|".join(VLLM_NAMES)
+    return re.sub(rf"\b({names})(?=[=:])", lambda found: VLLM_NAMES[found[1]], text)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

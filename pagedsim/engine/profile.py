@@ -55,7 +55,7 @@ def fitting_blocks(
             f"weights, activations and others take {peak / GIB:.1f}, leave {max(blocks, 0)} blocks "
             f"of {shape.block_bytes / 2**20:.2f} MiB: one request of max_model_len={max_model_len} "
             f"needs {needed}; raise gpu_memory_utilization, or lower max_model_len or "
-            f"max_num_batched_tokens={max_batched_tokens}"
+            f"max_batched_tokens={max_batched_tokens}"
         )
     return min(blocks, useful)
 

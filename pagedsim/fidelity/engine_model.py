@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
-from pagedsim.build import make_memory
-from pagedsim.core import Batching, ConfigError, Policy, Preemption, Scheduler
+from pagedsim.core import ConfigError, Scheduler
 from pagedsim.run.backend import Settings
-from pagedsim.run.objects import make, takes
+from pagedsim.run.objects import make
+from pagedsim.run.server import server_of
+from pagedsim.server import ServerSpec
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.model import ModelShape
@@ -42,36 +43,19 @@ class Prices:
 
 def scheduler_of(config: Settings, machine: Settings, kind: type[S]) -> S:
     """A scheduler with the engine's limits and sizes, whatever they came from."""
-    preemption = config["preemption"]
-    priced = takes(preemption["_target_"], "prices")
-    prices = {"prices": Prices(machine.get("prices"))} if priced else {}
-    return kind(
-        memory=make_memory(
-            config["memory"].get("kind", "paged"),
-            blocks=machine["blocks"],
-            block_size=machine["block_size"],
-            cpu_blocks=machine["cpu_blocks"],
-        ),
-        batching=make("batching", config["batching"], Batching),
-        policy=make("policy", config["policy"], Policy),
-        preemption=make("preemption", preemption, Preemption, **prices),
-        max_seqs=machine["max_seqs"],
-        max_batched_tokens=machine["max_batched_tokens"],
-        max_model_len=machine["max_model_len"],
-        async_scheduling=machine.get("async_scheduling", False),
-    )
+    server = server_of(config).of_sizes(machine)
+    if server.weighs_prices:
+        server = server.priced(Prices(machine.get("prices")))
+    scheduler = server.scheduler(kind)
+    assert isinstance(scheduler, kind)
+    return scheduler
 
 
 def replica_of(config: Settings, machine: Settings) -> Replica:
     """What the engine served, on what, in the simulator's terms."""
-    return Replica(
-        model=_shape(config),
-        hardware=_hardware(config, machine),
-        tensor_parallel=machine.get("tensor_parallel", 1),
-        block_size=machine["block_size"],
-        kv_layout=config["memory"].get("kv_layout", "block"),
-        kv_cache_dtype=machine.get("kv_cache_dtype", "auto"),
-    )
+    layout = config["memory"].get("kv_layout", "block")
+    server = ServerSpec(kv_layout=layout).of_sizes(machine)
+    return Replica.of(server, _shape(config), _hardware(config, machine))
 
 
 def _shape(config: Settings) -> ModelShape:

@@ -12,12 +12,12 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 _OURS = (
-    *("pagedsim.core", "pagedsim.build", "pagedsim.sim", "pagedsim.workload", "pagedsim.metrics"),
-    *("pagedsim.engine", "kernels", "policies"),
+    *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim"),
+    *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "kernels", "policies"),
     *("pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
     *("pagedsim.run.backend", "pagedsim.run.simulated", "pagedsim.run.serving"),
     *("pagedsim.run.machine", "pagedsim.run.clocks", "pagedsim.run.model_cache"),
-    "pagedsim.run.stoppable",
+    *("pagedsim.run.stoppable", "pagedsim.run.server"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]

@@ -24,27 +24,17 @@ def facts_of(engine: LLMEngine, name: str) -> Settings:
     import torch
     import transformers
 
-    from kernels.float8 import name_of
-
-    device, memory = engine.model.device, engine.scheduler.memory
+    device = engine.model.device
     cuda = device.type == "cuda"
     return {
         "backend": "engine",
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
         "threads": torch.get_num_threads(),
         "model": name,
-        "tensor_parallel": engine.model.ranks_count,
         "model_impl": "transformers" if engine.model.native is None else "native",
         "dtype": str(engine.model.dtype).removeprefix("torch."),
         "vocab_size": engine.model.vocab_size,
-        "max_seqs": engine.scheduler.max_seqs,
-        "max_batched_tokens": engine.scheduler.max_batched_tokens,
-        "async_scheduling": engine.scheduler.async_scheduling,
-        "max_model_len": engine.scheduler.max_model_len,
-        "blocks": memory.total,
-        "block_size": memory.block_size,
-        "cpu_blocks": memory.cpu_total,
-        "kv_cache_dtype": name_of(engine.runner.cache.shape.dtype),
+        **engine.server.sizes(),
         "block_bytes": engine.runner.cache.shape.block_bytes,
         "prices": {"prefill": engine.prices.prefill, "transfer": engine.prices.transfer},
         "torch": torch.__version__,

@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from pagedsim.engine.arguments import Arguments
     from pagedsim.engine.models import LoadedModel
 
-_DECIDE = (
-    *("dtype", "device", "load_format", "model_impl", "seed", "max_model_len"),
-    "tensor_parallel_size",
-)
-"""Settings of an engine, beside its model, that decide what is loaded."""
-
 
 class ModelCache:
     """Loads models, and keeps one; of one that cannot be loaded it keeps why."""
@@ -29,7 +23,8 @@ class ModelCache:
         """What these arguments load; raises ConfigError where they cannot."""
         from pagedsim.engine.assemble import loaded
 
-        key = (_named(arguments.model), *(getattr(arguments, name) for name in _DECIDE))
+        where = arguments.device, arguments.server.tensor_parallel
+        key = (_named(arguments.model), *where, *arguments.loading.values())
         if key != self._key or self._gone():
             self._drop()  # first, since there may be no room for two
             try:

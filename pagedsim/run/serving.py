@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from pagedsim.core import (
-    Batching,
-    ConfigError,
-    Policy,
-    Preemption,
-    Request,
-    RequestId,
-    Scheduler,
-    StepPlan,
-)
+from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
 from pagedsim.run.backend import Backend, Settings, Stage
@@ -30,7 +19,9 @@ from pagedsim.run.clocks import CLOCKS, WallClock
 from pagedsim.run.machine import facts_of, give_back, the_machine, threads
 from pagedsim.run.model_cache import ModelCache
 from pagedsim.run.objects import make, said_of, takes
+from pagedsim.run.server import server_of
 from pagedsim.run.stoppable import StoppableRecorder, Stopped
+from pagedsim.server import ServerSpec
 from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
 
@@ -128,27 +119,27 @@ class Engine(Backend):
                 "see what other processes compute"
             )
         model, name = self._model(config)
-        settings = {
-            "model": model,
-            "dtype": self.dtype,
-            "device": self.device,
-            "load_format": self.load_format,
-            "model_impl": self.model_impl,
-            "tensor_parallel_size": config["tensor_parallel"],
-            "enforce_eager": self.enforce_eager,
-            "kv_cache_dtype": config["kv_cache_dtype"],
-            "policy": make("policy", config["policy"], Policy),
-            "batching": make("batching", config["batching"], Batching),
-            "preemption": _preemption(config["preemption"]),
-            **_limits(config["server"]),
-            **_memory(config["memory"], self.cache_tokens),
-        }
-        backend = {"load_format": None, "model_impl": None}
-        with said_of("backend", backend), said_of("memory", {"kv_layout": None}):
-            arguments = Arguments(**settings)
-        with _called_tensor_parallel():
-            check_split(arguments)
+        server = self._server(config)
+        with said_of("backend", {"load_format": None, "model_impl": None}):
+            arguments = Arguments(
+                model=model,
+                dtype=self.dtype,
+                device=self.device,
+                load_format=self.load_format,
+                model_impl=self.model_impl,
+                enforce_eager=self.enforce_eager,
+                server=server,
+            )
+        check_split(arguments)
         return Serving(arguments, name, seed, self.threads, CLOCKS[self.clock]())
+
+    def _server(self, config: Settings) -> ServerSpec:
+        server = server_of(config)
+        if (kind := server.memory) not in ("paged", "prefix"):
+            raise ConfigError(f"memory.kind={kind}: backend=engine has paged and prefix")
+        if server.blocks is not None or self.cache_tokens is None:
+            return server
+        return replace(server, blocks=max(self.cache_tokens // server.block_size, 1))
 
     def _model(self, config: Settings) -> tuple[Any, str]:
         """What to load, and its name: one given to this backend, or what the group `model` says.
@@ -168,58 +159,6 @@ class Engine(Backend):
         from pagedsim.engine.models.shaped import shaped_config
 
         return shaped_config(shape), f"{shape.name}, random weights"
-
-
-@contextmanager
-def _called_tensor_parallel() -> Iterator[None]:
-    """An error inside names the key as the configuration does, and not as the engine."""
-    try:
-        yield
-    except ConfigError as error:
-        text = str(error).replace("tensor_parallel_size=", "tensor_parallel=")
-        raise ConfigError(text) from error
-
-
-def _preemption(settings: Settings) -> Any:
-    """The preemption, or how to make it once its prices are measured."""
-    if "_target_" in settings:
-        with said_of("preemption", {"_target_": None}):
-            if takes(settings["_target_"], "prices"):
-                return partial(_priced, settings)
-    return make("preemption", settings, Preemption)
-
-
-def _priced(settings: Settings, prices: Any) -> Preemption:
-    return make("preemption", settings, Preemption, prices=prices)
-
-
-def _limits(server: Settings) -> Settings:
-    return {
-        "max_num_seqs": server["max_seqs"],
-        "max_num_batched_tokens": server["max_batched_tokens"],
-        "max_model_len": server["max_model_len"],
-        "async_scheduling": server["async_scheduling"],
-    }
-
-
-def _memory(memory: Settings, tokens: int | None) -> Settings:
-    kind = memory.get("kind", "paged")
-    if kind not in ("paged", "prefix"):
-        raise ConfigError(f"memory.kind={kind}: backend=engine has paged and prefix")
-    block_size, blocks = memory.get("block_size", 16), memory.get("blocks")
-    with said_of("memory", memory):
-        require_whole("block_size", block_size, 1)
-    if blocks is None and tokens is not None:
-        blocks = max(tokens // block_size, 1)
-    return {
-        "memory": kind,
-        "block_size": block_size,
-        "num_gpu_blocks": blocks,
-        "num_cpu_blocks": memory.get("cpu_blocks"),
-        "gpu_memory_utilization": memory.get("gpu_memory_utilization", 0.9),
-        "swap_space": memory.get("swap_space_gib", 4.0),
-        "kv_layout": memory.get("kv_layout", "block"),
-    }
 
 
 class Serving(Stage):

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require, unknown
+from pagedsim.server import CACHE_DTYPES, FP8, LAYOUTS, ServerSpec
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
-
-Layout = Literal["block", "layer"]
-
-FP8 = ("fp8_e4m3", "fp8_e5m2")
-CACHE_DTYPES = ("auto", "fp8", *FP8)
-"""What `kv_cache_dtype` may be, as the engine has it: fp8 is fp8_e4m3."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +19,7 @@ class Replica:
     hardware: Hardware
     tensor_parallel: int = 1
     block_size: int = 16
-    kv_layout: Layout = "block"
+    kv_layout: str = "block"
     """What is contiguous in the cache, and so moves in one copy: "block", a block with all its
     layers (pagedsim's engine); "layer", only the keys or the values of one layer (vLLM)."""
     kv_cache_dtype: str = "auto"
@@ -35,8 +29,8 @@ class Replica:
     def __post_init__(self) -> None:
         require("block_size", self.block_size, 1)
         require("tensor_parallel", self.tensor_parallel, 1)
-        if self.kv_layout not in ("block", "layer"):
-            raise ConfigError(f"kv_layout={self.kv_layout}: choose from block, layer")
+        if self.kv_layout not in LAYOUTS:
+            raise unknown("kv_layout", str(self.kv_layout), LAYOUTS)
         if self.kv_cache_dtype not in CACHE_DTYPES:
             raise unknown("kv_cache_dtype", str(self.kv_cache_dtype), CACHE_DTYPES)
         if self.tensor_parallel > self.hardware.gpus_per_node:
@@ -52,6 +46,18 @@ class Replica:
                 f"{self.model.heads} heads and {self.model.kv_heads} key-value heads "
                 f"cannot be split so; choose from {', '.join(choices)}"
             )
+
+    @classmethod
+    def of(cls, server: ServerSpec, model: ModelShape, hardware: Hardware) -> Replica:
+        """What a server has of a model on its GPUs."""
+        return cls(
+            model=model,
+            hardware=hardware,
+            tensor_parallel=server.tensor_parallel,
+            block_size=server.block_size,
+            kv_layout=server.kv_layout,
+            kv_cache_dtype=server.kv_cache_dtype,
+        )
 
     @property
     def weight_bytes(self) -> float:

@@ -42,20 +42,20 @@ ASKED = {
     "beams": SamplingParams(n=2, best_of=3, beam_search=True, max_tokens=6),
 }
 PLAIN = [name for name, params in ASKED.items() if not params.looks_back]
-SCARCE = {"num_gpu_blocks": 18, "max_num_seqs": 6, "max_model_len": 48}
+SCARCE = {"blocks": 18, "max_seqs": 6, "max_model_len": 48}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plenty": {},
     "recompute": SCARCE,
-    "swap": {**SCARCE, "preemption": "swap", "num_cpu_blocks": 40},
-    "unified": {**SCARCE, "batching": "unified", "max_num_batched_tokens": 12},
+    "swap": {**SCARCE, "preemption": "swap", "cpu_blocks": 40},
+    "unified": {**SCARCE, "batching": "unified", "max_batched_tokens": 12},
     "unified, swap": {
         **SCARCE,
-        **{"batching": "unified", "max_num_batched_tokens": 12},
-        **{"preemption": "swap", "num_cpu_blocks": 40},
+        **{"batching": "unified", "max_batched_tokens": 12},
+        **{"preemption": "swap", "cpu_blocks": 40},
     },
     "static": {**SCARCE, "batching": "static"},
     "prefix": {"memory": "prefix"},
-    "prefix, scarce": {**SCARCE, "memory": "prefix", "preemption": "swap", "num_cpu_blocks": 9},
+    "prefix, scarce": {**SCARCE, "memory": "prefix", "preemption": "swap", "cpu_blocks": 9},
 }
 
 
@@ -202,7 +202,7 @@ def test_an_abort_while_two_steps_are_under_way() -> None:
 def test_a_step_that_fails_ends_those_of_the_step_on_top_of_it(
     memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = engine(memory=memory, max_num_seqs=2, async_scheduling=True)
+    server = engine(memory=memory, max_seqs=2, async_scheduling=True)
     for name in "abc":
         server.add_request(name, [9, 9, 9, 9, 9], GREEDY)
     server.step()

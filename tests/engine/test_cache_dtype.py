@@ -96,7 +96,7 @@ def test_groups_share_and_copy_blocks() -> None:
     params = SamplingParams(n=3, beam_search=True, temperature=0, max_tokens=TOKENS)
     found = []
     for blocks in (BLOCKS * 3, BLOCKS * 20):
-        engine = server("qwen3", kv_cache_dtype="fp8", num_gpu_blocks=blocks)
+        engine = server("qwen3", kv_cache_dtype="fp8", blocks=blocks)
         outputs = served(engine, params)
         found.append([[one.token_ids for one in outputs[i].outputs] for i in range(PROMPTS)])
     assert found[0] == found[1]
@@ -117,8 +117,8 @@ def test_memory_holds_more_blocks(form: str, monkeypatch: pytest.MonkeyPatch) ->
     """Of what there is by default, and in the room for who is swapped out; floats have 4 bytes."""
     monkeypatch.setattr(profile, "HOST_POOL", 2**20)
     room = {
-        "num_gpu_blocks": None, "num_cpu_blocks": None, "swap_space": 2**-10,
-        "max_num_seqs": 4000, "max_num_batched_tokens": 4000,
+        "blocks": None, "cpu_blocks": None, "swap_space_gib": 2**-10,
+        "max_seqs": 4000, "max_batched_tokens": 4000,
     }  # fmt: skip
     whole, half = (
         server("llama", kv_cache_dtype=name, preemption="swap", **room) for name in ("auto", form)

@@ -70,7 +70,7 @@ def served(
     clock: Fake, source: Asked, stopping: Callable[[], bool] = lambda: False, **settings: Any
 ) -> Seen:
     seen = Seen()
-    given = {"device": "cpu", "block_size": 4, "num_gpu_blocks": 64, "max_model_len": 64}
+    given = {"device": "cpu", "block_size": 4, "blocks": 64, "max_model_len": 64}
     engine = LLMEngine(model=made("llama"), observer=seen, clock=clock, **{**given, **settings})
     drive(engine, source, stopping=stopping, sleep=clock.sleep)
     assert not engine.has_unfinished_requests() or stopping()

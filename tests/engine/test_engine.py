@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
 def engine(**settings: Any) -> LLMEngine:
-    given = {"device": "cpu", "block_size": 4, "num_gpu_blocks": 64, "max_model_len": 64}
+    given = {"device": "cpu", "block_size": 4, "blocks": 64, "max_model_len": 64}
     return LLMEngine(model=made("llama"), **{**given, **settings})
 
 
@@ -97,7 +97,7 @@ def test_an_abort_frees_everything() -> None:
 def test_a_step_that_fails_ends_its_own_requests_only(
     memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = engine(memory=memory, max_num_seqs=2)
+    server = engine(memory=memory, max_seqs=2)
     alone = engine()
     alone.add_request("c", [9, 9, 9, 9, 9], GREEDY)
     wanted = run(alone)["c"].outputs[0].token_ids
@@ -158,9 +158,9 @@ def test_requests_that_can_never_be_served(prompt: Any, params: Any, line: str) 
         ),
         ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda; did you mean"),
         ({"load_format": "none"}, "unknown load_format 'none': choose from auto, dummy"),
-        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: must be above 0, up to 1"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: must be above 0 and at most 1"),
         ({"block_size": 0}, "block_size=0: must be at least 1"),
-        ({"num_gpu_blocks": 3}, "max_model_len=64: memory of 3 blocks × 4 tokens holds no request"),
+        ({"blocks": 3}, "max_model_len=64: memory of 3 blocks × 4 tokens holds no request"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], line: str) -> None:
@@ -179,13 +179,14 @@ def test_a_gpu_that_is_not_there() -> None:
     ("settings", "line"),
     [
         (
-            {"num_gpu_blocks": 10**9},
+            {"blocks": 10**9},
             r"out of memory: 1000000000 blocks, and 0 for who is swapped out, of 0.000977 MiB take "
-            r"953.7 GiB, and the host has [\d.]+ GiB left; lower num_gpu_blocks, or lower num_cpu",
+            r"953.7 GiB, and the host has [\d.]+ GiB left; lower blocks=1000000000$",
         ),
         (
-            {"preemption": "swap", "swap_space": 1e6},
-            r"out of memory: 64 blocks, and \d+ for who is .* take 1000000.0 GiB, .* or swap_space",
+            {"preemption": "swap", "swap_space_gib": 1e6},
+            r"out of memory: 64 blocks, and \d+ for who is .* take 1000000.0 GiB, .* "
+            "lower blocks=64, or lower swap_space_gib=1e\\+06$",
         ),
     ],
 )
@@ -202,7 +203,7 @@ def test_weights_and_steps_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patch:
         patch.setattr(assemble, "fitting_blocks", full)
         with pytest.raises(ConfigError, match=r"activations of the largest step on.*; lower"):
-            engine(num_gpu_blocks=None)
+            engine(blocks=None)
     monkeypatch.setattr(assemble, "load_model", full)
     with pytest.raises(ConfigError, match="out of memory: no room for the weights on the host"):
         engine()
@@ -264,7 +265,7 @@ def interrupted(*work: Any) -> Any:
 def test_two_engines_over_one_model_keep_out_of_each_other_s_caches() -> None:
     model = made("llama")
     first, second = (
-        LLMEngine(model=model, device="cpu", num_gpu_blocks=64, max_model_len=64) for _ in range(2)
+        LLMEngine(model=model, device="cpu", blocks=64, max_model_len=64) for _ in range(2)
     )
     for server, prompt in ((first, [5, 6, 7]), (second, [9, 9, 9, 9])):
         server.add_request("a", prompt, GREEDY)
@@ -312,6 +313,40 @@ def test_what_generate_cannot_take(prompts: Any, params: Any, message: str) -> N
 def test_a_setting_that_does_not_exist() -> None:
     with pytest.raises(ConfigError, match=r"unknown engine setting 'block_sizes': .* 'block_size'"):
         LLM("tiny", block_sizes=8)
+
+
+def test_an_llm_s_settings_are_called_as_in_vllm() -> None:
+    llm = LLM(
+        "tiny", device="cpu", max_num_seqs=3, max_num_batched_tokens=70, num_gpu_blocks=9,
+        num_cpu_blocks=5, tensor_parallel_size=1, max_model_len=64, preemption="swap",
+    )  # fmt: skip
+    server = llm.engine.server
+    assert (server.max_seqs, server.max_batched_tokens, server.max_model_len) == (3, 70, 64)
+    assert (server.blocks, server.cpu_blocks, server.tensor_parallel) == (9, 5, 1)
+    with pytest.raises(ConfigError, match=r"'max_seqs': .*; did you mean 'max_num_seqs'"):
+        LLM("tiny", max_seqs=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs=0: must be at least 1"),
+        ({"swap_space": -1}, "swap_space=-1: must be at least 0"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: model=tiny with 8 heads"),
+        (
+            {"max_num_batched_tokens": 5, "max_num_seqs": 6, "max_model_len": 4},
+            "max_num_batched_tokens=5: must be at least max_num_seqs=6, ",
+        ),
+        (
+            {"preemption": "swap", "num_cpu_blocks": 0},
+            "preemption that swaps needs num_cpu_blocks: at least 1, not 0",
+        ),
+    ],
+)
+def test_and_so_are_they_in_errors(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        LLM("tiny", device="cpu", **{"num_gpu_blocks": 64, "max_model_len": 64, **settings})
+    assert str(error.value).startswith(line)
 
 
 def test_generate_passes_priorities_on() -> None:

@@ -74,10 +74,10 @@ def small(name: str, **settings: Any) -> LLMEngine:
         model=deepcopy(model(name)),
         device="cpu",
         block_size=BLOCK,
-        num_gpu_blocks=BLOCKS,
-        num_cpu_blocks=BLOCKS,
+        blocks=BLOCKS,
+        cpu_blocks=BLOCKS,
         max_model_len=LONGEST + TOKENS,
-        **{"max_num_seqs": 4, "max_num_batched_tokens": 32, **settings},
+        **{"max_seqs": 4, "max_batched_tokens": 32, **settings},
     )
 
 
@@ -109,7 +109,7 @@ def test_chunks_and_a_prefix_cache_change_no_token(
 ) -> None:
     engine = small(
         name, model_impl=model_impl, batching="unified", memory=memory,
-        max_num_batched_tokens=budget,
+        max_batched_tokens=budget,
     )  # fmt: skip
     first, again = served(engine), served(engine)
     for outputs in (first, again):
@@ -138,7 +138,7 @@ def test_sampled_tokens_depend_on_neither_batch_nor_preemption(policy: str) -> N
         ("prefill_first", "unified"), ("recompute", "swap"), (1, 4)
     ):
         engine = small(
-            "llama", batching=batching, preemption=preemption, policy=policy, max_num_seqs=seqs
+            "llama", batching=batching, preemption=preemption, policy=policy, max_seqs=seqs
         )
         outputs = served(engine, params)
         found.append([outputs[i].outputs[0].token_ids for i in range(PROMPTS)])

@@ -30,7 +30,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 def answers(device: str, **settings: Any) -> list[list[int]]:
     """Ten prompts through the tiny model; its logits in float32 leave no ties."""
     rng = random.Random(3)
-    given = {"block_size": 4, "max_model_len": 96, "dtype": "float32", "num_gpu_blocks": 400}
+    given = {"block_size": 4, "max_model_len": 96, "dtype": "float32", "blocks": 400}
     engine = LLMEngine(model="tiny", device=device, **{**given, **settings})
     found: dict[Any, list[int]] = {}
     for number in range(10):
@@ -40,7 +40,7 @@ def answers(device: str, **settings: Any) -> list[list[int]]:
         for output in engine.step():
             found[output.request_id] = list(output.outputs[0].token_ids)
         preempted += sum(r.preemptions for r in engine.scheduler.requests.values())
-    assert bool(preempted) is (settings.get("num_gpu_blocks") == SCARCE)
+    assert bool(preempted) is (settings.get("blocks") == SCARCE)
     return [found[number] for number in range(10)]
 
 
@@ -58,7 +58,7 @@ def test_tokens_are_those_of_the_cpu(
 ) -> None:
     settings: dict[str, Any] = {"memory": memory, "preemption": preemption, "batching": batching}
     settings["async_scheduling"] = ahead
-    assert answers("cuda", num_gpu_blocks=SCARCE, num_cpu_blocks=60, **settings) == wanted
+    assert answers("cuda", blocks=SCARCE, cpu_blocks=60, **settings) == wanted
 
 
 @pytest.mark.parametrize("model_impl", ["native", "transformers"])
@@ -68,7 +68,7 @@ def test_both_forward_passes_give_them(model_impl: str, wanted: list[list[int]])
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 128])
 def test_any_block_size(block_size: int, wanted: list[list[int]]) -> None:
-    assert answers("cuda", block_size=block_size, num_gpu_blocks=1600 // block_size + 8) == wanted
+    assert answers("cuda", block_size=block_size, blocks=1600 // block_size + 8) == wanted
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
@@ -88,16 +88,14 @@ def test_the_host_never_waits_while_it_launches(
 
     monkeypatch.setattr(Flight, "take_off", watched)
     settings: dict[str, Any] = {"preemption": preemption, "enforce_eager": enforce_eager}
-    settings |= {"batching": "unified", "async_scheduling": True, "num_cpu_blocks": 60}
-    assert answers("cuda", num_gpu_blocks=SCARCE, **settings) == wanted
+    settings |= {"batching": "unified", "async_scheduling": True, "cpu_blocks": 60}
+    assert answers("cuda", blocks=SCARCE, **settings) == wanted
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_serves_everybody(dtype: str) -> None:
     """Tokens may differ where logits nearly tie; a preemption must not lose any."""
-    found = answers(
-        "cuda", dtype=dtype, num_gpu_blocks=SCARCE, preemption="swap", num_cpu_blocks=60
-    )
+    found = answers("cuda", dtype=dtype, blocks=SCARCE, preemption="swap", cpu_blocks=60)
     assert [len(tokens) for tokens in found] == [24] * 10
 
 
@@ -110,7 +108,7 @@ def test_8_bits_of_keys_and_values(name: str, model_impl: str) -> None:
     )
     same = sum(one == other for one, other in zip(wanted, found, strict=True))
     assert same >= 8
-    scarce = {"num_gpu_blocks": SCARCE, "num_cpu_blocks": 60, "preemption": "swap"}
+    scarce = {"blocks": SCARCE, "cpu_blocks": 60, "preemption": "swap"}
     swapped = answers("cuda", kv_cache_dtype=name, model_impl=model_impl, **scarce)
     assert sum(one == other for one, other in zip(found, swapped, strict=True)) >= 8
 
@@ -118,7 +116,7 @@ def test_8_bits_of_keys_and_values(name: str, model_impl: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_half_precision_with_8_bits(name: str) -> None:
     settings = {"dtype": "bfloat16", "kv_cache_dtype": name, "preemption": "swap"}
-    found = answers("cuda", num_gpu_blocks=SCARCE, num_cpu_blocks=60, **settings)
+    found = answers("cuda", blocks=SCARCE, cpu_blocks=60, **settings)
     assert [len(tokens) for tokens in found] == [24] * 10
 
 

@@ -71,8 +71,8 @@ def replayer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replayer]:
 
 def server(name: str, **settings: Any) -> LLMEngine:
     given = {
-        "block_size": BLOCK, "num_gpu_blocks": BLOCKS, "num_cpu_blocks": BLOCKS,
-        "max_model_len": LONGEST + TOKENS, "max_num_seqs": SEQS, "max_num_batched_tokens": 32,
+        "block_size": BLOCK, "blocks": BLOCKS, "cpu_blocks": BLOCKS,
+        "max_model_len": LONGEST + TOKENS, "max_seqs": SEQS, "max_batched_tokens": 32,
     }  # fmt: skip
     return LLMEngine(model=deepcopy(model(name)), device="cpu", **{**given, **settings})
 
@@ -128,7 +128,7 @@ def test_groups_are_those_without_graphs(
         n=width, seed=3, temperature=0 if beams else 1, beam_search=beams and width > 1,
         max_tokens=TOKENS,
     )  # fmt: skip
-    settings = {"preemption": preemption, "num_gpu_blocks": 3 * BLOCKS}
+    settings = {"preemption": preemption, "blocks": 3 * BLOCKS}
     eager = tokens(server("llama", **settings, enforce_eager=True), params)
     assert tokens(server("llama", **settings), params) == eager
     assert replayer.replayed
@@ -142,9 +142,9 @@ def test_random_runs(seed: int, replayer: Replayer) -> None:
         "batching": rng.choice(["prefill_first", "unified", "static"]),
         "preemption": rng.choice(["recompute", "swap"]),
         "memory": rng.choice(["paged", "prefix"]),
-        "max_num_seqs": rng.randint(2, 9),
+        "max_seqs": rng.randint(2, 9),
         "model_impl": rng.choice(["native", "transformers"]),
-        "max_num_batched_tokens": rng.randint(33, 60),
+        "max_batched_tokens": rng.randint(33, 60),
     }
     runs = [
         random_run(server("qwen3", **settings, enforce_eager=eager), random.Random(seed))
@@ -181,7 +181,7 @@ def test_chunks_and_larger_batches_are_launched_anew(
     replayer: Replayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs_module, "LARGEST", 2)
-    engine = server("llama", num_gpu_blocks=6 * BLOCKS)
+    engine = server("llama", blocks=6 * BLOCKS)
     replays: list[int] = []
     for count in (1, 2, 3, 5):
         for number in range(count):
@@ -197,7 +197,7 @@ def test_chunks_and_larger_batches_are_launched_anew(
     assert replays == [3, 3, 0, 0]
     assert replayer.replayed == [1, 1, 1, 0, 0, 0]  # the larger of both was recorded first
     monkeypatch.undo()
-    assert tokens(engine) == tokens(server("llama", num_gpu_blocks=6 * BLOCKS))
+    assert tokens(engine) == tokens(server("llama", blocks=6 * BLOCKS))
 
 
 @pytest.mark.parametrize("fails_at", [0, 2])
@@ -220,7 +220,7 @@ def test_a_model_that_cannot_be_captured_serves_without(
 def test_every_replay_reads_and_writes_the_same_memory(
     model_impl: str, replayer: Replayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = server("qwen3", model_impl=model_impl, num_gpu_blocks=6 * BLOCKS)
+    engine = server("qwen3", model_impl=model_impl, blocks=6 * BLOCKS)
     assert engine.runner.graphs is not None
     seen: dict[int, set[Any]] = {}
     forward = type(engine.model).forward
@@ -246,9 +246,7 @@ def test_every_replay_reads_and_writes_the_same_memory(
 
 def test_padding_writes_nothing_and_reads_no_garbage(replayer: Replayer) -> None:
     """Five sequences in a graph of six: nothing but their own slots changes."""
-    engines = [
-        server("llama", num_gpu_blocks=6 * BLOCKS, enforce_eager=eager) for eager in (True, False)
-    ]
+    engines = [server("llama", blocks=6 * BLOCKS, enforce_eager=eager) for eager in (True, False)]
     for engine in engines:
         engine.runner.cache.gpu.fill_(torch.nan)
         for number in range(SEQS):
@@ -363,7 +361,7 @@ def on_gpu(test: Any) -> Any:
 def on(device: str, **settings: Any) -> LLMEngine:
     given = {
         "model": "tiny", "block_size": 4, "max_model_len": LONGEST + TOKENS, "dtype": "float32",
-        "max_num_seqs": SEQS, "num_gpu_blocks": BLOCKS, "num_cpu_blocks": BLOCKS,
+        "max_seqs": SEQS, "blocks": BLOCKS, "cpu_blocks": BLOCKS,
     }  # fmt: skip
     return LLMEngine(device=device, **{**given, **settings})
 

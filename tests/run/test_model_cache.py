@@ -32,7 +32,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def arguments(model: Any = "tiny", **settings: Any) -> Any:
     from pagedsim.engine.arguments import Arguments
 
-    return Arguments(model=model, device="cpu", **settings)
+    return Arguments.of(model=model, device="cpu", **settings)
 
 
 def test_a_model_is_loaded_once_while_it_is_the_same(loads: list[Any]) -> None:
@@ -69,8 +69,8 @@ def test_an_engine_takes_a_model_that_is_loaded_already() -> None:
 
     model = load_model(made("llama"), max_model_len=64)
     for length in (None, 32):
-        engine = LLMEngine(model=model, device="cpu", num_gpu_blocks=8, max_model_len=length)
+        engine = LLMEngine(model=model, device="cpu", blocks=8, max_model_len=length)
         assert engine.model.module is model.module
         assert engine.scheduler.max_model_len == (length or 64)
     with pytest.raises(ConfigError, match="max_model_len=65: was loaded for 64"):
-        LLMEngine(model=model, device="cpu", num_gpu_blocks=8, max_model_len=65)
+        LLMEngine(model=model, device="cpu", blocks=8, max_model_len=65)

@@ -24,7 +24,7 @@ from pagedsim.run.job import Interrupted, Job, run_job
 from pagedsim.run.parts import backend_of, build
 from pagedsim.run.serving import Serving
 from pagedsim.run.stoppable import StoppableRecorder
-from pagedsim.sim import replica
+from pagedsim.server import CACHE_DTYPES
 
 pytest.importorskip("torch")
 
@@ -142,11 +142,9 @@ def test_keys_and_values_in_8_bits(tmp_path: Path) -> None:
 
 
 def test_both_backends_know_the_same_formats() -> None:
-    from kernels.float8 import FORMATS
-    from pagedsim.engine.cache import DTYPES
+    from kernels.float8 import AUTO, FORMATS
 
-    assert replica.CACHE_DTYPES == DTYPES
-    assert tuple(FORMATS) == replica.FP8
+    assert (AUTO, "fp8", *FORMATS) == CACHE_DTYPES
 
 
 def test_requests_that_can_never_be_served_are_told_of(tmp_path: Path) -> None:

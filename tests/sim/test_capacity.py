@@ -194,7 +194,7 @@ def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
         ({"tensor_parallel": 16}, "tensor_parallel=16: must be at most gpus_per_node=8"),
         ({"tensor_parallel": 3}, "tensor_parallel=3: .*cannot be split so; choose from 1, 2, 4, 8"),
         ({"block_size": 0}, "block_size=0: must be at least 1"),
-        ({"kv_layout": "page"}, "kv_layout=page: choose from block, layer"),
+        ({"kv_layout": "page"}, "kv_layout 'page': choose from block, layer"),
         ({"kv_cache_dtype": "fp16"}, "kv_cache_dtype 'fp16': choose from auto, fp8, fp8_e4m3, "),
     ],
 )

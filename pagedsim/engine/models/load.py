@@ -100,7 +100,7 @@ def check_shares(model: Any, size: int, model_impl: str = "auto") -> None:
 
     Reads no weights.
     """
-    asked, source = f"tensor_parallel_size={size}", _source(model)
+    asked, source = f"tensor_parallel={size}", _source(model)
     if source.module is not None:
         raise ConfigError(
             f"{asked}: model={source.name}: every rank loads its share by itself; give a name, a "
@@ -244,7 +244,7 @@ def _require_native(source: Source, module: Any, share: Share) -> None:
     """Raise ConfigError for a model of which there are no shares."""
     if (why := unknown_to_native(module)) is not None:
         raise ConfigError(
-            f"tensor_parallel_size={share.size}: model={source.name}: {why}; only the native "
+            f"tensor_parallel={share.size}: model={source.name}: {why}; only the native "
             "decoder is split"
         )
 

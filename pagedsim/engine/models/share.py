@@ -33,7 +33,7 @@ class Share:
         fitting = [str(size) for size in range(1, heads + 1) if _splits(heads, kv_heads, size)]
         if str(self.size) not in fitting:
             raise ConfigError(
-                f"tensor_parallel_size={self.size}: model={name} with {heads} heads and {kv_heads} "
+                f"tensor_parallel={self.size}: model={name} with {heads} heads and {kv_heads} "
                 f"key-value heads cannot be split so; choose from {', '.join(fitting)}"
             )
 

@@ -70,7 +70,7 @@ class Worker:
     def make(self, shape: CacheShape, blocks: int, cpu_blocks: int, **settings: Any) -> None:
         """Make a cache, and what runs the model over it."""
         self.drop()
-        knobs = "lower num_gpu_blocks or gpu_memory_utilization"
+        knobs = f"lower blocks={blocks} or gpu_memory_utilization"
         with in_memory(f"no room for {blocks} blocks", self.device, knobs):
             cache = Cache(shape, blocks, cpu_blocks, self.device)
         self.runner = Runner(self.model, cache, **settings)

@@ -29,8 +29,8 @@ from tests.engine.models.architectures import SHAPE
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 SMALL: dict[str, Any] = {
     "device": "cpu",
-    "tensor_parallel_size": 2,
-    "num_gpu_blocks": 8,
+    "tensor_parallel": 2,
+    "blocks": 8,
     "max_model_len": 32,
 }
 
@@ -50,15 +50,15 @@ def there(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_is_named_and_a_study_goes_on_with_others() -> None:
-    keeper, arguments = ModelCache(), Arguments(model=LlamaConfig(**SHAPE), **SMALL)
+    keeper, arguments = ModelCache(), Arguments.of(model=LlamaConfig(**SHAPE), **SMALL)
     for what, line in ((killed, "rank 1 of 2 died of SIGKILL"), (failing, "rank 1: AssertionErr")):
         kept = keeper.model(arguments)
-        engine = LLMEngine(Arguments(model=kept, **SMALL))
+        engine = LLMEngine(Arguments.of(model=kept, **SMALL))
         served(engine)
         engine.close()
         assert there(pids(kept)[0])  # for the next engine
         assert keeper.model(arguments) is kept
-        engine = LLMEngine(Arguments(model=kept, **SMALL))
+        engine = LLMEngine(Arguments.of(model=kept, **SMALL))
         what(kept)
         for _ in range(2):
             with pytest.raises(RankError) as caught:
@@ -97,7 +97,7 @@ def test_a_step_that_fails_here_ends_them() -> None:
 
 
 def test_they_end_with_the_engine() -> None:
-    llm = LLM("tiny", **SMALL)
+    llm = LLM("tiny", device="cpu", tensor_parallel_size=2, num_gpu_blocks=8, max_model_len=32)
     (pid,) = pids(llm.engine.model)
     assert there(pid)
     del llm
@@ -137,7 +137,7 @@ def test_processes_that_do_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_module, "BOOT", "import sys; sys.exit(7)")
     threads = torch.get_num_threads()
     with pytest.raises(RankError, match=r"^rank [123] of 4 ended with exit code 7$"):
-        LLMEngine(model="tiny", **{**SMALL, "tensor_parallel_size": 4})
+        LLMEngine(model="tiny", **{**SMALL, "tensor_parallel": 4})
     assert torch.get_num_threads() == threads
 
 
@@ -156,13 +156,13 @@ def test_a_ctrl_c_waits_for_the_end_of_a_step() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size=0: must be at least 1"),
-        ({"tensor_parallel_size": "2"}, "tensor_parallel_size='2': must be a whole number"),
-        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: model=tiny with 8 heads and 4 "
+        ({"tensor_parallel": 0}, "tensor_parallel=0: must be at least 1"),
+        ({"tensor_parallel": "2"}, "tensor_parallel='2': must be a whole number"),
+        ({"tensor_parallel": 3}, "tensor_parallel=3: model=tiny with 8 heads and 4 "
          "key-value heads cannot be split so; choose from 1, 2, 4, 8"),
-        ({"model_impl": "transformers"}, "tensor_parallel_size=2: model_impl=transformers: only "
+        ({"model_impl": "transformers"}, "tensor_parallel=2: model_impl=transformers: only "
          "the native decoder is split"),
-        ({"device": "cuda"}, "tensor_parallel_size=2: torch finds 1 of the GPUs that it needs"),
+        ({"device": "cuda"}, "tensor_parallel=2: torch finds 1 of the GPUs that it needs"),
         ({"model": "./nowhere"}, "model=./nowhere: no such folder"),
     ],
 )  # fmt: skip

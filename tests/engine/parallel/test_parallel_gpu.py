@@ -23,8 +23,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 def made(**settings: Any) -> LLMEngine:
-    given = {"block_size": 4, "max_model_len": 96, "dtype": "float32", "num_gpu_blocks": 40}
-    return LLMEngine(model="tiny", device="cuda", **{**given, "num_cpu_blocks": 60, **settings})
+    given = {"block_size": 4, "max_model_len": 96, "dtype": "float32", "blocks": 40}
+    return LLMEngine(model="tiny", device="cuda", **{**given, "cpu_blocks": 60, **settings})
 
 
 def answers(engine: LLMEngine) -> list[list[int]]:
@@ -54,19 +54,19 @@ def test_tokens_are_those_of_one(
         preemption=preemption,
         async_scheduling=async_scheduling,
         enforce_eager=enforce_eager,
-        tensor_parallel_size=2,
+        tensor_parallel=2,
     )
     assert (engine.runner.graphs is None) is enforce_eager
     assert answers(engine) == wanted
 
 
 def test_blocks_are_found_for_both() -> None:
-    engine = made(num_gpu_blocks=None, tensor_parallel_size=2, gpu_memory_utilization=0.5)
+    engine = made(blocks=None, tensor_parallel=2, gpu_memory_utilization=0.5)
     assert len(answers(engine)) == 10
 
 
 def test_a_rank_that_dies_leaves_nobody_waiting() -> None:
-    engine = made(tensor_parallel_size=2)
+    engine = made(tensor_parallel=2)
     assert engine.model.ranks is not None
     engine.add_request("a", [1, 2, 3], GREEDY)
     engine.step()

@@ -113,17 +113,17 @@ def weight_bytes(model: Any) -> int:
 @pytest.mark.parametrize(
     ("model", "size", "settings", "says"),
     [
-        (LlamaConfig(**SHAPE), 3, {}, "tensor_parallel_size=3: model=LlamaConfig with 4 heads and "
+        (LlamaConfig(**SHAPE), 3, {}, "tensor_parallel=3: model=LlamaConfig with 4 heads and "
          "2 key-value heads cannot be split so; choose from 1, 2, 4"),
         (LlamaConfig(**SHAPE), 8, {}, "choose from 1, 2, 4"),
-        (LlamaConfig(**SHAPE), 2, {"model_impl": "transformers"}, "tensor_parallel_size=2: "
+        (LlamaConfig(**SHAPE), 2, {"model_impl": "transformers"}, "tensor_parallel=2: "
          "model_impl=transformers: only the native decoder is split"),
-        (CONFIGS["phi3"](), 2, {}, "tensor_parallel_size=2: model=Phi3Config: it is none of "
+        (CONFIGS["phi3"](), 2, {}, "tensor_parallel=2: model=Phi3Config: it is none of "
          "transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and "
          "Qwen3ForCausalLM; only the native decoder is split"),
         (LlamaConfig(**SHAPE, hidden_act="gelu"), 2, {}, "its MLP has hidden_act=gelu, not silu; "
          "only the native decoder is split"),
-        (build(CONFIGS["llama"]()), 2, {}, "tensor_parallel_size=2: model=LlamaForCausalLM: every "
+        (build(CONFIGS["llama"]()), 2, {}, "tensor_parallel=2: model=LlamaForCausalLM: every "
          "rank loads its share by itself; give a name, a folder or a configuration"),
     ],
 )  # fmt: skip

@@ -20,8 +20,8 @@ from tests.engine.test_equality import BLOCK, BLOCKS, GREEDY, LONGEST, PROMPTS, 
 from tests.engine.test_graphs import SIZES, Replayer
 
 SETTINGS: dict[str, Any] = {
-    "device": "cpu", "block_size": BLOCK, "num_gpu_blocks": BLOCKS, "num_cpu_blocks": BLOCKS,
-    "max_model_len": LONGEST + TOKENS, "max_num_seqs": SIZES[-1], "max_num_batched_tokens": 32,
+    "device": "cpu", "block_size": BLOCK, "blocks": BLOCKS, "cpu_blocks": BLOCKS,
+    "max_model_len": LONGEST + TOKENS, "max_seqs": SIZES[-1], "max_batched_tokens": 32,
     "preemption": "swap",
 }  # fmt: skip
 
@@ -44,8 +44,8 @@ def test_ranks_replay_the_same_sizes(ahead: bool, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(runner_module, "recorder_of", recorder_of)
     with groups(2) as made:
         ranks = OneProcess(config, made)
-        settings = {**SETTINGS, "async_scheduling": ahead, "tensor_parallel_size": 2}
-        engine = LLMEngine(Arguments(model=ranks.model, **settings))
+        settings = {**SETTINGS, "async_scheduling": ahead, "tensor_parallel": 2}
+        engine = LLMEngine(Arguments.of(model=ranks.model, **settings))
         assert tokens(engine) == alone
         engine.close()
         ranks.close()
@@ -59,4 +59,4 @@ def test_a_rank_without_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with groups(1) as made:
         (model,) = shares(CONFIGS["llama"](), made)
         with pytest.raises(ConfigError, match="give enforce_eager=True"):
-            LLMEngine(Arguments(model=model, **SETTINGS))
+            LLMEngine(Arguments.of(model=model, **SETTINGS))

@@ -73,18 +73,18 @@ def both(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble, "Ranks", lambda size, device: ranks)
         yield [
-            loaded(Arguments(model=str(folder), device="cpu", tensor_parallel_size=size))
+            loaded(Arguments.of(model=str(folder), device="cpu", tensor_parallel=size))
             for size in (1, 2)
         ]
 
 
 def engine(model: LoadedModel, log: Log, **settings: Any) -> LLMEngine:
     given = {
-        "block_size": BLOCK, "num_gpu_blocks": BLOCKS, "num_cpu_blocks": BLOCKS,
-        "max_model_len": LONGEST + TOKENS, "max_num_seqs": 4, "max_num_batched_tokens": 32,
-        "tensor_parallel_size": model.ranks_count,
+        "block_size": BLOCK, "blocks": BLOCKS, "cpu_blocks": BLOCKS,
+        "max_model_len": LONGEST + TOKENS, "max_seqs": 4, "max_batched_tokens": 32,
+        "tensor_parallel": model.ranks_count,
     }  # fmt: skip
-    return LLMEngine(Arguments(model=model, device="cpu", **{**given, **settings}), observer=log)
+    return LLMEngine(Arguments.of(model=model, device="cpu", **{**given, **settings}), observer=log)
 
 
 llama_alone = pytest.mark.parametrize("both", ["llama"], indirect=True)
@@ -97,8 +97,8 @@ ALL: dict[str, tuple[dict[str, Any], SamplingParams]] = {
     ),
     "recompute": ({"batching": "unified", "preemption": "recompute", "memory": "prefix"}, SAMPLED),
     "cheapest": ({"preemption": "cheapest", "kv_layout": "layer"}, GREEDY),
-    "siblings": ({"num_gpu_blocks": 3 * BLOCKS}, SEVERAL),
-    "beams": ({"num_gpu_blocks": 3 * BLOCKS, "batching": "unified"}, BEAMS),
+    "siblings": ({"blocks": 3 * BLOCKS}, SEVERAL),
+    "beams": ({"blocks": 3 * BLOCKS, "batching": "unified"}, BEAMS),
     "8 bits": ({"kv_cache_dtype": "fp8"}, GREEDY),
 }
 SOME = ("swap", "ahead")
@@ -134,8 +134,8 @@ def test_each_has_its_part(both: list[LoadedModel]) -> None:
     assert two.vocab_size == one.vocab_size
     blocks = [engine(model, Log()).runner.cache.shape.block_bytes for model in both]
     assert blocks[1] * 2 == blocks[0] * (2 if one.num_kv_heads == 1 else 1)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=1: was loaded for 2"):
-        LLMEngine(Arguments(model=two, device="cpu"))
+    with pytest.raises(ConfigError, match="tensor_parallel=1: was loaded for 2"):
+        LLMEngine(Arguments.of(model=two, device="cpu"))
 
 
 @llama_alone
@@ -146,7 +146,7 @@ def test_the_rank_with_the_least_room_decides(
     for more in (0, -1, 1):
         here = partial(lambda more, *a, **k: fitting_blocks(*a, **k) + more, more)
         monkeypatch.setattr(assemble, "fitting_blocks", here)
-        counts.append(engine(both[1], Log(), num_gpu_blocks=None).scheduler.memory.total)
+        counts.append(engine(both[1], Log(), blocks=None).scheduler.memory.total)
     assert counts == [counts[0], counts[0] - 1, counts[0]]
 
 

@@ -1,0 +1,54 @@
+"""The server that a configuration describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pagedsim.core import Batching, ConfigError, Policy, Preemption
+from pagedsim.run.backend import Settings
+from pagedsim.run.objects import make, said_of, takes
+from pagedsim.server import ServerSpec
+
+_OF_MEMORY = (
+    *("block_size", "blocks", "cpu_blocks", "swap_space_gib"),
+    *("gpu_memory_utilization", "kv_layout"),
+)
+"""Settings of the group `memory` that are the server's; others are its class's own."""
+_OTHERS = ("kind", "reserved_gib")
+"""The class, and what the simulator's hardware is taken to leave."""
+
+
+def server_of(config: Mapping[str, Any]) -> ServerSpec:
+    """Of the groups policy, preemption, batching, memory and server, and the keys beside them."""
+    memory = config["memory"]
+    if not isinstance(memory, dict):
+        raise ConfigError(f"memory={memory}: must be a mapping of settings")
+    said = {key: memory[key] for key in _OF_MEMORY if key in memory}
+    more = {key: memory[key] for key in memory if key not in (*_OF_MEMORY, *_OTHERS)}
+    with said_of("server", config["server"]), said_of("memory", memory):
+        return ServerSpec(
+            policy=make("policy", config["policy"], Policy),
+            preemption=_preemption(config["preemption"]),
+            batching=make("batching", config["batching"], Batching),
+            **config["server"],
+            memory=memory.get("kind", "paged"),
+            memory_settings=more,
+            **said,
+            tensor_parallel=config["tensor_parallel"],
+            kv_cache_dtype=config["kv_cache_dtype"],
+        )
+
+
+def _preemption(settings: Any) -> Any:
+    """The preemption, or how to make it once there are prices."""
+    if isinstance(settings, dict) and "_target_" in settings:
+        with said_of("preemption", {"_target_": None}):
+            if takes(settings["_target_"], "prices"):
+                return partial(_priced, settings)
+    return make("preemption", settings, Preemption)
+
+
+def _priced(settings: Settings, prices: Any) -> Preemption:
+    return make("preemption", settings, Preemption, prices=prices)

@@ -1,0 +1,166 @@
+"""One server, described once, for the simulator and the engine alike.
+
+The words are those of the front door (`server.max_seqs`, `memory.blocks`, `tensor_parallel`), in
+what one writes, in errors, and in what a run tells of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pagedsim.build import (
+    make_batching,
+    make_memory,
+    make_preemption,
+    make_scheduler,
+    memory_class,
+    preemption_class,
+    takes,
+)
+from pagedsim.core import Batching, ConfigError, Memory, Policy, Preemption, Scheduler
+from pagedsim.core.errors import is_number, require_number, require_whole, unknown
+from policies.preemption import Prices
+
+LAYOUTS = ("block", "layer")
+"""What one copy to the host moves."""
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+CACHE_DTYPES = ("auto", "fp8", *FP8)
+"""What `kv_cache_dtype` may be: fp8 is fp8_e4m3."""
+
+_SIZES = (
+    *("max_seqs", "max_batched_tokens", "max_model_len", "async_scheduling"),
+    *("blocks", "block_size", "cpu_blocks", "kv_cache_dtype", "tensor_parallel"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec:
+    """Who decides on a server, its limits, and its memory.
+
+    What is None is chosen from the model and the machine, by whoever drives the server; after that
+    `scheduler` makes its scheduler.
+
+    >>> spec = ServerSpec(policy="priority", max_seqs=8, blocks=64, cpu_blocks=64)
+    >>> spec.scheduler()
+    Scheduler(Priority, PrefillFirst: 0 waiting, 0 running, 0 swapped)
+    """
+
+    policy: str | Policy = "fcfs"
+    preemption: str | Preemption | Callable[[Prices], Preemption] = "recompute"
+    """Where it weighs prices, as cheapest does, its name or a function of them."""
+    batching: str | Batching = "prefill_first"
+
+    max_seqs: int = 256
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    async_scheduling: bool = False
+    """Plan a step while the one before runs; what tokens decide is then known one step late."""
+
+    memory: str = "paged"
+    """prefix: with a prefix cache. Or the path of a class."""
+    memory_settings: Mapping[str, Any] = field(default_factory=dict)
+    """What such a class takes besides."""
+    block_size: int = 16
+    blocks: int | None = None
+    """Blocks of the cache; None: as many as fit."""
+    cpu_blocks: int | None = None
+    """Blocks for what is swapped out; None: as many as `swap_space_gib` holds."""
+    swap_space_gib: float = 4.0
+    gpu_memory_utilization: float = 0.9
+    """The share of a GPU's memory for weights, activations and cache together."""
+    kv_layout: str = "block"
+    """What one copy to the host moves: a block of all layers, or (layer) keys or values of one."""
+    kv_cache_dtype: str = "auto"
+    """What the cache holds: keys and values as computed, or in 8 bits, half as many bytes: fp8_e4m3
+    (or fp8) or fp8_e5m2, with a scale of 1."""
+    tensor_parallel: int = 1
+    """GPUs that share the model; sizes of memory are for each of them."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_seqs", "block_size", "tensor_parallel"):
+            require_whole(name, getattr(self, name), 1)
+        for name, least in (
+            *(("max_batched_tokens", 1), ("max_model_len", 1)),
+            *(("blocks", 1), ("cpu_blocks", 0)),
+        ):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value, least)
+        require_number("swap_space_gib", self.swap_space_gib, 0)
+        share = self.gpu_memory_utilization
+        if not is_number(share) or not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization={share}: must be above 0 and at most 1")
+        if not isinstance(self.async_scheduling, bool):
+            raise ConfigError(f"async_scheduling={self.async_scheduling!r}: must be true or false")
+        for name, known in (("kv_layout", LAYOUTS), ("kv_cache_dtype", CACHE_DTYPES)):
+            if (value := getattr(self, name)) not in known:
+                raise unknown(name, str(value), known)
+
+    # -- what is left open, filled in --------------------------------------------------------------
+
+    @property
+    def weighs_prices(self) -> bool:
+        """Whether its preemption is to be told prices, by `priced`, before anything is made."""
+        if isinstance(self.preemption, str):
+            return takes(preemption_class(self.preemption), "prices")
+        return not isinstance(self.preemption, Preemption)
+
+    def priced(self, prices: Prices) -> ServerSpec:
+        """The same with a preemption that knows these prices, if it weighs any."""
+        if not self.weighs_prices:
+            return self
+        if isinstance(self.preemption, str):
+            return replace(self, preemption=make_preemption(self.preemption, prices=prices))
+        assert not isinstance(self.preemption, Preemption)
+        return replace(self, preemption=self.preemption(prices))
+
+    @property
+    def may_swap(self) -> bool:
+        """Whether its preemption may swap, and its memory can."""
+        return self._preemption().swaps and memory_class(self.memory).can_swap
+
+    def step_tokens(self, longest: int) -> int:
+        """The tokens that one step may compute, where requests have up to `longest`."""
+        given = self.max_batched_tokens
+        return given or make_batching(self.batching).default_tokens(longest, self.max_seqs)
+
+    # -- what is made of it ------------------------------------------------------------------------
+
+    def make_memory(self) -> Memory:
+        """Its memory, with nobody in it; `blocks` are known by now."""
+        settings = {"blocks": self.blocks, "block_size": self.block_size, **self.memory_settings}
+        if self.cpu_blocks:
+            settings["cpu_blocks"] = self.cpu_blocks
+        if takes(memory_class(self.memory), "max_model_len"):
+            settings["max_model_len"] = self.max_model_len
+        return make_memory(self.memory, **settings)
+
+    def scheduler(self, kind: type[Scheduler] = Scheduler) -> Scheduler:
+        """Its scheduler; `kind` may be a class that does more."""
+        return make_scheduler(
+            memory=self.make_memory(),
+            policy=self.policy,
+            preemption=self._preemption(),
+            batching=self.batching,
+            max_seqs=self.max_seqs,
+            max_batched_tokens=self.max_batched_tokens,
+            max_model_len=self.max_model_len,
+            async_scheduling=self.async_scheduling,
+            kind=kind,
+        )
+
+    def _preemption(self) -> Preemption:
+        if not isinstance(self.preemption, (str, Preemption)):
+            raise ConfigError("preemption: must be told its prices first")
+        return make_preemption(self.preemption)
+
+    # -- what a run tells of it --------------------------------------------------------------------
+
+    def sizes(self) -> dict[str, Any]:
+        """Its limits and its memory in plain values, for a file."""
+        return {name: getattr(self, name) for name in _SIZES}
+
+    def of_sizes(self, sizes: Mapping[str, Any]) -> ServerSpec:
+        """The same server with what such a file says; what else stands there is left alone."""
+        return replace(self, **{name: sizes[name] for name in _SIZES if name in sizes})
