@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -16,6 +17,10 @@ from pagedsim.__main__ import main
 
 if TYPE_CHECKING:
     from pagedsim.engine.models import LoadedModel
+
+# Small models are faster on one thread, and steadier; workers and processes share the cores anyway.
+# Set before anybody imports torch, and handed on to every process that a test starts.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -15,7 +15,6 @@ from kernels.tiles import Split, Tiles
 from kernels.tuning import Cut
 from tests.kernels.interpreter import mend
 
-torch.set_num_threads(1)
 mend()
 
 SMALL = Cut(Tiles(16, 16, 4, 2), Split())

@@ -25,7 +25,6 @@ from tests.kernels.cases import LAYER, Case, check, forget, same
 from tests.kernels.interpreter import mend
 from tests.kernels.stored import check_no_number, check_stored
 
-torch.set_num_threads(1)
 mend()
 
 MIXED = Case(((1, 70), (1, 0), (1, 3), (0, 0), (9, 41), (20, 20)), kv_heads=1, tail=2)

@@ -6,7 +6,6 @@ Run as `interpreted.py` is, and for the same reasons without bf16.
 from __future__ import annotations
 
 import pytest
-import torch
 
 import kernels
 from tests.kernels.fused import (
@@ -22,7 +21,6 @@ from tests.kernels.fused import (
 )
 from tests.kernels.interpreter import mend
 
-torch.set_num_threads(1)
 mend()
 
 

@@ -26,8 +26,6 @@ from tests.kernels.nuclei import (
     rows_and_ps,
 )
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(autouse=True, scope="module")
 def as_on_a_gpu() -> Iterator[None]:

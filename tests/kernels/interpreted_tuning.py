@@ -18,8 +18,6 @@ from kernels.tiles import Split, Tiles
 from kernels.tuning import Entry, Heads
 from tests.kernels.cases import Case, check
 
-torch.set_num_threads(1)
-
 SMALL = Tiles(rows=16, keys=16, warps=4, stages=2)
 BATCH = Case(((1, 150), (1, 0), (1, 1), (1, 33), (1, 16)), kv_heads=1, head_dim=32)
 SPLITS = [Split(16), Split(4), Split(1), Split(8, 3), Split(2, 100)]

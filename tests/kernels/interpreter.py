@@ -1,7 +1,12 @@
-"""Triton's interpreter with 8-bit floats read right: by itself it halves the smallest of them."""
+"""Triton's interpreter, mended.
+
+It reads 8-bit floats right, of which it halves the smallest by itself, and it prepares the language
+once a launch, where by itself it does so whenever a kernel calls a function.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,8 +17,31 @@ from triton.runtime import interpreter
 CODES = torch.arange(256, dtype=torch.uint8)
 
 
+@cache
 def mend() -> None:
     """For as long as the process lives."""
+    _read_8_bits_right()
+    _patch_once_a_launch()
+
+
+def _patch_once_a_launch() -> None:
+    patch = interpreter._patch_lang
+    launch: list[Any] = []
+    prepared: set[Any] = set()
+
+    def once(function: Any) -> Any:
+        if not launch or not launch[0]._changes:  # the last launch has ended, and undone them
+            launch[:] = [patch(function)]
+            prepared.clear()
+        elif function not in prepared:
+            patch(function)
+        prepared.add(function)
+        return launch[0]
+
+    interpreter._patch_lang = once
+
+
+def _read_8_bits_right() -> None:
     tables = {
         tl.float8e4nv: CODES.view(torch.float8_e4m3fn).half(),
         tl.float8e5: CODES.view(torch.float8_e5m2).half(),

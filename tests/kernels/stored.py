@@ -8,7 +8,7 @@ import kernels
 from kernels import AttentionBatch
 from kernels.float8 import FORMATS
 
-HEADS, DIM, BLOCK = 2, 16, 4
+HEADS, DIM, BLOCK = 4, 128, 4
 
 
 def check_stored(cache: str, dtype: torch.dtype, device: str = "cpu") -> None:

@@ -16,8 +16,6 @@ from pagedsim.engine.models import load_model
 from tests.engine.models.architectures import CONFIGS, VOCAB, build
 from tests.engine.models.serving import alone, chunked, served, texts
 
-torch.set_num_threads(1)
-
 LENGTHS = (7, 12)
 NAMES = ("qwen2", "qwen3")
 """Between them they have all that is fused: biases, windows, a tied head; norms of each head."""
