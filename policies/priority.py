@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedsim.core import Policy, Request
+from pagedsim.core import Policy, Request, ServerState
 from pagedsim.core.policy import RankChanges
 
 
@@ -21,5 +21,5 @@ class Priority(Policy):
         self.displacing = displace
         self.sorts_late = displace is None
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         return request.priority

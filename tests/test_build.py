@@ -23,6 +23,7 @@ from pagedsim.core import (
     PrefillFirst,
     Request,
     ReservedMax,
+    ServerState,
     Unified,
 )
 from policies.fcfs import FCFS
@@ -40,7 +41,7 @@ class ShortestPromptFirst(Policy):
     def __init__(self, sign: int = 1) -> None:
         self.sign = sign
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         return self.sign * request.prompt_len
 
 
@@ -81,7 +82,8 @@ def test_an_object_is_passed_through() -> None:
 def test_a_class_of_your_own_goes_by_its_path() -> None:
     policy = make_policy(MINE, sign=-1)
     assert type(policy).__name__ == "ShortestPromptFirst"
-    assert policy.rank(Request("a", 7), 0.0) == -7
+    state = make_scheduler(memory=make_memory(blocks=8), policy=policy).queues.state
+    assert policy.rank(Request("a", 7), state) == -7
 
 
 def test_a_scheduler_from_names() -> None:

@@ -119,7 +119,7 @@ def test_a_policy_of_ones_own_beside_you(tmp_path: Path) -> None:
         '    rank_changes = "never"\n\n'
         "    def __init__(self, weight=1):\n"
         "        self.weight = weight\n\n"
-        "    def rank(self, request, now):\n"
+        "    def rank(self, request, state):\n"
         "        return -self.weight * request.prompt_len\n"
     )
     done = command(

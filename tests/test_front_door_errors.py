@@ -398,11 +398,11 @@ POLICIES = dedent(
                 raise ValueError(f"share={share} is more than all")
 
     class Faulty(Policy):
-        def rank(self, request, now):
+        def rank(self, request, state):
             return 1 / (request.prompt_len - request.prompt_len)
 
     class Thief(Policy):
-        def rank(self, request, now):
+        def rank(self, request, state):
             return request.output_len
 
     class Stranger:

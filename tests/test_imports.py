@@ -2,7 +2,8 @@
 
 `RULES` is the whole law. A room is a top-level package, or what stands directly under `pagedsim`;
 it may always import itself and the standard library. An import counts wherever it stands in a
-file, inside functions too; only `if TYPE_CHECKING:` is exempt, since it never runs.
+file, inside functions too; only `if TYPE_CHECKING:` is exempt, since it never runs. Inside the
+core not even that is: its modules have an order, and can be read in it.
 """
 
 import ast
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,10 @@ def test_every_import_points_down() -> None:
     assert violations(ROOT) == []
 
 
+def test_no_module_of_the_core_needs_one_that_needs_it() -> None:
+    assert cycle(ROOT, "pagedsim.core") == []
+
+
 @pytest.mark.parametrize(
     ("rooms", "absent"),
     [
@@ -189,6 +195,21 @@ def test_a_room_without_a_rule_is_refused(tmp_path: Path) -> None:
     assert found == "pagedsim/attic/a.py:1: no rule for pagedsim.attic; add one to RULES"
 
 
+def test_a_cycle_is_found_though_it_is_for_types_alone(tmp_path: Path) -> None:
+    typing = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+    files = {
+        "pagedsim/core/__init__.py": "from pagedsim.core.a import x\n",
+        "pagedsim/core/a.py": "from pagedsim.core.b import y\n",
+        "pagedsim/core/b.py": "from pagedsim.core.memory import z\n",
+        "pagedsim/core/memory/__init__.py": f"{typing}from pagedsim.core.a import x\nz = 1\n",
+    }
+    plant(tmp_path, files)
+    found = cycle(tmp_path, "pagedsim.core")
+    assert set(found) == {"pagedsim.core.a", "pagedsim.core.b", "pagedsim.core.memory"}
+    assert plant(tmp_path, {"pagedsim/core/memory/__init__.py": "z = 1\n"}) == []
+    assert cycle(tmp_path, "pagedsim.core") == []
+
+
 # How it works: every module's imports, as absolute names, held against its room's rule.
 
 
@@ -217,6 +238,27 @@ def violations(root: Path) -> list[str]:
     return found
 
 
+def cycle(root: Path, room: str) -> list[str]:
+    """Modules of a room that import each other in a circle, for types alone or not; or none."""
+    modules = dict(source_modules(root))
+    needs = {
+        module: {
+            target
+            for _, target in imports(
+                ast.parse(path.read_text()), module, path, set(modules), for_types=True
+            )
+            if room_of(target) == room and target != module
+        }
+        for module, path in modules.items()
+        if room_of(module) == room
+    }
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def source_modules(root: Path) -> Iterator[tuple[str, Path]]:
     """Name and file of every module of ours under `root`."""
     for package in PACKAGES:
@@ -231,10 +273,17 @@ def room_of(module: str) -> str:
     return ".".join(parts[:2]) if parts[0] == "pagedsim" else parts[0]
 
 
-def imports(node: ast.AST, module: str, path: Path, modules: set[str]) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of everything imported in `node`, which stands in `module`."""
+def imports(
+    node: ast.AST, module: str, path: Path, modules: set[str], for_types: bool = False
+) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything imported in `node`, which stands in `module`.
+
+    `for_types`: what is imported for a type checker alone counts, too.
+    """
     match node:
-        case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+        case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")) if (
+            not for_types
+        ):
             children: list[ast.AST] = [*node.orelse]
         case ast.Import():
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -260,4 +309,4 @@ def imports(node: ast.AST, module: str, path: Path, modules: set[str]) -> Iterat
         case _:
             children = [*ast.iter_child_nodes(node)]
     for child in children:
-        yield from imports(child, module, path, modules)
+        yield from imports(child, module, path, modules, for_types)

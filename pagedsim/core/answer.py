@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pagedsim.core.errors import PlanError
-
-if TYPE_CHECKING:
-    from pagedsim.core.plan import StepPlan
-    from pagedsim.core.request import Request, RequestId
+from pagedsim.core.plan import StepPlan
+from pagedsim.core.request import Request, RequestId
 
 
 class Continuation(NamedTuple):
@@ -46,20 +44,20 @@ def refuse_answer(
     plan: StepPlan,
     tokens: Tokens | None,
     finished: Mapping[RequestId, str],
-    told: bool,
+    with_tokens: bool,
     riders: int | None,
 ) -> None:
     """Raise PlanError unless these answer the plan.
 
-    `told`: whether earlier answers had tokens; `riders`: how many requests decode already, None
-    where the plan was launched before.
+    `with_tokens`: whether earlier answers had some; `riders`: how many requests decode already,
+    None where the plan was launched before.
     """
     sampled = {request.id: request for request in sampled_in(plan)}
     problem = _stray(plan, tokens or {}, finished)
     if tokens is None:
-        if told and sampled:
+        if with_tokens and sampled:
             problem = "its tokens are not told, though those of earlier steps were"
-    elif riders and not told:
+    elif riders and not with_tokens:
         problem = f"tokens are told, though {riders} requests got theirs untold"
     elif missing := sampled.keys() - tokens.keys():
         problem = f"no tokens for requests {sorted(missing, key=str)}"

@@ -11,17 +11,54 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Generic, TypeVar
 
 from pagedsim.core.errors import IntegrityError
 
-if TYPE_CHECKING:
-    from pagedsim.core.request import Request
 
-Calendar = dict[int, list["Request"]]
+class Rider:
+    """What the clock knows of a request: how long it is, riding or standing still."""
+
+    __slots__ = ("_clock", "_generated", "_prefilled", "prompt_len", "width")
+
+    def __init__(self, prompt_len: int, width: int) -> None:
+        self.prompt_len = prompt_len
+        self.width = width  # sequences alive; each takes a seat in the batch
+        self._clock: Clock[Any] = STILL
+        self._generated = 0
+        self._prefilled = 0  # tokens in memory while it does not decode
+
+    @property
+    def generated(self) -> int:
+        """Tokens that each of its sequences has produced."""
+        return self._generated + self._clock.tick
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens of one sequence."""
+        return self.prompt_len + self._generated + self._clock.tick
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose keys and values are in memory, in one sequence."""
+        return self._prefilled if self._clock is STILL else self.num_tokens - 1
+
+    @property
+    def decoding(self) -> bool:
+        """Whether it has its whole context in memory and gains a token with each step."""
+        return self._clock is not STILL
+
+    @property
+    def ready(self) -> bool:
+        """Whether all but its last sampled token is in memory, so that it can decode."""
+        return self.generated > 0 and self.computed == self.num_tokens - 1
 
 
-class Clock:
+R = TypeVar("R", bound=Rider)
+Calendar = dict[int, list[R]]
+
+
+class Clock(Generic[R]):
     """Counts decode steps and remembers which riders need attention at which tick.
 
     `memory_need(request)` tells the length at which a rider next needs its memory looked after
@@ -43,15 +80,15 @@ class Clock:
 
     def __init__(
         self,
-        memory_need: Callable[[Request], int | None],
-        end: Callable[[Request], int | None],
+        memory_need: Callable[[R], int | None],
+        end: Callable[[R], int | None],
     ) -> None:
         self.tick = 0
         self.width = 0  # sequences riding
         self.wide: dict[int, int] = {}  # riders of several sequences, by how many
         self.version = 0  # changes with every boarding and alighting
-        self.memory: Calendar = {}
-        self.ends: Calendar = {}
+        self.memory: Calendar[R] = {}
+        self.ends: Calendar[R] = {}
         self._base = 0  # sum over sequences of their length at tick 0
         self.riders = 0  # requests riding
         self._memory_need = memory_need
@@ -67,7 +104,7 @@ class Clock:
         """The most sequences that any rider has, and at least 1."""
         return max(self.wide) if self.wide else 1
 
-    def board(self, request: Request) -> None:
+    def board(self, request: R) -> None:
         """From now on `request` gains a token with each tick."""
         request._generated -= self.tick
         request._clock = self
@@ -80,7 +117,7 @@ class Clock:
         self._note(self.memory, request, self._memory_need(request))
         self._note(self.ends, request, self._end(request))
 
-    def alight(self, request: Request) -> None:
+    def alight(self, request: R) -> None:
         """`request` stops here, with the length that it has."""
         self._strike(self.memory, request, self._memory_need(request))
         self._strike(self.ends, request, self._end(request))
@@ -96,7 +133,7 @@ class Clock:
         request._generated += self.tick
         request._clock = STILL
 
-    def due(self) -> list[Request]:
+    def due(self) -> list[R]:
         """The riders whose memory needs attention before the next tick."""
         return self.memory.get(self.tick, _NOBODY)
 
@@ -116,23 +153,23 @@ class Clock:
         else:
             self.memory[self.tick + delay] = riders
 
-    def moved(self, request: Request, before: int | None) -> None:
+    def moved(self, request: R, before: int | None) -> None:
         """The memory need of one rider was `before` and has changed."""
         self._strike(self.memory, request, before)
         self._note(self.memory, request, self._memory_need(request))
 
-    def hold(self, request: Request) -> None:
+    def hold(self, request: R) -> None:
         """The last tick was not for this rider: it got no token in that step."""
         self.alight(request)
         request._generated -= 1
         self.board(request)
 
-    def _note(self, calendar: Calendar, request: Request, length: int | None) -> None:
+    def _note(self, calendar: Calendar[R], request: R, length: int | None) -> None:
         if length is not None:
             tick = length - request.prompt_len - request._generated
             calendar.setdefault(tick, []).append(request)
 
-    def _strike(self, calendar: Calendar, request: Request, length: int | None) -> None:
+    def _strike(self, calendar: Calendar[R], request: R, length: int | None) -> None:
         if length is not None:
             tick = length - request.prompt_len - request._generated
             riders = calendar[tick]
@@ -140,7 +177,7 @@ class Clock:
             if not riders:
                 del calendar[tick]
 
-    def check(self, riders: list[Request]) -> None:
+    def check(self, riders: list[R]) -> None:
         """Raise IntegrityError unless exactly `riders` ride, with true sums and calendars."""
         if len(riders) != self.riders:
             raise IntegrityError(f"the clock counts {self.riders} riders, the queue {len(riders)}")
@@ -158,11 +195,11 @@ class Clock:
     def _check_calendar(
         self,
         name: str,
-        calendar: Calendar,
-        riders: list[Request],
-        length: Callable[[Request], int | None],
+        calendar: Calendar[R],
+        riders: list[R],
+        length: Callable[[R], int | None],
     ) -> None:
-        want: dict[int, set[Request]] = {}
+        want: dict[int, set[R]] = {}
         for request in riders:
             if (at := length(request)) is not None:
                 tick = at - request.prompt_len - request._generated
@@ -176,7 +213,7 @@ class Clock:
             raise IntegrityError(f"the {name} calendar has a rider twice: {calendar}")
 
 
-_NOBODY: list[Request] = []
+_NOBODY: list[Any] = []
 
-STILL = Clock(lambda request: None, lambda request: 0)
+STILL: Clock[Any] = Clock(lambda request: None, lambda request: 0)
 """The clock that never ticks: where a request's length stands while it does not decode."""

@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from pagedsim.core.errors import IntegrityError
+from pagedsim.core.places import Places
 from pagedsim.core.request import Request, RequestId, State
 
-if TYPE_CHECKING:
-    from pagedsim.core.scheduler import Scheduler
 
-
-def check_scheduler(scheduler: Scheduler) -> None:
+def check_places(places: Places) -> None:
     """Raise IntegrityError if a queue, the clock or the memory contradicts another."""
-    _check_places(scheduler)
-    _check_batch(scheduler)
-    for request in scheduler.waiting:
+    _check_queues(places)
+    _check_batch(places)
+    for request in places.waiting:
         if request.tables or request.cpu_tables or request.computed:
             raise IntegrityError(f"{request!r} waits, and holds blocks")
-    for request in scheduler.running:
-        _check_tables(scheduler, request)
-    scheduler.clock.check([request for request in scheduler.running if request.decoding])
-    scheduler.memory.check([*scheduler.running, *scheduler.leaving, *scheduler.swapped])
+    for request in places.running:
+        _check_tables(places, request)
+    places.clock.check([request for request in places.running if request.decoding])
+    places.memory.check([*places.running, *places.leaving, *places.swapped])
 
 
-def _check_tables(scheduler: Scheduler, request: Request) -> None:
+def _check_tables(places: Places, request: Request) -> None:
     """A running request has a table for each sequence, long enough for what is in memory."""
     sequences = request.width if request.generated else len(request.tables)
     if not request.tables or len(request.tables) != sequences:
         raise IntegrityError(f"{request!r} has {len(request.tables)} tables for {request.width}")
-    blocks = scheduler.memory.blocks_for(request.computed)
+    blocks = places.memory.blocks_for(request.computed)
     if any(len(table) < blocks for table in request.tables):
         lengths = [len(table) for table in request.tables]
         raise IntegrityError(f"{request!r} has {request.computed} tokens in {lengths} blocks")
 
 
-def _check_places(scheduler: Scheduler) -> None:
+def _check_queues(places: Places) -> None:
     """Each living request is in exactly one queue, the one that its state names."""
-    places: dict[State, Collection[Request]] = {
-        State.WAITING: tuple(scheduler.waiting),
-        State.RUNNING: (*scheduler.running, *scheduler.leaving),
-        State.SWAPPED: scheduler.swapped,
+    by_state: dict[State, Collection[Request]] = {
+        State.WAITING: tuple(places.waiting),
+        State.RUNNING: (*places.running, *places.leaving),
+        State.SWAPPED: places.swapped,
     }
     seen: dict[RequestId, State] = {}
-    for state, requests in places.items():
+    for state, requests in by_state.items():
         for request in requests:
             if request.id in seen:
                 there = seen[request.id].value
@@ -52,20 +49,20 @@ def _check_places(scheduler: Scheduler) -> None:
             if request.state is not state:
                 raise IntegrityError(f"{request!r} stands among the {state.value}")
             seen[request.id] = state
-    if lost := scheduler.requests.keys() ^ seen.keys():
+    if lost := places.requests.keys() ^ seen.keys():
         raise IntegrityError(f"requests {sorted(lost, key=str)} are known or queued, but not both")
-    if lost := scheduler.requests.keys() ^ scheduler._ends.keys():
+    if lost := places.requests.keys() ^ places._ends.keys():
         raise IntegrityError(f"requests {sorted(lost, key=str)} have an end or live, but not both")
 
 
-def _check_batch(scheduler: Scheduler) -> None:
+def _check_batch(places: Places) -> None:
     """The batch's subset and its sum are true."""
-    prefilling = [request for request in scheduler.running if not request.decoding]
-    if set(prefilling) != scheduler.prefilling.keys():
-        listed = list(scheduler.prefilling)
+    prefilling = [request for request in places.running if not request.decoding]
+    if set(prefilling) != places.prefilling.keys():
+        listed = list(places.prefilling)
         raise IntegrityError(f"{prefilling} do not decode yet, listed as such are {listed}")
-    seats = sum(request.width for request in scheduler.running)
-    if seats != scheduler.seats:
-        raise IntegrityError(f"{seats} seats are taken, {scheduler.seats} are counted")
-    if seats > scheduler.max_seqs:
-        raise IntegrityError(f"{seats} seats are taken, max_seqs is {scheduler.max_seqs}")
+    seats = sum(request.width for request in places.running)
+    if seats != places.seats:
+        raise IntegrityError(f"{seats} seats are taken, {places.seats} are counted")
+    if seats > places.max_seqs:
+        raise IntegrityError(f"{seats} seats are taken, max_seqs is {places.max_seqs}")

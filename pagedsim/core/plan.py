@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pagedsim.core.memory.base import Copies, Pairs
-
-if TYPE_CHECKING:
-    from pagedsim.core.request import Request
+from pagedsim.core.request import Request
 
 
 class Chunk(NamedTuple):

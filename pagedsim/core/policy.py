@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
+from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pagedsim.core.errors import PolicyError
-
-if TYPE_CHECKING:
-    from pagedsim.core.plan import StepPlan
-    from pagedsim.core.request import Request
-    from pagedsim.core.state import ServerState
+from pagedsim.core.errors import ConfigError, PolicyError
+from pagedsim.core.plan import StepPlan
+from pagedsim.core.request import Request
+from pagedsim.core.state import ServerState
+from pagedsim.core.waiting import Key
 
 RankChanges = Literal["never", "while running", "always"]
 
@@ -76,7 +77,7 @@ class Policy:
     rank_changes: RankChanges = "always"
     """When `rank` may change for a given request. The scheduler asks for a rank again only where
     this says that it may be out of date, so an honest answer is what makes a policy fast:
-    "never" (a priority), "while running" (tokens left), "always" (it depends on `now`), which
+    "never" (a priority), "while running" (tokens left), "always" (it depends on the time), which
     ranks the whole queue anew in every step with a free seat."""
 
     displacing: bool | None = False
@@ -87,7 +88,7 @@ class Policy:
     """Whether new arrivals stay behind all others until a step admits nobody. vLLM 0.6.6 does so
     with priorities; under `batching=prefill_first` it costs urgent requests a step or two."""
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         """Who goes first: smaller is sooner. Not overridden: first come, first served."""
         return 0.0
 
@@ -98,11 +99,11 @@ class Policy:
         """
         return True
 
-    def displaces(self, waiting: Request, running: Request, now: float) -> bool:
+    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
         """May `waiting`, which does not fit, push out `running`, the last in rank?"""
-        return rank_key(self, waiting, now) < rank_key(self, running, now)
+        return rank_key(self, state, waiting) < rank_key(self, state, running)
 
-    def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
         """Whose memory is taken so that `needy` can go on? Default: the last in rank.
 
         `running` are the candidates in the order of the batch. Under `prefill_first` they are
@@ -110,7 +111,7 @@ class Policy:
         """
         if not ranks(self):
             return running[-1]
-        return max(running, key=lambda request: rank_key(self, request, now))
+        return max(running, key=partial(rank_key, self, state))
 
     def keep(self, victim: Request, state: ServerState) -> Keep | None:
         """Recompute or swap? None: as `preemption=` says."""
@@ -130,6 +131,14 @@ def observes(policy: Policy) -> bool:
     return type(policy).observe is not Policy.observe
 
 
+def refuse_old_hooks(policy: Policy) -> None:
+    """Raise ConfigError if a hook takes `now`, as some did before all of them got `state`."""
+    for hook in ("rank", "admit", "displaces", "victim", "keep"):
+        if "now" in signature(getattr(policy, hook)).parameters:
+            name = f"{type(policy).__name__}.{hook}"
+            raise ConfigError(f"{name} takes now: it must take state, and state.now is the time")
+
+
 def patient(policy: Policy, displacing: bool) -> bool:
     """Whether a policy that could admit nobody will not change its mind while the batch decodes.
 
@@ -146,10 +155,10 @@ def patient(policy: Policy, displacing: bool) -> bool:
     return policy.rank_changes == "while running" and not displacing
 
 
-def rank_key(policy: Policy, request: Request, now: float) -> tuple[float, float, int]:
+def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
     """What requests are sorted by: rank, then arrival, then the order in which they were added."""
-    assert request.arrival is not None  # set by Scheduler.add
-    rank = policy.rank(request, now)
+    assert request.arrival is not None  # set when it is added
+    rank = policy.rank(request, state)
     if rank != rank or not isinstance(rank, int | float | Real):
         raise PolicyError(f"{type(policy).__name__}.rank gave {rank!r} for {request!r}: no number")
     return (rank, request.arrival, request._order)

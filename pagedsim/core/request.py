@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from enum import Enum
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from pagedsim.core.clock import STILL
+from pagedsim.core.clock import Rider
 from pagedsim.core.errors import RequestError
 from pagedsim.core.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from pagedsim.core.clock import Clock
 
 RequestId = int | str
 
@@ -31,7 +28,7 @@ class State(Enum):
     REJECTED = "rejected"
 
 
-class Request:
+class Request(Rider):
     """One request, seen the same by policies, by both executors and by the metrics.
 
     Everything public is what a real server knows; the scheduler alone changes it. A request that
@@ -43,12 +40,9 @@ class Request:
     """
 
     __slots__ = (
-        "_clock",
-        "_generated",
         "_hashes",
         "_key",
         "_order",
-        "_prefilled",
         "_rebuilt",
         "_registered",
         "_seat",
@@ -68,13 +62,11 @@ class Request:
         "preemptions",
         "priority",
         "prompt",
-        "prompt_len",
         "recomputed_tokens",
         "scheduled_at",
         "state",
         "swapped_blocks",
         "tables",
-        "width",
     )
 
     def __init__(
@@ -97,17 +89,17 @@ class Request:
         self.id = id
         self.prompt: Sequence[int] | None = None
         if isinstance(prompt, int | Integral):
-            self.prompt_len = int(prompt)
+            length = int(prompt)
         elif hasattr(prompt, "__len__") and not isinstance(prompt, str):
-            self.prompt, self.prompt_len = _plain(prompt), len(prompt)
+            self.prompt, length = _plain(prompt), len(prompt)
         else:
             raise RequestError(
                 f"request {id!r}: prompt={prompt!r}: must be token ids, or their number"
             )
-        if self.prompt_len < 1:
-            raise RequestError(f"request {id!r}: prompt of {self.prompt_len} tokens: at least 1")
+        if length < 1:
+            raise RequestError(f"request {id!r}: prompt of {length} tokens: at least 1")
+        super().__init__(length, params.width)
         self.params = params
-        self.width = params.width  # sequences alive; each takes a seat in the batch
         self.arrival = arrival
         self.priority = priority
         self.client = client
@@ -128,9 +120,6 @@ class Request:
         self.cpu_tables: list[list[int]] = []  # where they are while swapped out
         self.outputs: list[list[int]] = []  # sampled ids a sequence, where an executor tells them
 
-        self._clock: Clock = STILL
-        self._generated = 0
-        self._prefilled = 0  # tokens in memory while it does not decode
         self._rebuilt = 0  # of a group's work to compute its lost memory again, what is done
         self._order = 0
         self._key: tuple[float, float, int] = (0, 0, 0)
@@ -142,34 +131,9 @@ class Request:
         )
 
     @property
-    def generated(self) -> int:
-        """Tokens that each of its sequences has produced."""
-        return self._generated + self._clock.tick
-
-    @property
     def told(self) -> int:
-        """Of these, how many an executor has told of."""
+        """Of the tokens generated, how many an executor has told of."""
         return len(self.outputs[0]) if self.outputs else 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and generated tokens of one sequence."""
-        return self.prompt_len + self._generated + self._clock.tick
-
-    @property
-    def computed(self) -> int:
-        """Tokens whose keys and values are in memory, in one sequence."""
-        return self._prefilled if self._clock is STILL else self.num_tokens - 1
-
-    @property
-    def decoding(self) -> bool:
-        """Whether it has its whole context in memory and gains a token with each step."""
-        return self._clock is not STILL
-
-    @property
-    def ready(self) -> bool:
-        """Whether all but its last sampled token is in memory, so that it can decode."""
-        return self.generated > 0 and self.computed == self.num_tokens - 1
 
     @property
     def max_tokens(self) -> int | None:

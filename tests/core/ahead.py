@@ -40,22 +40,22 @@ class AheadRun(Run):
 
     def _step(self) -> None:
         scheduler = self.scheduler
-        current, self.flight = self.flight or self._take_off(), None
+        current, self.flight = self.flight or self._launch(), None
         following = None
         if scheduler.runnable and not scheduler.looks_back:
-            following = self._take_off()
+            following = self._launch()
             self.seen["ahead"] += 1
         self._abort(2 * self.steps)
         self.now += 1
         self._land(current)
         self._abort(2 * self.steps + 1)
-        self.shadow.scrub(scheduler.requests.values(), scheduler._copies)
+        self.shadow.scrub(scheduler.requests.values(), scheduler.queues.copies)
         if following is not None and following.plan.empty:
             self._land(following)
         else:
             self.flight = following
 
-    def _take_off(self) -> Flight:
+    def _launch(self) -> Flight:
         """Plan a step, carry it out, and say no more than that."""
         scheduler = self.scheduler
         waiting = set(scheduler.waiting)

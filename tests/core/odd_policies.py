@@ -18,7 +18,7 @@ class ShortestRemaining(Policy):
     def __init__(self, displace: bool | None = False) -> None:
         self.displacing = displace
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         return (request.predicted_len or 0) - request.generated
 
 
@@ -30,9 +30,9 @@ class Aging(Policy):
     def __init__(self, displace: bool | None = False) -> None:
         self.displacing = displace
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         assert request.arrival is not None
-        return request.priority - (now - request.arrival) * (1 + request._order % 3)
+        return request.priority - (state.now - request.arrival) * (1 + request._order % 3)
 
 
 class RandomVictims(Policy):
@@ -41,7 +41,7 @@ class RandomVictims(Policy):
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
 
-    def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
         oldest = min(running, key=lambda request: request._order)
         return self.random.choice([r for r in running if r is not oldest] or [oldest])
 

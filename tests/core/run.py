@@ -102,7 +102,7 @@ class Run:
             self._record(self.known[name], answer)
         self._audit_commit(bool(answers or ended))
         self._abort(2 * self.steps + 1)
-        self.shadow.scrub(self.scheduler.requests.values(), self.scheduler._copies)
+        self.shadow.scrub(self.scheduler.requests.values(), self.scheduler.queues.copies)
 
     def _carry_out(self, plan: StepPlan, waiting: set[Request]) -> None:
         self._audit_plan(plan, waiting)
@@ -317,13 +317,13 @@ class Run:
         there = set(chain.from_iterable(t for r in alive for t in r.cpu_tables))
         assert len(there) + memory.cpu_free == memory.cpu_total, "CPU blocks do not add up"
         self._audit_usage(memory)
-        running = [*scheduler.running, *scheduler.leaving]
+        running = [*scheduler.running, *scheduler.queues.leaving]
         places = Counter([*scheduler.waiting, *running, *scheduler.swapped])
         assert places == Counter(alive), "somebody is not in one queue"
 
     def _audit_usage(self, memory: Memory) -> None:
         scheduler = self.scheduler
-        usage = memory.usage([*scheduler.running, *scheduler.leaving, *scheduler.swapped])
+        usage = memory.usage([*scheduler.running, *scheduler.queues.leaving, *scheduler.swapped])
         assert sum(usage) == memory.total * memory.block_size, usage
         assert min(usage) >= 0, usage
 
@@ -333,7 +333,7 @@ class Run:
         assert len(self.known) == len(self.case.jobs)
         assert scheduler.memory.free == scheduler.memory.total
         assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
-        assert not scheduler._copies, "copies are pending for nobody"
+        assert not scheduler.queues.copies, "copies are pending for nobody"
         if isinstance(scheduler.policy, Counting):
             assert scheduler.policy.arrived == scheduler.policy.left == len(self.known)
 

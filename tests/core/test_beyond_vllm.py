@@ -97,7 +97,7 @@ def test_an_urgent_newcomer_does_so_whenever_its_rank_was_taken() -> None:
     class Urgency(Policy):
         rank_changes = "always"
 
-        def rank(self, request: Request, now: float) -> float:
+        def rank(self, request: Request, state: ServerState) -> float:
             return request.priority
 
     server = Server(4, cpu_blocks=4, policy=Urgency(), preemption="swap")
@@ -183,7 +183,7 @@ def test_a_victim_gives_back_the_chunk_that_this_step_planned_for_it() -> None:
     """Of 7 tokens p, first in order, had 6 and b 1; b takes p's memory, and c gets a token too."""
 
     class FirstYields(Priority):
-        def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+        def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
             return running[0]
 
     policy = FirstYields(displace=True)  # so that the batch is sorted, and p comes first
@@ -210,7 +210,7 @@ def test_a_victim_takes_back_the_copies_that_this_step_planned_for_it(
     """a's second sequence was given block 4, a copy of 1: it goes to the CPU straight from 1."""
 
     class FirstYields(Policy):
-        def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+        def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
             return running[0]
 
     server = Server(
@@ -464,9 +464,9 @@ class Witness(Policy):
         self.log.append(f"admit {request.id}")
         return True
 
-    def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
         self.log.append(f"victim of {[r.id for r in running]} for {needy.id}")
-        return super().victim(running, needy, now)
+        return super().victim(running, needy, state)
 
     def keep(self, victim: Request, state: ServerState) -> Keep | None:
         self.log.append(f"keep {victim.id}")
@@ -566,7 +566,7 @@ def test_keep_is_not_asked_where_there_is_nothing_to_choose() -> None:
 
 def test_victim_may_be_anybody_who_runs() -> None:
     class First(Policy):
-        def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+        def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
             return running[0]
 
     server = Server(6, policy=First(), batching="unified")
@@ -581,7 +581,7 @@ def test_displaces_is_asked_only_of_a_policy_that_displaces() -> None:
         def __init__(self, displacing: bool) -> None:
             self.displacing = displacing
 
-        def displaces(self, waiting: Request, running: Request, now: float) -> bool:
+        def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
             return waiting.id == "u"
 
     server = Server(policy=Everybody(True), max_seqs=1)
@@ -610,9 +610,9 @@ def test_a_rank_that_changes_with_time_is_asked_anew_in_every_step() -> None:
     """Least slack first: b's deadline is further away, but its prompt grew no shorter."""
 
     class Aging(Policy):
-        def rank(self, request: Request, now: float) -> float:
+        def rank(self, request: Request, state: ServerState) -> float:
             assert request.arrival is not None
-            return request.priority - (now - request.arrival) * request.prompt_len
+            return request.priority - (state.now - request.arrival) * request.prompt_len
 
     server = Server(policy=Aging(), max_seqs=1, batching="unified")
     server.add("a", 4, output=3)
@@ -668,21 +668,21 @@ def test_no_policy_can_read_how_long_an_output_will_be(batching: str) -> None:
                 found = {value for value in values(thing, True) if isinstance(value, int | float)}
                 assert not found & secrets(8), f"{where} shows it"
 
-        def rank(self, request: Request, now: float) -> float:
-            self.look("rank", request)
+        def rank(self, request: Request, state: ServerState) -> float:
+            self.look("rank", request, *public(state))
             return 0.0
 
         def admit(self, request: Request, state: ServerState) -> bool:
             self.look("admit", request, *public(state))
             return True
 
-        def displaces(self, waiting: Request, running: Request, now: float) -> bool:
-            self.look("displaces", waiting, running)
+        def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+            self.look("displaces", waiting, running, *public(state))
             return False
 
-        def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
-            self.look("victim", running, needy)
-            return super().victim(running, needy, now)
+        def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+            self.look("victim", running, needy, *public(state))
+            return super().victim(running, needy, state)
 
         def keep(self, victim: Request, state: ServerState) -> Keep | None:
             self.look("keep", victim, *public(state))
@@ -705,5 +705,6 @@ def test_a_spy_would_find_it() -> None:
     """The walk above does see what is there: the scheduler's own records hold the length."""
     server = Server(4000)
     server.add("a", 8, HIDDEN)
-    seen = {value for value in values(vars(server.scheduler), True) if isinstance(value, int)}
+    known = values(vars(server.scheduler.queues), True)
+    seen = {value for value in known if isinstance(value, int)}
     assert HIDDEN + 8 in seen

@@ -115,7 +115,7 @@ def in_two_queues(busy: Busy) -> None:
 
 
 def twice_in_a_queue(busy: Busy) -> None:
-    busy.scheduler.waiting.append(busy.late, now=0.0)
+    busy.scheduler.waiting.append(busy.late)
 
 
 def in_no_queue(busy: Busy) -> None:
@@ -127,7 +127,7 @@ def forgotten(busy: Busy) -> None:
 
 
 def without_an_end(busy: Busy) -> None:
-    del busy.scheduler._ends["late"]
+    del busy.scheduler.queues._ends["late"]
 
 
 def wrong_state(busy: Busy) -> None:
@@ -135,19 +135,19 @@ def wrong_state(busy: Busy) -> None:
 
 
 def wrong_seats(busy: Busy) -> None:
-    busy.scheduler.seats -= 1
+    busy.scheduler.queues.seats -= 1
 
 
 def more_seats_than_there_are(busy: Busy) -> None:
-    busy.scheduler.max_seqs = 3
+    busy.scheduler.queues.max_seqs = 3
 
 
 def decodes_and_prefills(busy: Busy) -> None:
-    busy.scheduler.prefilling[busy.solo] = None
+    busy.scheduler.queues.prefilling[busy.solo] = None
 
 
 def prefills_unlisted(busy: Busy) -> None:
-    del busy.scheduler.prefilling[busy.long]
+    del busy.scheduler.queues.prefilling[busy.long]
 
 
 def waits_with_blocks(busy: Busy) -> None:

@@ -22,6 +22,7 @@ from pagedsim.core import (
     ReservedMax,
     SamplingParams,
     Scheduler,
+    ServerState,
     Static,
     Unified,
 )
@@ -196,7 +197,7 @@ def picture(server: Server) -> dict[str, Any]:
         "queues": server.queues,
         "known": list(scheduler.requests),
         "free": (server.memory.free, server.memory.cpu_free),
-        "seats": scheduler.seats,
+        "seats": scheduler.queues.seats,
         "now": scheduler.now,
         "clock": (scheduler.clock.tick, scheduler.clock.context, scheduler.clock.riders),
         "requests": [
@@ -470,7 +471,7 @@ def test_an_executor_may_end_a_request_and_say_why() -> None:
 
 def test_a_victim_who_is_no_candidate() -> None:
     class Stranger(Policy):
-        def victim(self, running: Any, needy: Request, now: float) -> Request:
+        def victim(self, running: Any, needy: Request, state: ServerState) -> Request:
             return Request("x", 1)
 
     server = Server(blocks=4, policy=Stranger())
@@ -482,6 +483,15 @@ def test_a_victim_who_is_no_candidate() -> None:
         "Stranger.victim chose Request('x', new, 1+0 tokens), who is not a candidate",
     ):
         server.plan()
+
+
+def test_a_hook_of_the_old_kind_is_refused_at_the_start() -> None:
+    class Old(Policy):
+        def rank(self, request: Request, now: float) -> float:  # type: ignore[override]
+            return -now
+
+    with says(ConfigError, "Old.rank takes now: it must take state, and state.now is the time"):
+        Server(policy=Old())
 
 
 # Requests and their sampling

@@ -109,7 +109,7 @@ def test_a_sequence_that_nobody_continues_ends_and_gives_its_seat_and_blocks_bac
     assert (a.tables, server.free) == ([[0, 2], [0, 3], [0, 1]], 4)
     server.step({"a": Continuation((7, 8), parents=(0, 2))})
     assert (a.width, a.outputs) == (2, [[1, 4, 7], [3, 6, 8]])
-    assert (a.tables, server.free, server.scheduler.seats) == ([[0, 2], [0, 1]], 5, 2)
+    assert (a.tables, server.free, server.scheduler.queues.seats) == ([[0, 2], [0, 1]], 5, 2)
     server.add("b", 4)
     assert server.step({"b": 9}) == {"prefill": {"b": 4}}
     plan = server.plan()

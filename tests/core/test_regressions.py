@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Policy, Request, SamplingParams, Scheduler
+from pagedsim.core import Policy, Request, SamplingParams, Scheduler, ServerState
 from policies.priority import Priority
 
 
@@ -110,7 +110,7 @@ def test_an_id_used_again_while_the_old_one_is_in_flight_is_not_ended() -> None:
 
 
 class Sliced(Policy):
-    def victim(self, running: Sequence[Request], needy: Request, now: float) -> Request:
+    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
         return running[-2:][0]
 
 
@@ -130,7 +130,7 @@ def test_the_candidates_can_be_sliced(batching: str) -> None:
 class Pushing(Policy):
     displacing = True
 
-    def displaces(self, waiting: Request, running: Request, now: float) -> bool:
+    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
         return waiting.priority < running.priority
 
 
@@ -180,7 +180,7 @@ def test_a_stale_plan_cannot_glide() -> None:
 class ByDeadline(Policy):
     rank_changes = "never"
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         if request.deadline is None:
             raise ValueError("no deadline")
         return request.deadline
@@ -199,7 +199,7 @@ def test_one_step_ranks_each_waiting_request_a_few_times_at_most() -> None:
     class Counting(Policy):
         asked = 0
 
-        def rank(self, request: Request, now: float) -> float:
+        def rank(self, request: Request, state: ServerState) -> float:
             self.asked += 1
             return 0.0
 

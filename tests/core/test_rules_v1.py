@@ -430,4 +430,4 @@ def test_rule_12_a_token_counts_when_it_is_committed() -> None:
     plan = server.plan()
     assert (a.num_tokens, server.free) == (6, 98)
     server.commit(plan)
-    assert (a.num_tokens, names(server.scheduler.decoding())) == (7, ["a"])
+    assert (a.num_tokens, names(server.scheduler.queues.decoding())) == (7, ["a"])

@@ -76,7 +76,7 @@ def test_what_was_generated_is_computed_again_after_a_preemption() -> None:
     for token in (50, 51):
         scheduler.commit(scheduler.plan(0), 0, {"a": token})
     plan = scheduler.plan(0)
-    scheduler.preempt(plan, scheduler.requests["a"])  # as a batching would, short of memory
+    scheduler.queues.preempt(plan, scheduler.requests["a"])  # as a batching would, short of memory
     plan.decodes, plan.decode_count = (), 0
     scheduler.commit(plan, 0, {})
     batch = flat(scheduler.plan(0))

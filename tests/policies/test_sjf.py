@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from pagedsim.core import Memory, PagedMemory, Policy, PrefixMemory, Request, ReservedMax
+from pagedsim.core import (
+    Memory,
+    PagedMemory,
+    Policy,
+    PrefixMemory,
+    Request,
+    ReservedMax,
+    ServerState,
+)
 from pagedsim.core.policy import RankChanges
 from tests.core.drive import Server
 
@@ -12,7 +20,7 @@ from tests.core.drive import Server
 class ShortestJobFirst(Policy):
     rank_changes: RankChanges = "never"
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         return request.predicted_len or 0.0
 
 

@@ -31,7 +31,7 @@ from pagedsim.core import Policy
 
 
 class Mortal(Policy):
-    def rank(self, request, now):
+    def rank(self, request, state):
         if now > 1 and Path("deadly").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         return now

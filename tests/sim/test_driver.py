@@ -112,16 +112,16 @@ def test_a_policy_that_admits_nobody_is_told_of() -> None:
 class Aging(Policy):
     """The rank changes with time alone."""
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         assert request.arrival is not None
-        return request.priority - 0.3 * (now - request.arrival)
+        return request.priority - 0.3 * (state.now - request.arrival)
 
 
 class Remaining(Policy):
     rank_changes: RankChanges = "while running"
     displacing = True
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         return (request.predicted_len or 0) - request.generated
 
 
@@ -136,7 +136,7 @@ class Counting(Policy):
     def __init__(self) -> None:
         self.seen = 0
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         return (self.seen * 7 + request.prompt_len) % 5
 
     def observe(self, event: object) -> None:

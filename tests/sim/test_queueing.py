@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Policy, Request, Scheduler
+from pagedsim.core import Policy, Request, Scheduler, ServerState
 from pagedsim.core.policy import RankChanges
 from tests.sim.harness import Constant, Jobs, run
 
@@ -30,7 +30,7 @@ class ShortestRemaining(Policy):
     rank_changes: RankChanges = "while running"
     displacing = True
 
-    def rank(self, request: Request, now: float) -> float:
+    def rank(self, request: Request, state: ServerState) -> float:
         assert request.predicted_len is not None
         return request.predicted_len - request.generated
 

@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 from pagedsim.core.memory import Fit
+from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy
-from pagedsim.core.work import span
-
-if TYPE_CHECKING:
-    from pagedsim.core.plan import StepPlan
-    from pagedsim.core.request import Request
-    from pagedsim.core.scheduler import Scheduler
+from pagedsim.core.prefill import span
+from pagedsim.core.queues import Queues
+from pagedsim.core.request import Request
 
 
 class Batching(ABC):
-    """Composes each step out of the scheduler's moves. One object serves one scheduler."""
+    """Composes each step out of the moves of the queues. One object serves one scheduler."""
 
     displaces_by_default = False
     """What `Policy.displacing = None` means here."""
 
     @abstractmethod
-    def compose(self, scheduler: Scheduler, plan: StepPlan) -> None:
+    def compose(self, queues: Queues, plan: StepPlan) -> None:
         """Fill `plan`, and move requests between the queues accordingly."""
 
     def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
         """`max_batched_tokens` where nobody gave it."""
         return 2048
 
-    def refuse_misfits(self, scheduler: Scheduler) -> None:
-        """Raise ConfigError if the scheduler's limits do not allow this batching."""
+    def refuse_misfits(self, queues: Queues) -> None:
+        """Raise ConfigError if the limits do not allow this batching."""
 
-    def infeasible(self, scheduler: Scheduler, request: Request) -> str | None:
-        """Why a new request could never be admitted, or None."""
-        memory, spare = scheduler.memory, self.spare(scheduler)
+    def infeasible(self, queues: Queues, request: Request) -> str | None:
+        """Why a waiting request can never be served, or None."""
+        if request is queues.feasible or request.generated:
+            return None
+        reason = queues.excess(request) or self.never_fits(queues, request)
+        if reason is None:
+            queues.feasible = request
+        return reason
+
+    def never_fits(self, queues: Queues, request: Request) -> str | None:
+        """Why no step and no memory could ever hold a new request, or None."""
+        memory, spare = queues.memory, self.spare(queues)
         if memory.fit(request, request.prompt_len, spare, ()) is not Fit.NEVER:
             return None
         need = memory.blocks_at_length(request, request.prompt_len)
@@ -44,11 +50,11 @@ class Batching(ABC):
             f"memory has {memory.total}{kept}"
         )
 
-    def spare(self, scheduler: Scheduler) -> int:
+    def spare(self, queues: Queues) -> int:
         """Blocks that an admission must leave free."""
         return 0
 
-    def slack(self, scheduler: Scheduler) -> int:
+    def slack(self, queues: Queues) -> int:
         """Blocks that must stay free when the batch has grown for a step of decodes."""
         return 0
 
@@ -60,41 +66,39 @@ class Batching(ABC):
         """Whether waiting requests may push out running ones."""
         return self.displaces_by_default if policy.displacing is None else policy.displacing
 
+    def displace(self, queues: Queues, plan: StepPlan) -> None:
+        """Let the first waiting request push out running ones that rank behind it, if it must.
 
-def displace(scheduler: Scheduler, plan: StepPlan, spare: int) -> None:
-    """Let the first waiting request push out running ones that rank behind it, if it must.
-
-    It is admitted in the next step. At most one request a step gains a place in this way.
-    """
-    waiting, policy, now = scheduler.waiting, scheduler.policy, scheduler.now
-    if waiting or policy.rank_changes == "never":
-        scheduler.sort_running()
-    if not waiting:
-        return
-    head = waiting.head
-    if scheduler.infeasible(head):
-        waiting.arrange(now)
-        return
-    victims = reversed(tuple(scheduler.running))
-    while not has_room(scheduler, head, spare):
-        last = next(victims, None)
-        if last is None or not policy.displaces(head, last, now):
-            break
-        if not plan.displaced:
-            if not policy.admit(head, scheduler.state):
+        It is admitted in the next step. At most one request a step gains a place in this way.
+        """
+        waiting, policy = queues.waiting, queues.policy
+        if waiting or policy.rank_changes == "never":
+            queues.rank_running()
+        if not waiting:
+            return
+        head = waiting.head
+        if self.infeasible(queues, head):
+            waiting.arrange()
+            return
+        victims = reversed(tuple(queues.running))
+        while not self._has_room(queues, head):
+            last = next(victims, None)
+            if last is None or not policy.displaces(head, last, queues.state):
                 break
-            waiting.pop()  # it goes back in front of those that it pushes out
-            scheduler.favoured = head
-        scheduler.preempt(plan, last, displaced=True)
-    if plan.displaced:
-        waiting.put_back(head, now)
-    waiting.arrange(now)
+            if not plan.displaced:
+                if not policy.admit(head, queues.state):
+                    break
+                waiting.pop()  # it goes back in front of those that it pushes out
+                queues.favoured = head
+            queues.preempt(plan, last, displaced=True)
+        if plan.displaced:
+            waiting.put_back(head)
+        waiting.arrange()
 
-
-def has_room(scheduler: Scheduler, request: Request, spare: int) -> bool:
-    """Whether a waiting request has the seats, and the memory for all of its work, right now."""
-    memory = scheduler.memory
-    if scheduler.seats + request.width > scheduler.max_seqs:
-        return False
-    hit = memory.lookup(request)
-    return memory.fit(request, span(request), spare, hit) is Fit.NOW
+    def _has_room(self, queues: Queues, request: Request) -> bool:
+        """Whether there are seats and memory for all of a waiting request, right now."""
+        memory = queues.memory
+        if queues.seats + request.width > queues.max_seqs:
+            return False
+        hit = memory.lookup(request)
+        return memory.fit(request, span(request), self.spare(queues), hit) is Fit.NOW

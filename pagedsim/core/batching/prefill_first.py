@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
-from pagedsim.core.batching.base import Batching, displace
+from pagedsim.core.batching.base import Batching
 from pagedsim.core.errors import ConfigError
 from pagedsim.core.memory import Fit
+from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy
-from pagedsim.core.work import span, work
-
-if TYPE_CHECKING:
-    from pagedsim.core.plan import StepPlan
-    from pagedsim.core.request import Request
-    from pagedsim.core.scheduler import Scheduler
+from pagedsim.core.prefill import prefill_tokens, span
+from pagedsim.core.queues import Queues
+from pagedsim.core.request import Request
 
 
 class PrefillFirst(Batching):
@@ -31,111 +28,111 @@ class PrefillFirst(Batching):
     def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
         return max(max_model_len, max_seqs, 2048)
 
-    def refuse_misfits(self, scheduler: Scheduler) -> None:
+    def refuse_misfits(self, queues: Queues) -> None:
         for name in ("max_model_len", "max_seqs"):
-            limit = getattr(scheduler, name)
-            if scheduler.max_batched_tokens < limit:
+            limit = getattr(queues, name)
+            if queues.max_batched_tokens < limit:
                 raise ConfigError(
-                    f"max_batched_tokens={scheduler.max_batched_tokens}: must be at least "
+                    f"max_batched_tokens={queues.max_batched_tokens}: must be at least "
                     f"{name}={limit}, since {type(self).__name__} never splits a prompt"
                 )
 
-    def spare(self, scheduler: Scheduler) -> int:
-        return int(self.watermark * scheduler.memory.total)
+    def spare(self, queues: Queues) -> int:
+        return int(self.watermark * queues.memory.total)
 
     def sorts_late(self, policy: Policy) -> bool:
         return policy.sorts_late and self.displacing(policy)
 
-    def compose(self, scheduler: Scheduler, plan: StepPlan) -> None:
-        if self._admits(scheduler):
-            self._prefill(scheduler, plan)
+    def compose(self, queues: Queues, plan: StepPlan) -> None:
+        if self._admits(queues):
+            self._prefill(queues, plan)
         if plan.chunks:
             return
-        if self.displacing(scheduler.policy):
-            displace(scheduler, plan, self.spare(scheduler))
-        resumes = self._resumes(scheduler)
-        self._decode(scheduler, plan)
+        if self.displacing(queues.policy):
+            self.displace(queues, plan)
+        resumes = self._resumes(queues)
+        self._decode(queues, plan)
         if resumes and not plan.took_memory:
-            self._resume(scheduler, plan)
-        scheduler.decode(plan)
+            self._resume(queues, plan)
+        queues.decode(plan)
 
-    def _admits(self, scheduler: Scheduler) -> bool:
+    def _admits(self, queues: Queues) -> bool:
         """Whether to look for somebody to admit: not while those on the CPU come first."""
-        return bool(scheduler.waiting) and not scheduler.swapped_first()
+        return bool(queues.waiting) and not queues.swapped_first()
 
-    def _resumes(self, scheduler: Scheduler) -> bool:
-        return bool(scheduler.swapped)
+    def _resumes(self, queues: Queues) -> bool:
+        return bool(queues.swapped)
 
-    def _margin(self, scheduler: Scheduler) -> int:
+    def _margin(self, queues: Queues) -> int:
         """Blocks to leave free for the batch, so that it is not preempted at once."""
-        return self.spare(scheduler) if scheduler.running else 0
+        return self.spare(queues) if queues.running else 0
 
-    def _prefill(self, scheduler: Scheduler, plan: StepPlan) -> None:
+    def _prefill(self, queues: Queues, plan: StepPlan) -> None:
         """Admit from the head of waiting until one does not fit."""
-        waiting, memory, policy = scheduler.waiting, scheduler.memory, scheduler.policy
-        if not self.sorts_late(policy) and scheduler.seats < scheduler.max_seqs:
-            waiting.arrange(scheduler.now)
-        while waiting and not scheduler.swapped_first():
+        waiting, memory, policy = queues.waiting, queues.memory, queues.policy
+        if not self.sorts_late(policy) and queues.seats < queues.max_seqs:
+            waiting.arrange()
+        while waiting and not queues.swapped_first():
             request = waiting.head
-            if reason := scheduler.infeasible(request):
-                scheduler.reject(plan, reason)
+            if reason := self.infeasible(queues, request):
+                queues.reject(plan, reason)
                 continue
-            if scheduler.seats + request.width > scheduler.max_seqs:
+            if queues.seats + request.width > queues.max_seqs:
                 break
             hit = memory.lookup(request)
-            margin = self._margin(scheduler)
+            margin = self._margin(queues)
             if memory.fit(request, span(request), margin, hit) is not Fit.NOW:
                 break
-            count = work(request, memory) - len(hit) * memory.block_size
+            count = prefill_tokens(request, memory) - len(hit) * memory.block_size
             # Only the rebuilding of a group can be more than a step holds; it then goes alone.
-            if plan.chunks and plan.prefill_tokens + count > scheduler.max_batched_tokens:
+            if plan.chunks and plan.prefill_tokens + count > queues.max_batched_tokens:
                 break
-            if not policy.admit(request, scheduler.state):
+            if not policy.admit(request, queues.state):
                 break
-            scheduler.start(plan, count, hit)
+            queues.start(plan, count, hit)
 
-    def _decode(self, scheduler: Scheduler, plan: StepPlan) -> None:
+    def _decode(self, queues: Queues, plan: StepPlan) -> None:
         """Memory for the next token of everybody who runs, or for as many as it lasts."""
-        if scheduler.running and not scheduler.grow(plan, self.slack(scheduler)):
-            self._decode_tight(scheduler, plan)
+        if queues.running and not queues.grow(plan, self.slack(queues)):
+            self._decode_tight(queues, plan)
 
-    def slack(self, scheduler: Scheduler) -> int:
+    def slack(self, queues: Queues) -> int:
         # vLLM's test is conservative: it counts a block for each sequence, needed or not.
-        return scheduler.clock.widest
+        return queues.clock.widest
 
-    def _decode_tight(self, scheduler: Scheduler, plan: StepPlan) -> None:
+    def _decode_tight(self, queues: Queues, plan: StepPlan) -> None:
         """The same, where somebody may have to yield: one by one, in order."""
-        if scheduler.ranked:
-            scheduler.sort_running()
-        queue = deque(scheduler.running)
+        if queues.ranked:
+            queues.rank_running()
+        queue = deque(queues.running)
         while queue:
             needy = queue.popleft()
-            while self._lacks(scheduler, needy):
-                victim = scheduler.choose_victim(tuple(queue), needy) if queue else needy
-                scheduler.preempt(plan, victim)
+            while self._lacks(queues, needy):
+                victim = queues.choose_victim(tuple(queue), needy) if queue else needy
+                queues.preempt(plan, victim)
                 if victim is needy:
                     break
                 queue.remove(victim)
             else:
-                scheduler.extend(plan, needy)
+                queues.extend(plan, needy)
 
-    def _lacks(self, scheduler: Scheduler, request: Request) -> bool:
+    def _lacks(self, queues: Queues, request: Request) -> bool:
         """Whether somebody must yield before `request` can go on."""
-        lacking = scheduler.memory.lacking(request, request.num_tokens)
+        lacking = queues.memory.lacking(request, request.num_tokens)
         # A group that preempts itself is rebuilt without gaining a token, so that, alone and by
         # the conservative test, it might never get on.
-        if request.width == 1 or len(scheduler.running) > 1:
+        if request.width == 1 or len(queues.running) > 1:
             lacking = max(lacking, request.width)
-        return lacking > scheduler.memory.free
+        return lacking > queues.memory.free
 
-    def _resume(self, scheduler: Scheduler, plan: StepPlan) -> None:
+    def _resume(self, queues: Queues, plan: StepPlan) -> None:
         """Bring back from the CPU whoever fits with its next token, in order."""
-        memory = scheduler.memory
-        while scheduler.swapped:
-            request = scheduler.next_swapped()
+        memory = queues.memory
+        while queues.swapped:
+            request = queues.next_swapped()
             need = memory.swap_need(request, request.num_tokens)
-            if memory.free - need < self._margin(scheduler):
+            if memory.free - need < self._margin(queues):
                 break
-            if scheduler.seats + request.width > scheduler.max_seqs:
+            if queues.seats + request.width > queues.max_seqs:
                 break
-            scheduler.resume(plan, request, 1)
+            queues.resume(plan, request, 1)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pagedsim.core.batching.prefill_first import PrefillFirst
 from pagedsim.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pagedsim.core.plan import StepPlan
-    from pagedsim.core.scheduler import Scheduler
+from pagedsim.core.plan import StepPlan
+from pagedsim.core.queues import Queues
 
 
 class Static(PrefillFirst):
@@ -26,21 +22,21 @@ class Static(PrefillFirst):
         self._members = 0
         """How many the batch has, while it is formed."""
 
-    def compose(self, scheduler: Scheduler, plan: StepPlan) -> None:
-        super().compose(scheduler, plan)
-        self._members = len(scheduler.running) if plan.chunks else 0
+    def compose(self, queues: Queues, plan: StepPlan) -> None:
+        super().compose(queues, plan)
+        self._members = len(queues.running) if plan.chunks else 0
 
-    def refuse_misfits(self, scheduler: Scheduler) -> None:
-        super().refuse_misfits(scheduler)
-        if scheduler.policy.displacing:
+    def refuse_misfits(self, queues: Queues) -> None:
+        super().refuse_misfits(queues)
+        if queues.policy.displacing:
             raise ConfigError(
-                f"{type(scheduler.policy).__name__} displaces running requests: "
+                f"{type(queues.policy).__name__} displaces running requests: "
                 "a static batch runs to its end; choose another batching or displace=false"
             )
 
-    def _admits(self, scheduler: Scheduler) -> bool:
-        running = len(scheduler.running)
-        return (not running or running == self._members) and super()._admits(scheduler)
+    def _admits(self, queues: Queues) -> bool:
+        running = len(queues.running)
+        return (not running or running == self._members) and super()._admits(queues)
 
-    def _resumes(self, scheduler: Scheduler) -> bool:
-        return not scheduler.running and super()._resumes(scheduler)
+    def _resumes(self, queues: Queues) -> bool:
+        return not queues.running and super()._resumes(queues)

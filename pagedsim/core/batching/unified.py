@@ -6,51 +6,47 @@ last admitted takes what is left of the budget.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pagedsim.core.batching.base import Batching, displace
+from pagedsim.core.batching.base import Batching
 from pagedsim.core.memory import Fit
-from pagedsim.core.work import left, span, work
-
-if TYPE_CHECKING:
-    from pagedsim.core.plan import StepPlan
-    from pagedsim.core.request import Request
-    from pagedsim.core.scheduler import Scheduler
+from pagedsim.core.plan import StepPlan
+from pagedsim.core.prefill import prefill_left, prefill_tokens, span
+from pagedsim.core.queues import Queues
+from pagedsim.core.request import Request
 
 
 class Unified(Batching):
     """Chunks of prompts beside decodes, under `max_batched_tokens`."""
 
-    def compose(self, scheduler: Scheduler, plan: StepPlan) -> None:
-        if self.displacing(scheduler.policy):
-            displace(scheduler, plan, 0)
-        budget = self._go_on(scheduler, plan)
+    def compose(self, queues: Queues, plan: StepPlan) -> None:
+        if self.displacing(queues.policy):
+            self.displace(queues, plan)
+        budget = self._go_on(queues, plan)
         if not plan.took_memory:
-            self._let_in(scheduler, plan, budget)
-        scheduler.decode(plan)
+            self._let_in(queues, plan, budget)
+        queues.decode(plan)
 
-    def infeasible(self, scheduler: Scheduler, request: Request) -> str | None:
-        if request.width > scheduler.max_batched_tokens:
+    def never_fits(self, queues: Queues, request: Request) -> str | None:
+        if request.width > queues.max_batched_tokens:
             return (
                 f"{request.width} sequences decode together: "
-                f"max_batched_tokens is {scheduler.max_batched_tokens}"
+                f"max_batched_tokens is {queues.max_batched_tokens}"
             )
-        return super().infeasible(scheduler, request)
+        return super().never_fits(queues, request)
 
-    def _go_on(self, scheduler: Scheduler, plan: StepPlan) -> int:
+    def _go_on(self, queues: Queues, plan: StepPlan) -> int:
         """Serve the batch in its order; returns what is left of the budget."""
-        budget, decodes = scheduler.max_batched_tokens, scheduler.clock.width
-        prefilling, running = scheduler.prefilling, scheduler.running
+        budget, decodes = queues.max_batched_tokens, queues.clock.width
+        prefilling, running = queues.prefilling, queues.running
         decodes_first = not prefilling or _last(prefilling, running)
-        if decodes > budget or not decodes_first or not scheduler.grow(plan, self.slack(scheduler)):
-            return self._one_by_one(scheduler, plan, budget, running, all_decode=False)
+        if decodes > budget or not decodes_first or not queues.grow(plan, self.slack(queues)):
+            return self._one_by_one(queues, plan, budget, running, all_decode=False)
         if not prefilling:
             return budget - decodes
-        return self._one_by_one(scheduler, plan, budget - decodes, prefilling, all_decode=True)
+        return self._one_by_one(queues, plan, budget - decodes, prefilling, all_decode=True)
 
     def _one_by_one(
         self,
-        scheduler: Scheduler,
+        queues: Queues,
         plan: StepPlan,
         budget: int,
         batch: dict[Request, None],
@@ -60,21 +56,21 @@ class Unified(Batching):
 
         `all_decode`: those that decode are served already, and `batch` are the others.
         """
-        memory = scheduler.memory
+        memory = queues.memory
         served: set[Request] = set()
         for request in tuple(batch):
-            if request not in scheduler.running:
+            if request not in queues.running:
                 continue
-            count, cost = self._share(scheduler, request, budget)
+            count, cost = self._tokens_for(queues, request, budget)
             if not 0 < cost <= budget:
                 break
             tokens = request.computed + count
             if not request.decoding:  # a group's work is more than the length of any sequence
                 tokens = min(tokens, span(request))
             while memory.lacking(request, tokens) > memory.free:
-                victim = scheduler.choose_victim(tuple(scheduler.running), request)
+                victim = queues.choose_victim(tuple(queues.running), request)
                 decoded = victim.width if victim.decoding else 0
-                chunked = scheduler.preempt(plan, victim)
+                chunked = queues.preempt(plan, victim)
                 budget += chunked
                 if all_decode or victim in served:
                     budget += decoded
@@ -82,67 +78,67 @@ class Unified(Batching):
                     break
             else:
                 if request.decoding:
-                    scheduler.extend(plan, request)
+                    queues.extend(plan, request)
                 else:
                     memory.extend(request, tokens, plan.copies)
-                    scheduler.advance(plan, request, count)
+                    queues.advance(plan, request, count)
                 budget -= cost
                 served.add(request)
         if not all_decode:
-            plan.held = [request for request in scheduler.decoding() if request not in served]
+            plan.held = [request for request in queues.decoding() if request not in served]
         return budget
 
-    def _share(self, scheduler: Scheduler, request: Request, budget: int) -> tuple[int, int]:
+    def _tokens_for(self, queues: Queues, request: Request, budget: int) -> tuple[int, int]:
         """Tokens that a request gets, in each sequence and in all, out of `budget`."""
         if request.ready:
             return 1, request.width
-        count = min(left(request, scheduler.memory), budget)
+        count = min(prefill_left(request, queues.memory), budget)
         return count, count
 
-    def _let_in(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> None:
+    def _let_in(self, queues: Queues, plan: StepPlan, budget: int) -> None:
         """Resume from the CPU, or admit, whoever is first, until one does not fit."""
         while budget > 0:
-            if scheduler.swapped_first():
-                taken = self._resume(scheduler, plan, budget)
-            elif scheduler.waiting:
-                taken = self._admit(scheduler, plan, budget)
+            if queues.swapped_first():
+                taken = self._resume(queues, plan, budget)
+            elif queues.waiting:
+                taken = self._admit(queues, plan, budget)
             else:
                 break
             if not taken:
                 break
             budget -= taken
 
-    def _resume(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> int:
+    def _resume(self, queues: Queues, plan: StepPlan, budget: int) -> int:
         """Bring one back; returns the tokens that it gets, 0 if it does not fit."""
-        memory, request = scheduler.memory, scheduler.next_swapped()
-        count, cost = self._share(scheduler, request, budget)
-        if cost > budget or scheduler.seats + request.width > scheduler.max_seqs:
+        memory, request = queues.memory, queues.next_swapped()
+        count, cost = self._tokens_for(queues, request, budget)
+        if cost > budget or queues.seats + request.width > queues.max_seqs:
             return 0
         if memory.swap_need(request, request.computed + count) > memory.free:
             return 0
-        scheduler.resume(plan, request, count)
+        queues.resume(plan, request, count)
         return cost
 
-    def _admit(self, scheduler: Scheduler, plan: StepPlan, budget: int) -> int:
+    def _admit(self, queues: Queues, plan: StepPlan, budget: int) -> int:
         """Admit the head of waiting; returns the tokens that it gets, 0 if it does not fit."""
-        waiting, memory = scheduler.waiting, scheduler.memory
-        if scheduler.seats < scheduler.max_seqs:
-            waiting.arrange(scheduler.now)
-        while reason := scheduler.infeasible(waiting.head):
-            scheduler.reject(plan, reason)
+        waiting, memory = queues.waiting, queues.memory
+        if queues.seats < queues.max_seqs:
+            waiting.arrange()
+        while reason := self.infeasible(queues, waiting.head):
+            queues.reject(plan, reason)
             if not waiting:
                 return 0
         request = waiting.head
-        if scheduler.seats + request.width > scheduler.max_seqs:
+        if queues.seats + request.width > queues.max_seqs:
             return 0
         hit = memory.lookup(request)
         # All of the prompt must fit, although only a chunk of it may run.
         if memory.fit(request, span(request), 0, hit) is not Fit.NOW:
             return 0
-        if not scheduler.policy.admit(request, scheduler.state):
+        if not queues.policy.admit(request, queues.state):
             return 0
-        count = min(work(request, memory) - len(hit) * memory.block_size, budget)
-        scheduler.start(plan, count, hit)
+        count = min(prefill_tokens(request, memory) - len(hit) * memory.block_size, budget)
+        queues.start(plan, count, hit)
         return count
 
 

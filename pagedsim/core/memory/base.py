@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pagedsim.core.errors import ConfigError, IntegrityError, require_whole
-
-if TYPE_CHECKING:
-    from pagedsim.core.request import Request
+from pagedsim.core.request import Request
 
 Copies = dict[int, int]
 """Block copies that a step must make before it computes: {target: source}."""
@@ -56,9 +54,9 @@ class Memory(ABC):
         self.total = blocks
         self.cpu_total = cpu_blocks
         self._end_of: Callable[[Request], int] | None = None
-        self.told = False
+        self.with_tokens = False
         """Whether the executor tells sampled tokens; the scheduler finds out and sets it."""
-        self.late = False
+        self.told_late = False
         """Whether tokens are told one step late; the scheduler sets it."""
 
     def claim(self, end_of: Callable[[Request], int]) -> None:

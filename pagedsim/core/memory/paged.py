@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
-
-if TYPE_CHECKING:
-    from pagedsim.core.request import Request
+from pagedsim.core.request import Request
 
 
 class PagedMemory(Memory):

@@ -13,14 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Pairs
 from pagedsim.core.memory.paged import PagedMemory
-
-if TYPE_CHECKING:
-    from pagedsim.core.request import Request
+from pagedsim.core.request import Request
 
 
 class PrefixMemory(PagedMemory):
@@ -113,7 +110,7 @@ class PrefixMemory(PagedMemory):
             return
         if request.width > 1:
             tokens = min(tokens, request.prompt_len)
-        if self.late and self.told:
+        if self.told_late and self.with_tokens:
             tokens = min(tokens, self._known(request))
         full = tokens // self.block_size
         known = request._registered
@@ -154,20 +151,20 @@ class PrefixMemory(PagedMemory):
         full = len(request.tables[0]) * self.block_size
         if request._split_at:
             return request._split_at
-        if request.prompt is None or request.width > 1 or not self.told or self.late:
+        if request.prompt is None or request.width > 1 or not self.with_tokens or self.told_late:
             return full + 1  # if late, the tokens that fill a block are known no sooner
         # A block is registered in the step that fills it, one before the next block is needed.
         return full + (request._registered >= len(request.tables[0]))
 
     def stride(self, forked: bool) -> int | None:
-        return None if forked or self.told else self.block_size
+        return None if forked or self.with_tokens else self.block_size
 
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
         super().extend(request, tokens, copies)
         self._register(request, tokens)
 
     def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
-        if not self.told:
+        if not self.with_tokens:
             return super().grow(due, spare, copies, forked)
         # Which of equal blocks is found depends on who registers first: the order of the batch.
         due = sorted(due, key=lambda request: request._seat)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from pagedsim.core.errors import IntegrityError, require
 from pagedsim.core.memory.base import Copies, Fit, Memory, Usage
 from pagedsim.core.memory.buddy import BuddyAllocator, power_of_two
-
-if TYPE_CHECKING:
-    from pagedsim.core.request import Request
+from pagedsim.core.request import Request
 
 
 class ReservedMemory(Memory):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, StepPlan
-from pagedsim.core.work import rebuilds
+from pagedsim.core.prefill import rebuilds
 from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.sampler import Sampler
@@ -129,7 +129,7 @@ class Loop:
             group.close(request.finish_reason or "")
             self.outputs[request.id] = group.output(finished=True)
         self.scheduler.check()
-        self.shadow.scrub(self.scheduler.requests.values(), self.scheduler._copies)
+        self.shadow.scrub(self.scheduler.requests.values(), self.scheduler.queues.copies)
 
     def _remember(self, request: Request, answer: int | Continuation) -> None:
         tokens, parents = answer if isinstance(answer, Continuation) else ((answer,), None)

@@ -210,7 +210,7 @@ def test_a_search_goes_on_where_it_ended(call: Call, monkeypatch: pytest.MonkeyP
 def test_an_arm_that_fails_leaves_the_others(call: Call) -> None:
     Path("lost.py").write_text(
         "from pagedsim.core import Policy\n\n\nclass Lost(Policy):\n"
-        "    def rank(self, request, now):\n        raise RuntimeError('lost')\n"
+        "    def rank(self, request, state):\n        raise RuntimeError('lost')\n"
     )
     code, out, errors = call("study.arms={fcfs: [], bad: ['policy._target_=lost.Lost']}")
     assert code == 1

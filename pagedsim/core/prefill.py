@@ -9,13 +9,10 @@ once), and then goes on with an ordinary decode.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from pagedsim.core.memory import Memory
 from pagedsim.core.plan import Chunk
-
-if TYPE_CHECKING:
-    from pagedsim.core.memory import Memory
-    from pagedsim.core.request import Request
+from pagedsim.core.request import Request
 
 
 def rebuilds(request: Request) -> bool:
@@ -23,7 +20,7 @@ def rebuilds(request: Request) -> bool:
     return request.width > 1 and request.generated > 0
 
 
-def work(request: Request, memory: Memory) -> int:
+def prefill_tokens(request: Request, memory: Memory) -> int:
     """Tokens to compute in all, if nothing is cached."""
     if not rebuilds(request):
         return request.num_tokens
@@ -31,10 +28,10 @@ def work(request: Request, memory: Memory) -> int:
     return alone + (request.width - 1) * (alone - memory.common(request))
 
 
-def left(request: Request, memory: Memory) -> int:
+def prefill_left(request: Request, memory: Memory) -> int:
     """Of these, the tokens still to be computed."""
     done = request._rebuilt if rebuilds(request) else request._prefilled
-    return work(request, memory) - done
+    return prefill_tokens(request, memory) - done
 
 
 def stored(request: Request, memory: Memory) -> int:
@@ -50,7 +47,7 @@ def span(request: Request) -> int:
     return request.num_tokens - 1 if rebuilds(request) else request.num_tokens
 
 
-def chunks(request: Request, count: int, memory: Memory) -> Iterator[Chunk]:
+def next_chunks(request: Request, count: int, memory: Memory) -> Iterator[Chunk]:
     """The next `count` tokens of the work."""
     if not rebuilds(request):
         start = request._prefilled

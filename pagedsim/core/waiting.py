@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from pagedsim.core.policy import Policy, rank_key, ranks
 from pagedsim.core.request import Request
+
+Key = tuple[float, float, int]
+"""What requests are sorted by: rank, then arrival, then the order in which they were added."""
+
+Order = Callable[["Request"], Key]
 
 _by_key = attrgetter("_key")
 
@@ -37,11 +41,11 @@ class Queue:
         """Take the next one out."""
         return self._requests.popleft()
 
-    def append(self, request: Request, now: float) -> None:
+    def append(self, request: Request) -> None:
         """A newcomer."""
         self._requests.append(request)
 
-    def put_back(self, request: Request, now: float) -> None:
+    def put_back(self, request: Request) -> None:
         """One that ran before and lost its place."""
         self._requests.appendleft(request)
 
@@ -49,7 +53,7 @@ class Queue:
         """Take one out from anywhere."""
         self._requests.remove(request)
 
-    def arrange(self, now: float) -> None:
+    def arrange(self) -> None:
         """Put it in order; to be called before `head` is used for a decision."""
 
     def expire(self) -> None:
@@ -59,46 +63,43 @@ class Queue:
 class RankedQueue(Queue):
     """In order of a rank that may change with time: sorted anew where it can have changed."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, order: Order, changes: bool) -> None:
         super().__init__()
-        self._policy = policy
-        self._steady = policy.rank_changes != "always"
+        self._order = order
+        self._changes = changes
         self._in_order = True
         self._expired = False
 
-    def append(self, request: Request, now: float) -> None:
-        self._rank(request, now)
-        super().append(request, now)
+    def append(self, request: Request) -> None:
+        request._key = self._order(request)
+        super().append(request)
         self._in_order = False
 
-    def put_back(self, request: Request, now: float) -> None:
-        self._rank(request, now)
-        super().put_back(request, now)
+    def put_back(self, request: Request) -> None:
+        request._key = self._order(request)
+        super().put_back(request)
         self._in_order = False
 
-    def arrange(self, now: float) -> None:
-        self.settled = self._in_order and self._steady
+    def arrange(self) -> None:
+        self.settled = self._in_order and not self._changes
         if self._in_order and not self._expired:
             return
         if self._expired:
             for request in self._requests:
-                self._rank(request, now)
+                request._key = self._order(request)
         self._requests = deque(sorted(self._requests, key=_by_key))
         self._in_order, self._expired = True, False
 
     def expire(self) -> None:
-        self._expired = not self._steady
-
-    def _rank(self, request: Request, now: float) -> None:
-        request._key = rank_key(self._policy, request, now)
+        self._expired = self._changes
 
 
 class SteadyQueue(Queue):
     """In order of a rank that stands while a request waits: each goes to its place at once."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, order: Order) -> None:
         super().__init__()
-        self._policy = policy
+        self._order = order
         self._list: list[Request] = []
         self._start = 0  # what is before it has been popped
 
@@ -120,8 +121,8 @@ class SteadyQueue(Queue):
             self._start = 0
         return request
 
-    def append(self, request: Request, now: float) -> None:
-        request._key = rank_key(self._policy, request, now)
+    def append(self, request: Request) -> None:
+        request._key = self._order(request)
         insort(self._list, request, lo=self._start, key=_by_key)
 
     put_back = append
@@ -130,10 +131,12 @@ class SteadyQueue(Queue):
         del self._list[self._list.index(request, self._start)]
 
 
-def waiting_queue(policy: Policy, late: bool) -> Queue:
-    """The queue that `policy` asks for; `late`: arrivals take their place only on `arrange`."""
-    if not ranks(policy):
+def waiting_queue(order: Order | None, changes: bool, late: bool) -> Queue:
+    """The queue that a policy asks for; without `order` it is first come, first served.
+
+    `changes`: the order may change while requests wait; `late`: arrivals take their place only
+    on `arrange`.
+    """
+    if order is None:
         return Queue()
-    if policy.rank_changes == "always" or late:
-        return RankedQueue(policy)
-    return SteadyQueue(policy)
+    return RankedQueue(order, changes) if changes or late else SteadyQueue(order)

@@ -1,0 +1,254 @@
+"""Who is where on one server: waiting, running, on the CPU, or at its end; and with which memory.
+
+        add ──▶ waiting ──start──▶ running ──▶ finished
+                   ▲                │    ▲
+                   └──── preempt ───┤    │ resume
+                       (recompute)  └─▶ swapped
+                                (swap)
+
+Nothing here knows a policy: `state.py` shows the places to one, and `queues.py` moves requests
+between them as it wants.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pagedsim.core.answer import Continuation, samples
+from pagedsim.core.clock import Clock
+from pagedsim.core.memory import Copies, Memory
+from pagedsim.core.plan import Chunk, StepPlan
+from pagedsim.core.prefill import prefill_tokens, rebuilds
+from pagedsim.core.request import Request, RequestId, State
+from pagedsim.core.waiting import Order, Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one server; `Scheduler` says what each of them means."""
+
+    max_seqs: int
+    max_batched_tokens: int
+    max_model_len: int
+    async_scheduling: bool = False
+
+
+class Places:
+    """The queues of one server, who is in them, and the memory that these requests hold."""
+
+    def __init__(self, memory: Memory, waiting: Queue, limits: Limits) -> None:
+        self.memory = memory
+        self.max_seqs = limits.max_seqs
+        self.max_batched_tokens = limits.max_batched_tokens
+        self.max_model_len = limits.max_model_len
+        self.async_scheduling = limits.async_scheduling
+
+        self.now = 0.0
+        self.requests: dict[RequestId, Request] = {}  # all that are alive
+        self.waiting = waiting
+        self.running: dict[Request, None] = {}  # an ordered set: the batch
+        self.prefilling: dict[Request, None] = {}  # of those, the ones that do not decode yet
+        self.swapped: deque[Request] = deque()
+        self.leaving: dict[Request, None] = {}  # ended, and not told of yet: they hold memory
+        self.seats = 0  # sequences in the batch
+        self.clock = Clock(memory.need, self._end_ahead)
+        self.copies: Copies = {}  # forks that the next step must copy
+        self.untold: deque[StepPlan] = deque()  # plans under way
+        self.looking_back = 0  # how many are alive that look back; counted where it matters
+
+        self._ends: dict[RequestId, int] = {}  # lengths at which requests end; not for policies
+        self._overdue: set[Request] = set()  # of those that are alive, who is at its end
+        self._orders = 0
+        self._seated = 0
+        self._decoding: tuple[int, tuple[Request, ...]] = (-1, ())
+        self._running_sorted = -1  # how many had been seated when the batch was last sorted
+
+    def end_of(self, request: Request) -> int:
+        """The length at which a request ends."""
+        return self._ends[request.id]
+
+    def _end_ahead(self, request: Request) -> int | None:
+        return None if request in self._overdue else self._ends[request.id]
+
+    def limit_of(self, request: Request) -> int:
+        """The length at which a request ends whatever its tokens are."""
+        longest = min(self.max_model_len, self.memory.longest_of(request))
+        output = max(longest - request.prompt_len, 1)
+        return request.prompt_len + min(output, request.max_tokens or output)
+
+    # -- coming and going ------------------------------------------------------------------------
+
+    def enter(self, request: Request, output_len: int | None) -> None:
+        """A newcomer waits. It ends after `output_len` tokens, or at its limit."""
+        limit = self.limit_of(request)
+        if request.arrival is None:
+            request.arrival = self.now
+        request._order = self._orders
+        self.waiting.append(request)  # first, since a policy's rank may fail
+        self._orders += 1
+        self._ends[request.id] = min(limit, request.prompt_len + (output_len or limit))
+        if self.async_scheduling:
+            self.looking_back += request.params.looks_back
+        request.state = State.WAITING
+        self.requests[request.id] = request
+
+    def take_out(self, request: Request) -> None:
+        """Take a living request from wherever it is; it keeps its memory."""
+        if request in self.running:
+            self.unseat(request)
+        elif request in self.leaving:
+            del self.leaving[request]
+        elif request.state is State.WAITING:
+            self.waiting.remove(request)
+        else:
+            self.swapped.remove(request)
+
+    def leave(self, request: Request, state: State, reason: str, now: float) -> None:
+        """Who was taken out is served no more, and gives up all that it holds."""
+        self.forget_copies(self.copies, request)
+        if self.untold:
+            self._cut(request)
+        self.memory.release(request)
+        request.state = state
+        request.finish_reason = reason
+        request.finished_at = now
+        del self.requests[request.id], self._ends[request.id]
+        self._overdue.discard(request)
+        if self.async_scheduling:
+            self.looking_back -= request.params.looks_back
+
+    def _cut(self, request: Request) -> None:
+        """Forget the tokens that a request, who leaves, will not be told of any more."""
+        over = sum(samples(plan, request) for plan in self.untold)
+        if over:
+            request._generated -= over
+            request._prefilled = min(request._prefilled, request.num_tokens - 1)
+
+    @staticmethod
+    def forget_copies(copies: Copies, request: Request) -> None:
+        """Its blocks are given up: nothing must be copied into them."""
+        if copies:
+            for table in request.tables:
+                for block in table:
+                    copies.pop(block, None)
+
+    # -- the batch -------------------------------------------------------------------------------
+
+    def seat(self, request: Request) -> None:
+        """It joins the batch, at its end."""
+        request.state = State.RUNNING
+        request._seat = self._seated
+        self._seated += 1
+        self.running[request] = None
+        self.seats += request.width
+
+    def unseat(self, request: Request) -> None:
+        """It leaves the batch."""
+        if request.decoding:
+            self.clock.alight(request)
+        else:
+            self.prefilling.pop(request)
+        del self.running[request]
+        self.seats -= request.width
+
+    def sort_running(self, order: Order, steady: bool) -> None:
+        """Put the batch in order; `steady`: only who was seated since can be out of it."""
+        if steady and self._running_sorted == self._seated:
+            return
+        batch = sorted(self.running, key=order)
+        self.running.clear()
+        self.running.update(dict.fromkeys(batch))
+        for request in batch:
+            request._seat = self._seated
+            self._seated += 1
+        self._running_sorted = self._seated
+        self._decoding = (-1, ())
+
+    def decoding(self) -> tuple[Request, ...]:
+        """Those of the batch that decode, in its order; the same object while nothing changes."""
+        version, riders = self._decoding
+        if version != self.clock.version:
+            if self.prefilling:
+                riders = tuple(r for r in self.running if r.decoding)
+            else:
+                riders = tuple(self.running)
+            self._decoding = (self.clock.version, riders)
+        return riders
+
+    # -- what a step does to those in it ---------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> None:
+        """Everybody in the plan is a token longer: all that does not depend on which tokens."""
+        clock = self.clock
+        if plan.decodes:
+            clock.tick += 1
+            for request in plan.held:
+                if request.decoding:
+                    clock.hold(request)
+        for chunk in plan.chunks:
+            if chunk.request.state is State.RUNNING:
+                self._computed(chunk)
+        if clock.tick not in clock.ends:
+            return
+        plan.ending = clock.ends.pop(clock.tick)
+        self._overdue.update(plan.ending)
+        if self.async_scheduling:
+            for request in plan.ending:
+                # Where everybody can know that it ends here, nothing more is computed for it.
+                known = request.num_tokens >= self.limit_of(request)
+                if known and not request.params.looks_back:
+                    self.unseat(request)
+                    self.leaving[request] = None
+
+    def _computed(self, chunk: Chunk) -> None:
+        """A chunk is in memory; at the end of its work the request begins to decode."""
+        request = chunk.request
+        if rebuilds(request):
+            request._rebuilt += chunk.length
+            if request._rebuilt < prefill_tokens(request, self.memory):
+                return
+            request._rebuilt = 0
+        else:
+            request._prefilled += chunk.length
+            if not chunk.samples:
+                return
+            request._generated += 1
+            if request.width > 1:
+                self.memory.fork(request, (0,) * request.width, self.copies)
+        del self.prefilling[request]
+        self.clock.board(request)
+
+    def append(self, request: Request, answer: int | Continuation) -> None:
+        """Sampled tokens become part of a request."""
+        if not request.outputs:
+            request.outputs = [[] for _ in range(request.width)]
+        if not isinstance(answer, Continuation):
+            request.outputs[0].append(int(answer))
+            return
+        tokens, parents = answer
+        if parents is not None and list(parents) != list(range(request.width)):
+            request.outputs = [list(request.outputs[parent]) for parent in parents]
+            self._descend(request, parents)
+        for output, token in zip(request.outputs, tokens, strict=True):
+            output.append(int(token))
+
+    def descend(self, parents: Mapping[RequestId, Sequence[int]]) -> None:
+        """The sequences of decoding groups go on from these parents, with tokens untold."""
+        for name, chosen in parents.items():
+            if (group := self.requests.get(name)) and group.decoding:
+                self._descend(group, chosen)
+
+    def _descend(self, request: Request, parents: Sequence[int]) -> None:
+        """New sequence i of a decoding request goes on from old sequence `parents[i]`."""
+        if len(parents) == request.width:  # it rides on, and only its memory changes
+            need = self.memory.need(request)
+            self.memory.fork(request, parents, self.copies)
+            self.clock.moved(request, need)
+            return
+        self.clock.alight(request)
+        self.seats += len(parents) - request.width
+        request.width = len(parents)
+        self.memory.fork(request, parents, self.copies)
+        self.clock.board(request)

@@ -1,0 +1,217 @@
+"""The queues with their moves: what a batching composes a step from.
+
+A move changes the queues and the memory, and writes into the plan what an executor must do for it.
+Where somebody is to be chosen, it asks the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from pagedsim.core.errors import IntegrityError
+from pagedsim.core.memory import Copies, Memory
+from pagedsim.core.places import Limits, Places
+from pagedsim.core.plan import Rejection, StepPlan
+from pagedsim.core.policy import Keep, Left, Policy, Preemption, observes, rank_key, ranks
+from pagedsim.core.prefill import next_chunks, rebuilds, span, stored
+from pagedsim.core.request import Request, State
+from pagedsim.core.state import ServerState
+from pagedsim.core.waiting import waiting_queue
+
+
+class Queues(Places):
+    """The queues of one server under its policy, with the moves between them."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        limits: Limits,
+        policy: Policy,
+        preemption: Preemption,
+        sorts_late: bool = False,
+    ) -> None:
+        """`sorts_late`: who waits takes its place only when the queue is put in order."""
+        self.policy = policy
+        self.preemption = preemption
+        self.state = ServerState(self)
+        self.ranked = ranks(policy)
+        self.observing = observes(policy)
+        self.order = partial(rank_key, policy, self.state)
+        self.favoured: Request | None = None  # who displaced somebody, and goes next
+        self.feasible: Request | None = None  # the last head of waiting found to be
+        order = self.order if self.ranked else None
+        waiting = waiting_queue(order, policy.rank_changes == "always", sorts_late)
+        super().__init__(memory, waiting, limits)
+
+    # -- who waits ---------------------------------------------------------------------------------
+
+    def excess(self, request: Request) -> str | None:
+        """Why a request is beyond what this server may serve, or None."""
+        if request.prompt_len > self.max_model_len:
+            return f"prompt of {request.prompt_len} tokens: max_model_len is {self.max_model_len}"
+        length = request.prompt_len + (request.max_tokens or 1)
+        if request.max_tokens and length > self.max_model_len:
+            return (
+                f"prompt of {request.prompt_len} + max_tokens {request.max_tokens} = {length} "
+                f"tokens: max_model_len is {self.max_model_len}"
+            )
+        if request.width > self.max_seqs:
+            return f"{request.width} sequences: max_seqs is {self.max_seqs}"
+        if request.width > 1 and length > (longest := self.memory.longest_of(request)):
+            return (
+                f"{request.width} sequences of {length} tokens: memory of {self.memory.total} "
+                f"blocks × {self.memory.block_size} tokens holds as many of {longest}"
+            )
+        return None
+
+    def reject(self, plan: StepPlan, reason: str) -> None:
+        """The head of waiting can never be served."""
+        request = self.waiting.pop()
+        plan.rejected.append(Rejection(request, reason))
+        self.leave(request, State.REJECTED, reason, self.now)
+
+    def start(self, plan: StepPlan, count: int, hit: Sequence[int]) -> None:
+        """The head of waiting joins the batch and computes `count` tokens after its `hit`."""
+        request = self.waiting.pop()
+        cached = len(hit) * self.memory.block_size
+        # A group's tables are laid out at once; anybody else's grow with its chunks.
+        tokens = span(request) if rebuilds(request) else cached + count
+        self.memory.admit(request, tokens, hit)
+        request._prefilled = cached
+        if request.scheduled_at is None:
+            request.scheduled_at = self.now
+            request.cached_tokens = cached
+            plan.hits.append((request, cached))
+        self.seat(request)
+        self.prefilling[request] = None
+        self.advance(plan, request, count)
+
+    # -- who runs ----------------------------------------------------------------------------------
+
+    def advance(self, plan: StepPlan, request: Request, count: int) -> None:
+        """Plan the next `count` tokens of a request in the batch that does not decode yet."""
+        for chunk in next_chunks(request, count, self.memory):
+            plan.add_chunk(chunk)
+
+    def grow(self, plan: StepPlan, spare: int) -> bool:
+        """Give all that decode the memory for their next token, if that leaves `spare` blocks.
+
+        If not, nothing is done, and the batching has to find out who yields.
+        """
+        clock, memory = self.clock, self.memory
+        forked = clock.width > clock.riders
+        due = clock.due()
+        if not memory.grow(due, spare, plan.copies, forked):
+            return False
+        if due:
+            clock.attended(memory.stride(forked))
+        return True
+
+    def extend(self, plan: StepPlan, request: Request) -> None:
+        """Give a decoding request the memory for its next token, if it lacks any."""
+        need = self.memory.need(request)
+        if need is not None and need <= request.num_tokens:
+            self.memory.extend(request, request.num_tokens, plan.copies)
+            self.clock.moved(request, need)
+
+    def decode(self, plan: StepPlan) -> None:
+        """Plan one token for every decoding sequence, those held back left out."""
+        clock = self.clock
+        plan.decodes = self.decoding()
+        plan.decode_count = clock.width
+        plan.decode_context = clock.context
+        if plan.held:
+            held = set(plan.held)
+            plan.decodes = tuple(r for r in plan.decodes if r not in held)
+            plan.decode_count -= sum(r.width for r in held)
+            plan.decode_context -= sum(r.width * r.num_tokens for r in held)
+
+    def rank_running(self) -> None:
+        """Put the batch in order of rank, where anything can have changed."""
+        self.sort_running(self.order, self.policy.rank_changes == "never")
+
+    # -- who yields --------------------------------------------------------------------------------
+
+    def choose_victim(self, candidates: Sequence[Request], needy: Request) -> Request:
+        """The policy's victim, who must be one of the candidates."""
+        victim = self.policy.victim(candidates, needy, self.state)
+        if victim not in candidates:
+            raise IntegrityError(
+                f"{type(self.policy).__name__}.victim chose {victim!r}, who is not a candidate"
+            )
+        return victim
+
+    def preempt(self, plan: StepPlan, victim: Request, displaced: bool = False) -> int:
+        """Take a running request's memory. Returns tokens that this step had planned for it."""
+        given_back = plan.drop_chunks(victim)
+        (plan.displaced if displaced else plan.preempted).append(victim)
+        victim.preemptions += 1
+        keep = self._keep(victim)
+        self.unseat(victim)
+        self.memory.retract(victim, victim.computed)
+        if keep is Keep.SWAP:
+            pairs = self.memory.swap_out(victim, plan.copies)
+            plan.swap_out += pairs
+            victim.swapped_blocks += len(pairs)
+            victim.state = State.SWAPPED
+            self.swapped.append(victim)
+        else:
+            self.forget_copies(plan.copies, victim)
+            victim.recomputed_tokens += max(stored(victim, self.memory), victim._rebuilt)
+            victim._prefilled = victim._rebuilt = 0
+            self.memory.release(victim)
+            victim.state = State.WAITING
+            self.waiting.put_back(victim)
+        return given_back
+
+    def _keep(self, victim: Request) -> Keep:
+        if victim.computed == 0 or not self.memory.cpu_room(victim):
+            return Keep.RECOMPUTE
+        return self.policy.keep(victim, self.state) or self.preemption.keep(victim, self.state)
+
+    # -- who comes back ----------------------------------------------------------------------------
+
+    def next_swapped(self) -> Request:
+        """Who comes back first."""
+        return min(self.swapped, key=self.order) if self.ranked else self.swapped[0]
+
+    def swapped_first(self) -> bool:
+        """Whether those on the CPU come before those who wait."""
+        if not self.swapped:
+            return False
+        if not self.waiting:
+            return True
+        if self.ranked:
+            self.waiting.arrange()
+        if self.waiting.head is self.favoured:
+            return False
+        if not self.ranked:
+            return True
+        return self.order(self.next_swapped()) < self.order(self.waiting.head)
+
+    def resume(self, plan: StepPlan, request: Request, count: int) -> None:
+        """Bring a request back from the CPU; `count` tokens of it are computed in this step."""
+        self.swapped.remove(request)
+        pairs = self.memory.swap_in(request)
+        splits: Copies = {}
+        self.memory.extend(request, request.computed + count, splits)
+        # Copies are made before blocks come in, so what splits now comes from the CPU twice.
+        origin = {block: cpu for cpu, block in pairs}
+        pairs += [(origin[source], target) for target, source in splits.items()]
+        plan.swap_in += pairs
+        plan.resumed.append(request)
+        request.swapped_blocks += len(pairs)
+        self.seat(request)
+        if request.ready:
+            self.clock.board(request)
+        else:
+            self.prefilling[request] = None
+            self.advance(plan, request, count)
+
+    # -- who leaves --------------------------------------------------------------------------------
+
+    def leave(self, request: Request, state: State, reason: str, now: float) -> None:
+        super().leave(request, state, reason, now)
+        if self.observing:
+            self.policy.observe(Left(request, now))
