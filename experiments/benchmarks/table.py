@@ -2,8 +2,8 @@
 
     python -m experiments.benchmarks.table
 
-A Markdown table of experiments/results/*/*.json, for the README: a row for each bar, a column for
-each GPU. Where nothing was measured a cell is empty.
+A Markdown table of experiments/results/*/*.json, for docs/performance.md: a row for each bar, a
+column for each GPU. Where nothing was measured a cell is empty.
 """
 
 from __future__ import annotations
