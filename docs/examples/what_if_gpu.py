@@ -1,6 +1,6 @@
 """A what-if on other GPUs: the same requests, and what each card has room and speed for.
 
-    python docs/examples/what_if_gpu.py
+python docs/examples/what_if_gpu.py
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from pagedsim.build import make_memory, make_scheduler
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.summary import summarise
-from pagedsim.sim.capacity import capacity
+from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
+from pagedsim.sim.sizing import sized
 from pagedsim.workload import synthetic
 
 
@@ -25,10 +25,10 @@ def main() -> None:
     print("GPU           blocks  TTFT P99  TPOT mean")
     for name in ("a10", "a100-40gb", "a100-80gb", "h100", "h200"):
         replica = Replica(model, instantiate(OmegaConf.load(f"conf/hardware/{name}.yaml")))
-        blocks = capacity(replica).blocks  # what is left beside weights and activations
-        scheduler = make_scheduler(
-            memory=make_memory(blocks=blocks), batching="unified", max_model_len=2048
-        )
+        # The server gets as many blocks as the card has left beside weights and activations.
+        server = sized(ServerSpec(batching="unified", max_model_len=2048), replica)
+        scheduler = server.scheduler()
+        blocks = scheduler.memory.total
         recorder = Recorder()
         simulate(scheduler, workload, Roofline(replica), recorder)
         requests, steps = recorder.requests_table(), recorder.steps_table()

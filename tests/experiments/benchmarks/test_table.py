@@ -1,4 +1,4 @@
-"""The table of all benchmarks: what stands in a cell, and that docs/performance.md has it as it is."""
+"""The table of all benchmarks: what stands in a cell, and that docs/performance.md shows it."""
 
 from __future__ import annotations
 

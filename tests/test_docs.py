@@ -1,0 +1,192 @@
+"""The pages' own words, tried: their Python runs, their commands compose, what they name exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hydra import compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+}
+FOLDERS = tuple(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
+ELSEWHERE = ("outputs/", "studies/")
+"""Folders of a reader's own."""
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a language, each with its page."""
+    fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page, found) for page, text in PAGES.items() for found in fence.findall(text)]
+
+
+def code_spans() -> Iterator[tuple[str, str]]:
+    """What stands in backticks, or in the lines of a shell block."""
+    for page, text in PAGES.items():
+        yield from ((page, span) for span in re.findall(r"`([^`\n]+)`", text))
+    for page, block in blocks("bash"):
+        yield from ((page, line) for line in block.replace("\\\n", " ").splitlines())
+
+
+def commands(program: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The words after `program` wherever a page has it, once each; placeholders are left out."""
+    found: dict[tuple[str, tuple[str, ...]], None] = {}
+    for page, span in code_spans():
+        for command in span.split("&&"):
+            words = shlex.split(command, comments=True) if program in command else []
+            name = program.split()
+            for at in range(len(words)):
+                same = [Path(words[at]).name, *words[at + 1 : at + len(name)]] == name
+                if same and "..." not in words:
+                    found[page, tuple(words[at + len(name) :])] = None
+    return list(found)
+
+
+# -- Python ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("python"))
+def test_every_python_block_runs(page: str, code: str) -> None:
+    exec(compile(code, page, "exec"), {})
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def composed(words: tuple[str, ...]) -> DictConfig:
+    """The configuration of a command; of a sweep, that of its first job."""
+    parser = OverridesParser.create()
+    overrides = []
+    for word in words:
+        if word in ("-m", "--help") or not re.match(r"[~+\w]", word):
+            continue
+        override = parser.parse_override(word)
+        if override.is_sweep_override():
+            word = f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
+        overrides.append(word)
+    return compose("config", overrides=overrides)
+
+
+def test_every_command_composes(hydra: None) -> None:
+    there = commands("python -m pagedsim")
+    assert len(there) > 30
+    for page, words in there:
+        if "--config-dir" in words:
+            continue  # has a test of its own
+        words = tuple(word for word in words if word not in ("--cfg", "job"))
+        try:
+            OmegaConf.to_container(composed(words).server, resolve=True)
+        except Exception as error:
+            raise AssertionError(f"{page}: {' '.join(words)}: {error}") from error
+
+
+def test_the_study_of_ones_own_composes(hydra: None, tmp_path: Path) -> None:
+    """The YAML block that is shown, under the name that the command beside it takes."""
+    [(_, words)] = [one for one in commands("python -m pagedsim") if "--config-dir" in one[1]]
+    assert words == ("--config-dir", "studies", "experiment=mine")
+    [(_, text)] = [one for one in blocks("yaml") if one[1].startswith("# @package _global_")]
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    config = compose(
+        "config", overrides=[f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
+    )
+    assert list(config.study["values"]) == [32, 64, 128]
+
+
+def test_every_module_that_is_run_exists() -> None:
+    modules = {
+        module for _, span in code_spans() for module in re.findall(r"python -m ([\w.]+)", span)
+    }
+    assert "experiments.benchmarks.gpu" in modules
+    assert [module for module in sorted(modules) if find_spec(module) is None] == []
+
+
+def test_every_option_of_a_module_is_one() -> None:
+    for page, span in code_spans():
+        if found := re.search(r"python -m (experiments[\w.]+)(.*)", span):
+            source = (ROOT / (found[1].replace(".", "/") + ".py")).read_text(encoding="utf-8")
+            for option in re.findall(r"(--[\w-]+)", found[2]):
+                assert f'"{option}"' in source, f"{page}: {found[0]}"
+
+
+# -- what is named ---------------------------------------------------------------------------------
+
+
+def anchor(heading: str) -> str:
+    """What a link to a heading says, as GitHub makes it."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def test_every_link_leads_somewhere() -> None:
+    lost = []
+    for page, text in PAGES.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if target.startswith(("http://", "https://")):
+                continue
+            name, _, place = target.partition("#")
+            path = (ROOT / page).parent / name if name else ROOT / page
+            if not path.exists():
+                lost.append(f"{page}: {target}")
+            elif place:
+                headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+                if place not in map(anchor, headings):
+                    lost.append(f"{page}: {target}")
+    assert lost == []
+
+
+def test_every_path_that_is_named_exists() -> None:
+    lost = []
+    for page, span in code_spans():
+        if page == "CHANGELOG.md":  # tells of what was, too
+            continue
+        for word in re.split(r"[\s=:,'\"\[\]]+", span):
+            top = word.partition("/")[0]
+            if "/" not in word or top not in FOLDERS or re.search(r"[<{]", word):
+                continue
+            if not word.startswith(ELSEWHERE) and not list(ROOT.glob(word.rstrip("/"))):
+                lost.append(f"{page}: {word}")
+    assert lost == []
+
+
+def test_every_experiment_stands_on_its_page() -> None:
+    studies = PAGES["docs/studies.md"]
+    there = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
+    assert [name for name in sorted(there) if f"`{name}`" not in studies] == []
+
+
+def test_every_group_stands_on_its_page_with_its_options() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)$", PAGES["docs/configuration.md"], re.MULTILINE))
+    for folder in sorted(path for path in (ROOT / "conf").iterdir() if path.is_dir()):
+        options = [path.stem for path in folder.glob("*.yaml")]
+        if not options:
+            continue  # a cache
+        assert folder.name in rows
+        if folder.name != "experiment":
+            row = rows[folder.name]
+            missing = [option for option in sorted(options) if f"`{option}`" not in row]
+            assert missing == [], f"{folder.name}: {missing}"
+
+
+def test_every_setting_of_the_table_is_one(hydra: None) -> None:
+    config = compose("config", overrides=["experiment=single"], return_hydra_config=True)
+    _, table = PAGES["docs/configuration.md"].split("\n## Settings\n")
+    keys = [
+        key
+        for row in re.findall(r"^\| (`.*?) \|", table.split("\n## ")[0], re.MULTILINE)
+        for key in re.findall(r"`([\w.]+)`", row)
+    ]
+    assert len(keys) > 15
+    for key in keys:
+        at, _, name = key.rpartition(".")
+        inside = OmegaConf.select(config, at) if at else config
+        assert name in inside, key
