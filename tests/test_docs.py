@@ -153,7 +153,9 @@ def test_every_path_that_is_named_exists() -> None:
             top = word.partition("/")[0]
             if "/" not in word or top not in FOLDERS or re.search(r"[<{]", word):
                 continue
-            if not word.startswith(ELSEWHERE) and not list(ROOT.glob(word.rstrip("/"))):
+            if word.startswith(ELSEWHERE):
+                continue
+            if not list(ROOT.glob(word.rstrip("/").replace("NAME", "*"))):
                 lost.append(f"{page}: {word}")
     assert lost == []
 
@@ -190,3 +192,33 @@ def test_every_setting_of_the_table_is_one(hydra: None) -> None:
         at, _, name = key.rpartition(".")
         inside = OmegaConf.select(config, at) if at else config
         assert name in inside, key
+
+
+def test_every_file_on_the_map_exists() -> None:
+    there = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")} | {*FOLDERS}
+    for page, text in PAGES.items():
+        if page in ("ARCHITECTURE.md", "CONTRIBUTING.md") or page.startswith("docs/decisions/"):
+            names = re.findall(r"`(\w+(?:\.py|\.yaml|/))`", text)
+            assert [name for name in names if name.rstrip("/") not in there] == [], page
+
+
+def test_every_decision_stands_in_the_index() -> None:
+    index = PAGES["docs/decisions/README.md"]
+    names = [path.name for path in (ROOT / "docs" / "decisions").glob("*.md")]
+    assert [name for name in names if name != "README.md" and f"]({name})" not in index] == []
+
+
+# -- the commands of a developer -------------------------------------------------------------------
+
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_every_command_of_make_is_one() -> None:
+    targets = re.findall(r"^(\w+):", MAKEFILE, re.MULTILINE)
+    named = [word for _, span in code_spans() for word in re.findall(r"^make (\w+)", span)]
+    assert set(named) == set(targets)
+
+
+def test_make_installs_what_the_readme_installs() -> None:
+    install = re.search(r"pip install .*", MAKEFILE)
+    assert install and install[0] in PAGES["README.md"]
