@@ -20,7 +20,7 @@ from pagedsim.build import (
     takes,
 )
 from pagedsim.core import Batching, ConfigError, Memory, Policy, Preemption, Scheduler
-from pagedsim.core.errors import is_number, require_number, require_whole, unknown
+from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
 from policies.preemption import Prices
 
 LAYOUTS = ("block", "layer")
@@ -88,11 +88,8 @@ class ServerSpec:
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value, least)
         require_number("swap_space_gib", self.swap_space_gib, 0)
-        share = self.gpu_memory_utilization
-        if not is_number(share) or not 0 < share <= 1:
-            raise ConfigError(f"gpu_memory_utilization={share}: must be above 0 and at most 1")
-        if not isinstance(self.async_scheduling, bool):
-            raise ConfigError(f"async_scheduling={self.async_scheduling!r}: must be true or false")
+        require_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0, high=1)
+        require_flag("async_scheduling", self.async_scheduling)
         for name, known in (("kv_layout", LAYOUTS), ("kv_cache_dtype", CACHE_DTYPES)):
             if (value := getattr(self, name)) not in known:
                 raise unknown(name, str(value), known)

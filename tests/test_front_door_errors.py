@@ -135,7 +135,7 @@ COMPOSITION = {
     "several options": ("policy=[a]", "policy=[a]: unknown; choose from fcfs, priority"),
     "neither true nor false of Hydra's": (
         "hydra.verbose=tru",
-        "hydra.verbose=tru: must be true or false",
+        "hydra.verbose='tru': must be true or false",
     ),
     "misspelt flag": (
         "--hlp",
@@ -194,10 +194,10 @@ def test_what_cannot_be_composed(call: Call, words: str, line: str) -> None:
 
 
 VALUES = {
-    "no seeds": ("seeds=0", "seeds=0: must be at least 1"),
-    "fewer seeds than none": ("seeds=-1", "seeds=-1: must be at least 1"),
-    "negative seed": ("seed=-1", "seed=-1: must be at least 0"),
-    "no jobs": ("jobs=0", "jobs=0: must be at least 1"),
+    "no seeds": ("seeds=0", "seeds=0: must be a whole number of at least 1"),
+    "fewer seeds than none": ("seeds=-1", "seeds=-1: must be a whole number of at least 1"),
+    "negative seed": ("seed=-1", "seed=-1: must be a whole number of at least 0"),
+    "no jobs": ("jobs=0", "jobs=0: must be a whole number of at least 1"),
     "negative rate": (
         f"{SINGLE} workload.rate=-1",
         "workload.rate=-1: must be a number above 0",
@@ -250,20 +250,26 @@ VALUES = {
         "experiment=compare study.arms={a:['seed=3']}",
         "study.arms.a: seed=3: is the study's own, and the same for all arms",
     ),
-    "no blocks": (f"{SINGLE} memory.blocks=0", "memory.blocks=0: must be at least 1"),
+    "no blocks": (
+        f"{SINGLE} memory.blocks=0",
+        "memory.blocks=0: must be a whole number of at least 1",
+    ),
     "block of nothing": (
         f"{SINGLE} memory.block_size=0",
-        "memory.block_size=0: must be at least 1",
+        "memory.block_size=0: must be a whole number of at least 1",
     ),
     "block of letters": (
         f"{SINGLE} memory.block_size=x",
-        "memory.block_size='x': must be a whole number",
+        "memory.block_size='x': must be a whole number of at least 1",
     ),
     "too much of the GPU": (
         f"{SINGLE} memory.gpu_memory_utilization=2",
-        "memory.gpu_memory_utilization=2: must be above 0 and at most 1",
+        "memory.gpu_memory_utilization=2: must be a number above 0, at most 1",
     ),
-    "no seats": (f"{SINGLE} server.max_seqs=0", "server.max_seqs=0: must be at least 1"),
+    "no seats": (
+        f"{SINGLE} server.max_seqs=0",
+        "server.max_seqs=0: must be a whole number of at least 1",
+    ),
     "longer than the model": (
         f"{SINGLE} server.max_model_len=5000",
         "server.max_model_len=5000: must be at most 4096, that of model=llama-2-7b",
@@ -280,7 +286,7 @@ VALUES = {
     ),
     "neither true nor false": (
         f"{SINGLE} backend.overlap=perhaps",
-        "backend.overlap=perhaps: must be true or false",
+        "backend.overlap='perhaps': must be true or false",
     ),
     "impossible split": (
         f"{SINGLE} tensor_parallel=3",
@@ -308,7 +314,7 @@ VALUES = {
         f"{SINGLE} preemption=swap memory.swap_space_gib=0",
         "preemption that swaps needs cpu_blocks: at least 1, not 0",
     ),
-    "objective": (f"{SINGLE} slo.ttft=-1", "slo.ttft=-1.0: must be at least 0"),
+    "objective": (f"{SINGLE} slo.ttft=-1", "slo.ttft=-1.0: must be a number of at least 0"),
     "tracking": (
         "tracking.mode=foo",
         "tracking.mode=foo: must be one of offline, online, none",
@@ -539,7 +545,7 @@ def test_who_failed_is_named_where_others_did_not(call: Call) -> None:
 def test_a_wrong_value_of_a_sweep_is_said_of_the_sweep(call: Call) -> None:
     words = ("experiment=sweep", "study.over=server.max_seqs", "study.values=[4,0]")
     assert one_line(call(*words)) == (
-        "study.over=server.max_seqs: server.max_seqs=0: must be at least 1"
+        "study.over=server.max_seqs: server.max_seqs=0: must be a whole number of at least 1"
     )
     words = ("experiment=sweep", "study.over=workload.rte", "workload=fixed")
     assert one_line(call(*words)).startswith(

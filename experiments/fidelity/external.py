@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_number
 from pagedsim.fidelity.external_fit import Found, fitted
 from pagedsim.fidelity.external_log import Log, read_log
 from pagedsim.fidelity.external_report import UNITS, say
@@ -23,7 +24,6 @@ from pagedsim.metrics.files import write_json
 from pagedsim.run.command import command, typed
 from pagedsim.run.errand import Errand
 from pagedsim.run.folder import kept_configuration
-from pagedsim.sim.number import share
 from pagedsim.user_error import shown
 
 NEEDED = 20
@@ -38,7 +38,7 @@ class Outside(Errand):
     split: float = 0.5
 
     def __post_init__(self) -> None:
-        share("study.split", self.split)
+        require_number("study.split", self.split, above=0, high=1)
         if self.split == 1:
             raise ConfigError("study.split=1: must be below 1, or nothing is left to predict")
 

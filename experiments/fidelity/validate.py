@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from experiments.fidelity.calibrate import fitted, told
 from experiments.fidelity.replay import replayed
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.core.errors import require, require_whole
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
 from pagedsim.fidelity.steplog import log_of, predicted, samples_of
@@ -34,7 +34,6 @@ from pagedsim.run.parts import backend_of
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.run.store import Recipe, forget, recipe, store, stored
 from pagedsim.sim.cost import Fitted
-from pagedsim.sim.number import positive
 from pagedsim.sim.simulate import simulate
 from pagedsim.user_error import Interruption, UserError, shown
 
@@ -69,7 +68,7 @@ class Validate(Errand):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require("seconds", self.seconds, 0.1)
+        require_number("seconds", self.seconds, 0.1)
         require_whole("repeats", self.repeats, 1)
         for key in ("calibration", "regimes"):
             named = getattr(self, key)
@@ -82,7 +81,8 @@ class Validate(Errand):
             for key in regime.keys() - {"load", "tolerance", "blocks"}:
                 raise ConfigError(f"regimes.{name}.{key}: must be load, tolerance or blocks")
             for key in ("load", "tolerance", "blocks"):
-                positive(f"regimes.{name}.{key}", regime.get(key, 1 if key == "blocks" else None))
+                value = regime.get(key, 1 if key == "blocks" else None)
+                require_number(f"regimes.{name}.{key}", value, above=0)
 
     def perform(self, folder: Path) -> None:
         config = kept_configuration(folder)

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.papers.reproduction import Reading, Reproduction
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
+from pagedsim.core.errors import require_number
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
@@ -45,7 +45,7 @@ class Batched(Reproduction):
         if self.varied not in self.systems:
             raise ConfigError(f"varied={self.varied}: must be one of {', '.join(self.systems)}")
         for load, settings in self.loads.items():
-            require(f"loads.{load}.warm_up", settings["warm_up"], 0)
+            require_number(f"loads.{load}.warm_up", settings["warm_up"], 0)
             for system in self.systems:
                 if system not in settings["published"]:
                     raise ConfigError(f"loads.{load}.published: lacks {system}")

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.papers.load_curve import Curve, normalized_latency, ratio, sustained
 from experiments.papers.reproduction import Reading, Reproduction
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require, unknown
+from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.percent import signed
@@ -71,10 +71,10 @@ class LatencyUnderLoad(Reproduction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("warm_up", self.warm_up, 0)
-        require("slower", self.slower, 1)
+        require_number("warm_up", self.warm_up, 0)
+        require_number("slower", self.slower, 1)
         for bound in (self.bound, *self.bounds):
-            require("bound", bound, 1e-3)
+            require_number("bound", bound, 1e-3)
         if self.best not in self.systems:
             raise ConfigError(f"best={self.best}: must be one of {', '.join(self.systems)}")
         for system in self.together:

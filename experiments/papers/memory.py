@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from experiments.papers.memory_observed import KINDS
 from experiments.papers.reproduction import Reading, Reproduction
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
+from pagedsim.core.errors import require_number
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
@@ -60,7 +60,7 @@ class MemoryUse(Reproduction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("warm_up", self.warm_up, 0)
+        require_number("warm_up", self.warm_up, 0)
         if self.largest not in self.systems:
             raise ConfigError(f"largest={self.largest}: must be one of {', '.join(self.systems)}")
         for system in self.systems:

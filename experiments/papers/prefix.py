@@ -19,7 +19,7 @@ from experiments.papers.sharing_case import (
     savings_of,
 )
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
+from pagedsim.core.errors import require_number
 from pagedsim.metrics.result import Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
@@ -46,7 +46,7 @@ class SharedPrefix(Reproduction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("settled", self.settled, 0)
+        require_number("settled", self.settled, 0)
         if len(self.systems) < 2:
             raise ConfigError(f"systems: {len(self.systems)} of them: must be at least 2")
 

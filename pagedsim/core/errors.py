@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from math import isfinite
 from numbers import Integral, Real
+from typing import Any
 
 
 class PagedsimError(Exception):
@@ -32,36 +33,81 @@ class IntegrityError(PagedsimError, AssertionError):
     """`check()` found an invariant broken: a bug of ours or of a policy, never of the input."""
 
 
-def require(name: str, value: float, low: float, high: float | None = None) -> None:
-    """Raise ConfigError unless `low <= value` (and `<= high`, where given)."""
-    # So that NaN, which is neither, is refused.
-    if not low <= value or (high is not None and not value <= high):
-        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise ConfigError(f"{name}={value}: must be {allowed}")
+def require_number(
+    name: str,
+    value: Any,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+) -> float:
+    """`value` as a float; ConfigError unless it is a finite number from `low` to `high`.
+
+    `above` and `below` are bounds that it must not be. NaN and infinity are no such numbers: they
+    would make every result NaN, or nothing at all.
+    """
+    fine = is_number(value) and _within(value, low, high)
+    fine = fine and (above is None or value > above) and (below is None or value < below)
+    if not fine:
+        bounds = _bounds(low, high, above, below)
+        raise ConfigError(f"{name}={shown(value)}: must be a number{bounds}")
+    return float(value)
 
 
-def require_number(name: str, value: float, low: float, high: float | None = None) -> None:
-    """The same for what may be no finite number at all, as a text from a file."""
-    if not is_number(value):
-        raise ConfigError(f"{name}={value!r}: must be a number")
-    require(name, value, low, high)
+def require_whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """`value` as an int; ConfigError unless it is a whole number from `low` to `high`."""
+    if not is_whole(value) or not _within(value, low, high):
+        bounds = _bounds(low, high)
+        raise ConfigError(f"{name}={shown(value)}: must be a whole number{bounds}")
+    return int(value)
 
 
-def require_whole(name: str, value: int, low: int, high: int | None = None) -> None:
-    """Raise ConfigError unless `value` is a whole number of at least `low` (and up to `high`)."""
-    if not is_whole(value):
-        raise ConfigError(f"{name}={value!r}: must be a whole number")
-    require(name, int(value), low, high)
+def require_flag(name: str, value: Any) -> bool:
+    """`value` as it is; ConfigError unless it is a bool: a word such as "no" would be true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={shown(value)}: must be true or false")
+    return value
 
 
 def is_number(value: object) -> bool:
     """Whether it is a finite number; true and false are none."""
-    return type(value) is not bool and isinstance(value, Real) and isfinite(value)
+    try:
+        return type(value) is not bool and isinstance(value, Real) and isfinite(value)
+    except OverflowError:  # an int beyond what a float holds
+        return False
 
 
 def is_whole(value: object) -> bool:
     """Whether it is a whole number; true and false are none."""
     return type(value) is not bool and isinstance(value, Integral)
+
+
+def shown(value: object) -> str:
+    """A value as it would be written: what is a text can be told from a number."""
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _within(value: float, low: float | None, high: float | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _bounds(
+    low: float | None,
+    high: float | None,
+    above: float | None = None,
+    below: float | None = None,
+) -> str:
+    """What is allowed, behind "a number"."""
+    if low is not None and high is not None:
+        return f" from {_plain(low)} to {_plain(high)}"
+    words = {"of at least": low, "above": above, "at most": high, "below": below}
+    told = [f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None]
+    return f" {', '.join(told)}" if told else ""
+
+
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pagedsim.core.errors import RequestError, is_number, is_whole
+from pagedsim.core.errors import RequestError, is_number, is_whole, shown
 
 _REQUIRED = ("n", "min_tokens", "top_k")
 _WHOLE = (*_REQUIRED, "best_of", "max_tokens", "logprobs", "seed")
@@ -73,27 +73,32 @@ class SamplingParams:
 
     def _rules(self) -> tuple[tuple[str, bool, str], ...]:
         """Each setting, whether it is fine, and what is allowed."""
-        above = "at least 1, or None for as many as the model can"
+        whole = "a whole number of at least"
+        above = f"{whole} 1, or None for as many as the model can"
         best = self.n if self.best_of is None else self.best_of
         most = self.max_tokens
         return (
-            ("n", self.n >= 1, "at least 1"),
-            ("best_of", best >= self.n, f"at least n={self.n}"),
+            ("n", self.n >= 1, f"{whole} 1"),
+            ("best_of", best >= self.n, f"{whole} n={self.n}"),
             ("max_tokens", most is None or most >= 1, above),
-            ("min_tokens", 0 <= self.min_tokens <= (most or self.min_tokens), "0 to max_tokens"),
-            ("length_penalty", abs(self.length_penalty) <= 50, "between -50 and 50"),
+            (
+                "min_tokens",
+                0 <= self.min_tokens <= (most or self.min_tokens),
+                "a whole number from 0 to max_tokens",
+            ),
+            ("length_penalty", abs(self.length_penalty) <= 50, "a number from -50 to 50"),
             (
                 "early_stopping",
                 self.early_stopping in (False, True, "never"),
                 "False, True or 'never'",
             ),
             ("stop", "" not in self.stop, "strings of at least one character"),
-            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("top_k", self.top_k >= -1, "0 or -1 (off) or more"),
-            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
-            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
-            ("logprobs", (self.logprobs or 0) >= 0, "0 or more"),
+            ("temperature", self.temperature >= 0, "a number of at least 0 (greedy)"),
+            ("top_p", 0 < self.top_p <= 1, "a number above 0, at most 1"),
+            ("top_k", self.top_k >= -1, f"{whole} -1 (off)"),
+            ("min_p", 0 <= self.min_p <= 1, "a number from 0 to 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "a number above 0"),
+            ("logprobs", (self.logprobs or 0) >= 0, f"{whole} 0"),
         )
 
     @property
@@ -117,4 +122,4 @@ class SamplingParams:
 
 
 def _refused(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"SamplingParams.{name}={value}: must be {allowed}")
+    return RequestError(f"SamplingParams.{name}={shown(value)}: must be {allowed}")

@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from pagedsim.core.answer import Tokens, refuse_answer, refuse_parents, sampled_in
 from pagedsim.core.batching import Batching
-from pagedsim.core.errors import ConfigError, PlanError, RequestError, require_whole
+from pagedsim.core.errors import PlanError, RequestError, require_flag, require_whole
 from pagedsim.core.integrity import check_places
 from pagedsim.core.memory import Memory
 from pagedsim.core.misfits import refuse_misfits
@@ -64,8 +64,7 @@ class Scheduler:
         chooses. With `async_scheduling` one plan may be made before the last is told of.
         """
         require_whole("max_seqs", max_seqs, 1)
-        if not isinstance(async_scheduling, bool):
-            raise ConfigError(f"async_scheduling={async_scheduling!r}: must be true or false")
+        require_flag("async_scheduling", async_scheduling)
         self.policy = policy = policy or Policy()
         self.preemption = preemption = preemption or Preemption()
         self.batching = batching

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_whole, unknown
+from pagedsim.core.errors import require_flag, require_whole, unknown
 from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
 from pagedsim.server import ServerSpec
 
@@ -52,8 +51,7 @@ class Arguments:
             if value not in known:
                 raise unknown(name, str(value), known)
         require_whole("seed", self.seed, 0, 2**63 - 1)
-        if not isinstance(self.enforce_eager, bool):
-            raise ConfigError(f"enforce_eager={self.enforce_eager!r}: must be true or false")
+        require_flag("enforce_eager", self.enforce_eager)
 
     @classmethod
     def of(cls, **settings: Any) -> Arguments:

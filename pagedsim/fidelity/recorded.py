@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import pagedsim
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import is_whole
+from pagedsim.core.errors import require_whole
 from pagedsim.metrics.files import REQUESTS, STEPS, SUMMARY, read_table
 from pagedsim.run.backend import Settings
 from pagedsim.run.job import Job
@@ -93,7 +93,7 @@ def numbers(path: Path, table: pa.Table, name: str) -> NDArray[Any]:
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(wrong):
         row, value = wrong[0], column[int(wrong[0])].as_py()
-        raise ConfigError(f"{path}: row {row}: {name}={value}: must be a number of 0 or more")
+        raise ConfigError(f"{path}: row {row}: {name}={value}: must be a number of at least 0")
     return values
 
 
@@ -152,8 +152,7 @@ def _table(path: Path) -> pa.Table:
 def _check_recipe(path: Path, made_of: Settings) -> None:
     seed: Any = made_of.get("seed")
     config = made_of.get("config")
-    if not is_whole(seed) or seed < 0:
-        raise ConfigError(f"{path}: seed={seed!r}: must be a whole number of 0 or more")
+    require_whole(f"{path}: seed", seed, 0)
     for group in _GROUPS:
         if not isinstance(config, dict) or not isinstance(config.get(group), dict):
             raise ConfigError(f"{path}: config has no settings of {group}")
@@ -167,11 +166,7 @@ def _facts(path: Path, machine: object) -> Settings:
         if not isinstance(machine.get(name), str):
             raise ConfigError(f"{path}: machine.{name}={machine.get(name)!r}: must be a text")
     for name, least in _COUNTS.items():
-        value: Any = machine.get(name)
-        if not is_whole(value) or value < least:
-            raise ConfigError(
-                f"{path}: machine.{name}={value!r}: must be a whole number of {least} or more"
-            )
+        require_whole(f"{path}: machine.{name}", machine.get(name), least)
     return machine
 
 

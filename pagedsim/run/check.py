@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.studies.compare import Compare
 from pagedsim.config import Config, Server, Slo
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
+from pagedsim.core.errors import require_flag, require_whole
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.job import Job
@@ -33,12 +33,11 @@ _SECTIONS = {
 
 def check_base(config: DictConfig) -> None:
     """Raise ConfigError for what is wrong with a study whatever its arms are."""
-    if not isinstance(told := HydraConfig.get().verbose, bool):
-        raise ConfigError(f"hydra.verbose={told}: must be true or false")
+    require_flag("hydra.verbose", HydraConfig.get().verbose)
     for key in ("seeds", "jobs", "tensor_parallel"):
         if config[key] is not None:
-            require(key, config[key], 1)
-    require("seed", config.seed, 0)
+            require_whole(key, config[key], 1)
+    require_whole("seed", config.seed, 0)
     if not OmegaConf.is_dict(config.study):
         raise ConfigError("study: must be given; choose an experiment=")
     for key in sorted(OmegaConf.missing_keys(config.study)):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pagedsim.core import ConfigError, Scheduler
-from pagedsim.core.errors import require_number
+from pagedsim.core import Scheduler
+from pagedsim.core.errors import require_flag, require_number
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.objects import make, said_of
 from pagedsim.run.server import server_of
@@ -18,7 +18,6 @@ from pagedsim.sim.cost import CostModel
 from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
-from pagedsim.sim.number import share
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.sizing import sized
@@ -40,11 +39,10 @@ class Simulated(Backend):
 
     def __post_init__(self) -> None:
         for key in ("overlap", "fast_forward"):
-            if not isinstance(getattr(self, key), bool):
-                raise ConfigError(f"{key}={getattr(self, key)}: must be true or false")
+            require_flag(key, getattr(self, key))
         require_number("beam_turnover", self.beam_turnover, 0, 1)
         if self.copy_efficiency is not None:
-            share("copy_efficiency", self.copy_efficiency)
+            require_number("copy_efficiency", self.copy_efficiency, above=0, high=1)
 
     def stage(self, config: Settings, seed: int) -> Simulation:
         server, memory = server_of(config), config["memory"]

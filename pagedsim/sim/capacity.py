@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import ModelShape
-from pagedsim.sim.number import not_negative, share
 from pagedsim.sim.replica import Replica, can_split
 
 
@@ -38,10 +37,10 @@ def capacity(
     All of it on each GPU. `reserved_gib` is for what is none of the others: the CUDA context, the
     libraries' workspaces, graphs. Raises ConfigError where not one block is left.
     """
-    share("gpu_memory_utilization", gpu_memory_utilization)
-    not_negative("reserved_gib", reserved_gib)
-    require("max_batched_tokens", max_batched_tokens, 1)
-    require("max_seqs", max_seqs, 1)
+    require_number("gpu_memory_utilization", gpu_memory_utilization, above=0, high=1)
+    require_number("reserved_gib", reserved_gib, 0)
+    require_whole("max_batched_tokens", max_batched_tokens, 1)
+    require_whole("max_seqs", max_seqs, 1)
 
     def beside(tensor_parallel: int) -> float:
         active = activation_bytes(replica.model, tensor_parallel, max_batched_tokens, max_seqs)
@@ -67,7 +66,7 @@ def capacity(
 
 def cpu_blocks(replica: Replica, swap_space_gib: float) -> int:
     """Blocks that so much CPU memory for each GPU holds, as in vLLM."""
-    not_negative("swap_space_gib", swap_space_gib)
+    require_number("swap_space_gib", swap_space_gib, 0)
     return int(swap_space_gib * GIB // replica.block_bytes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedsim.sim.number import not_negative, positive, whole
+from pagedsim.core.errors import require_number, require_whole
 
 GIB = 2**30
 
@@ -35,10 +35,10 @@ class Hardware:
 
     def __post_init__(self) -> None:
         for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s"):
-            positive(f"hardware.{key}", getattr(self, key))
+            require_number(f"hardware.{key}", getattr(self, key), above=0)
         for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us"):
-            not_negative(f"hardware.{key}", getattr(self, key))
-        whole("hardware.gpus_per_node", self.gpus_per_node)
+            require_number(f"hardware.{key}", getattr(self, key), 0)
+        require_whole("hardware.gpus_per_node", self.gpus_per_node, 1)
 
     @property
     def memory_bytes(self) -> float:

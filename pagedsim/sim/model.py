@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
-from pagedsim.sim.number import positive, truth, whole
+from pagedsim.core.errors import require_flag, require_number, require_whole
 
 _SIZES = (
     "layers",
@@ -36,11 +36,11 @@ class MoE:
 
     def __post_init__(self) -> None:
         for key in ("experts", "experts_per_token", "intermediate"):
-            whole(f"model.moe.{key}", getattr(self, key))
+            require_whole(f"model.moe.{key}", getattr(self, key), 1)
         for key in ("shared_experts", "dense_layers"):
-            whole(f"model.moe.{key}", getattr(self, key), 0)
+            require_whole(f"model.moe.{key}", getattr(self, key), 0)
         if self.dtype_bytes is not None:
-            positive("model.moe.dtype_bytes", self.dtype_bytes)
+            require_number("model.moe.dtype_bytes", self.dtype_bytes, above=0)
         if not 1 <= self.experts_per_token <= self.experts:
             raise ConfigError(
                 f"model.moe.experts_per_token={self.experts_per_token}: "
@@ -70,7 +70,7 @@ class MLA:
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
             if key != "q_lora_rank" or value is not None:
-                whole(f"model.mla.{key}", value)
+                require_whole(f"model.mla.{key}", value, 1)
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         for key in _SIZES:
-            whole(f"model.{key}", getattr(self, key))
-        whole("model.learned_positions", self.learned_positions, 0)
+            require_whole(f"model.{key}", getattr(self, key), 1)
+        require_whole("model.learned_positions", self.learned_positions, 0)
         for key in ("dtype_bytes", "head_dtype_bytes", "kv_dtype_bytes"):
-            positive(f"model.{key}", getattr(self, key))
+            require_number(f"model.{key}", getattr(self, key), above=0)
         for key in ("gated_mlp", "tied_embeddings"):
-            truth(f"model.{key}", getattr(self, key))
+            require_flag(f"model.{key}", getattr(self, key))
         for key, kind in (("moe", MoE), ("mla", MLA)):
             if not isinstance(value := getattr(self, key), kind | None):
                 raise ConfigError(f"model.{key}={value}: must be settings with a _target_")
@@ -124,7 +124,7 @@ class ModelShape:
                 f"model.kv_heads={self.kv_heads}: must divide model.heads={self.heads}"
             )
         if self.params is not None:
-            positive("model.params", self.params)
+            require_number("model.params", self.params, above=0)
             if self.moe:
                 raise ConfigError(f"model.params={self.params}: is for models without experts")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require, unknown
+from pagedsim.core.errors import require_whole, unknown
 from pagedsim.server import CACHE_DTYPES, FP8, LAYOUTS, ServerSpec
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
@@ -27,8 +27,8 @@ class Replica:
     16 bits all the same."""
 
     def __post_init__(self) -> None:
-        require("block_size", self.block_size, 1)
-        require("tensor_parallel", self.tensor_parallel, 1)
+        require_whole("block_size", self.block_size, 1)
+        require_whole("tensor_parallel", self.tensor_parallel, 1)
         if self.kv_layout not in LAYOUTS:
             raise unknown("kv_layout", str(self.kv_layout), LAYOUTS)
         if self.kv_cache_dtype not in CACHE_DTYPES:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import unknown
-from pagedsim.workload.settings import number, whole
+from pagedsim.core.errors import require_number, require_whole, unknown
 
 Mode = Literal["open", "closed", "burst"]
 """Timed arrivals; a number of users who wait for their answers; all at once."""
@@ -36,7 +35,7 @@ class Timed(Arrivals):
     rate: float
 
     def __post_init__(self) -> None:
-        number("rate", self.rate, above=0)
+        require_number("rate", self.rate, above=0)
 
     def scaled(self, factor: float) -> Self:
         """The same at `factor` times the rate."""
@@ -62,7 +61,7 @@ class Gamma(Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("cv", self.cv, low=0.001, high=1000)
+        require_number("cv", self.cv, low=0.001, high=1000)
 
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         square = self.cv**2
@@ -107,8 +106,8 @@ class ClosedLoop(Arrivals):
     drawn = False
 
     def __post_init__(self) -> None:
-        whole("users", self.users, 1)
-        number("think_time", self.think_time, low=0)
+        require_whole("users", self.users, 1)
+        require_number("think_time", self.think_time, low=0)
 
     def times(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         return np.zeros(count)
@@ -150,12 +149,13 @@ def make_arrivals(
         if key in given and given[key] is None:
             raise ConfigError(f"arrivals={kind}: needs {key}=")
     if kind == "poisson":
-        return Poisson(number("rate", rate, above=0))
+        return Poisson(require_number("rate", rate, above=0))
     if kind == "gamma":
-        return Gamma(number("rate", rate, above=0), number("cv", cv, low=0.001, high=1000))
+        cv = require_number("cv", cv, low=0.001, high=1000)
+        return Gamma(require_number("rate", rate, above=0), cv)
     if kind == "fixed":
-        return FixedInterval(number("rate", rate, above=0))
+        return FixedInterval(require_number("rate", rate, above=0))
     if kind == "burst":
         return Burst()
-    pause = 0.0 if think_time is None else number("think_time", think_time, low=0)
-    return ClosedLoop(whole("users", users, 1), pause)
+    pause = 0.0 if think_time is None else require_number("think_time", think_time, low=0)
+    return ClosedLoop(require_whole("users", users, 1), pause)

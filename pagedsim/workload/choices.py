@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.workload.limits import LONGEST
-from pagedsim.workload.settings import number, refuse_unknown, whole
+from pagedsim.workload.settings import refuse_unknown
 
 
 def weights_of(key: str, weights: Mapping[Any, Any]) -> NDArray[np.float64]:
     """Checked probabilities: each 0 or more, together 1."""
     if not weights:
         raise ConfigError(f"{key}: needs at least one value and its probability")
-    found = np.array([number(f"{key}.{value}", w, low=0) for value, w in weights.items()])
+    found = np.array([require_number(f"{key}.{value}", w, low=0) for value, w in weights.items()])
     if abs(found.sum() - 1) > 1e-6:
         raise ConfigError(f"{key}: the probabilities sum to {found.sum():g}: must sum to 1")
     return found
@@ -45,10 +46,10 @@ class SharedPrefixes:
     skew: float = 0.0
 
     def __post_init__(self) -> None:
-        whole("prefixes.tokens", self.tokens, 1, LONGEST)
-        whole("prefixes.count", self.count, 1, 1_000_000)
-        number("prefixes.share", self.share, low=0, high=1)
-        number("prefixes.skew", self.skew, low=0, high=10)
+        require_whole("prefixes.tokens", self.tokens, 1, LONGEST)
+        require_whole("prefixes.count", self.count, 1, 1_000_000)
+        require_number("prefixes.share", self.share, low=0, high=1)
+        require_number("prefixes.skew", self.skew, low=0, high=10)
 
     def sample(self, count: int, rng: np.random.Generator) -> NDArray[np.int32]:
         """The prefix of each request, -1 for none."""

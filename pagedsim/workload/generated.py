@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, Timed
 from pagedsim.workload.choices import SharedPrefixes
 from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.limits import MOST, capped_notice, notice, refuse_late
 from pagedsim.workload.merge import Merged, merge
-from pagedsim.workload.settings import number, refuse_unknown, whole, within
+from pagedsim.workload.settings import refuse_unknown, within
 from pagedsim.workload.tokens import PrefixedPrompts
 from pagedsim.workload.traffic import Rows, Traffic
 from pagedsim.workload.workload import Workload
@@ -100,7 +101,7 @@ def mix(
         raise ConfigError("classes: must be a mapping of names to settings, with at least one")
     made = [_class(str(name), settings, max_len) for name, settings in classes.items()]
     if rate is not None:
-        made = _scaled(made, number("rate", rate, above=0))
+        made = _scaled(made, require_number("rate", rate, above=0))
     return _build(made, requests, duration, seed)
 
 
@@ -135,9 +136,9 @@ def _build(
 ) -> Workload:
     """`classes` must be checked."""
     if requests is not None:
-        whole("requests", requests, 1, MOST)
+        require_whole("requests", requests, 1, MOST)
     if duration is not None:
-        number("duration", duration, above=0)
+        require_number("duration", duration, above=0)
     with np.errstate(over="ignore"):
         merged = merge([one.source(seed) for one in classes], requests, duration)
     slowest = min(

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, SamplingParams
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.request import GREEDY
 from pagedsim.workload.choices import pick, weights_of
 from pagedsim.workload.prediction import predict
-from pagedsim.workload.settings import number, whole
 
 Floats = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ class Labels:
         if self.prediction_sigma is not None:
             predicted = predict(output_len, self.prediction_sigma, stream("predictions"))
         if self.deadline is not None:
-            deadline = arrival + number("deadline", self.deadline, above=0)
+            deadline = arrival + require_number("deadline", self.deadline, above=0)
         client, clients = self._clients(rows, stream)
         priority = self._priorities(rows, stream)
         return Labelled(priority, client, clients, predicted, deadline, self.params)
@@ -76,17 +76,17 @@ class Labels:
     @property
     def params(self) -> SamplingParams:
         """What each request asks of the sampler."""
-        n = whole("n", self.n, 1, MOST_SEQUENCES)
+        n = require_whole("n", self.n, 1, MOST_SEQUENCES)
         if self.beam is None:
             return GREEDY if n == 1 else SamplingParams(n=n, temperature=0.0)
         if n > 1:
             raise ConfigError(f"n={n} and beam={self.beam}: set one of them")
-        width = whole("beam", self.beam, 1, MOST_SEQUENCES)
+        width = require_whole("beam", self.beam, 1, MOST_SEQUENCES)
         return SamplingParams(n=width, beam_search=True, temperature=0.0)
 
     def _priorities(self, rows: int, stream: Callable[[str], np.random.Generator]) -> Floats:
         if not isinstance(self.priority, Mapping):
-            return np.array(number("priority", self.priority))
+            return np.array(require_number("priority", self.priority))
         weights = weights_of("priority", self.priority)
         levels = [_level(level) for level in self.priority]
         return np.array(levels)[pick(weights, rows, stream("priorities"))]

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.workload.limits import LONGEST, Tokens
 from pagedsim.workload.lognormal import caps_left, sigma_of, solve_mu
-from pagedsim.workload.settings import make, number, whole
+from pagedsim.workload.settings import make
 from pagedsim.workload.traces import read_lengths
 
 
@@ -36,8 +37,8 @@ class Fixed(Lengths):
     drawn = False
 
     def __init__(self, prompt: int, output: int) -> None:
-        self.prompt = whole("lengths.prompt", prompt, 1, LONGEST)
-        self.output = whole("lengths.output", output, 1, LONGEST)
+        self.prompt = require_whole("lengths.prompt", prompt, 1, LONGEST)
+        self.output = require_whole("lengths.output", output, 1, LONGEST)
 
     def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         return np.full(count, self.prompt, np.int32), np.full(count, self.output, np.int32)
@@ -49,14 +50,14 @@ class Uniform(Lengths):
     def __init__(self, prompt_min: int, prompt_max: int, output_min: int, output_max: int) -> None:
         self.low = np.array(
             [
-                whole("lengths.prompt_min", prompt_min, 1, LONGEST),
-                whole("lengths.output_min", output_min, 1, LONGEST),
+                require_whole("lengths.prompt_min", prompt_min, 1, LONGEST),
+                require_whole("lengths.output_min", output_min, 1, LONGEST),
             ]
         )
         self.high = np.array(
             [
-                whole("lengths.prompt_max", prompt_max, prompt_min, LONGEST),
-                whole("lengths.output_max", output_max, output_min, LONGEST),
+                require_whole("lengths.prompt_max", prompt_max, prompt_min, LONGEST),
+                require_whole("lengths.output_max", output_max, output_min, LONGEST),
             ]
         )
 
@@ -81,13 +82,13 @@ class LogNormal(Lengths):
         output_cv: float,
         max_len: int | None = None,
     ) -> None:
-        number("lengths.prompt_mean", prompt_mean, above=1, high=LONGEST)
-        number("lengths.output_mean", output_mean, above=1, high=LONGEST)
+        require_number("lengths.prompt_mean", prompt_mean, above=1, high=LONGEST)
+        require_number("lengths.output_mean", output_mean, above=1, high=LONGEST)
         self.sigma = (
-            sigma_of(number("lengths.prompt_cv", prompt_cv, low=0.001, high=1000)),
-            sigma_of(number("lengths.output_cv", output_cv, low=0.001, high=1000)),
+            sigma_of(require_number("lengths.prompt_cv", prompt_cv, low=0.001, high=1000)),
+            sigma_of(require_number("lengths.output_cv", output_cv, low=0.001, high=1000)),
         )
-        self.max_len = None if max_len is None else whole("max_len", max_len, 2, LONGEST)
+        self.max_len = None if max_len is None else require_whole("max_len", max_len, 2, LONGEST)
         # Half, as in vLLM's ShareGPT benchmark (1,024 of 2,048): every answer keeps some room.
         self.prompt_cap = inf if self.max_len is None else self.max_len // 2
         prompt_mu = solve_mu(prompt_mean, self.sigma[0], [(1.0, self.prompt_cap)])

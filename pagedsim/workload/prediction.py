@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.core.errors import require_number
 from pagedsim.workload.limits import LONGEST
-from pagedsim.workload.settings import number
 
 
 def predict(
@@ -16,7 +16,7 @@ def predict(
 
     Two guesses in three are then within a factor of exp(sigma).
     """
-    number("prediction_sigma", sigma, low=0)
+    require_number("prediction_sigma", sigma, low=0)
     if sigma == 0:
         return output_len.astype(np.float64)
     guess = rng.standard_normal(len(output_len))

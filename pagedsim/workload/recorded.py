@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_flag, require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, make_arrivals
 from pagedsim.workload.labels import Labelled, Labels
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
-from pagedsim.workload.settings import flag, number, whole
 from pagedsim.workload.streams import stream
 from pagedsim.workload.tokens import BlockPrompts, Prompts
 from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
@@ -65,7 +65,7 @@ def trace(
     """
     process = _process(arrivals, rate_scale, rate, cv, users, think_time)
     if max_len is not None:
-        whole("max_len", max_len, 2, LONGEST)
+        require_whole("max_len", max_len, 2, LONGEST)
     options = _options(where, client_column, priority_column, block_tokens, tokenizer)
     table = read_table(
         path,
@@ -73,8 +73,8 @@ def trace(
         options,
         _slice(start, window, requests),
         timed=process is None,
-        drop_empty=flag("drop_empty", drop_empty),
-        sort=flag("sort", sort),
+        drop_empty=require_flag("drop_empty", drop_empty),
+        sort=require_flag("sort", sort),
     )
     rows = len(table.prompt_len)
     prompt_len, output_len, clipped = clip(table.prompt_len, table.output_len, max_len)
@@ -116,7 +116,7 @@ def _process(
     think_time: float | None,
 ) -> Arrivals | None:
     """The process that times are drawn from; None where they are the trace's own."""
-    number("rate_scale", rate_scale, above=0)
+    require_number("rate_scale", rate_scale, above=0)
     if arrivals != "trace":
         if rate_scale != 1:
             raise ConfigError(f"rate_scale={rate_scale}: only with arrivals=trace; set rate=")
@@ -125,7 +125,7 @@ def _process(
         if value is not None:
             raise ConfigError(f"{key}={value}: a trace has its own arrivals: set arrivals=")
     if rate is not None:
-        number("rate", rate, above=0)
+        require_number("rate", rate, above=0)
         if rate_scale != 1:
             raise ConfigError(f"rate={rate:g} and rate_scale={rate_scale:g}: set one of them")
     return None
@@ -144,16 +144,16 @@ def _options(
         {str(key): str(value) for key, value in (where or {}).items()},
         None if client_column is None else str(client_column),
         None if priority_column is None else str(priority_column),
-        whole("block_tokens", block_tokens, 1),
+        require_whole("block_tokens", block_tokens, 1),
         tokenizer,
     )
 
 
 def _slice(start: float, window: float | None, requests: int | None) -> Slice:
     return Slice(
-        number("start", start, low=0),
-        None if window is None else number("window", window, above=0),
-        None if requests is None else whole("requests", requests, 1),
+        require_number("start", start, low=0),
+        None if window is None else require_number("window", window, above=0),
+        None if requests is None else require_whole("requests", requests, 1),
     )
 
 

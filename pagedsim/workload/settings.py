@@ -5,56 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
-from sys import float_info
 from typing import Any, TypeVar
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 
 T = TypeVar("T")
-
-
-def number(
-    key: str,
-    value: Any,
-    *,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-) -> float:
-    """`value` as a finite float, at least `low` (and at most `high`) or more than `above`."""
-    allowed = "a number"
-    if low is not None:
-        allowed += f", {low:g} or more" if high is None else f" from {low:g} to {high:g}"
-    elif above is not None:
-        allowed += f" above {above:g}" + ("" if high is None else f", at most {high:g}")
-    fine = isinstance(value, int | float) and not isinstance(value, bool)
-    fine = fine and abs(value) <= float_info.max  # neither infinite, nor not a number
-    if fine and low is not None:
-        fine = value >= low
-    if fine and above is not None:
-        fine = value > above
-    if fine and high is not None:
-        fine = value <= high
-    if not fine:
-        raise ConfigError(f"{key}={value!r}: must be {allowed}")
-    return float(value)
-
-
-def whole(key: str, value: Any, low: int, high: int | None = None) -> int:
-    """`value` as an int of at least `low` (and at most `high`)."""
-    fine = isinstance(value, int) and not isinstance(value, bool)
-    if not fine or value < low or (high is not None and value > high):
-        allowed = f"{low} or more" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{key}={value!r}: must be a whole number, {allowed}")
-    return int(value)
-
-
-def flag(key: str, value: Any) -> bool:
-    """`value` as true or false."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key}={value!r}: must be true or false")
-    return value
 
 
 def make(kind: str, name: str, known: Mapping[str, Callable[..., T]], given: dict[str, Any]) -> T:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from pagedsim.workload.settings import whole
+from pagedsim.core.errors import require_whole
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -21,6 +21,6 @@ def stream(seed: int, name: str) -> np.random.Generator:
     >>> stream(1, "lengths").random() == stream(1, "arrivals").random()
     False
     """
-    whole("seed", seed, 0)
+    require_whole("seed", seed, 0)
     key = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key])))

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, Gamma, Timed, make_arrivals
 from pagedsim.workload.choices import SharedPrefixes, make_prefixes
 from pagedsim.workload.labels import Labelled, Labels
 from pagedsim.workload.lengths import Lengths, make_lengths
 from pagedsim.workload.limits import LONGEST, MOST, Tokens, clip
 from pagedsim.workload.merge import Source
-from pagedsim.workload.settings import number, whole
 from pagedsim.workload.streams import stream
 
 
@@ -63,10 +63,10 @@ class Traffic:
     def checked(self) -> Traffic:
         """The same with objects for names; raises ConfigError where a setting cannot work."""
         if self.max_len is not None:
-            whole("max_len", self.max_len, 2, LONGEST)
+            require_whole("max_len", self.max_len, 2, LONGEST)
         if self.requests is not None:
-            whole("requests", self.requests, 1, MOST)
-        number("start", self.start, low=0)
+            require_whole("requests", self.requests, 1, MOST)
+        require_number("start", self.start, low=0)
         _ = self.labels.params  # n and beam may contradict each other
         prefixes = make_prefixes(self.prefixes)
         if prefixes and self.max_len is not None and prefixes.tokens > self.max_len - 2:

@@ -457,5 +457,5 @@ def test_reserved_memory_has_no_cpu_pool() -> None:
 
 
 def test_block_sizes_below_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="block_size=0: must be at least 1"):
+    with pytest.raises(ConfigError, match="block_size=0: must be a whole number of at least 1"):
         ReservedMax(64, 0, max_model_len=16)

@@ -158,8 +158,8 @@ def test_requests_that_can_never_be_served(prompt: Any, params: Any, line: str) 
         ),
         ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda; did you mean"),
         ({"load_format": "none"}, "unknown load_format 'none': choose from auto, dummy"),
-        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: must be above 0 and at most 1"),
-        ({"block_size": 0}, "block_size=0: must be at least 1"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: must be a number above 0"),
+        ({"block_size": 0}, "block_size=0: must be a whole number of at least 1"),
         ({"blocks": 3}, "max_model_len=64: memory of 3 blocks × 4 tokens holds no request"),
     ],
 )
@@ -330,8 +330,8 @@ def test_an_llm_s_settings_are_called_as_in_vllm() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"max_num_seqs": 0}, "max_num_seqs=0: must be at least 1"),
-        ({"swap_space": -1}, "swap_space=-1: must be at least 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0: must be a whole number of at least 1"),
+        ({"swap_space": -1}, "swap_space=-1: must be a number of at least 0"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size=3: model=tiny with 8 heads"),
         (
             {"max_num_batched_tokens": 5, "max_num_seqs": 6, "max_model_len": 4},

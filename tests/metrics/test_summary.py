@@ -74,7 +74,7 @@ def test_goodput_wants_every_bound(slo: Slo, met: int) -> None:
 
 
 def test_a_bound_below_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"slo\.tpot=-1: must be at least 0"):
+    with pytest.raises(ConfigError, match=r"slo\.tpot=-1: must be a number of at least 0"):
         Slo(tpot=-1)
     with pytest.raises(ConfigError, match=r"slo\.e2e=nan: must be a number"):
         Slo(e2e=NAN)

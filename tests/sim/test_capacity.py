@@ -105,7 +105,7 @@ def test_the_least_that_a_server_can_do_is_asked_for() -> None:
     where = replica("tiny", "a10")
     assert capacity(where, max_batched_tokens=1, max_seqs=1).blocks > 0
     for name in ("max_batched_tokens", "max_seqs"):
-        with pytest.raises(ConfigError, match=f"{name}=0: must be at least 1"):
+        with pytest.raises(ConfigError, match=f"{name}=0: must be a whole number of at least 1"):
             capacity(where, **{name: 0})
 
 
@@ -168,11 +168,11 @@ def test_what_is_advised_works_and_less_does_not(name: str, gpu: str, utilizatio
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0: must be above 0"),
-        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5: must be above 0"),
-        ({"gpu_memory_utilization": nan}, "gpu_memory_utilization=nan: must be above 0"),
-        ({"reserved_gib": nan}, "reserved_gib=nan: must be a number, at least 0"),
-        ({"reserved_gib": -1.0}, "reserved_gib=-1.0: must be a number, at least 0"),
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0: must be a number above 0"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5: must be a number above 0"),
+        ({"gpu_memory_utilization": nan}, "gpu_memory_utilization=nan: must be a number above 0"),
+        ({"reserved_gib": nan}, "reserved_gib=nan: must be a number of at least 0"),
+        ({"reserved_gib": -1.0}, "reserved_gib=-1.0: must be a number of at least 0"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
@@ -184,7 +184,7 @@ def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
     where = replica("llama-2-7b", "a10")
     assert cpu_blocks(where, 0.0) == 0
     for size in (-1.0, nan, inf):
-        with pytest.raises(ConfigError, match=f"swap_space_gib={size}: must be a number, at least"):
+        with pytest.raises(ConfigError, match=f"swap_space_gib={size}: must be a number of"):
             cpu_blocks(where, size)
 
 
@@ -193,7 +193,7 @@ def test_no_cpu_memory_holds_no_block_and_less_than_none_is_refused() -> None:
     [
         ({"tensor_parallel": 16}, "tensor_parallel=16: must be at most gpus_per_node=8"),
         ({"tensor_parallel": 3}, "tensor_parallel=3: .*cannot be split so; choose from 1, 2, 4, 8"),
-        ({"block_size": 0}, "block_size=0: must be at least 1"),
+        ({"block_size": 0}, "block_size=0: must be a whole number of at least 1"),
         ({"kv_layout": "page"}, "kv_layout 'page': choose from block, layer"),
         ({"kv_cache_dtype": "fp16"}, "kv_cache_dtype 'fp16': choose from auto, fp8, fp8_e4m3, "),
     ],

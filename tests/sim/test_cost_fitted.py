@@ -301,9 +301,15 @@ def test_too_little_to_fit_is_refused(rows: list[Sample], message: str) -> None:
         ('{"prefill": {}, "decode": {}, "large_batch": 9}', "give both or neither"),
         ('{"prefill": {}, "decode": {}, "limits": {"x": 9}}', "unknown feature in cost.limits"),
         ('{"prefill": {}, "decode": {}, "limits": [9]}', r"cost.limits=\[9\]: must be a mapping"),
-        ('{"prefill": {}, "decode": {}, "limits": {"decode_count": "x"}}', "decode_count=x: must"),
+        (
+            '{"prefill": {}, "decode": {}, "limits": {"decode_count": "x"}}',
+            "decode_count='x': must",
+        ),
         ('{"prefill": {}, "decode": {}, "fitted_for": {"gpu": 1}}', "unknown key in cost.fitted_f"),
-        ('{"prefill": {}, "decode": {}, "bus_efficiency": 0}', "cost.bus_efficiency=0: must be ab"),
+        (
+            '{"prefill": {}, "decode": {}, "bus_efficiency": 0}',
+            "cost.bus_efficiency=0: must be a number ab",
+        ),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:

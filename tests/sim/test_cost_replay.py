@@ -60,9 +60,9 @@ def test_loaded_from_a_runs_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[0.5, -1]", "seconds of step 1=-1: must be a number, at least 0"),
+        ("[0.5, -1]", "seconds of step 1=-1: must be a number of at least 0"),
         ("[0.5, NaN]", "seconds of step 1=nan: must be a number"),
-        ('["a"]', "seconds of step 0=a: must be a number"),
+        ('["a"]', "seconds of step 0='a': must be a number"),
         ("[]", "holds no steps"),
         ('{"a": 1}', "must be a list of seconds"),
         ("[", "is not JSON"),

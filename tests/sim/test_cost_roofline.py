@@ -198,9 +198,12 @@ def test_the_shipped_settings_are_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"compute_efficiency": 1.2}, "cost.compute_efficiency=1.2: must be above 0 and at most 1"),
-        ({"bus_efficiency": 0.0}, "cost.bus_efficiency=0.0: must be above 0"),
-        ({"host_step_ms": -1.0}, "cost.host_step_ms=-1.0: must be a number, at least 0"),
+        (
+            {"compute_efficiency": 1.2},
+            "cost.compute_efficiency=1.2: must be a number above 0, at",
+        ),
+        ({"bus_efficiency": 0.0}, "cost.bus_efficiency=0.0: must be a number above 0"),
+        ({"host_step_ms": -1.0}, "cost.host_step_ms=-1.0: must be a number of at least 0"),
     ],
 )
 def test_impossible_settings_are_refused(setting: dict[str, Any], message: str) -> None:

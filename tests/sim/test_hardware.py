@@ -5,6 +5,7 @@ from math import inf, nan
 import pytest
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import shown
 from pagedsim.sim.hardware import Hardware
 from tests.sim.shapes import HARDWARE, hardware
 
@@ -58,5 +59,5 @@ def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
 )
 def test_impossible_rates_are_refused(key: str, value: object) -> None:
     rates = {"memory_gib": 24.0, "bandwidth_gb_s": 600.0, "fp16_tflops": 125.0, "pcie_gb_s": 32.0}
-    with pytest.raises(ConfigError, match=f"hardware.{key}={value}: must be"):
+    with pytest.raises(ConfigError, match=f"hardware.{key}={shown(value)}: must be"):
         Hardware("odd", **(rates | {key: value}))  # type: ignore[arg-type]

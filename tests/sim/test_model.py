@@ -96,12 +96,15 @@ def test_latent_attention_computes_more_in_decode_than_in_prefill() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": 0}, "model.layers=0: must be at least 1"),
+        ({"layers": 0}, "model.layers=0: must be a whole number of at least 1"),
         ({"layers": 32.5}, "model.layers=32.5: must be a whole number"),
-        ({"layers": "many"}, "model.layers=many: must be a whole number"),
-        ({"learned_positions": -1}, "model.learned_positions=-1: must be at least 0"),
+        ({"layers": "many"}, "model.layers='many': must be a whole number"),
+        (
+            {"learned_positions": -1},
+            "model.learned_positions=-1: must be a whole number of at",
+        ),
         ({"dtype_bytes": nan}, "model.dtype_bytes=nan: must be a number above 0"),
-        ({"tied_embeddings": "no"}, "model.tied_embeddings=no: must be true or false"),
+        ({"tied_embeddings": "no"}, "model.tied_embeddings='no': must be true or false"),
         ({"moe": 5}, "model.moe=5: must be settings with a _target_"),
         (
             {"moe": MoE(experts=8, experts_per_token=2, intermediate=1, dense_layers=32)},
@@ -125,8 +128,8 @@ def test_more_experts_a_token_than_there_are_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"experts": 0}, "model.moe.experts=0: must be at least 1"),
-        ({"intermediate": -1}, "model.moe.intermediate=-1: must be at least 1"),
+        ({"experts": 0}, "model.moe.experts=0: must be a whole number of at least 1"),
+        ({"intermediate": -1}, "model.moe.intermediate=-1: must be a whole number of at least 1"),
         ({"shared_experts": 0.5}, "model.moe.shared_experts=0.5: must be a whole number"),
         ({"dtype_bytes": 0}, "model.moe.dtype_bytes=0: must be a number above 0"),
     ],
@@ -137,7 +140,7 @@ def test_impossible_experts_are_refused(change: dict[str, Any], message: str) ->
 
 
 def test_impossible_latent_attention_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.mla\.v_dim=0: must be at least 1"):
+    with pytest.raises(ConfigError, match=r"model\.mla\.v_dim=0: must be a whole number of at"):
         MLA(kv_lora_rank=512, rope_dim=64, nope_dim=128, v_dim=0)
 
 

@@ -46,7 +46,7 @@ def test_streams_of_other_names_and_seeds_differ() -> None:
         ({"kind": "gamma", "rate": 1.0}, "arrivals=gamma: needs cv="),
         ({"kind": "gamma", "rate": 1.0, "cv": 0}, "cv=0: must be a number from 0.001 to 1000"),
         ({"kind": "closed"}, "arrivals=closed: needs users="),
-        ({"kind": "closed", "users": 0}, "users=0: must be a whole number, 1 or more"),
+        ({"kind": "closed", "users": 0}, "users=0: must be a whole number of at least 1"),
         ({"kind": "burst", "users": 3}, "users=3: only arrivals=closed takes it"),
     ],
 )

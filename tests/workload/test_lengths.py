@@ -103,7 +103,7 @@ def test_fewer_are_the_beginning_of_more(shape: str, tmp_path: Path) -> None:
         ({"prompt": 1}, "lengths: needs shape="),
         ({"shape": "alpaca", "prompt": 1}, "lengths.shape=alpaca: takes no settings"),
         ({"shape": "uniform", "prompt_min": 5, "prompt_max": 4, "output_min": 1, "output_max": 1},
-         "lengths.prompt_max=4: must be a whole number, from 5"),
+         "lengths.prompt_max=4: must be a whole number from 5"),
         ({"shape": "empirical", "path": "/nowhere/x.csv"}, "there is no folder /nowhere"),
         ({"shape": "sharegpt", "max_len": 5}, "is a setting of the workload"),
         (7, "lengths=7: must be a shape"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from pagedsim.core.batching.base import Batching
-from pagedsim.core.errors import ConfigError
+from pagedsim.core.errors import ConfigError, require_number
 from pagedsim.core.memory import Fit
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy
@@ -21,9 +21,7 @@ class PrefillFirst(Batching):
 
     def __init__(self, watermark: float = 0.01) -> None:
         """`watermark` is a share of the GPU blocks."""
-        if not 0 <= watermark < 1:
-            raise ConfigError(f"watermark={watermark}: must be at least 0 and below 1")
-        self.watermark = watermark
+        self.watermark = require_number("watermark", watermark, 0, below=1)
 
     def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
         return max(max_model_len, max_seqs, 2048)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
-from pagedsim.core.errors import IntegrityError, require
+from pagedsim.core.errors import IntegrityError, require_whole
 from pagedsim.core.memory.base import Copies, Fit, Memory, Usage
 from pagedsim.core.memory.buddy import BuddyAllocator, power_of_two
 from pagedsim.core.request import Request
@@ -20,7 +20,7 @@ class ReservedMemory(Memory):
 
     def __init__(self, blocks: int, block_size: int = 1, *, max_model_len: int) -> None:
         super().__init__(blocks, block_size)
-        require("max_model_len", max_model_len, 1)
+        require_whole("max_model_len", max_model_len, 1)
         self.max_model_len = max_model_len
         self._buddy = BuddyAllocator(blocks)
         self._sizes: dict[int, int] = {}  # start of each run: its blocks

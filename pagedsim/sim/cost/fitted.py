@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, StepPlan
-from pagedsim.core.errors import unknown
+from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
 from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.sim.cost.roofline import move_seconds
 from pagedsim.sim.cost.work import Work, step_work
-from pagedsim.sim.number import not_negative, share, whole
 from pagedsim.sim.replica import Replica
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -115,8 +114,8 @@ class Fitted(CostModel):
             raise ConfigError("cost.decode_large and cost.large_batch: give both or neither")
         scale = UNITS[unit]
         if large_batch is not None:
-            whole("cost.large_batch", large_batch)
-        share("cost.bus_efficiency", bus_efficiency)
+            require_whole("cost.large_batch", large_batch, 1)
+        require_number("cost.bus_efficiency", bus_efficiency, above=0, high=1)
         read = _reading(replica.block_size, block_tokens, fitted_block_size)
         limits = _numbers("cost.limits", limits or {}, "feature", FEATURES[1:])
         known = (*_identity(replica), AHEAD)
@@ -333,14 +332,14 @@ def _features(plan: StepPlan) -> tuple[int, ...]:
 
 def _reading(block_size: int, block_tokens: float, fitted_block_size: int | None) -> float:
     """How many times longer decodes read from blocks of this size than from those fitted."""
-    not_negative("cost.block_tokens", block_tokens)
+    require_number("cost.block_tokens", block_tokens, 0)
     if fitted_block_size is None:
         if block_tokens:
             raise ConfigError(
                 f"cost.block_tokens={block_tokens}: needs cost.fitted_block_size, too"
             )
         return 1.0
-    whole("cost.fitted_block_size", fitted_block_size)
+    require_whole("cost.fitted_block_size", fitted_block_size, 1)
     return slowdown(block_size, block_tokens) / slowdown(fitted_block_size, block_tokens)
 
 
@@ -371,5 +370,5 @@ def _numbers(where: str, values: object, kind: str, known: Iterable[str]) -> dic
     """The same of numbers, none of them below 0."""
     numbers = _mapping(where, values, kind, known)
     for key, value in numbers.items():
-        not_negative(f"{where}.{key}", value)
+        require_number(f"{where}.{key}", value, 0)
     return numbers

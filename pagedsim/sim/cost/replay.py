@@ -8,10 +8,10 @@ from os import PathLike
 from pathlib import Path
 
 from pagedsim.core import ConfigError, PagedsimError, StepPlan
+from pagedsim.core.errors import require_number
 from pagedsim.sim.cost.base import Breakdown, CostModel, Prices, Term, kind_of
 from pagedsim.sim.cost.roofline import Roofline
 from pagedsim.sim.cost.work import Work
-from pagedsim.sim.number import not_negative
 from pagedsim.sim.replica import Replica
 
 
@@ -34,7 +34,7 @@ class Replay(CostModel):
     ) -> None:
         numbered = durations if isinstance(durations, Mapping) else dict(enumerate(durations))
         for step, seconds in numbered.items():
-            not_negative(f"{source}: seconds of step {step}", seconds)
+            require_number(f"{source}: seconds of step {step}", seconds, 0)
         if not numbered:
             raise ConfigError(f"{source}: holds no steps")
         self.durations = dict(numbered)

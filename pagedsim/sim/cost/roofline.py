@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pagedsim.core.errors import require_number
 from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
-from pagedsim.sim.number import not_negative, share
 from pagedsim.sim.replica import Replica
 
 ALL_REDUCES = 2
@@ -46,10 +46,10 @@ class Roofline(ByTerms):
             ("bus_efficiency", bus_efficiency),
             ("interconnect_efficiency", interconnect_efficiency),
         ):
-            share(f"cost.{name}", part)
-        not_negative("cost.host_step_ms", host_step_ms)
-        not_negative("cost.host_request_us", host_request_us)
-        not_negative("cost.block_tokens", block_tokens)
+            require_number(f"cost.{name}", part, above=0, high=1)
+        require_number("cost.host_step_ms", host_step_ms, 0)
+        require_number("cost.host_request_us", host_request_us, 0)
+        require_number("cost.block_tokens", block_tokens, 0)
         flop_rate = replica.hardware.flop_rate * compute_efficiency
         bandwidth = replica.hardware.bandwidth * bandwidth_efficiency
         link = replica.hardware.interconnect * interconnect_efficiency

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_flag, require_whole
 
 
 class Keys:
@@ -32,11 +33,7 @@ class Keys:
             if name not in self.values:
                 continue
             value = self.values[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigError(
-                    f"{self.where}: {name}={value!r}: must be a whole number, at least {low}"
-                )
-            return value
+            return require_whole(f"{self.where}: {name}", value, low)
         if default is None:
             raise ConfigError(f"{self.where}: has no {' or '.join(names)}")
         return default
@@ -50,7 +47,4 @@ class Keys:
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = self.values.get(name, default)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{self.where}: {name}={value!r}: must be true or false")
-        return value
+        return require_flag(f"{self.where}: {name}", self.values.get(name, default))

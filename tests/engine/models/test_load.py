@@ -256,8 +256,8 @@ def test_what_is_not_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"device": "meta"}, "device=meta: must be cpu, cuda or cuda:N"),
         ({"max_model_len": 2049}, "max_model_len=2049: model=tiny goes up to 2048, its "
          "max_position_embeddings"),
-        ({"max_model_len": 0}, "max_model_len=0: must be at least 1"),
-        ({"max_model_len": 1.5}, "max_model_len=1.5: must be a whole number"),
+        ({"max_model_len": 0}, "max_model_len=0: must be a whole number of at least 1"),
+        ({"max_model_len": 1.5}, "max_model_len=1.5: must be a whole number of at least 1"),
     ],
 )  # fmt: skip
 def test_wrong_settings(settings: dict[str, Any], words: str) -> None:

@@ -156,8 +156,8 @@ def test_a_ctrl_c_waits_for_the_end_of_a_step() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"tensor_parallel": 0}, "tensor_parallel=0: must be at least 1"),
-        ({"tensor_parallel": "2"}, "tensor_parallel='2': must be a whole number"),
+        ({"tensor_parallel": 0}, "tensor_parallel=0: must be a whole number of at least 1"),
+        ({"tensor_parallel": "2"}, "tensor_parallel='2': must be a whole number of at least 1"),
         ({"tensor_parallel": 3}, "tensor_parallel=3: model=tiny with 8 heads and 4 "
          "key-value heads cannot be split so; choose from 1, 2, 4, 8"),
         ({"model_impl": "transformers"}, "tensor_parallel=2: model_impl=transformers: only "

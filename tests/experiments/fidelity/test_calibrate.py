@@ -173,7 +173,10 @@ def with_column(name: str, change: Callable[[list[Any]], list[Any] | None]) -> C
     [
         (with_column("end", lambda v: [*v[:2], math.nan, *v[3:]]), "row 2: end=nan: must be a num"),
         (with_column("end", lambda v: [*v[:2], None, *v[3:]]), "row 2: end=None: must be a number"),
-        (with_column("end", lambda v: [math.inf, *v[1:]]), "row 0: end=inf: must be a number of 0"),
+        (
+            with_column("end", lambda v: [math.inf, *v[1:]]),
+            "row 0: end=inf: must be a number of at",
+        ),
         (with_column("end", lambda v: [*v[:2], 0.0, *v[3:]]), "row 2: step 2 from "),
         (with_column("end", lambda v: [1e3 * x for x in v]), "row 1: step 1 from "),
         (with_column("end", lambda v: [str(x) for x in v]), "end is of type string: must be numb"),

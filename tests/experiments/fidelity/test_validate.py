@@ -177,7 +177,7 @@ def test_what_cannot_be_validated(words: list[str], message: str, tmp_path: Path
         ({"regimes": {"a": {"laod": 1}}}, "regimes.a.laod: must be load, tolerance or blocks"),
         (
             {"regimes": {"a": {"load": "x", "tolerance": 0.1}}},
-            "regimes.a.load=x: must be a number above 0",
+            "regimes.a.load='x': must be a number above 0",
         ),
     ],
 )

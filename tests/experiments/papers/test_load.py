@@ -200,7 +200,7 @@ def test_rates_that_tell_nothing_are_said_to() -> None:
         ({"loads": {"chat": {"rates": {"static": [1]}}}}, "rates of chat: lack paged, the best"),
         ({"variants": {"v": {"talk": CHAT}}}, "unknown load of variants 'talk'"),
         ({"together": ["fast"]}, "unknown system of together 'fast'"),
-        ({"slower": 0.5}, "slower=0.5: must be at least 1"),
+        ({"slower": 0.5}, "slower=0.5: must be a number of at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(more: dict[str, Any], text: str) -> None:

@@ -195,7 +195,7 @@ def test_lengths_are_as_uneven_as_it_is_said() -> None:
     [
         ({"largest": "pow2"}, "largest=pow2: must be one of most, paged"),
         ({"published": {"most": [1, 2, 3, 4]}}, "published.paged=None: must be 4 numbers"),
-        ({"warm_up": -1}, "warm_up=-1: must be at least 0"),
+        ({"warm_up": -1}, "warm_up=-1: must be a number of at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused(more: dict[str, Any], text: str) -> None:

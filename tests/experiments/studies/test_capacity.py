@@ -99,7 +99,7 @@ def test_what_was_not_measured_misses_nothing() -> None:
         ({"preemptions": 1}, "bounds.preemptions: must be a latency"),
         ({"tftt_p99": 1}, "bounds.tftt_p99: unknown metric 'tftt_p99'"),
         ({"ttft_p99": "soon"}, "bounds.ttft_p99='soon': must be a number"),
-        ({"batch": {"ttft_p99": -1}}, "bounds.batch.ttft_p99=-1: must be at least 0"),
+        ({"batch": {"ttft_p99": -1}}, "bounds.batch.ttft_p99=-1: must be a number of at least 0"),
     ],
 )
 def test_bad_bounds_are_named(bounds: object, text: str) -> None:
@@ -254,8 +254,8 @@ def test_a_trace_is_searched_once_whatever_the_seeds(call: Call, tmp_path: Path)
         (["backend=engine"], "backend=engine: a search takes hundreds of runs"),
         (["study.arms={a: ['workload.rate=3']}"], "study.arms.a: workload.rate=3: is what"),
         (["study.arms={a: ['workload.rte=3']}"], "study.arms.a: workload.rte: no such key"),
-        (["study.tolerance=2"], "study.tolerance=2: must be between 0.001 and 0.5"),
-        (["study.bounds.ttft_p99=-1"], "study.bounds.ttft_p99=-1: must be at least 0"),
+        (["study.tolerance=2"], "study.tolerance=2: must be a number from 0.001 to 0.5"),
+        (["study.bounds.ttft_p99=-1"], "study.bounds.ttft_p99=-1: must be a number of at least 0"),
         (["study.baseline=x", ARMS], "study.baseline=x: must be one of the arms fcfs, small"),
     ],
 )

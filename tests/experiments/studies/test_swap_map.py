@@ -161,7 +161,7 @@ def test_what_the_engine_measured_is_told() -> None:
         ({"usual": 5}, r"^usual=5: must be one of sizes"),
         ({"modern": "gpt"}, r"^modern=gpt: must be one of models"),
         ({"batch": [25]}, r"^batch=\[25\]: must be two numbers"),
-        ({"buses": {"PCIe 4": 0}}, r"^buses.PCIe 4=0: must be at least 0.001"),
+        ({"buses": {"PCIe 4": 0}}, r"^buses.PCIe 4=0: must be a number of at least 0.001"),
         ({"own": {"A100": "PCIe 4"}}, r"^own=.*: must name one of buses for H100"),
     ],
 )

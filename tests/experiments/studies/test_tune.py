@@ -140,7 +140,7 @@ def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
     [
         (["study.goal=nothing"], "study.goal: unknown metric 'nothing'"),
         (["study.goal=batch_size_mean"], "study.goal=batch_size_mean: neither more nor less"),
-        (["study.trials=0"], "study.trials=0: must be at least 1"),
+        (["study.trials=0"], "study.trials=0: must be a whole number of at least 1"),
         (["backend=engine"], "backend=engine: a search takes many runs"),
         (["+study.space={memory.blok: [1]}"], "study.space.memory.blok: memory.blok: no such key"),
         (["study.space.policy=[fcfs,sjf]"], "study.space.policy: policy=sjf: unknown"),
