@@ -39,7 +39,7 @@ def code_spans() -> Iterator[tuple[str, str]]:
 
 def commands(program: str) -> list[tuple[str, tuple[str, ...]]]:
     """The words after `program` wherever a page has it, once each; placeholders are left out."""
-    found: dict[tuple[str, tuple[str, ...]], None] = {}
+    found: dict[tuple[str, ...], str] = {}
     for page, span in code_spans():
         for command in span.split("&&"):
             words = shlex.split(command, comments=True) if program in command else []
@@ -47,8 +47,8 @@ def commands(program: str) -> list[tuple[str, tuple[str, ...]]]:
             for at in range(len(words)):
                 same = [Path(words[at]).name, *words[at + 1 : at + len(name)]] == name
                 if same and "..." not in words:
-                    found[page, tuple(words[at + len(name) :])] = None
-    return list(found)
+                    found.setdefault(tuple(words[at + len(name) :]), page)
+    return [(page, words) for words, page in found.items()]
 
 
 # -- Python ----------------------------------------------------------------------------------------

@@ -18,14 +18,14 @@ _INDENT = 18
 
 GROUPS = {
     "experiment": "what is studied: which arms, under which workload",
-    "policy": "who goes first, who yields",
-    "preemption": "what becomes of the memory of one who yields",
+    "policy": "which request goes first, which yields its memory",
+    "preemption": "what becomes of the memory of a request that yields",
     "batching": "how a step is composed",
     "memory": "how keys and values are stored",
     "model": "what is served",
-    "hardware": "on what, each from its data sheet",
+    "hardware": "the GPU, from its data sheet",
     "cost": "how long a step takes",
-    "workload": "who asks what, and when",
+    "workload": "which requests arrive, and when",
     "backend": "what carries the steps out: simulated time, or a real engine",
     "scale": "how much of the study is run: backend=engine takes a part, unless scale=full",
     "tracking": "Weights & Biases",
@@ -53,7 +53,7 @@ SETTINGS = {
         ("server.max_model_len", "tokens of a request; null: the model's, if memory holds as many"),
         ("server.async_scheduling", "true: a step is planned while the one before runs"),
         ("memory.block_size", "tokens"),
-        ("memory.blocks", "GPU blocks; null: what the hardware has left beside the model"),
+        ("memory.blocks", "GPU blocks; null: as many as fit beside the model"),
         ("memory.gpu_memory_utilization", "share of the GPU's memory that is used"),
         ("memory.swap_space_gib", "GiB of CPU memory a GPU, for preemption=swap"),
         ("tensor_parallel", "GPUs that share the model"),
@@ -89,15 +89,15 @@ EXAMPLES = (
         "experiment=replay run=outputs/2026-01-31/12-00-00-record",
     ),
     (
-        "how long does a step take here? fits cost=fitted (run=<folder>: to the steps of that run)",
+        "how long does a step take here? fits cost=fitted (with run=<folder>: to that run)",
         "experiment=calibrate backend=engine",
     ),
     (
-        "the same from the request times of a server elsewhere; other settings describe it",
+        "the same, from the request times of another server; other settings describe it",
         "experiment=calibrate requests=log.csv model=llama-3.1-8b memory.blocks=2588",
     ),
     (
-        "how far is the simulator from the engine? (backend.clock=cpu: where others compute too)",
+        "how far is the simulator from the engine? (backend.clock=cpu: on a shared machine)",
         "experiment=validate backend=engine backend.clock=cpu",
     ),
     (
@@ -134,14 +134,15 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield f"pagedsim {pagedsim.__version__}: who should be served first, and who yields its memory?"
+    yield f"pagedsim {pagedsim.__version__}: which request runs next, and which gives up its memory?"
     yield ""
     yield from textwrap.wrap(
         "Simulates a server of large language models, step by step: requests arrive, a scheduler "
-        "batches them, memory runs out, somebody is preempted. Arms of a study see the same "
-        "requests, unless they set workload.*, under several seeds; the end is a table, a report "
-        "and plots that say by how much one arm beats another, and how surely. No GPU, no account "
-        "and no network needed. With backend=engine the same study is served in real time.",
+        "batches them, memory runs out, a request is preempted. A study runs several arms, which "
+        "are variants of one configuration, on the same requests (unless an arm sets workload.*) "
+        "under several seeds. It ends with a table, a report and plots that say by how much one "
+        "arm beats another, and how surely. It needs no GPU, no account and no network. With "
+        "backend=engine the same study is served in real time.",
         WIDTH,
     )
     yield from ("", "USAGE", "  python -m pagedsim [group=option] [key=value] ...")
