@@ -134,7 +134,7 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield f"pagedsim {pagedsim.__version__}: which request runs next, and which gives up its memory?"
+    yield f"pagedsim {pagedsim.__version__}: which request runs next, and which yields its memory?"
     yield ""
     yield from textwrap.wrap(
         "Simulates a server of large language models, step by step: requests arrive, a scheduler "
