@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,9 +26,41 @@ os.environ["OMP_NUM_THREADS"] = "1"
 Call = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """The files of `conf` are parsed once a process, not once a composition."""
+    from hydra._internal.core_plugins.importlib_resources_config_source import (
+        ImportlibResourcesConfigSource as Source,
+    )
+
+    read: Callable[..., Any] = Source._read_config
+    there: dict[tuple[str, ...], Any] = {}
+
+    def known(self: Source, file: Any) -> Any:
+        key = (self.path, self.provider, str(file))
+        if key not in there:
+            there[key] = read(self, file)
+        return deepcopy(there[key])  # Hydra takes the list of defaults out of what it gets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Source, "_read_config", known)
+        yield
+
+
+@pytest.fixture
+def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra composes a command's configuration once more to read `hydra.mode`; nobody sets it."""
+    from hydra._internal.hydra import Hydra
+
+    monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+
+
 @pytest.fixture
 def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    composed_once: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Call:
     """Run the command in this process, in an empty folder: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)

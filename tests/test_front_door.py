@@ -128,6 +128,8 @@ def test_a_policy_of_ones_own_beside_you(tmp_path: Path) -> None:
         "study.arms={fcfs: ['policy=fcfs'], own: ['policy._target_=longest.Longest']}",
         *QUICK,
         "server.max_seqs=2",
+        "jobs=2",
+        "seeds=1",
         "hydra.run.dir=out",
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -177,21 +179,17 @@ def tables(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes(call: Call, tmp_path: Path) -> None:
     """Whatever the process, how many there are, and whether quiet steps are planned in one go."""
     words = (
         *("experiment=preemption", "seeds=2", "tracking=none", "report=false"),
         *("workload.requests=80", "workload.rate=20", "memory.blocks=400"),
     )
-    ways = {
-        "one": ("jobs=2",),
-        "two": ("jobs=2",),
-        "here": ("jobs=1",),
-        "slow": ("jobs=2", "backend.fast_forward=false"),
-    }
-    for name, more in ways.items():
-        done = command(tmp_path, *words, *more, f"hydra.run.dir={name}")
+    for name in ("one", "two"):
+        done = command(tmp_path, *words, "jobs=2", f"hydra.run.dir={name}")
         assert (done.returncode, done.stderr) == (0, "")
+    for name, more in {"here": "jobs=1", "slow": "backend.fast_forward=false"}.items():
+        assert call(*words, "jobs=1", more, f"hydra.run.dir={name}")[0] == 0
     one = tables(tmp_path / "one")
     assert len(one) == 4 * 2 * len(TABLES)
     assert tables(tmp_path / "two") == one
@@ -230,8 +228,15 @@ def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("signal_to", ["group", "parent"])
+@pytest.mark.parametrize(
+    ("signal_to", "number"),
+    [
+        ("group", signal.SIGINT),  # a Ctrl-C
+        ("parent", signal.SIGTERM),  # `kill`
+        pytest.param("group", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("parent", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_who_is_asked_to_stop_leaves_what_there_is(
     tmp_path: Path, signal_to: str, number: signal.Signals
 ) -> None:
@@ -257,7 +262,9 @@ def test_who_is_asked_to_stop_leaves_what_there_is(
         os.killpg(process.pid, 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_single_process_too(tmp_path: Path, number: signal.Signals) -> None:
     process = begin(tmp_path, *LONG, "jobs=1", "report=false")
     wait_for(tmp_path / "out/runs/short/seed-0/run.json")
@@ -339,30 +346,30 @@ def test_a_sweep_ends_with_a_table_and_names_what_failed(tmp_path: Path) -> None
     assert len(rows) == 2
 
 
-def test_a_sweep_over_an_unknown_option_begins_nothing(tmp_path: Path) -> None:
-    done = command(tmp_path, "-m", "policy=fcfs,lifo", "hydra.sweep.dir=out")
-    assert done.returncode == 1
-    assert done.stderr == "pagedsim: policy=lifo: unknown; choose from fcfs, priority\n"
-    assert done.stdout == ""
+def test_a_sweep_over_an_unknown_option_begins_nothing(call: Call) -> None:
+    assert call("-m", "policy=fcfs,lifo", "hydra.sweep.dir=out") == (
+        *(1, ""),
+        "pagedsim: policy=lifo: unknown; choose from fcfs, priority\n",
+    )
 
 
-def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(tmp_path: Path) -> None:
-    words = ("-m", "experiment=single", *QUICK, "seeds=1", "hydra.sweep.dir=out")
-    assert command(tmp_path, *words, "server.max_seqs=1,2,3").returncode == 0
-    done = command(tmp_path, *words, "server.max_seqs=1,2")
-    assert done.returncode == 0
-    assert len((tmp_path / "out/sweep.csv").read_text().splitlines()) == 3
+def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(call: Call) -> None:
+    words = ("-m", "hydra/launcher=basic", "experiment=single", *QUICK, "seeds=1", "jobs=1")
+    words = (*words, "hydra.sweep.dir=out")
+    assert call(*words, "server.max_seqs=1,2,3")[0] == 0
+    assert call(*words, "server.max_seqs=1,2")[0] == 0
+    assert len(Path("out/sweep.csv").read_text().splitlines()) == 3
 
 
-def test_a_sweep_that_was_stopped_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_sweep_that_was_stopped_says_how_to_go_on(call: Call, tmp_path: Path) -> None:
     process = begin(
         tmp_path,
         *("-m", "experiment=single", "tracking=none", "report=false", "workload.rate=20"),
         *("seeds=1", "hydra.sweep.dir=out", "workload.requests=400000", "server.max_seqs=4,5"),
     )
     wait_for(tmp_path / "out/0/config.yaml")
-    quick = command(tmp_path, "experiment=single", *QUICK, "seeds=1", "hydra.run.dir=out/7")
-    assert quick.returncode == 0  # as if a seed of a job had ended
+    code, *_ = call("experiment=single", *QUICK, "seeds=1", "jobs=1", "hydra.run.dir=out/7")
+    assert code == 0  # as if a seed of a job had ended
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -29,7 +29,10 @@ Call = Callable[..., Answer]
 
 @pytest.fixture
 def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    composed_once: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Call:
     """Run the command in an empty folder; returns its exit code and what it complains of."""
     monkeypatch.chdir(tmp_path)
