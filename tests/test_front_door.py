@@ -355,9 +355,8 @@ def test_a_sweep_over_an_unknown_option_begins_nothing(call: Call) -> None:
 
 def test_a_sweep_into_a_folder_of_another_shows_its_own_jobs(call: Call) -> None:
     words = ("-m", "hydra/launcher=basic", "experiment=single", *QUICK, "seeds=1", "jobs=1")
-    words = (*words, "hydra.sweep.dir=out")
-    assert call(*words, "server.max_seqs=1,2,3")[0] == 0
-    assert call(*words, "server.max_seqs=1,2")[0] == 0
+    assert call(*words, "hydra.sweep.dir=out", "server.max_seqs=1,2,3")[0] == 0
+    assert call(*words, "hydra.sweep.dir=out", "server.max_seqs=1,2")[0] == 0
     assert len(Path("out/sweep.csv").read_text().splitlines()) == 3
 
 

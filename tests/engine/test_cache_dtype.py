@@ -58,8 +58,14 @@ def wanted(name: str, form: str) -> list[list[int]]:
 
 @FORMS
 @pytest.mark.parametrize(("name", "model_impl"), WAYS)
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize(
+    ("memory", "preemption"),
+    [
+        *(("paged", "recompute"), ("prefix", "swap")),
+        pytest.param("paged", "swap", marks=pytest.mark.slow),
+        pytest.param("prefix", "recompute", marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_tokens(name: str, model_impl: str, form: str, memory: str, preemption: str) -> None:
     engine = server(
         name, model_impl=model_impl, kv_cache_dtype=form, batching="unified", memory=memory,

@@ -81,9 +81,16 @@ def small(name: str, **settings: Any) -> LLMEngine:
     )
 
 
-@pytest.mark.parametrize(("name", "model_impl"), BOTH)
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+WAYS = [*product(("prefill_first", "unified", "static"), ("recompute", "swap"))]
+EVERY = [
+    pytest.param(*model, *way, marks=() if quick else pytest.mark.slow)
+    for (number, model), (which, way) in product(enumerate(BOTH), enumerate(WAYS))
+    for quick in [model[0] == "llama" or number % len(WAYS) == which]
+]
+"""Every model goes every way; one of them all quickly, the others one each."""
+
+
+@pytest.mark.parametrize(("name", "model_impl", "batching", "preemption"), EVERY)
 def test_greedy_tokens(name: str, model_impl: str, batching: str, preemption: str) -> None:
     engine = small(name, model_impl=model_impl, batching=batching, preemption=preemption)
     outputs = served(engine)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,13 +98,17 @@ def test_sizes_are_few_and_end_with_the_most() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "model_impl"),
-    [("mistral", "native"), ("qwen3", "native"), ("qwen3", "transformers"), ("gpt2", "auto")],
-)
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
+WAYS = [*product(("recompute", "swap"), ("prefill_first", "unified"), ("paged", "prefix"))]
+MODELS = [("qwen3", "native"), ("mistral", "native"), ("qwen3", "transformers"), ("gpt2", "auto")]
+EVERY = [
+    pytest.param(*model, *way, marks=() if quick else pytest.mark.slow)
+    for (number, model), (which, way) in product(enumerate(MODELS), enumerate(WAYS))
+    for quick in [not number or which in (number, len(WAYS) - number)]
+]
+"""Every model goes every way; one of them all quickly, the others two each."""
+
+
+@pytest.mark.parametrize(("name", "model_impl", "preemption", "batching", "memory"), EVERY)
 def test_tokens_are_those_without_graphs(
     name: str, model_impl: str, preemption: str, batching: str, memory: str, replayer: Replayer
 ) -> None:

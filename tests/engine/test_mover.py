@@ -138,8 +138,8 @@ def drive(seed: int, batching: str, memory: str, bus: Bus | None = None) -> Witn
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 @pytest.mark.parametrize("memory", ["paged", "prefix"])
 def test_what_goes_out_comes_back(batching: str, memory: str) -> None:
-    swapped = sum(drive(seed, batching, memory).swapped for seed in range(20))
-    assert swapped > 200
+    swapped = sum(drive(seed, batching, memory).swapped for seed in range(10))
+    assert swapped > 100
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
@@ -147,12 +147,12 @@ def test_what_goes_out_comes_back(batching: str, memory: str) -> None:
 def test_steps_go_on_while_blocks_go_out(batching: str, memory: str) -> None:
     """However late the bus is, nothing is overwritten before it has gone."""
     held, swapped = 0, 0
-    for seed in range(30):
+    for seed in range(15):
         bus = SlowBus(random.Random(seed))
         swapped += drive(seed, batching, memory, bus).swapped
         held += bus.held
-    assert swapped > 300
-    assert held > 30
+    assert swapped > 150
+    assert held > 15
 
 
 def test_a_step_waits_for_what_it_writes_to_alone() -> None:

@@ -5,7 +5,7 @@ Triton's driver. The kernels are called as the engine calls them, with tensors o
 Triton would load and launch what it compiled, this stops. So what is measured is what a GPU would
 get: the same specialisation, tile sizes and options.
 
-    python -m tests.kernels.compiling 90 < cases.json     # a list of cases, see Call
+    python -m tests.kernels.compiling < cases.json     # a list of cases, see Call
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Call(TypedDict, total=False):
     """What to compile, and for what."""
 
     kernel: str
+    capability: int
+    """Of the GPU, such as 90 for 9.0."""
     dtype: str
     cache: str
     """The format of an 8-bit cache, if it is not in the dtype."""
@@ -72,20 +74,19 @@ class Taken(TypedDict):
 class StandIn:
     """As much of a driver as compiling asks for."""
 
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, 32)
+    capability = 90
 
     def get_current_target(self) -> GPUTarget:
-        return self.target
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.capability  # Triton asks for the target once a device
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
-def compiled(case: Call, capability: int, known: dict[str, Taken]) -> list[Taken]:
+def compiled(case: Call, known: dict[str, Taken]) -> list[Taken]:
     """Call the case's kernel; every Triton kernel that this would launch."""
     taken: list[Taken] = []
 
@@ -103,7 +104,7 @@ def compiled(case: Call, capability: int, known: dict[str, Taken]) -> list[Taken
     original = JITFunction.__getitem__
     JITFunction.__getitem__ = stop_before_launch
     try:
-        call(case, (capability // 10, capability % 10))
+        call(case)
     finally:
         JITFunction.__getitem__ = original
     return taken
@@ -124,7 +125,8 @@ def measured(kernel: Any, log: str) -> Taken:
     }
 
 
-def call(case: Call, capability: tuple[int, int]) -> None:
+def call(case: Call) -> None:
+    capability = divmod(case["capability"], 10)
     dtype = getattr(torch, case["dtype"])
     dim, group, size = case.get("head_dim", 128), case.get("group", 4), case.get("block_size", 16)
     heads, tokens = 8, case.get("queries", 512)
@@ -173,16 +175,18 @@ def call(case: Call, capability: tuple[int, int]) -> None:
 
 
 def main() -> None:
-    capability = int(sys.argv[1])
-    triton.runtime.driver.set_active(StandIn(capability))
-    target = capability // 10, capability % 10
-    setattr(tuning, "capability", lambda device: target)  # noqa: B010
+    gpu = StandIn()
+    triton.runtime.driver.set_active(gpu)
+    setattr(tuning, "capability", lambda device: divmod(gpu.capability, 10))  # noqa: B010
     triton.knobs.nvidia.dump_ptxas_log = True
     with tempfile.TemporaryDirectory() as cache:  # what is in a cache is not compiled, nor logged
         triton.knobs.cache.dir = cache
         known: dict[str, Taken] = {}
-        calls = json.load(sys.stdin)
-        json.dump([compiled(case, capability, known) for case in calls], sys.stdout)
+        found = []
+        for case in json.load(sys.stdin):
+            gpu.capability = case["capability"]
+            found.append(compiled(case, known))
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":

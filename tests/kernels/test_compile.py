@@ -33,11 +33,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def taken(calls: list[dict[str, Any]], capability: int) -> list[list[dict[str, Any]]]:
-    """What `compiling.py` says of each call's kernels."""
+def taken(calls: list[dict[str, Any]], capability: int | None = None) -> list[list[dict[str, Any]]]:
+    """What `compiling.py` says of each call's kernels; a call names its GPU, or all are for one."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiling", str(capability)],
-        input=json.dumps(calls),
+        [sys.executable, "-m", "tests.kernels.compiling"],
+        input=json.dumps(
+            [call | ({"capability": capability} if capability else {}) for call in calls]
+        ),
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
@@ -62,28 +64,43 @@ def faults(call: dict[str, Any], kernels: list[dict[str, Any]], capability: int)
     return found
 
 
+MODEL: list[dict[str, Any]] = [
+    {"kernel": "attention", "dtype": "bfloat16"},
+    {"kernel": "attention", "dtype": "float16", "head_dim": 80, "group": 7, "window": 128},
+    {"kernel": "attention", "dtype": "bfloat16", "head_dim": 256, "softcap": 50.0},
+    {"kernel": "attention", "dtype": "float32", "head_dim": 64, "block_size": 12},
+    {"kernel": "decode", "dtype": "bfloat16"},
+    {"kernel": "decode", "dtype": "float32", "head_dim": 64, "window": 128, "softcap": 50.0},
+    {"kernel": "write", "dtype": "bfloat16"},
+    {"kernel": "copy", "dtype": "bfloat16"},
+    {"kernel": "norm", "dtype": "bfloat16", "size": 4096, "summed": True},
+    {"kernel": "rotary", "dtype": "bfloat16", "normed": True},
+    {"kernel": "gate", "dtype": "bfloat16", "size": 14336},
+    {"kernel": "attention", "dtype": "bfloat16", "cache": "fp8_e4m3"},
+    {"kernel": "decode", "dtype": "bfloat16", "cache": "fp8_e4m3"},
+    {"kernel": "decode", "dtype": "float16", "cache": "fp8_e5m2", "head_dim": 80},
+    {"kernel": "write", "dtype": "bfloat16", "cache": "fp8_e4m3"},
+    {"kernel": "rotary", "dtype": "bfloat16", "cache": "fp8_e5m2", "normed": True},
+    {"kernel": "copy", "dtype": "bfloat16", "cache": "fp8_e4m3"},
+]
+VOCABULARIES: list[dict[str, Any]] = [  # rows of one tile, or many; at multiples of 16, or not
+    {"kernel": "nucleus", "dtype": "float32", "size": size} for size in (97, 50257, 128256)
+]
+SPILLS = {"kernel": "attention", "dtype": "bfloat16", "tiles": {"keys": 64, "warps": 4}}
+
+
+@pytest.fixture(scope="module")
+def quick() -> dict[int, list[list[dict[str, Any]]]]:
+    """What a model runs, its vocabularies and, on 8.0, what spills: compiled by one process."""
+    calls = {80: [*MODEL, *VOCABULARIES, SPILLS], 90: [*MODEL, *VOCABULARIES]}
+    both = [{**call, "capability": one} for one, of_one in calls.items() for call in of_one]
+    found = iter(taken(both))
+    return {one: [next(found) for _ in of_one] for one, of_one in calls.items()}
+
+
 @BOTH
-def test_what_a_model_runs(capability: int) -> None:
-    calls: list[dict[str, Any]] = [
-        {"kernel": "attention", "dtype": "bfloat16"},
-        {"kernel": "attention", "dtype": "float16", "head_dim": 80, "group": 7, "window": 128},
-        {"kernel": "attention", "dtype": "bfloat16", "head_dim": 256, "softcap": 50.0},
-        {"kernel": "attention", "dtype": "float32", "head_dim": 64, "block_size": 12},
-        {"kernel": "decode", "dtype": "bfloat16"},
-        {"kernel": "decode", "dtype": "float32", "head_dim": 64, "window": 128, "softcap": 50.0},
-        {"kernel": "write", "dtype": "bfloat16"},
-        {"kernel": "copy", "dtype": "bfloat16"},
-        {"kernel": "norm", "dtype": "bfloat16", "size": 4096, "summed": True},
-        {"kernel": "rotary", "dtype": "bfloat16", "normed": True},
-        {"kernel": "gate", "dtype": "bfloat16", "size": 14336},
-        {"kernel": "attention", "dtype": "bfloat16", "cache": "fp8_e4m3"},
-        {"kernel": "decode", "dtype": "bfloat16", "cache": "fp8_e4m3"},
-        {"kernel": "decode", "dtype": "float16", "cache": "fp8_e5m2", "head_dim": 80},
-        {"kernel": "write", "dtype": "bfloat16", "cache": "fp8_e4m3"},
-        {"kernel": "rotary", "dtype": "bfloat16", "cache": "fp8_e5m2", "normed": True},
-        {"kernel": "copy", "dtype": "bfloat16", "cache": "fp8_e4m3"},
-    ]
-    kernels = taken(calls, capability)
+def test_what_a_model_runs(capability: int, quick: dict[int, Any]) -> None:
+    kernels = quick[capability][: len(MODEL)]
     assert [[kernel["name"] for kernel in launched] for launched in kernels] == [
         *[["_attention"]] * 4,
         *[["_part", "_merge"]] * 2,
@@ -100,23 +117,20 @@ def test_what_a_model_runs(capability: int) -> None:
     ]
     for whole in (kernels[0], kernels[11]):  # of what is in 8 bits, too
         assert whole[0]["products"] == ("wgmma" if capability == 90 else "mma.sync")
-    for call, launched in zip(calls, kernels, strict=True):
+    for call, launched in zip(MODEL, kernels, strict=True):
         assert faults(call, launched, capability) == []
 
 
 @BOTH
-def test_no_vocabulary_spills(capability: int) -> None:
-    """Rows that fit one tile, or many; that begin at multiples of 16, or not."""
-    sizes = (97, 50257, 128256)
-    calls = [{"kernel": "nucleus", "dtype": "float32", "size": size} for size in sizes]
-    for call, (kernel,) in zip(calls, taken(calls, capability), strict=True):
+def test_no_vocabulary_spills(capability: int, quick: dict[int, Any]) -> None:
+    kernels = quick[capability][len(MODEL) :][: len(VOCABULARIES)]
+    for call, (kernel,) in zip(VOCABULARIES, kernels, strict=True):
         assert kernel["name"] == "_nucleus"
         assert kernel["spilled"] == 0, (call, kernel)
 
 
-def test_a_spill_is_seen() -> None:
-    call = {"kernel": "attention", "dtype": "bfloat16", "tiles": {"keys": 64, "warps": 4}}
-    (fault,) = (f for f in faults(call, taken([call], 80)[0], 80) if f.startswith("spills"))
+def test_a_spill_is_seen(quick: dict[int, Any]) -> None:
+    (fault,) = (f for f in faults(SPILLS, quick[80][-1], 80) if f.startswith("spills"))
     assert fault
 
 

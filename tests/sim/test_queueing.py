@@ -58,7 +58,7 @@ def waits(seed: int, load: float, outputs: str) -> float:
 @pytest.mark.parametrize(
     ("outputs", "second_moment"), [("fixed", 1.0), ("geometric", 2 - 1 / TOKENS)]
 )
-@pytest.mark.parametrize("load", [0.5, 0.7])
+@pytest.mark.parametrize("load", [pytest.param(0.5, marks=pytest.mark.slow), 0.7])
 def test_waiting_time_is_pollaczek_and_khinchines(
     load: float, outputs: str, second_moment: float
 ) -> None:

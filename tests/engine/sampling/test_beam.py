@@ -128,10 +128,8 @@ EARLY: list[Any] = [False, True, "never"]
 def test_sequences_and_scores_are_those_of_transformers(
     kind: str, early: Any, penalty: float
 ) -> None:
-    for seed in range(3):
-        for beams, tokens in ((2, 9), (4, 14)):
-            model = tiny(kind, seed)
-            agree(model, beams, tokens, early_stopping=early, length_penalty=penalty)
+    for beams, tokens in ((2, 9), (4, 14)):
+        agree(tiny(kind, 0), beams, tokens, early_stopping=early, length_penalty=penalty)
 
 
 @pytest.mark.slow
