@@ -53,6 +53,9 @@ class Config:
     """The folder of an earlier study, for experiments that take it up."""
     requests: str | None = None
     """The log of an outside server's requests, for the experiment that fits step times to it."""
+    prompt: int | None = None
+    """Tokens of a prompt, and sequences of a batch, for the experiment that works out a step."""
+    batch: int | None = None
     tensor_parallel: int = 1
     kv_cache_dtype: str = "auto"
     """What the cache holds of keys and values: auto, as the model has them, or fp8."""

@@ -201,7 +201,7 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     *above, name = names
     if above == ["study", "arms"]:
         return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
-    if above and name in root:
+    if len(above) == 1 and name in root:
         return f"key; use {name}="
     sections = [key for key, one in root.items() if isinstance(one, dict) and name in one]
     if not above and len(sections) == 1 and name.strip("_") == name:

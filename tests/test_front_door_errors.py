@@ -15,8 +15,9 @@ import pytest
 from pagedsim.__main__ import main
 
 ROOT_KEYS = (
-    "backend, batching, cost, hardware, jobs, kv_cache_dtype, memory, model, policy, preemption, "
-    "report, requests, run, seed, seeds, server, slo, study, tensor_parallel, tracking, workload"
+    "backend, batch, batching, cost, hardware, jobs, kv_cache_dtype, memory, model, policy, "
+    "preemption, prompt, report, requests, run, seed, seeds, server, slo, study, tensor_parallel, "
+    "tracking, workload"
 )
 SINGLE = "experiment=single"
 TRACE = f"{SINGLE} workload=trace"

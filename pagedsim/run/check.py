@@ -44,9 +44,20 @@ def check_base(config: DictConfig) -> None:
         raise ConfigError(f"{key}: must be given: {key}=...")
     if not OmegaConf.is_dict(config.tracking):
         raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
+    _refuse_idle(config)
     _refuse_unused_model(config)
     _refuse_added(config)
     check_mode(config.tracking.mode)
+
+
+def _refuse_idle(config: DictConfig) -> None:
+    """Raise ConfigError for a word that this experiment has no use for."""
+    study = str(OmegaConf.to_container(config.study, resolve=False))
+    for key in ("prompt", "batch"):
+        if config[key] is not None and f"${{{key}}}" not in study:
+            raise ConfigError(
+                f"{key}={config[key]}: changes nothing here; experiment=estimate takes it"
+            )
 
 
 def _refuse_unused_model(config: DictConfig) -> None:

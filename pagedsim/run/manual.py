@@ -70,6 +70,10 @@ SETTINGS = {
 EXAMPLES = (
     ("the default: what priority buys the urgent, and what it costs the others", ""),
     ("one run, of what you choose", "experiment=single model=llama-3.1-8b hardware=h100"),
+    (
+        "what fits, how long a step takes and what binds it: worked out, nothing runs",
+        "experiment=estimate model=llama-3.1-8b hardware=h100 prompt=2048 batch=32",
+    ),
     ("another comparison, on another card", "experiment=preemption hardware=a10"),
     (
         "two arms of your own",

@@ -73,18 +73,30 @@ def cpu_blocks(replica: Replica, swap_space_gib: float) -> int:
 def activation_bytes(
     model: ModelShape, tensor_parallel: int, max_batched_tokens: int, max_seqs: int
 ) -> float:
-    """Peak memory of a step's intermediate results on one GPU, in 16 bits; an estimate.
+    """Peak memory of a step's intermediate results on one GPU; an estimate."""
+    return sum(activations(model, tensor_parallel, max_batched_tokens, max_seqs).values())
+
+
+def activations(
+    model: ModelShape, tensor_parallel: int, max_batched_tokens: int, max_seqs: int
+) -> dict[str, float]:
+    """The same by part, in 16 bits but for the sampler's.
 
     At its widest a layer holds, for each token, the residual stream, the normalised input and
-    what the MLP makes of it (gate, up and their product); the sampler, for each sequence, about
-    four float32 copies of the logits (logits, probabilities, sorted, their order).
+    what the MLP makes of it (gate, up and their product), or attention, if that is more; the
+    sampler, for each sequence, about four float32 copies of the logits (logits, probabilities,
+    sorted, their order).
     """
     experts = model.moe.experts_per_token + model.moe.shared_experts if model.moe else 1
     inner = experts * model.moe.intermediate if model.moe else model.intermediate
     mlp = (3 if model.gated_mlp else 2) * max(inner, model.intermediate)
     attention = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
-    token = 2 * model.hidden + max(mlp, attention) / tensor_parallel
-    return max_batched_tokens * token * 2 + max_seqs * model.vocab * 4 * 4
+    widest = "MLP" if mlp >= attention else "attention"
+    return {
+        "residual stream and norm": max_batched_tokens * 2 * model.hidden * 2,
+        widest: max_batched_tokens * max(mlp, attention) / tensor_parallel * 2,
+        "logits": max_seqs * model.vocab * 4 * 4,
+    }
 
 
 def _too_large(replica: Replica, utilization: float, beside: Callable[[int], float]) -> ConfigError:

@@ -32,12 +32,18 @@ class Hardware:
     interconnect_us: float = 10.0
     """Fixed time of one all-reduce, however small."""
     gpus_per_node: int = 8
+    fp8_tflops: float | None = None
+    """Of products of 8-bit numbers; None where there is no such unit, or no data sheet says."""
+    int8_tops: float | None = None
 
     def __post_init__(self) -> None:
         for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s"):
             require_number(f"hardware.{key}", getattr(self, key), above=0)
         for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us"):
             require_number(f"hardware.{key}", getattr(self, key), 0)
+        for key in ("fp8_tflops", "int8_tops"):
+            if getattr(self, key) is not None:
+                require_number(f"hardware.{key}", getattr(self, key), above=0)
         require_whole("hardware.gpus_per_node", self.gpus_per_node, 1)
 
     @property
@@ -54,6 +60,12 @@ class Hardware:
     def flop_rate(self) -> float:
         """Dense fp16 or bf16 FLOP a second."""
         return self.fp16_tflops * 1e12
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Dense operations a second, by the format of what is multiplied."""
+        printed = {"fp16": self.fp16_tflops, "fp8": self.fp8_tflops, "int8": self.int8_tops}
+        return {name: rate * 1e12 for name, rate in printed.items() if rate is not None}
 
     @property
     def pcie(self) -> float:

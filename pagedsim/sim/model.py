@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
+from pagedsim.sim import matrices
 
 _SIZES = (
     "layers",
@@ -185,19 +186,10 @@ class ModelShape:
         return total
 
     def _attention(self) -> float:
-        if (mla := self.mla) is None:
-            return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
-        query = self.heads * (mla.nope_dim + mla.rope_dim)
-        if mla.q_lora_rank is None:
-            q = self.hidden * query
-        else:
-            q = mla.q_lora_rank * (self.hidden + query)
-        down = self.hidden * (mla.kv_lora_rank + mla.rope_dim)
-        up = mla.kv_lora_rank * self.heads * (mla.nope_dim + mla.v_dim)
-        return q + down + up + self.heads * mla.v_dim * self.hidden
+        return sum(matrix.params for matrix in matrices.attention(self))
 
     def _mlp(self, intermediate: int) -> float:
-        return (3 if self.gated_mlp else 2) * self.hidden * intermediate
+        return sum(matrix.params for matrix in matrices.mlp(self, intermediate))
 
     # Bytes
 
@@ -251,17 +243,25 @@ class ModelShape:
         return 2 * self.head_params
 
     @property
+    def prefill_dims(self) -> tuple[int, int]:
+        """Of a head, while prefilling: what queries and keys have, and what values have."""
+        if self.mla:
+            return self.mla.nope_dim + self.mla.rope_dim, self.mla.v_dim
+        return self.head_dim, self.head_dim
+
+    @property
+    def decode_dims(self) -> tuple[int, int]:
+        """The same while decoding: more for MLA, which then attends to compressed vectors."""
+        if self.mla:
+            return self.mla.kv_lora_rank + self.mla.rope_dim, self.mla.kv_lora_rank
+        return self.head_dim, self.head_dim
+
+    @property
     def prefill_pair_flop(self) -> float:
         """Of attention, for one token and one other that it attends to, while prefilling."""
-        if self.mla:
-            key = self.mla.nope_dim + self.mla.rope_dim
-            return 2 * self.layers * self.heads * (key + self.mla.v_dim)
-        return 4 * self.layers * self.heads * self.head_dim
+        return 2 * self.layers * self.heads * sum(self.prefill_dims)
 
     @property
     def decode_pair_flop(self) -> float:
-        """The same while decoding: more for MLA, which then attends to compressed vectors."""
-        if self.mla:
-            key = self.mla.kv_lora_rank + self.mla.rope_dim
-            return 2 * self.layers * self.heads * (key + self.mla.kv_lora_rank)
-        return self.prefill_pair_flop
+        """The same while decoding."""
+        return 2 * self.layers * self.heads * sum(self.decode_dims)

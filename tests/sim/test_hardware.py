@@ -7,7 +7,7 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import shown
 from pagedsim.sim.hardware import Hardware
-from tests.sim.shapes import HARDWARE, hardware
+from tests.sim.shapes import HARDWARE, hardware, replica
 
 # name: (dense fp16 TFLOP/s, GB/s, GB on the data sheet, PCIe both ways)
 SHEETS = {
@@ -20,11 +20,25 @@ SHEETS = {
     "rtx4090": (330.3 / 2, 1008, 24, 64),
     "rtx-pro-6000": (1007.6 / 2, 1792, 96, 128),
     "mi300x": (2614.9 / 2, 5300, 192, 128),
+    "ascend-910b": (376, 1600, 64, 64),
+}
+# of those that have them: (dense fp8 TFLOP/s, int8 TOP/s)
+EIGHT_BITS = {
+    "a10": (None, 500 / 2),
+    "l4": (485 / 2, 485 / 2),
+    "a100-40gb": (None, 1248 / 2),
+    "a100-80gb": (None, 1248 / 2),
+    "h100": (3958 / 2, 3958 / 2),
+    "h200": (3958 / 2, 3958 / 2),
+    "rtx4090": (660.6 / 2, 1321.2 / 2),
+    "rtx-pro-6000": (2015.2 / 2, 2015.2 / 2),
+    "mi300x": (5229.8 / 2, 5229.8 / 2),
+    "ascend-910b": (None, 2 * 376),
 }
 
 
 def test_every_shipped_gpu_is_checked() -> None:
-    assert set(SHEETS) == set(HARDWARE)
+    assert set(SHEETS) == set(EIGHT_BITS) == set(HARDWARE)
 
 
 @pytest.mark.parametrize("name", SHEETS)
@@ -35,6 +49,20 @@ def test_rates_are_those_of_the_data_sheet(name: str) -> None:
     assert gpu.bandwidth == bandwidth * 1e9
     assert gpu.pcie == pcie / 2 * 1e9
     assert 0.91 * memory < gpu.memory_gib <= memory  # of GDDR6, ECC takes a sixteenth
+
+
+@pytest.mark.parametrize("name", EIGHT_BITS)
+def test_rates_in_8_bits_are_told_where_there_are_units_for_them(name: str) -> None:
+    found = hardware(name).rates
+    assert list(found) == [key for key in ("fp16", "fp8", "int8") if key in found]
+    assert found["fp16"] == hardware(name).flop_rate
+    for key, tera in zip(("fp8", "int8"), EIGHT_BITS[name], strict=True):
+        assert found.get(key) == (tera and pytest.approx(tera * 1e12, rel=1e-3))
+
+
+def test_a_node_of_ascend_holds_16() -> None:
+    where = replica("llama-3.1-70b", "ascend-910b", tensor_parallel=16)
+    assert where.weight_bytes == where.model.weight_bytes / 16
 
 
 def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
@@ -53,6 +81,8 @@ def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
         ("pcie_gb_s", True),
         ("pcie_copy_us", -1.0),
         ("interconnect_us", nan),
+        ("fp8_tflops", 0),
+        ("int8_tops", "624"),
         ("gpus_per_node", 2.5),
         ("gpus_per_node", 0),
     ],

@@ -7,6 +7,8 @@ from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
 from pagedsim.sim.replica import Replica
 
+PRODUCTS = "matrix products"
+"""The term of products with weights, where they compute longer than they read."""
 ALL_REDUCES = 2
 """A layer, under tensor parallelism: after attention and after the MLP."""
 
@@ -26,7 +28,7 @@ class Roofline(ByTerms):
     is planned ahead the host works while the GPU does, and counts only where it takes longer.
     """
 
-    __slots__ = ("_move",)
+    __slots__ = ("_move", "bandwidth", "flop_rate", "paged")
 
     def __init__(
         self,
@@ -50,12 +52,16 @@ class Roofline(ByTerms):
         require_number("cost.host_step_ms", host_step_ms, 0)
         require_number("cost.host_request_us", host_request_us, 0)
         require_number("cost.block_tokens", block_tokens, 0)
-        flop_rate = replica.hardware.flop_rate * compute_efficiency
-        bandwidth = replica.hardware.bandwidth * bandwidth_efficiency
+        self.flop_rate = replica.hardware.flop_rate * compute_efficiency
+        """FLOP a second that kernels reach."""
+        self.bandwidth = replica.hardware.bandwidth * bandwidth_efficiency
+        """Bytes a second, likewise."""
+        self.paged = slowdown(replica.block_size, block_tokens)
+        """How many times longer decodes read, since what they read lies in blocks."""
         link = replica.hardware.interconnect * interconnect_efficiency
         terms = [
-            *_products(replica, flop_rate, bandwidth),
-            *_attention(replica, flop_rate, bandwidth, slowdown(replica.block_size, block_tokens)),
+            *_products(replica, self.flop_rate, self.bandwidth),
+            *_attention(replica, self.flop_rate, self.bandwidth, self.paged),
             *_all_reduces(replica, link),
             *_host(host_step_ms * 1e-3, host_request_us * 1e-6),
         ]
@@ -85,7 +91,7 @@ def _products(replica: Replica, flop_rate: float, bandwidth: float) -> list[Cost
         unchosen=-experts * model.expert_dtype_bytes / gpus / bandwidth,
     )
     return [
-        CostTerm("products", "matrix products", "compute", computing),
+        CostTerm("products", PRODUCTS, "compute", computing),
         CostTerm("products", "weights", "bandwidth", reading),
     ]
 

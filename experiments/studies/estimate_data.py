@@ -1,0 +1,202 @@
+"""The numbers of an estimate, as result.json has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pagedsim.core import Scheduler, StepPlan
+from pagedsim.sim.cost import Roofline
+from pagedsim.sim.cost.roofline import PRODUCTS
+from pagedsim.sim.estimate import (
+    ProductTime,
+    StepEstimate,
+    bound_of,
+    changes,
+    estimate,
+    with_cache,
+    without_cache,
+)
+from pagedsim.sim.footprint import footprint
+from pagedsim.sim.replica import Replica
+from pagedsim.sim.step import step
+
+MOST = 4096
+"""Up to so many sequences, or tokens of a prompt, it is looked for what binds a step."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server, and what is asked of it."""
+
+    cost: Roofline
+    scheduler: Scheduler
+    memory: Mapping[str, Any]
+    """The settings of the group."""
+    prompt: int
+    batch: int | None
+    output: int
+    wanted: int
+    """Tokens of an answer, before they were cut to what a context may have."""
+
+    @property
+    def replica(self) -> Replica:
+        """The model on its GPUs."""
+        return self.cost.replica
+
+    @cached_property
+    def fitting(self) -> int:
+        """Contexts of `prompt` tokens that memory holds."""
+        return self.contexts(self.prompt)
+
+    @property
+    def full(self) -> int:
+        """Of these, how many decode at once."""
+        return min(self.fitting, self.scheduler.max_seqs)
+
+    def contexts(self, tokens: int) -> int:
+        """How many contexts of so many tokens memory holds, each with blocks of its own."""
+        memory = self.scheduler.memory
+        return memory.total // memory.blocks_for(tokens)
+
+    def prefill(self, tokens: int) -> StepPlan:
+        """A prompt alone."""
+        return step(tokens, ahead=self.scheduler.async_scheduling)
+
+    def decode(self, sequences: int) -> StepPlan:
+        """So many sequences, each with a context as long as the prompt."""
+        ahead = self.scheduler.async_scheduling
+        return step(decodes=sequences, context=sequences * self.prompt, ahead=ahead)
+
+    @property
+    def batches(self) -> dict[str, int]:
+        """The decodes that are looked at: one sequence, those asked for, as many as fit."""
+        asked = {} if self.batch is None else {"batch": self.batch}
+        return {"one": 1, **asked, "full": self.full}
+
+
+def data_of(case: Case) -> dict[str, Any]:
+    """All of it, in bytes, seconds and FLOP of one GPU."""
+    replica, cost = case.replica, case.cost
+    hardware = replica.hardware
+    steps = {"prefill": estimate(cost, case.prefill(case.prompt))}
+    for name, sequences in case.batches.items():
+        steps[f"decode_{name}"] = estimate(cost, case.decode(sequences))
+    return {
+        "model": replica.model.name,
+        "hardware": hardware.name,
+        "tensor_parallel": replica.tensor_parallel,
+        "kv_cache_dtype": replica.kv_format,
+        "prompt": case.prompt,
+        "batches": case.batches,
+        "output": case.output,
+        "memory": _memory(case),
+        "steps": {name: _step(one, replica) for name, one in steps.items()},
+        "products": {name: list(map(_product, one.products)) for name, one in steps.items()},
+        "bounds": _bounds(case),
+        "kv_cache": _saving(case),
+        "peak": {"bandwidth": hardware.bandwidth, "flop_rates": hardware.rates},
+        "reached": {"bandwidth": cost.bandwidth, "flop_rate": cost.flop_rate},
+    }
+
+
+def _memory(case: Case) -> dict[str, Any]:
+    replica, scheduler = case.replica, case.scheduler
+    utilization = case.memory.get("gpu_memory_utilization", 0.9)
+    found = footprint(
+        replica,
+        blocks=scheduler.memory.total,
+        gpu_memory_utilization=utilization,
+        reserved_gib=case.memory.get("reserved_gib", 0.5),
+        max_batched_tokens=scheduler.max_batched_tokens,
+        max_seqs=scheduler.max_seqs,
+    )
+    return {
+        "memory_bytes": round(replica.hardware.memory_bytes),
+        "gpu_memory_utilization": utilization,
+        "usable_bytes": round(found.usable),
+        "weights": {part: round(each) for part, each in found.weights.items()},
+        "activations": {part: round(each) for part, each in found.activations.items()},
+        "max_batched_tokens": scheduler.max_batched_tokens,
+        "max_seqs": scheduler.max_seqs,
+        "reserved_bytes": round(found.reserved),
+        "left_bytes": round(found.left),
+        "kv_bytes_per_token": round(replica.kv_bytes_per_token),
+        "block_size": scheduler.memory.block_size,
+        "block_bytes": round(found.block_bytes),
+        "blocks": found.blocks,
+        "tokens": found.blocks * scheduler.memory.block_size,
+        "max_model_len": scheduler.max_model_len,
+        "contexts_of_prompt": case.fitting,
+        "contexts_of_max_model_len": case.contexts(scheduler.max_model_len),
+    }
+
+
+def _step(one: StepEstimate, replica: Replica) -> dict[str, Any]:
+    told, hardware = one.breakdown, replica.hardware
+    bound, term = bound_of(told)
+    return {
+        "tokens": one.plan.prefill_tokens + one.plan.decode_count,
+        "seconds": told.seconds,
+        "bound": bound,
+        "term": term,
+        "terms": [part._asdict() for part in told.terms],
+        "flop": told.work.flop,
+        "bytes": told.work.bytes,
+        "mfu": told.mfu(hardware),
+        "mbu": told.mbu(hardware),
+        "tokens_per_s": one.tokens_per_s,
+    }
+
+
+def _product(one: ProductTime) -> dict[str, Any]:
+    product = one.product
+    return {
+        "name": product.name,
+        "attention": product.attention,
+        "rows": product.rows,
+        "inputs": product.inputs,
+        "outputs": product.outputs,
+        "times": product.times,
+        "flop": product.flop,
+        "bytes": product.bytes,
+        "computing_s": one.computing,
+        "reading_s": one.reading,
+        "bound": one.bound,
+    }
+
+
+def _bounds(case: Case) -> dict[str, Any]:
+    """What binds steps from which size on, and their products with weights alone."""
+
+    def told(plan: StepPlan) -> dict[str, str]:
+        bound, term = bound_of(case.cost.explain(plan))
+        return {"bound": bound, "term": term}
+
+    def computes(sequences: int) -> bool:
+        terms = case.cost.explain(case.decode(sequences)).terms
+        return any(term.name == PRODUCTS for term in terms)
+
+    batch = [size for size, so in changes(computes, MOST) if so]
+    return {
+        "prefill": _by_size(changes(lambda size: told(case.prefill(size)), MOST)),
+        "decode": _by_size(changes(lambda size: told(case.decode(size)), MOST)),
+        "products_compute_from": batch[0] if batch else None,
+    }
+
+
+def _by_size(found: list[tuple[int, dict[str, str]]]) -> list[dict[str, Any]]:
+    return [{"from": size, **what} for size, what in found]
+
+
+def _saving(case: Case) -> dict[str, Any]:
+    """An answer with and without a cache of keys and values."""
+    ahead = case.scheduler.async_scheduling
+    kept = with_cache(case.cost, case.prompt, case.output, ahead)
+    again = without_cache(case.cost, case.prompt, case.output, ahead)
+    return {
+        "with": {"seconds": kept.seconds, "flop": kept.flop},
+        "without": {"seconds": again.seconds, "flop": again.flop},
+    }

@@ -1,0 +1,128 @@
+"""How long steps take and what binds them, as one would work it out on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
+from typing import NamedTuple, TypeVar
+
+from pagedsim.core import StepPlan
+from pagedsim.sim.cost import Breakdown, CostModel, Roofline
+from pagedsim.sim.cost.base import Bound
+from pagedsim.sim.products import Product, products
+from pagedsim.sim.step import step
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """One step."""
+
+    plan: StepPlan
+    breakdown: Breakdown
+    products: list[ProductTime]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that it computes, by the time that it takes."""
+        tokens = self.plan.prefill_tokens + self.plan.decode_count
+        return tokens / self.breakdown.seconds
+
+
+class ProductTime(NamedTuple):
+    """A product, and what it would take alone."""
+
+    product: Product
+    computing: float
+    """Seconds."""
+    reading: float
+
+    @property
+    def bound(self) -> Bound:
+        """Which of the two takes longer."""
+        return "compute" if self.computing >= self.reading else "bandwidth"
+
+    @property
+    def seconds(self) -> float:
+        """The longer of the two."""
+        return max(self.computing, self.reading)
+
+
+def estimate(cost: Roofline, plan: StepPlan) -> StepEstimate:
+    """A step's time, its parts and its products."""
+    return StepEstimate(plan, cost.explain(plan), timed(cost, plan))
+
+
+def timed(cost: Roofline, plan: StepPlan) -> list[ProductTime]:
+    """The products of a step, each by itself."""
+
+    def time(product: Product) -> ProductTime:
+        longer = cost.paged if product.from_blocks else 1.0
+        read = product.bytes / cost.bandwidth * longer
+        return ProductTime(product, product.flop / cost.flop_rate, read)
+
+    return [time(product) for product in products(cost.replica, plan)]
+
+
+def bound_of(told: Breakdown) -> tuple[Bound, str]:
+    """What a step waits for most, and the longest part of that."""
+    waits = [term for term in told.terms if term.bound == told.bound]
+    return told.bound, max(waits, key=lambda term: term.seconds).name
+
+
+def changes(of: Callable[[int], T], most: int) -> list[tuple[int, T]]:
+    """From which size on it is what, for sizes from 1 to `most`.
+
+    It is looked at between powers of two of which it differs, so what comes and goes again in
+    between is not seen.
+
+    >>> changes(lambda size: "large" if size > 20 else "small", 100)
+    [(1, 'small'), (21, 'large')]
+    """
+    sizes = [2**i for i in range(most.bit_length())]
+    found = [(1, of(1))]
+    for low, high in pairwise([*sizes, most]):
+        found += _between(of, (low, of(low)), (high, of(high)))
+    return found
+
+
+def _between(
+    of: Callable[[int], T], low: tuple[int, T], high: tuple[int, T]
+) -> Iterator[tuple[int, T]]:
+    if low[1] == high[1]:
+        return
+    if high[0] - low[0] == 1:
+        yield high
+        return
+    middle = (low[0] + high[0]) // 2
+    found = middle, of(middle)
+    yield from _between(of, low, found)
+    yield from _between(of, found, high)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer to one prompt, with nobody else there."""
+
+    seconds: float
+    flop: float
+    """Of one GPU."""
+
+
+def with_cache(cost: CostModel, prompt: int, output: int, ahead: bool) -> Generation:
+    """The prompt is computed once, then one token at a time."""
+    decodes = (step(decodes=1, context=prompt + i, ahead=ahead) for i in range(1, output))
+    return _generation(cost, [step(prompt, ahead=ahead), *decodes])
+
+
+def without_cache(cost: CostModel, prompt: int, output: int, ahead: bool) -> Generation:
+    """For each token all before it are computed again."""
+    return _generation(cost, [step(prompt + i, ahead=ahead) for i in range(output)])
+
+
+def _generation(cost: CostModel, steps: list[StepPlan]) -> Generation:
+    seconds = fsum(cost.step_seconds(plan) for plan in steps)
+    return Generation(seconds, fsum(cost.work(plan).flop for plan in steps))

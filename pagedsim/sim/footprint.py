@@ -1,0 +1,73 @@
+"""What fills the memory of one GPU, by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedsim.sim import matrices
+from pagedsim.sim.capacity import activations
+from pagedsim.sim.hardware import GIB
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one GPU."""
+
+    usable: float
+    """Of its memory, what may be used."""
+    weights: dict[str, float]
+    activations: dict[str, float]
+    reserved: float
+    """For what is neither these nor the cache."""
+    blocks: int
+    block_bytes: float
+
+    @property
+    def left(self) -> float:
+        """For keys and values."""
+        beside = sum(self.weights.values()) + sum(self.activations.values()) + self.reserved
+        return self.usable - beside
+
+
+def footprint(
+    replica: Replica,
+    *,
+    blocks: int,
+    gpu_memory_utilization: float,
+    reserved_gib: float,
+    max_batched_tokens: int,
+    max_seqs: int,
+) -> Footprint:
+    """Of a replica that keeps so many blocks."""
+    model, gpus = replica.model, replica.tensor_parallel
+    return Footprint(
+        usable=gpu_memory_utilization * replica.hardware.memory_bytes,
+        weights={part: each / gpus for part, each in weights(model).items()},
+        activations=activations(model, gpus, max_batched_tokens, max_seqs),
+        reserved=reserved_gib * GIB,
+        blocks=blocks,
+        block_bytes=replica.block_bytes,
+    )
+
+
+def weights(model: ModelShape) -> dict[str, float]:
+    """Bytes of a model's weights by part; they add up to `weight_bytes`."""
+    if model.params is not None:
+        return {"all": model.params * model.dtype_bytes}
+    attention = model.layers * sum(one.params for one in matrices.attention(model))
+    dense = model.layers - model.moe_layers
+    mlp = dense * sum(one.params for one in matrices.mlp(model, model.intermediate))
+    found = {"attention": attention * model.dtype_bytes, "MLP": mlp * model.dtype_bytes}
+    if moe := model.moe:
+        of = model.moe_layers * model.expert_params
+        found["experts"] = of * moe.experts * model.expert_dtype_bytes
+        found["shared experts"] = of * moe.shared_experts * model.dtype_bytes
+        found["routers"] = model.moe_layers * model.hidden * moe.experts * model.dtype_bytes
+    found["norms"] = (2 * model.layers + 1) * model.hidden * model.dtype_bytes
+    embeddings = (model.vocab + model.learned_positions) * model.hidden
+    found["embeddings"] = embeddings * model.head_dtype_bytes
+    if not model.tied_embeddings:
+        found["LM head"] = model.head_params * model.head_dtype_bytes
+    return {part: each for part, each in found.items() if each}

@@ -1,0 +1,117 @@
+"""The matrix products of a step, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pagedsim.core import StepPlan
+from pagedsim.sim import matrices
+from pagedsim.sim.matrices import Matrix
+from pagedsim.sim.replica import Replica
+
+
+class Product(NamedTuple):
+    """`times` products of `rows` × `inputs` by `inputs` × `outputs`, over the whole model.
+
+    FLOP and bytes are those of one GPU; bytes are of weights, keys and values, since what a
+    product takes from the one before it and hands to the next is not counted in a step's time
+    either. Numbers may be means: of experts, and of chunks or contexts that differ.
+    """
+
+    name: str
+    rows: float
+    inputs: float | None
+    """None where the weights are only known as a number."""
+    outputs: float | None
+    times: float
+    flop: float
+    bytes: float
+    attention: bool = False
+    """Whether it is with keys or values; the others are with weights."""
+    from_blocks: bool = False
+    """Whether these are of decodes."""
+
+
+def products(replica: Replica, plan: StepPlan) -> list[Product]:
+    """Those of a step; their FLOP and bytes add up to those of the step's work."""
+    found = [*_with_weights(replica, plan)] if plan.prefill_tokens + plan.decode_count else []
+    if plan.chunks:
+        found += _of_chunks(replica, plan)
+    if plan.decode_count:
+        found += _of_decodes(replica, plan)
+    return found
+
+
+def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
+    model, tokens = replica.model, plan.prefill_tokens + plan.decode_count
+
+    def product(matrix: Matrix, rows: float, times: float, each: float, of: str = "") -> Product:
+        gpus = replica.tensor_parallel
+        flop = 2 * rows * matrix.params * times / gpus
+        return Product(
+            *(f"{of} {matrix.name}".strip(), rows, matrix.inputs, matrix.outputs, times),
+            *(flop, matrix.params * times * each / gpus),
+        )
+
+    if model.params is not None:
+        share = model.params / replica.tensor_parallel
+        read = share * model.dtype_bytes
+        yield Product("all weights", tokens, None, None, 1, 2 * tokens * share, read)
+        return
+    for matrix in matrices.attention(model):
+        yield product(matrix, tokens, model.layers, model.dtype_bytes)
+    if dense := model.layers - model.moe_layers:
+        for matrix in matrices.mlp(model, model.intermediate):
+            yield product(matrix, tokens, dense, model.dtype_bytes)
+    if moe := model.moe:
+        router = Matrix("router", model.hidden, moe.experts)
+        yield product(router, tokens, model.moe_layers, model.dtype_bytes)
+        chosen = moe.expected_experts(tokens)
+        each = tokens * moe.experts_per_token / chosen
+        for matrix in matrices.mlp(model, moe.intermediate):
+            times = model.moe_layers * chosen
+            yield product(matrix, each, times, model.expert_dtype_bytes, "expert")
+        if shared := model.moe_layers * moe.shared_experts:
+            for matrix in matrices.mlp(model, moe.intermediate):
+                yield product(matrix, tokens, shared, model.dtype_bytes, "shared")
+    samples = sum(chunk.samples for chunk in plan.chunks) + plan.decode_count
+    head = Matrix("LM head", model.hidden, model.vocab)
+    yield product(head, samples, 1, model.head_dtype_bytes)
+
+
+def _of_chunks(replica: Replica, plan: StepPlan) -> list[Product]:
+    """Attention of chunks; of each product the masked half is left out of the FLOP."""
+    model, count = replica.model, len(plan.chunks)
+    key, value = model.prefill_dims
+    rows, context = plan.prefill_tokens / count, plan.prefill_context / count
+    times = model.layers * model.heads * count
+    flop = 2 * model.layers * model.heads * plan.prefill_pairs / replica.tensor_parallel
+    # Those of the chunk's own tokens have just been made, so they come from the caches.
+    before = plan.prefill_context - plan.prefill_tokens
+    keys, values = _read(replica, before)
+    return [
+        Product("scores", rows, key, context, times, flop * key, keys, True),
+        Product("values", rows, context, value, times, flop * value, values, True),
+    ]
+
+
+def _of_decodes(replica: Replica, plan: StepPlan) -> list[Product]:
+    """Attention of decodes: the queries of all heads that share keys and values, together."""
+    model, count = replica.model, plan.decode_count
+    key, value = model.decode_dims
+    groups = 1 if model.mla else model.kv_heads
+    rows, context = model.heads / groups, plan.decode_context / count
+    times = model.layers * groups * count
+    flop = 2 * model.layers * model.heads * plan.decode_context / replica.tensor_parallel
+    keys, values = _read(replica, plan.decode_context)
+    return [
+        Product("scores", rows, key, context, times, flop * key, keys, True, True),
+        Product("values", rows, context, value, times, flop * value, values, True, True),
+    ]
+
+
+def _read(replica: Replica, tokens: int) -> tuple[float, float]:
+    """Bytes of keys and of values; a compressed vector is both, and is read once."""
+    read = tokens * replica.kv_bytes_per_token
+    return (read, 0.0) if replica.model.mla else (read / 2, read / 2)

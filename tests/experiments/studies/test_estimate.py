@@ -1,0 +1,220 @@
+"""Estimate: the command, its numbers against paper, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.shapes import CONF, HARDWARE, MODELS
+
+ROOT = CONF.parent
+Call = Callable[..., tuple[int, str, str]]
+
+IDEAL = (
+    *("cost.compute_efficiency=1", "cost.bandwidth_efficiency=1"),
+    *("cost.host_step_ms=0", "cost.host_request_us=0"),
+)
+"""Data-sheet rates reached in full, and a host that takes no time."""
+
+
+def data(call: Call, *words: str) -> dict[str, Any]:
+    code, text, errors = call("experiment=estimate", "hydra.run.dir=out", *words)
+    assert (code, errors) == (0, ""), text
+    found: dict[str, Any] = json.loads(Path("out/result.json").read_text())["data"]
+    shutil.rmtree("out")
+    return found
+
+
+def complaint(call: Call, *words: str) -> str:
+    code, text, errors = call(*words)
+    assert code == 1, text
+    (line,) = errors.splitlines()
+    return line.removeprefix("pagedsim: ")
+
+
+def fitting(call: Call, *words: str) -> dict[str, Any]:
+    """With as many GPUs as the refusal says it takes, if it is refused; empty if none fit."""
+    code, _, errors = call("experiment=estimate", "hydra.run.dir=tried", *words)
+    if not code:
+        return data(call, *words)
+    if least := re.search(r"smallest tensor_parallel that fits is (\d+)", errors):
+        return data(call, *words, f"tensor_parallel={least[1]}")
+    assert re.search(r"no tensor_parallel up to \d+ fits", errors), errors
+    return {}
+
+
+def plausible(found: dict[str, Any]) -> None:
+    memory, steps = found["memory"], found["steps"]
+    assert memory["blocks"] * memory["block_bytes"] <= memory["left_bytes"]
+    assert memory["contexts_of_prompt"] >= memory["contexts_of_max_model_len"] >= 1
+    assert 0 < steps["decode_one"]["seconds"] <= steps["decode_full"]["seconds"]
+    for name, step in steps.items():
+        assert sum(term["seconds"] for term in step["terms"]) == pytest.approx(
+            step["seconds"], rel=1e-4
+        )
+        assert step["bound"] in ("compute", "bandwidth", "interconnect", "host")
+        assert 0 < step["mfu"] <= 0.6
+        assert 0 < step["mbu"] <= 0.8
+        products = found["products"][name]
+        for key in ("flop", "bytes"):
+            assert sum(one[key] for one in products) == pytest.approx(step[key], rel=1e-4)
+    assert found["kv_cache"]["without"]["flop"] > found["kv_cache"]["with"]["flop"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model(call: Call, name: str) -> None:
+    plausible(fitting(call, f"model={name}", "hardware=mi300x"))
+
+
+@pytest.mark.parametrize("name", [*HARDWARE, "cpu"])
+def test_every_hardware(call: Call, name: str) -> None:
+    model = "tiny" if name == "cpu" else "qwen3-0.6b"
+    plausible(fitting(call, f"model={model}", f"hardware={name}"))
+
+
+def test_a_model_that_fits_no_node_is_refused_in_one_line(call: Call) -> None:
+    assert fitting(call, "model=deepseek-v3", "hardware=a10") == {}
+
+
+def test_it_takes_a_second_and_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
+    words = ["pagedsim", "experiment=estimate", "prompt=2048", "batch=32", "hydra.run.dir=out"]
+    code = (
+        "import sys\n"
+        f"sys.argv = {words!r}\n"
+        "from pagedsim.__main__ import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'matplotlib', 'transformers', 'wandb', 'simpy'}"
+        " & set(sys.modules)), file=sys.stderr)\n"
+    )
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert set(json.loads(done.stderr.replace("'", '"'))) <= {"simpy"}
+
+
+def test_the_picture_is_drawn_where_it_is_asked_for(call: Call) -> None:
+    code, *_ = call("experiment=estimate", "prompt=350", "report=true", "hydra.run.dir=out")
+    assert code == 0
+    assert Path("out/plots/roofline.png").stat().st_size > 10_000
+    assert "Roofline" in Path("out/report.html").read_text()
+
+
+# -- against paper ---------------------------------------------------------------------------------
+
+
+def test_seven_billion_on_an_a10(call: Call) -> None:
+    """350 × 2 × 7e9 FLOP at 125 TFLOP/s; 14e9 bytes at 600 GB/s; 512 KiB a token."""
+    found = data(
+        call, "model=llama-2-7b", "+model.params=7e9", "hardware=a10", "prompt=350", *IDEAL
+    )
+    prefill, decode = (found["products"][name][0] for name in ("prefill", "decode_one"))
+    assert prefill["computing_s"] == pytest.approx(0.0392)
+    assert decode["reading_s"] == pytest.approx(0.0233333)
+    assert (prefill["bound"], decode["bound"]) == ("compute", "bandwidth")
+    assert found["memory"]["kv_bytes_per_token"] == 512 * 1024
+    assert found["bounds"]["products_compute_from"] == 209  # 125 TFLOP/s over 600 GB/s
+    assert found["steps"]["decode_one"]["mbu"] == pytest.approx(1)
+    usable = 0.9 * 21.99 * 2**30
+    logits, token = 256 * 32000 * 16, (2 * 4096 + 3 * 11008) * 2
+    left = usable - 14e9 - 0.5 * 2**30 - logits - 4096 * token
+    assert found["memory"]["blocks"] == left // (16 * 512 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("model=opt-13b", "hardware=a100-40gb"), 819_200),
+        (("model=llama-2-7b",), 512 * 1024),
+        (("model=llama-2-7b", "kv_cache_dtype=fp8"), 256 * 1024),
+        (("model=llama-2-7b", "tensor_parallel=2"), 256 * 1024),
+        (("model=llama-3.1-8b",), 128 * 1024),
+        (("model=deepseek-v3", "hardware=h200", "tensor_parallel=8"), 576 * 2 * 61),
+    ],
+)
+def test_bytes_of_a_token(call: Call, words: tuple[str, ...], expected: int) -> None:
+    assert data(call, *words)["memory"]["kv_bytes_per_token"] == expected
+
+
+def test_blocks_and_contexts_follow_from_the_settings(call: Call) -> None:
+    words = ("model=llama-2-7b", "hardware=a100-80gb", "prompt=1000")
+    base = data(call, *words)["memory"]
+    assert base["contexts_of_prompt"] == base["blocks"] // 63  # ⌈1000 / 16⌉
+    larger = data(call, *words, "memory.block_size=256")["memory"]
+    assert larger["block_bytes"] == 16 * base["block_bytes"]
+    assert larger["contexts_of_prompt"] == larger["blocks"] // 4
+    less = data(call, *words, "memory.gpu_memory_utilization=0.5")["memory"]
+    missing = 0.4 * base["memory_bytes"] / base["block_bytes"]
+    assert less["blocks"] == pytest.approx(base["blocks"] - missing, abs=1)
+    assert data(call, *words, "memory.blocks=777")["memory"]["blocks"] == 777
+
+
+def test_a_batch_is_one_more_step(call: Call) -> None:
+    found = data(call, "prompt=512", "batch=8")
+    assert found["batches"]["batch"] == found["steps"]["decode_batch"]["tokens"] == 8
+    step = found["steps"]["decode_batch"]
+    assert step["tokens_per_s"] == pytest.approx(8 / step["seconds"], rel=1e-4)
+
+
+def test_what_binds_is_told_by_size(call: Call) -> None:
+    decode = data(call, "cost.host_step_ms=100")["bounds"]["decode"]
+    assert decode[0] == {"from": 1, "bound": "host", "term": "host"}
+    words = ("model=llama-2-70b", "hardware=a100-80gb", "tensor_parallel=8")
+    slow = data(call, *words, "hardware.interconnect_us=1000")["steps"]["decode_one"]
+    assert (slow["bound"], slow["term"]) == ("interconnect", "all-reduce")
+
+
+def test_a_host_that_works_ahead_is_hidden(call: Call) -> None:
+    found = data(call, "server.async_scheduling=true")["steps"]
+    assert {term["name"]: term["seconds"] for term in found["prefill"]["terms"]}["host"] == 0
+
+
+# -- what it says and refuses ----------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_noted(call: Call) -> None:
+    _, text, _ = call("experiment=estimate", "prompt=4096", "batch=500", "study.output=10")
+    said = " ".join(text.split())
+    assert re.search(r"note: batch=500 does not fit: memory holds \d+ contexts of 4,096", said)
+    assert "note: an answer is cut to the 1 tokens that a context has left" in said
+    _, text, _ = call("experiment=estimate", "prompt=16", "batch=500")
+    said = " ".join(text.split())
+    assert "note: batch=500 does not fit: server.max_seqs=256" in said
+    assert "note: the full batch is server.max_seqs=256" in said
+    words = ("batching=unified", "server.max_batched_tokens=512")
+    _, text, _ = call("experiment=estimate", "prompt=2048", *words)
+    assert "a step computes at most 512 tokens" in " ".join(text.split())
+
+
+ESTIMATE = "experiment=estimate"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((ESTIMATE, "prompt=0"), "study.prompt=0: must be a whole number of at least 1"),
+        ((ESTIMATE, "batch=-1"), "study.batch=-1: must be a whole number of at least 1"),
+        ((ESTIMATE, "prompt=9999"), "prompt=9999: must be at most 4,096, the longest context"),
+        ((ESTIMATE, "backend=engine"), "backend=engine: must be sim; an estimate runs nothing"),
+        (
+            (ESTIMATE, "cost=distserve-opt-13b-tp1", "model=opt-13b"),
+            "cost._target_=pagedsim.sim.cost.Fitted: does not know what binds a step; an estimate "
+            "takes cost=roofline",
+        ),
+        ((ESTIMATE, "memory=reserved_max"), "memory.kind=reserved_max: must be paged or prefix"),
+        (("experiment=single", "prompt=5"), "prompt=5: changes nothing here; experiment=estimate"),
+        (("experiment=replay", "batch=5"), "batch=5: changes nothing here; experiment=estimate"),
+    ],
+)
+def test_it_refuses_in_one_line(call: Call, words: tuple[str, ...], expected: str) -> None:
+    assert complaint(call, *words).startswith(expected)
