@@ -14,10 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import softmax, tuning
-from kernels.rounding import readable
-from kernels.softmax import fold
-from kernels.tiles import Tiles, power_of_two
+from pagedsim.kernels import softmax, tuning
+from pagedsim.kernels.rounding import readable
+from pagedsim.kernels.softmax import fold
+from pagedsim.kernels.tiles import Tiles, power_of_two
 
 
 def paged_attention(
@@ -35,7 +35,7 @@ def paged_attention(
     out: torch.Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """As `kernels.paged_attention`, which says what the arguments are.
+    """As `ops.paged_attention`, which says what the arguments are.
 
     `out` gets the rows of the batch's tokens and nothing else; `tiles` overrides the choice of
     tile sizes.

@@ -8,14 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import float8
+from pagedsim.kernels import float8
 
 CHUNK = 8192
 """Elements a program copies."""
 
 
 def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """As `kernels.copy_blocks`, which says what the arguments are."""
+    """As `ops.copy_blocks`, which says what the arguments are."""
     cache = float8.raw(cache)
     elements = cache[0].numel()
     if sources.numel() == 0:

@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import softmax, tuning
-from kernels.rounding import readable
-from kernels.softmax import fold
-from kernels.tiles import Split, Tiles, power_of_two
+from pagedsim.kernels import softmax, tuning
+from pagedsim.kernels.rounding import readable
+from pagedsim.kernels.softmax import fold
+from pagedsim.kernels.tiles import Split, Tiles, power_of_two
 
 
 def paged_decode(
@@ -35,7 +35,7 @@ def paged_decode(
     tiles: Tiles | None = None,
     split: Split | None = None,
 ) -> torch.Tensor:
-    """As `kernels.paged_decode`, which says what the arguments are.
+    """As `ops.paged_decode`, which says what the arguments are.
 
     `tiles` and `split` override the choice, for a sweep.
     """

@@ -8,14 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.tiles import power_of_two
+from pagedsim.kernels.tiles import power_of_two
 
 MOST = 2048
 """Elements a program writes."""
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """As `kernels.silu_mul`, which says what the argument is."""
+    """As `ops.silu_mul`, which says what the argument is."""
     tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((tokens, size))
     if tokens == 0:

@@ -9,13 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.tiles import power_of_two
+from pagedsim.kernels.tiles import power_of_two
 
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `kernels.rms_norm`, which says what the arguments are."""
+    """As `ops.rms_norm`, which says what the arguments are."""
     tokens, size = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if tokens == 0:

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.nucleus import steps
-from kernels.tiles import power_of_two
+from pagedsim.kernels.reference.nucleus import steps
+from pagedsim.kernels.tiles import power_of_two
 
 MOST = 4096
 """Elements of a row that are looked at together."""
@@ -24,7 +24,7 @@ ONE = tl.constexpr(0x3F800000)
 
 
 def keep_top_p(logits: torch.Tensor, weights: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """As `kernels.reference.keep_top_p`, the same set to the token."""
+    """As `reference.keep_top_p`, the same set to the token."""
     rows, vocab = logits.shape
     logits, weights = logits.contiguous(), weights.contiguous()
     out = torch.empty_like(logits)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels import reference
-from kernels.batch import AttentionBatch
-from kernels.float8 import FORMATS
+from pagedsim.kernels import reference
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import FORMATS
 
 
 def attend(
@@ -66,7 +66,7 @@ def attend_cached(
         return reference.attention(
             q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
         )
-    from kernels import attention, decode
+    from pagedsim.kernels import attention, decode
 
     whole = q.shape[0] == batch.num_tokens
     out = (torch.empty_like if whole else torch.zeros_like)(
@@ -123,7 +123,7 @@ def paged_attention(
     """
     _check(q, k_cache, v_cache)
     if on_gpu(q):
-        from kernels import attention
+        from pagedsim.kernels import attention
 
         return attention.paged_attention(
             q,
@@ -161,7 +161,7 @@ def paged_decode(
     """
     _check(q, k_cache, v_cache)
     if on_gpu(q):
-        from kernels import decode
+        from pagedsim.kernels import decode
 
         return decode.paged_decode(
             q,
@@ -187,7 +187,7 @@ def rms_norm(
     With a `residual` of the same shape, x is added to it in place, and the sum is what is normed.
     """
     if on_gpu(x):
-        from kernels import norm
+        from pagedsim.kernels import norm
 
         return norm.rms_norm(x, weight, eps, residual)
     return reference.rms_norm(x, weight, eps, residual)
@@ -213,7 +213,7 @@ def rotate(
     """
     _check_qkv(qkv, k_cache, v_cache)
     if on_gpu(qkv):
-        from kernels import rotary
+        from pagedsim.kernels import rotary
 
         return rotary.rotate(qkv, cos, sin, k_cache, v_cache, batch.slots, weight=weight, eps=eps)
     return reference.rotate(qkv, cos, sin, k_cache, v_cache, batch, weight=weight, eps=eps)
@@ -222,7 +222,7 @@ def rotate(
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[tokens, 2 × size] to [tokens, size]: SiLU of the first half times the second."""
     if on_gpu(gate_up):
-        from kernels import gate
+        from pagedsim.kernels import gate
 
         return gate.silu_mul(gate_up)
     return reference.silu_mul(gate_up)
@@ -240,7 +240,7 @@ def write_kv(
     No two slots of a call are the same, but for -1, which writes nothing.
     """
     if on_gpu(k):
-        from kernels import write
+        from pagedsim.kernels import write
 
         write.write_kv(k, v, k_cache, v_cache, slots)
     else:
@@ -256,7 +256,7 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
     if not cache[0].is_contiguous():
         raise ValueError("a block must be one contiguous run; give the whole cache, not a view")
     if on_gpu(cache):
-        from kernels import copy
+        from pagedsim.kernels import copy
 
         copy.copy_blocks(cache, sources, targets)
     else:
@@ -276,7 +276,7 @@ def keep_top_p(logits: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """
     weights = (logits - logits.amax(1, keepdim=True)).exp_()
     if on_gpu(logits):
-        from kernels import nucleus
+        from pagedsim.kernels import nucleus
 
         return nucleus.keep_top_p(logits, weights, p)
     return reference.keep_top_p(logits, weights, p)

@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import float8
-from kernels.rounding import mantissa, stored
-from kernels.tiles import power_of_two
+from pagedsim.kernels import float8
+from pagedsim.kernels.rounding import mantissa, stored
+from pagedsim.kernels.tiles import power_of_two
 
 
 def rotate(
@@ -26,7 +26,7 @@ def rotate(
     weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """As `kernels.rotate`, which says what the arguments are; the queries are those in `qkv`."""
+    """As `ops.rotate`, which says what the arguments are; the queries are those in `qkv`."""
     tokens = len(qkv)
     block_size, kv_heads, head_dim = k_cache.shape[1:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import tuning
+from pagedsim.kernels import tuning
 
 CONVERTS = (8, 9)
 """The first compute capability that knows e4m3; before it Triton refuses the type."""

@@ -10,7 +10,7 @@ are half the bytes; products are in the queries' dtype all the same.
 import triton
 import triton.language as tl
 
-from kernels.rounding import widened
+from pagedsim.kernels.rounding import widened
 
 LOG2E = 1.4426950408889634
 

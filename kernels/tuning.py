@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.float8 import AUTO, name_of
-from kernels.tiles import Split, Tiles, decode_tiles, fitted, prefill_tiles
+from pagedsim.kernels.float8 import AUTO, name_of
+from pagedsim.kernels.tiles import Split, Tiles, decode_tiles, fitted, prefill_tiles
 
 PATH = Path(__file__).with_name("tuned.json")
 KERNELS = ("prefill", "decode")

@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import float8
-from kernels.rounding import mantissa, stored
-from kernels.tiles import power_of_two
+from pagedsim.kernels import float8
+from pagedsim.kernels.rounding import mantissa, stored
+from pagedsim.kernels.tiles import power_of_two
 
 
 def write_kv(
@@ -20,7 +20,7 @@ def write_kv(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """As `kernels.write_kv`, which says what the arguments are."""
+    """As `ops.write_kv`, which says what the arguments are."""
     tokens, heads, head_dim = k.shape
     if tokens == 0:
         return

@@ -1,5 +1,6 @@
 """What an installation gets: pinned versions that fit the open ranges, and a complete wheel."""
 
+import os
 import re
 import subprocess
 import sys
@@ -51,14 +52,69 @@ def test_the_wheel_holds_every_module_and_every_configuration_file(tmp_path: Pat
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
     subprocess.run(pip, check=True)
     (wheel,) = tmp_path.glob("pagedsim-*.whl")
-    packages = ("pagedsim", "policies", "kernels", "experiments", "conf")
+    packages = ("pagedsim", "policies", "experiments", "conf")
     expected = {
         path.relative_to(ROOT).as_posix()
-        for package in packages
-        for suffix in ("*.py", "*.yaml", "py.typed")
+        for package in (*packages, "pagedsim/kernels")
+        for suffix in ("*.py", "*.yaml", "py.typed", "tuned.json")
         for path in (ROOT / package).rglob(suffix)
     }
     held = set(zipfile.ZipFile(wheel).namelist())
     assert expected - held == set()
+    assert "pagedsim/kernels/ops.py" in held
     beside = {name.partition("/")[0] for name in held} - set(packages)
     assert [name for name in beside if not name.endswith(".dist-info")] == []
+    installed = hub_kernels(tmp_path)
+    zipfile.ZipFile(wheel).extractall(installed)
+    assert python(KERNELS, tmp_path, installed) == f"{installed} {installed}"
+
+
+# Hugging Face has a package `kernels`, too, by which transformers finds kernels to load.
+
+KERNELS = """
+import kernels, pagedsim.kernels.ops
+from pathlib import Path
+print(Path(kernels.__file__).parents[1], Path(pagedsim.kernels.ops.__file__).parents[2])
+"""
+AVAILABLE = """
+from transformers.utils.import_utils import is_kernels_available
+print(is_kernels_available())
+"""
+
+
+def hub_kernels(folder: Path) -> Path:
+    """Where a package of that name is installed, as transformers looks for it."""
+    place = folder / "site-packages"
+    (place / "kernels").mkdir(parents=True)
+    (place / "kernels/__init__.py").touch()
+    facts = place / "kernels-0.18.2.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
+    return place
+
+
+def python(code: str, cwd: Path, *path: Path) -> str:
+    """What a process prints that finds modules in `cwd` first, and then in `path`."""
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout.strip()
+
+
+def test_hugging_face_s_kernels_are_not_hidden_by_ours(tmp_path: Path) -> None:
+    """Not even in this folder, which has one of that name: it is no package."""
+    pytest.importorskip("torch")
+    there = hub_kernels(tmp_path)
+    assert python(KERNELS, ROOT, there) == f"{there} {ROOT}"
+
+
+@pytest.mark.slow
+def test_transformers_does_not_take_ours_for_theirs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    assert python(AVAILABLE, ROOT) == "False"
+    assert python(AVAILABLE, ROOT, hub_kernels(tmp_path)) == "True"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels.float8 import AUTO, FORMATS
+from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.metrics.files import write_json
 
 if TYPE_CHECKING:

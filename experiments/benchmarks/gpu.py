@@ -29,7 +29,7 @@ import torch
 
 from experiments.benchmarks.device import Plain, facts, folder_of, keep, require_gpu, table
 from experiments.benchmarks.shapes import BASE
-from kernels import tuning
+from pagedsim.kernels import tuning
 from pagedsim.metrics.files import read_json
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.float8 import AUTO, FORMATS, rounded
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.models.probe import attention
+from pagedsim.kernels.float8 import AUTO, FORMATS, rounded
 
 FACTOR = 2.0
 """How much farther off than transformers in the same precision one may be."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.benchmarks.shapes import Problem
-from kernels.float8 import AUTO
+from pagedsim.kernels.float8 import AUTO
 
 
 class Contender(NamedTuple):

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from kernels import AttentionBatch, attend_cached, reference
-from kernels.float8 import AUTO, FORMATS, raw, rounded
 from pagedsim.engine.models.shaped import shaped_config
+from pagedsim.kernels import reference
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import AUTO, FORMATS, raw, rounded
+from pagedsim.kernels.ops import attend_cached
 from pagedsim.sim.model import ModelShape
 
 LAYERS, LAYER = 4, 1

@@ -40,11 +40,11 @@ from experiments.benchmarks.device import (
 )
 from experiments.benchmarks.judge import Judge, Verdict
 from experiments.benchmarks.shapes import BASE, config_of, shape_of
-from kernels.float8 import AUTO
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.engine import graphs
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import load_model
+from pagedsim.kernels.float8 import AUTO
 from pagedsim.run.machine import give_back
 from pagedsim.sim.model import ModelShape
 

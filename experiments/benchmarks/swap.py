@@ -31,11 +31,11 @@ from experiments.benchmarks.device import (
     wall_medians,
 )
 from experiments.benchmarks.shapes import SHAPES, TINY, Shape
-from kernels.float8 import AUTO, FORMATS
 from pagedsim.core import StepPlan
 from pagedsim.core.memory import Pairs
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.mover import LAYOUTS, Mover
+from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.report.style import DECODE, YIELD, drawing, margins, new_figure, plain_log_ticks, tidy
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ import torch
 
 from experiments.benchmarks.device import Plain, add_cache, facts, medians, require_gpu
 from experiments.benchmarks.shapes import SHAPES, Case, Problem
-from kernels import tuning
-from kernels.float8 import AUTO
-from kernels.tiles import MIN_ROWS, Split, Tiles, decode_tiles, power_of_two, prefill_tiles
-from kernels.tuning import Cut, Entry, Heads
+from pagedsim.kernels import tuning
+from pagedsim.kernels.float8 import AUTO
+from pagedsim.kernels.tiles import MIN_ROWS, Split, Tiles, decode_tiles, power_of_two, prefill_tiles
+from pagedsim.kernels.tuning import Cut, Entry, Heads
 
 DTYPE = torch.bfloat16
 DECODES = ((1, 512), (1, 4096), (8, 4096), (64, 512), (64, 4096), (256, 1024))
@@ -194,7 +194,7 @@ def can(problem: Problem, cut: Cut) -> bool:
 
 def run(problem: Problem, cut: Cut) -> torch.Tensor:
     """The problem's kernel, cut up so."""
-    from kernels import attention, decode
+    from pagedsim.kernels import attention, decode
 
     case, batch = problem.case, problem.batch
     if case.queries == 1:

@@ -52,8 +52,8 @@ def _call(decodes: Decodes, size: int) -> Callable[[], object]:
     """The kernel over blocks that lie anywhere in the cache."""
     import torch
 
-    from kernels import paged_decode
-    from kernels.float8 import FORMATS, rounded
+    from pagedsim.kernels.float8 import FORMATS, rounded
+    from pagedsim.kernels.ops import paged_decode
 
     shape, sequences = decodes.shape, decodes.sequences
     each = -(-decodes.context // size)

@@ -1,12 +1,12 @@
 """Plain torch: what the Triton kernels compute, and what the engine runs on a CPU."""
 
-from kernels.reference.attention import attention, batch_of
-from kernels.reference.copy import copy_blocks
-from kernels.reference.gate import silu_mul
-from kernels.reference.norm import rms_norm
-from kernels.reference.nucleus import keep_top_p
-from kernels.reference.rotary import rotate
-from kernels.reference.write import write_kv, write_step
+from pagedsim.kernels.reference.attention import attention, batch_of
+from pagedsim.kernels.reference.copy import copy_blocks
+from pagedsim.kernels.reference.gate import silu_mul
+from pagedsim.kernels.reference.norm import rms_norm
+from pagedsim.kernels.reference.nucleus import keep_top_p
+from pagedsim.kernels.reference.rotary import rotate
+from pagedsim.kernels.reference.write import write_kv, write_step
 
 __all__ = [
     "attention",

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.batch import AttentionBatch
-from kernels.reference.rows import rows_between, rows_of
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.reference.rows import rows_between, rows_of
 
 
 class Sight(NamedTuple):
@@ -38,7 +38,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """See `kernels.attend`; the keys and values of this step are in the cache already."""
+    """See `ops.attend`; the keys and values of this step are in the cache already."""
     place = rows_between(k_cache), k_cache.shape[1], window, q.dtype
     decodes = batch.num_decodes
     parts = []

@@ -7,6 +7,6 @@ from torch.nn import functional
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """See `kernels.silu_mul`."""
+    """See `ops.silu_mul`."""
     gate, up = gate_up.chunk(2, -1)
     return functional.silu(gate).mul_(up)

@@ -18,7 +18,7 @@ def steps(vocab: int) -> float:
 
 
 def keep_top_p(logits: torch.Tensor, weights: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """See `kernels.keep_top_p`; `weights` [rows, vocab] are relative to each row's largest."""
+    """See `ops.keep_top_p`; `weights` [rows, vocab] are relative to each row's largest."""
     best, size = _sorted(weights, p)
     last = best.gather(1, size - 1)
     tied = weights == last

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kernels.batch import AttentionBatch
-from kernels.reference.write import write_step
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.reference.write import write_step
 
 
 def rotate(
@@ -20,7 +20,7 @@ def rotate(
     weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """See `kernels.rotate`: queries and keys are turned together, as heads of one kind."""
+    """See `ops.rotate`: queries and keys are turned together, as heads of one kind."""
     kv_heads, head_dim = k_cache.shape[2:]
     every = qkv.unflatten(1, (-1, head_dim))
     heads = every.shape[1] - 2 * kv_heads

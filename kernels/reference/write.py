@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.batch import AttentionBatch
-from kernels.float8 import raw, rounded
-from kernels.reference.rows import rows_between, rows_of
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import raw, rounded
+from pagedsim.kernels.reference.rows import rows_between, rows_of
 
 
 class Places(NamedTuple):
@@ -26,7 +26,7 @@ def write_kv(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """See `kernels.write_kv`."""
+    """See `ops.write_kv`."""
     _write(k, v, k_cache, v_cache, _places(slots, rows_between(k_cache), k_cache.shape[1]))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from kernels.float8 import name_of
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.cache import Cache, CacheShape, cache_dtype
@@ -23,6 +22,7 @@ from pagedsim.engine.room import GIB, in_memory, require_host
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.sampler import rehearse_sampling
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
+from pagedsim.kernels.float8 import name_of
 from pagedsim.server import ServerSpec
 
 

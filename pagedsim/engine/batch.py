@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import AttentionBatch
 from pagedsim.engine.inputs import Inputs
 from pagedsim.engine.rows import Computing
 from pagedsim.engine.work import Mixed
+from pagedsim.kernels.batch import AttentionBatch
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.float8 import FORMATS
+from pagedsim.kernels.float8 import FORMATS
 
 
 def cache_dtype(name: str, model: torch.dtype) -> torch.dtype:

@@ -4,7 +4,7 @@ A graph repeats what was launched when it was captured: the same kernels, over t
 there is one for each of a few batch sizes, and a batch of another size is padded with rows that
 read and write nothing. What differs from step to step the kernels read from `Places`, and where
 the logits go is one tensor for all graphs. No launch depends on a context: decode cuts every one
-into the same number of parts (`kernels.tiles.Split`), and tables are as wide as the longest
+into the same number of parts (`kernels/tiles.py`, `Split`), and tables are as wide as the longest
 request needs.
 
 Graphs never run side by side, so they share one pool of memory for what is between: the largest is

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels import AttentionBatch
 from pagedsim.engine.rows import Column, Computing
+from pagedsim.kernels.batch import AttentionBatch
 
 ALIGNMENT = 16
 """Bytes: kernels read faster from addresses that are multiples of it, and are compiled for that."""

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import kernels
 from pagedsim.core import SamplingParams
 from pagedsim.engine.fetch import sent
+from pagedsim.kernels import ops as kernels
 
 Tokens = Sequence[int]
 

@@ -20,11 +20,11 @@ from typing import Protocol
 
 import torch
 
-from kernels import copy_blocks
 from pagedsim.core.memory import Copies, Pairs
 from pagedsim.engine.bus import Bus, Mark, bus_of
 from pagedsim.engine.cache import Cache
 from pagedsim.engine.fetch import sent
+from pagedsim.kernels.ops import copy_blocks
 
 
 class Moves(Protocol):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels import AttentionBatch
 from pagedsim.engine.models import LoadedModel
+from pagedsim.kernels.batch import AttentionBatch
 
 
 @torch.inference_mode()

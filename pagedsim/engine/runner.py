@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 
-from kernels import copy_blocks
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.engine.batch import Batch
 from pagedsim.engine.cache import Cache
@@ -18,6 +17,7 @@ from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearse
 from pagedsim.engine.rows import Computing, Rows
 from pagedsim.engine.work import Mixed, Work, work_of
+from pagedsim.kernels.ops import copy_blocks
 
 
 class Runner:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _OURS = (
     *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim"),
-    *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "kernels", "policies"),
+    *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels", "policies"),
     *("pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
     *("pagedsim.run.backend", "pagedsim.run.simulated", "pagedsim.run.serving"),
     *("pagedsim.run.machine", "pagedsim.run.clocks", "pagedsim.run.model_cache"),
@@ -56,8 +56,9 @@ def _our_files() -> frozenset[Path]:
     files: set[Path] = set()
     for name in _OURS:
         spec = _spec(name)
-        assert spec is not None and spec.origin is not None
-        files.add(Path(spec.origin))
+        assert spec is not None
+        if spec.origin is not None:  # kernels has no file of its own
+            files.add(Path(spec.origin))
         for folder in spec.submodule_search_locations or ():
             for pattern in ("*.py", "*.json"):  # of kernels, what was tuned for a GPU
                 files.update(Path(folder).rglob(pattern))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.float8 import FORMATS, rounded
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine import profile
 from pagedsim.engine import runner as runner_module
 from pagedsim.engine.cache import Cache, CacheShape, cache_dtype
+from pagedsim.kernels.float8 import FORMATS, rounded
 from tests.engine.test_equality import (
     BLOCKS,
     PROMPTS,

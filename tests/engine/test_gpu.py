@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.float8 import FORMATS
 from pagedsim.core import SamplingParams
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.flight import Flight
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.sampler import Sampler
+from pagedsim.kernels.float8 import FORMATS
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,8 +11,8 @@ import torch
 from experiments.benchmarks import tune_kernels
 from experiments.benchmarks.shapes import Case, Problem
 from experiments.benchmarks.tune_kernels import can
-from kernels.tiles import Split, Tiles
-from kernels.tuning import Cut
+from pagedsim.kernels.tiles import Split, Tiles
+from pagedsim.kernels.tuning import Cut
 from tests.kernels.interpreter import mend
 
 mend()

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels import AttentionBatch
-from kernels.float8 import AUTO, FORMATS, is_float8, raw, rounded
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import AUTO, FORMATS, is_float8, raw, rounded
 
 LAYERS, LAYER = 3, 1
 NOWHERE = 2**30

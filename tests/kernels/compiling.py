@@ -24,9 +24,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernels import attention, copy, decode, gate, norm, nucleus, rotary, tuning, write
-from kernels.float8 import FORMATS
-from kernels.tiles import Split, decode_tiles, prefill_tiles
+from pagedsim.kernels import attention, copy, decode, gate, norm, nucleus, rotary, tuning, write
+from pagedsim.kernels.float8 import FORMATS
+from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
 
 PRODUCTS = ("wgmma", "mma.sync")
 

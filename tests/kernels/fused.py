@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-import kernels
-from kernels import AttentionBatch
-from kernels.float8 import AUTO, FORMATS, rounded
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import AUTO, FORMATS, rounded
 from tests.kernels.stored import half_a_step
 
 LAYERS, LAYER = 3, 1
@@ -90,7 +90,7 @@ GATES = [
 
 
 def check_norm(case: Norm) -> None:
-    """Fail unless `kernels.rms_norm` gives the case's answer, as exactly as its dtype allows."""
+    """Fail unless `ops.rms_norm` gives the case's answer, as exactly as its dtype allows."""
     torch.manual_seed(0)
     wide = case.spread * torch.randn(case.tokens, case.size + 3)
     x = wide.to(case.device, case.dtype)[:, : case.size]
@@ -109,7 +109,7 @@ def check_norm(case: Norm) -> None:
 
 
 def check_rotary(case: Rotary) -> None:
-    """Fail unless `kernels.rotate` gives the queries and writes the keys and values."""
+    """Fail unless `ops.rotate` gives the queries and writes the keys and values."""
     torch.manual_seed(0)
     dim, kv_heads, heads = case.head_dim, case.kv_heads, case.kv_heads * case.group
     batch, slots, blocks = _slots(case)
@@ -140,7 +140,7 @@ def check_rotary(case: Rotary) -> None:
 
 
 def check_gate(case: Gate) -> None:
-    """Fail unless `kernels.silu_mul` gives the case's answer."""
+    """Fail unless `ops.silu_mul` gives the case's answer."""
     torch.manual_seed(0)
     wide = case.spread * torch.randn(case.tokens, 2 * case.size + 3)
     gate_up = wide.to(case.device, case.dtype)[:, : 2 * case.size]

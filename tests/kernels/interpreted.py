@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from kernels import attention, copy, decode, tuning, write
-from kernels.float8 import FORMATS, rounded
-from kernels.tiles import Split, Tiles
+from pagedsim.kernels import attention, copy, decode, tuning, write
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.float8 import FORMATS, rounded
+from pagedsim.kernels.tiles import Split, Tiles
 from tests.kernels.cases import LAYER, Case, check, forget, same
 from tests.kernels.interpreter import mend
 from tests.kernels.stored import check_no_number, check_stored
@@ -68,7 +68,7 @@ EITHER = pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.ops, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(kernels, "on_gpu", lambda tensor: True)
 
 
 def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:

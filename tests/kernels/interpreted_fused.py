@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-import kernels
+from pagedsim.kernels import ops as kernels
 from tests.kernels.fused import (
     GATES,
     NORMS,
@@ -26,7 +26,7 @@ mend()
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.ops, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(kernels, "on_gpu", lambda tensor: True)
 
 
 @pytest.mark.parametrize("case", NORMS, ids=str)

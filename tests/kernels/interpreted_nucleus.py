@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-import kernels
-from kernels.nucleus import MOST
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.nucleus import MOST
 from tests.kernels.nuclei import (
     NEAR_ONE,
     check,
@@ -30,7 +30,7 @@ from tests.kernels.nuclei import (
 @pytest.fixture(autouse=True, scope="module")
 def as_on_a_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels.ops, "on_gpu", lambda tensor: True)
+        patch.setattr(kernels, "on_gpu", lambda tensor: True)
         yield
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from kernels import attention, decode, tuning
-from kernels.tiles import Split, Tiles
-from kernels.tuning import Entry, Heads
+from pagedsim.kernels import attention, decode, tuning
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.tiles import Split, Tiles
+from pagedsim.kernels.tuning import Entry, Heads
 from tests.kernels.cases import Case, check
 
 SMALL = Tiles(rows=16, keys=16, warps=4, stages=2)
@@ -29,7 +29,7 @@ def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     heads = Heads(1, BATCH.group, BATCH.head_dim, 4)
     entry = Entry("", (9, 0), "decode", heads, SMALL, request.param)
     monkeypatch.setattr(tuning, "_table", lambda: {entry.key: entry})
-    monkeypatch.setattr(kernels.ops, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(kernels, "on_gpu", lambda tensor: True)
     tuning.decode.cache_clear()
     yield entry
     tuning.decode.cache_clear()

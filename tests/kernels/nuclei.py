@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-import kernels
+from pagedsim.kernels import ops as kernels
 
 NEAR_ONE = (1 - 1e-7, 1 - 1e-12, 1 - 2**-53)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-import kernels
-from kernels import AttentionBatch
-from kernels.float8 import FORMATS
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import FORMATS
 
 HEADS, DIM, BLOCK = 4, 128, 4
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kernels.float8 import FORMATS
+from pagedsim.kernels.float8 import FORMATS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = pytest.mark.parametrize("capability", [80, 90])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
-from kernels import AttentionBatch
-from kernels.float8 import FORMATS
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import FORMATS
 from tests.kernels.cases import LAYER, Case, check, forget, same
 from tests.kernels.fused import (
     GATES,

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-import kernels
-from kernels import reference
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels import reference
 from tests.kernels.nuclei import (
     NEAR_ONE,
     check,

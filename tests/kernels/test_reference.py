@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernels
-from kernels.float8 import FORMATS, rounded
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.float8 import FORMATS, rounded
 from tests.kernels.cases import LAYER, Case, check
 from tests.kernels.stored import half_a_step
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kernels
-from kernels import AttentionBatch
-from kernels.float8 import FORMATS, rounded
+from pagedsim.kernels import batch
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import FORMATS, rounded
 from tests.kernels.cases import LAYER, Case, check, forget, same
 from tests.kernels.stored import check_no_number, check_stored
 
@@ -99,4 +100,4 @@ def test_an_empty_batch() -> None:
 
 
 def test_the_example() -> None:
-    assert doctest.testmod(kernels.batch) == (0, 2)
+    assert doctest.testmod(batch) == (0, 2)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kernels
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.batch import AttentionBatch
 from tests.kernels.fused import (
     GATES,
     NORMS,
@@ -51,7 +52,7 @@ def test_what_does_not_fit_is_refused(wrong: str) -> None:
         "dtype": torch.zeros(3, 8 * 16, dtype=torch.float16),
         "strides": torch.zeros(8 * 16, 3).T,
     }[wrong]
-    batch = kernels.AttentionBatch.build([[0]], [0], [3], block_size=4)
+    batch = AttentionBatch.build([[0]], [0], [3], block_size=4)
     turn = torch.zeros(3, cache.shape[3], dtype=qkv.dtype)
     with pytest.raises(TypeError if wrong == "dtype" else ValueError):
         kernels.rotate(qkv, turn, turn, cache, cache, batch)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import tuning
-from kernels.tiles import (
+from pagedsim.kernels import tuning
+from pagedsim.kernels.tiles import (
     MIN_ROWS,
     Split,
     Tiles,
@@ -20,7 +20,7 @@ from kernels.tiles import (
     power_of_two,
     prefill_tiles,
 )
-from kernels.tuning import Entry, Heads
+from pagedsim.kernels.tuning import Entry, Heads
 from tests.kernels.test_compile import taken
 
 BOTH = pytest.mark.parametrize("capability", [(8, 0), (9, 0)])

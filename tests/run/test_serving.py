@@ -142,7 +142,7 @@ def test_keys_and_values_in_8_bits(tmp_path: Path) -> None:
 
 
 def test_both_backends_know_the_same_formats() -> None:
-    from kernels.float8 import AUTO, FORMATS
+    from pagedsim.kernels.float8 import AUTO, FORMATS
 
     assert (AUTO, "fp8", *FORMATS) == CACHE_DTYPES
 

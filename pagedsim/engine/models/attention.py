@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels import AttentionBatch, attend
-from kernels.float8 import is_float8
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.float8 import is_float8
+from pagedsim.kernels.ops import attend
 
 NAME = "pagedsim"
 """The attention's name with transformers. It has no mask function, so that no mask is built."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from kernels import AttentionBatch
 from pagedsim.engine.models.attention import Step
 from pagedsim.engine.models.native import Native
+from pagedsim.kernels.batch import AttentionBatch
 
 if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import Group

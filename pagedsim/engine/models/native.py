@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import embedding, linear
 
-from kernels import AttentionBatch, attend_cached, rms_norm, rotate, silu_mul
 from pagedsim.engine.models.native_layer import NativeLayer, native_layer
 from pagedsim.engine.models.probe import Sight
+from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.ops import attend_cached, rms_norm, rotate, silu_mul
 
 if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import Group
@@ -93,7 +94,7 @@ class Native:
     def _rotation(
         self, like: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `kernels.rotate` takes, from the module's own rotary embedding, whatever its kind.
+        """What `ops.rotate` takes, from the module's own rotary embedding, whatever its kind.
 
         transformers negates the second half of a head as it swaps the two; here `sin` is negated.
         """

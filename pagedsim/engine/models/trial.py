@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels import AttentionBatch
 from pagedsim.engine.models.loaded import LoadedModel
 from pagedsim.engine.models.probe import Refusal, attention
+from pagedsim.kernels.batch import AttentionBatch
 
 LENGTHS = (7, 5)
 """Tokens of the two sequences that share the steps."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
 from pagedsim.engine.models import load_model
+from pagedsim.kernels import ops as kernels
 from tests.engine.models.architectures import CONFIGS, VOCAB, build
 from tests.engine.models.serving import alone, chunked, served, texts
 
@@ -30,7 +30,7 @@ def test_logits_are_those_of_each_sequence_alone(
     theirs = build(config)
     sequences = texts(LENGTHS, VOCAB)
     wanted = alone(theirs, sequences)
-    monkeypatch.setattr(kernels.ops, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(kernels, "on_gpu", lambda tensor: True)
     model = load_model(copy.deepcopy(theirs), model_impl="native")
     for one, other in zip(served(model, sequences, chunked(LENGTHS, 6)), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from kernels import AttentionBatch
 from pagedsim.engine.models import LoadedModel
+from pagedsim.kernels.batch import AttentionBatch
 
 Schedule = list[list[tuple[int, int]]]
 """The steps: (sequence, tokens) of those that are computed in each."""

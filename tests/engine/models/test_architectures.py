@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import AttentionBatch
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.kernels.batch import AttentionBatch
 from tests.engine.models.architectures import CONFIGS, VOCAB, WINDOW, build, reference
 from tests.engine.models.serving import (
     Schedule,

@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import gpu  # noqa: E402
 from experiments.benchmarks.gpu import AHEAD, CUT, DONE, FAILED, Part, parts, run  # noqa: E402
-from kernels import tuning  # noqa: E402
-from kernels.tiles import Tiles  # noqa: E402
-from kernels.tuning import Entry, Heads  # noqa: E402
+from pagedsim.kernels import tuning  # noqa: E402
+from pagedsim.kernels.tiles import Tiles  # noqa: E402
+from pagedsim.kernels.tuning import Entry, Heads  # noqa: E402
 
 TOLD = {"device": "Pretend", "driver": "1", "torch": "2", "date": "today"}
 ROOT = Path(__file__).parents[3]

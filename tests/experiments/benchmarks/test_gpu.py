@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import engine, host, kernels, step, swap, tune_kernels  # noqa: E402
 from experiments.benchmarks.shapes import BASE, Case  # noqa: E402
-from kernels.tiles import Split, Tiles  # noqa: E402
-from kernels.tuning import Cut  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
+from pagedsim.kernels.tiles import Split, Tiles  # noqa: E402
+from pagedsim.kernels.tuning import Cut  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from experiments.benchmarks import device, kernels, peers, shapes  # noqa: E402
 from experiments.benchmarks.peers import Contender  # noqa: E402
 from experiments.benchmarks.shapes import BASE, SHAPES, Case, Problem, grid  # noqa: E402
-from kernels.float8 import FORMATS  # noqa: E402
+from pagedsim.kernels.float8 import FORMATS  # noqa: E402
 
 CPU = torch.device("cpu")
 DECODE = Case("tiny", 3, 1, 40)

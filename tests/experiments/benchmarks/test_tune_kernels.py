@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 from experiments.benchmarks import tune_kernels as tuner  # noqa: E402
 from experiments.benchmarks.shapes import BASE, SHAPES, Case  # noqa: E402
 from experiments.benchmarks.tune_kernels import Gpu, best, tuned  # noqa: E402
-from kernels import tuning  # noqa: E402
-from kernels.tiles import Split, Tiles, decode_tiles  # noqa: E402
-from kernels.tuning import Cut, Heads  # noqa: E402
+from pagedsim.kernels import tuning  # noqa: E402
+from pagedsim.kernels.tiles import Split, Tiles, decode_tiles  # noqa: E402
+from pagedsim.kernels.tuning import Cut, Heads  # noqa: E402
 
 GPU = Gpu("NVIDIA Pretend", (9, 0))
 
