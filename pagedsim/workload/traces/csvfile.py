@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from io import StringIO
 from itertools import accumulate, compress, islice
 from math import isfinite
 from pathlib import Path
@@ -27,12 +28,21 @@ class CsvFormat(Format):
     """A CSV layout: which columns hold the time and the lengths."""
 
     options = ("where", "client_column", "priority_column")
+    is_table = True
 
     def __init__(self, name: str, time: str | None, prompt: str, output: str) -> None:
         self.name = name
         self.time = time
         self.prompt = prompt
         self.output = output
+
+    def fits(self, head: str) -> float:
+        """The share of its columns that the header has."""
+        try:
+            header = next(_headers(csv.reader(StringIO(head, newline=""))), [])
+        except csv.Error:
+            return 0.0
+        return len(set(header).intersection(self.needs)) / len(self.needs)
 
     def seconds(
         self, path: Path, lines: Sequence[int], texts: Sequence[str]
@@ -94,9 +104,14 @@ def read_header(path: Path) -> list[str]:
 
 def _header(path: Path, reader: Iterator[Row]) -> list[str]:
     try:
-        return next(([name.strip() for name in row] for row in reader if _filled(row)), [])
+        return next(_headers(reader), [])
     except csv.Error as error:
         raise wrong(path, 1, f"not CSV: {error}") from None
+
+
+def _headers(reader: Iterator[Row]) -> Iterator[list[str]]:
+    """Rows as names, of which the first is the header."""
+    return ([name.strip() for name in row] for row in reader if _filled(row))
 
 
 def names_of(header: Sequence[str]) -> str:

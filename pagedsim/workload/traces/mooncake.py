@@ -34,6 +34,9 @@ class Mooncake(Format):
     def needs(self) -> tuple[str, ...]:
         return (*super().needs, self.blocks)
 
+    def fits(self, head: str) -> float:
+        return float(head.startswith("{"))
+
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         with opened(path) as file:
             numbered = ((line, text) for line, text in enumerate(file, 1) if not text.isspace())

@@ -67,12 +67,17 @@ class Format(ABC):
     output: str
     options: tuple[str, ...]  # which of `Options` it has a use for
     epoch = False  # whether times count from some date, so that the first row becomes time 0
+    is_table = False  # whether it begins with a line of column names
 
     @property
     def needs(self) -> tuple[str, ...]:
         """The columns or fields that it must have."""
         names = (self.time, self.prompt, self.output)
         return tuple(name for name in names if name is not None)
+
+    @abstractmethod
+    def fits(self, head: str) -> float:
+        """How well a file that begins so has this format, from 0, not at all, to 1."""
 
     @abstractmethod
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:

@@ -33,6 +33,9 @@ class ShareGPT(Format):
     def needs(self) -> tuple[str, ...]:
         return ("conversations",)
 
+    def fits(self, head: str) -> float:
+        return float(head.startswith("["))
+
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         count = _counter(options.tokenizer)
         try:

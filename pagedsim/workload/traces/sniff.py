@@ -18,7 +18,7 @@ from pagedsim.workload.traces.plain import LengthsOnly, Plain
 from pagedsim.workload.traces.rows import Format, Options, wrong
 from pagedsim.workload.traces.sharegpt import ShareGPT
 
-# Where several fit a header, the first is taken: `plain` asks for more than `lengths`.
+# Where several fit as well, the first is taken: `plain` asks for more than `lengths`.
 FORMATS: Mapping[str, Format] = {
     format.name: format
     for format in (Azure(), BurstGPT(), Plain(), LengthsOnly(), Mooncake(), ShareGPT())
@@ -62,20 +62,15 @@ def format_of(path: Path, name: str) -> Format:
             raise unknown("format", str(name), [*FORMATS, "auto"])
         return FORMATS[name]
     with opened(path) as file:
-        begin = file.read(1 << 16).lstrip()
-    if not begin:
+        head = file.read(1 << 16).lstrip()
+    if not head:
         raise ConfigError(f"{path}: the file is empty")
-    if begin[0] in "{[":
-        return FORMATS["mooncake" if begin[0] == "{" else "sharegpt"]
-    names = read_header(path)
-    header = set(names)
-    tables = [f for f in FORMATS.values() if not isinstance(f, Mooncake | ShareGPT)]
-    best = max(tables, key=lambda f: len(header.intersection(f.needs)) / len(f.needs))
-    if header.intersection(best.needs):
+    best = max(FORMATS.values(), key=lambda format: format.fits(head))
+    if best.fits(head):
         return best  # reading it names the column that is missing, if one is
-    known = "; ".join(f"{f.name}: {', '.join(f.needs)}" for f in tables)
-    what = f"no known format has columns {names_of(names)} ({known})"
-    raise wrong(path, 1, what)
+    tables = (format for format in FORMATS.values() if format.is_table)
+    known = "; ".join(f"{format.name}: {', '.join(format.needs)}" for format in tables)
+    raise wrong(path, 1, f"no known format has columns {names_of(read_header(path))} ({known})")
 
 
 def refuse_ignored(format: Format, options: Options) -> None:
