@@ -65,7 +65,10 @@ def wants_logprob(params: SamplingParams) -> bool:
 
 
 class Sampler:
-    """Samples a token for each row. Remembers nothing but the settings of the last batch."""
+    """Samples a token for each row, of one vocabulary and on one device.
+
+    Remembers nothing but the settings of the last batch.
+    """
 
     def __init__(self) -> None:
         self._columns: Columns | None = None
@@ -88,7 +91,7 @@ class Sampler:
 
     def _columns_of(self, params: list[SamplingParams], logits: Tensor) -> Columns:
         columns = self._columns
-        if columns is None or not columns.fits(params, logits):
+        if columns is None or columns.params != params:
             columns = self._columns = Columns(params, logits)
         return columns
 
@@ -169,11 +172,6 @@ class Columns:
 
     def _column(self, values: list[float] | list[int], dtype: torch.dtype | None = None) -> Tensor:
         return sent(torch.tensor(values, dtype=dtype), self.device)[:, None]
-
-    def fits(self, params: list[SamplingParams], like: Tensor) -> bool:
-        """Whether these are the settings of that batch too."""
-        same = self.vocab == like.shape[1] and self.device == like.device
-        return same and self.params == params
 
 
 def _adjusted(logits: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:

@@ -1,0 +1,48 @@
+"""How many blocks the engine takes where there is no GPU to be filled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pagedsim.engine import profile
+from pagedsim.engine.cache import CacheShape
+from pagedsim.engine.profile import fitting_blocks
+
+SHAPE = CacheShape(layers=1, block_size=16, kv_heads=1, head_dim=8, dtype=torch.float32)
+BLOCK = 2 * 16 * 8 * 4  # bytes
+
+
+def blocks(ranks: int, max_model_len: int = 64, max_seqs: int = 1000) -> int:
+    model: Any = SimpleNamespace(device=torch.device("cpu"), ranks_count=ranks)
+    return fitting_blocks(
+        model,
+        SHAPE,
+        max_model_len=max_model_len,
+        max_seqs=max_seqs,
+        max_batched_tokens=64,
+        utilization=0.9,
+        graphs=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred blocks."""
+    monkeypatch.setattr(profile, "HOST_POOL", 100 * BLOCK)
+
+
+@pytest.mark.parametrize(("ranks", "each"), [(1, 100), (2, 50), (8, 12)])
+def test_ranks_share_the_host_s_pool(ranks: int, each: int) -> None:
+    assert blocks(ranks) == each
+
+
+def test_no_more_blocks_than_requests_can_use() -> None:
+    assert blocks(1, max_model_len=64, max_seqs=3) == 12
+
+
+def test_one_request_fits_however_small_the_pool() -> None:
+    assert blocks(8, max_model_len=1600) == 100
