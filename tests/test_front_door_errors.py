@@ -19,6 +19,9 @@ ROOT_KEYS = (
     "preemption, prompt, report, requests, run, seed, seeds, server, slo, study, tensor_parallel, "
     "tracking, workload"
 )
+POLICIES = ", ".join(
+    sorted(path.stem for path in (Path(__file__).parent.parent / "conf/policy").glob("*.yaml"))
+)
 SINGLE = "experiment=single"
 TRACE = f"{SINGLE} workload=trace"
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens"
@@ -60,9 +63,9 @@ def one_line(answer: Answer) -> str:
 COMPOSITION = {
     "unknown option": (
         "policy=prioritty",
-        "policy=prioritty: unknown; did you mean 'priority'? choose from fcfs, priority",
+        f"policy=prioritty: unknown; did you mean 'priority'? choose from {POLICIES}",
     ),
-    "option that is no name": ("policy=null", "policy=null: unknown; choose from fcfs, priority"),
+    "option that is no name": ("policy=null", f"policy=null: unknown; choose from {POLICIES}"),
     "misspelt group": (
         "polisy=fcfs",
         f"polisy: no such key; did you mean 'policy'? choose from {ROOT_KEYS}",
@@ -136,7 +139,7 @@ COMPOSITION = {
         "hydra.verbos=true",
         "hydra.verbos: no such key of Hydra's; --cfg hydra shows them",
     ),
-    "several options": ("policy=[a]", "policy=[a]: unknown; choose from fcfs, priority"),
+    "several options": ("policy=[a]", f"policy=[a]: unknown; choose from {POLICIES}"),
     "neither true nor false of Hydra's": (
         "hydra.verbose=tru",
         "hydra.verbose='tru': must be true or false",
@@ -566,7 +569,7 @@ ARMS = {
     ),
     "unknown option": (
         "a: ['policy=fcfs'], b: ['policy=lifo']",
-        "study.arms.b: policy=lifo: unknown; choose from fcfs, priority",
+        f"study.arms.b: policy=lifo: unknown; choose from {POLICIES}",
     ),
     "not a list": (
         "a: 'policy=fcfs'",
