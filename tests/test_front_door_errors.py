@@ -19,7 +19,7 @@ ROOT_KEYS = (
     "preemption, prompt, report, requests, run, seed, seeds, server, slo, study, tensor_parallel, "
     "tracking, workload"
 )
-POLICIES = ", ".join(
+SHIPPED = ", ".join(
     sorted(path.stem for path in (Path(__file__).parent.parent / "conf/policy").glob("*.yaml"))
 )
 SINGLE = "experiment=single"
@@ -63,9 +63,9 @@ def one_line(answer: Answer) -> str:
 COMPOSITION = {
     "unknown option": (
         "policy=prioritty",
-        f"policy=prioritty: unknown; did you mean 'priority'? choose from {POLICIES}",
+        f"policy=prioritty: unknown; did you mean 'priority'? choose from {SHIPPED}",
     ),
-    "option that is no name": ("policy=null", f"policy=null: unknown; choose from {POLICIES}"),
+    "option that is no name": ("policy=null", f"policy=null: unknown; choose from {SHIPPED}"),
     "misspelt group": (
         "polisy=fcfs",
         f"polisy: no such key; did you mean 'policy'? choose from {ROOT_KEYS}",
@@ -139,7 +139,7 @@ COMPOSITION = {
         "hydra.verbos=true",
         "hydra.verbos: no such key of Hydra's; --cfg hydra shows them",
     ),
-    "several options": ("policy=[a]", f"policy=[a]: unknown; choose from {POLICIES}"),
+    "several options": ("policy=[a]", f"policy=[a]: unknown; choose from {SHIPPED}"),
     "neither true nor false of Hydra's": (
         "hydra.verbose=tru",
         "hydra.verbose='tru': must be true or false",
@@ -569,7 +569,7 @@ ARMS = {
     ),
     "unknown option": (
         "a: ['policy=fcfs'], b: ['policy=lifo']",
-        f"study.arms.b: policy=lifo: unknown; choose from {POLICIES}",
+        f"study.arms.b: policy=lifo: unknown; choose from {SHIPPED}",
     ),
     "not a list": (
         "a: 'policy=fcfs'",
