@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pagedsim.__main__ import main
 
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
 # Small models are faster on one thread, and steadier; workers and processes share the cores anyway.
 # Set before anybody imports torch, and handed on to every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# How many examples Hypothesis draws: a few by hand, always the same; five times as many where CI is
+# set. HYPOTHESIS_PROFILE names another: soak draws new ones each time, to look for what nobody
+# thought of. Tests whose examples are dear, or cheap, take a part of these numbers or a multiple.
+EXAMPLES = {"quick": 50, "ci": 250, "soak": 5000}
+for profile, examples in EXAMPLES.items():
+    settings.register_profile(
+        profile,
+        max_examples=examples,
+        derandomize=profile != "soak",
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick")
+)
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -10,6 +10,7 @@ import json
 from itertools import islice
 
 import pytest
+from hypothesis import settings
 
 from tests.conformance import oracle_v0, oracle_v1
 from tests.conformance.driver import Difference, Workload, drive, first_difference
@@ -74,7 +75,7 @@ def test_what_a_victim_gives_back_goes_to_the_prompt_behind_it() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_workloads_are_decided_as_the_rules_say(family: str) -> None:
-    hold(family, range(150))
+    hold(family, range(settings().max_examples * 3 // 5))
 
 
 @pytest.mark.slow

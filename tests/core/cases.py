@@ -7,7 +7,8 @@ A `Case` is plain data: its repr in a failure is all that is needed to run it ag
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache, lru_cache
+from typing import Any, Literal, TypeVar
 
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from tests.core.odd_policies import (
     SmallBatches,
 )
 
+T = TypeVar("T")
 Ends = Literal["hidden", "told"]
 
 MEMORIES = ("paged", "prefix", "reserved_max", "reserved_pow2", "reserved_oracle")
@@ -155,61 +157,90 @@ def text(stream: int, length: int) -> list[int]:
 
 # -- strategies --------------------------------------------------------------------------------
 
-_few = st.integers(0, 3)
+# Strategies are made once each: to make one costs Hypothesis as much as several draws from it.
+
+_whole = cache(st.integers)
+_truth = st.booleans()
+_none = st.none()
 
 
+@lru_cache(None, typed=True)  # since 1 is True
+def _one_of(*choices: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(choices)
+
+
+@cache
+def _maybe(
+    *strategies: st.SearchStrategy[int] | st.SearchStrategy[None],
+) -> st.SearchStrategy[int | None]:
+    """None, or what one of these gives."""
+    return st.one_of(_none, *strategies)
+
+
+@cache
+def _up_to(most: int, strategy: st.SearchStrategy[T], least: int = 0) -> st.SearchStrategy[list[T]]:
+    return st.lists(strategy, min_size=least, max_size=most)
+
+
+_WIDTHS = ((1,), (1, 1, 1, 2, 3, 4), (2, 3, 4))
+_ABORTS = _up_to(3, st.tuples(_whole(0, 40), _whole(0, 6)))
+
+
+@cache
 @st.composite
 def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
     server = draw(servers(batching, memory))
     # A prefix cache lives by what it is told.
-    tells = draw(st.sampled_from((True, True, False) if memory == "prefix" else (True, False)))
+    tells = draw(_one_of(True, True, False) if memory == "prefix" else _truth)
     longest = server.max_model_len or server.reserved_len or server.blocks * server.block_size
     # Cases of one kind reach what a mixture of all kinds seldom does.
-    prompts = draw(st.sampled_from((5, 1 + longest // 2, 1 + longest // 2)))
-    widths = draw(st.sampled_from(((1,), (1, 1, 1, 2, 3, 4), (2, 3, 4))))
+    prompts = draw(_one_of(5, 1 + longest // 2, 1 + longest // 2))
+    widths = draw(_one_of(*_WIDTHS))
     outputs = min(14, 2 + longest // 2)
     return Case(
         server=server,
-        jobs=tuple(draw(st.lists(jobs(min(prompts, 26), outputs, widths), min_size=1, max_size=8))),
-        aborts=tuple(draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=3))),
+        jobs=tuple(draw(_up_to(8, jobs(min(prompts, 26), outputs, widths), 1))),
+        aborts=tuple(draw(_ABORTS)),
         tells_tokens=tells,
-        ends=draw(st.sampled_from(("hidden", "told"))),
-        beams=draw(st.booleans()),
-        seed=draw(st.integers(0, 99)),
+        ends=draw(_one_of("hidden", "told")),
+        beams=draw(_truth),
+        seed=draw(_whole(0, 99)),
     )
 
 
+@cache
 @st.composite
 def jobs(draw: st.DrawFn, prompts: int, outputs: int, widths: tuple[int, ...]) -> Job:
     return Job(
-        prompt=draw(st.integers(1, prompts)),
-        output=draw(st.integers(1, outputs)),
-        width=draw(st.sampled_from(widths)),
-        gap=draw(_few),
-        stream=draw(st.sampled_from((0, 0, 1, 2, None))),
-        priority=draw(_few),
-        predicted=draw(st.integers(0, 14)),
-        limited=draw(st.booleans()),
+        prompt=draw(_whole(1, prompts)),
+        output=draw(_whole(1, outputs)),
+        width=draw(_one_of(*widths)),
+        gap=draw(_whole(0, 3)),
+        stream=draw(_one_of(0, 0, 1, 2, None)),
+        priority=draw(_whole(0, 3)),
+        predicted=draw(_whole(0, 14)),
+        limited=draw(_truth),
     )
 
 
+@cache
 @st.composite
 def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
-    size = draw(st.sampled_from((1, 2, 2, 3, 4, 4, 8, 16, 32)))
-    blocks = -(-draw(st.integers(6, 40)) // size) + draw(st.sampled_from((0, 0, 1, 3)))
+    size = draw(_one_of(1, 2, 2, 3, 4, 4, 8, 16, 32))
+    blocks = -(-draw(_whole(6, 40)) // size) + draw(_one_of(0, 0, 1, 3))
     capacity = blocks * size
     reserved_len = 0
     cpu_blocks, preemption = 0, "recompute"
     if memory.startswith("reserved"):
         capacity = (1 << blocks.bit_length() - 1) * size
-        reserved_len = draw(st.integers(1, capacity))
+        reserved_len = draw(_whole(1, capacity))
         capacity = reserved_len
     else:
-        preemption = draw(st.sampled_from(PREEMPTIONS))
-        cpu_blocks = draw(st.integers(0 if preemption == "recompute" else 1, 2 * blocks))
-    max_seqs = draw(st.sampled_from((1, 2, 3, 4, 4, 6, 8, 8)))
-    max_model_len = draw(st.none() | st.none() | st.integers(-(-capacity // 2), capacity))
-    policy = draw(st.sampled_from(STEADY + RANKED * 2))
+        preemption = draw(_one_of(*PREEMPTIONS))
+        cpu_blocks = draw(_whole(0 if preemption == "recompute" else 1, 2 * blocks))
+    max_seqs = draw(_one_of(1, 2, 3, 4, 4, 6, 8, 8))
+    max_model_len = draw(_maybe(_none, _whole(-(-capacity // 2), capacity)))
+    policy = draw(_one_of(*STEADY, *RANKED, *RANKED))
     return Server(
         memory=memory,
         blocks=blocks,
@@ -219,8 +250,8 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         displace=_displace(draw, batching, policy),
         preemption=preemption,
         cpu_blocks=cpu_blocks,
-        ratio=draw(st.integers(1, 6)),
-        watermark=draw(st.sampled_from((0.0, 0.01, 0.1, 0.3))),
+        ratio=draw(_whole(1, 6)),
+        watermark=draw(_one_of(0.0, 0.01, 0.1, 0.3)),
         max_seqs=max_seqs,
         max_batched_tokens=_budget(draw, batching, max_model_len or capacity, max_seqs),
         max_model_len=max_model_len,
@@ -232,11 +263,12 @@ def _displace(draw: st.DrawFn, batching: str, policy: str) -> bool | None:
     if policy not in RANKED:
         return None
     choices = (None, False) if batching == "static" else (None, False, True, True)
-    return draw(st.sampled_from(choices))
+    return draw(_one_of(*choices))
 
 
 def _budget(draw: st.DrawFn, batching: str, longest: int, max_seqs: int) -> int | None:
     """Prompts that are never split must fit into a step."""
     if batching == "unified":
-        return draw(st.none() | st.integers(1, 8) | st.integers(4, 16))
-    return draw(st.none() | st.integers(0, 20).map(lambda more: max(longest, max_seqs) + more))
+        return draw(_maybe(_whole(1, 8), _whole(4, 16)))
+    more = draw(_maybe(_whole(0, 20)))
+    return None if more is None else max(longest, max_seqs) + more

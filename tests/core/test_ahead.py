@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import Phase, find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.ahead import AheadRun
 from tests.core.cases import Case, cases
 from tests.core.test_invariants import (
+    EXAMPLES,
+    MORE,
     ONCE_BROKEN,
-    RANDOM,
-    REPEATABLE,
+    assert_made,
     every_batching,
     every_memory,
 )
 
-FEW = settings(REPEATABLE, max_examples=120)
+HALF = settings(max_examples=EXAMPLES // 2)
 
 
 @every_batching
 @every_memory
-@FEW
+@HALF
 @given(data=st.data())
 def test_invariants_hold(batching: str, memory: str, data: st.DataObject) -> None:
     AheadRun(data.draw(cases(batching, memory))).go()
@@ -35,15 +36,14 @@ def test_what_was_broken_once(case: Case) -> None:
 @pytest.mark.slow
 @every_batching
 @every_memory
-@RANDOM
+@MORE
 @given(data=st.data())
 def test_invariants_hold_for_many_more(batching: str, memory: str, data: st.DataObject) -> None:
     AheadRun(data.draw(cases(batching, memory))).go()
 
 
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
-@pytest.mark.parametrize("move", ["ahead", "late", "preempt", "resume", "abort before commit"])
-def test_the_workloads_make_every_move(batching: str, move: str) -> None:
+@every_batching
+def test_the_workloads_make_every_move(batching: str) -> None:
     """Or all that was checked above would be checked of nothing."""
-    once = settings(REPEATABLE, max_examples=4000, phases=[Phase.generate])
-    find(cases(batching, "paged"), lambda case: AheadRun(case).go().seen[move] > 0, settings=once)
+    moves = {"ahead", "late", "preempt", "resume", "abort before commit"}
+    assert_made(moves, cases(batching, "paged"), AheadRun)
