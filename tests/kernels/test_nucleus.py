@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from pagedsim.kernels import ops as kernels
@@ -37,7 +37,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @given(rows_and_ps())
-@settings(max_examples=300, deadline=None)
 def test_the_set_to_the_token(case: tuple[Tensor, list[float]]) -> None:
     check(*case)
 

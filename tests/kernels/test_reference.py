@@ -94,13 +94,13 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=settings().max_examples // 4)
 @given(cases())
 def test_any_batch(case: Case) -> None:
     check(attention(case), case)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=settings().max_examples // 6)
 @given(cases())
 def test_any_decodes(case: Case) -> None:
     case = replace(case, sequences=tuple((1, context) for _, context in case.sequences), tail=0)

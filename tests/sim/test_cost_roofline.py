@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError
@@ -58,7 +58,6 @@ def test_the_parts_explained_add_up(
     assert explained.mbu(cost.replica.hardware) <= 0.8 + 1e-9
 
 
-@settings(max_examples=40)
 @given(
     chunks=st.lists(st.tuples(st.integers(0, 8192), LENGTHS), max_size=4),
     sequences=SEQUENCES,

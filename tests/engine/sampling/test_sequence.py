@@ -351,7 +351,7 @@ REQUESTS = st.builds(
     st.sampled_from(["recompute", "swap"]),
     st.integers(14, 24),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 def test_any_mix_is_served_alike_by_any_scheduler(
     asked: list[SamplingParams], batching: str, preemption: str, blocks: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import SamplingParams
@@ -75,7 +75,6 @@ def test_catching_up_takes_each_token_once() -> None:
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
     st.data(),
 )
-@settings(max_examples=300, deadline=None)
 def test_where_tokens_are_cut_makes_no_difference(
     whole: str, stops: list[str], data: st.DataObject
 ) -> None:
@@ -88,7 +87,6 @@ def test_where_tokens_are_cut_makes_no_difference(
 
 
 @given(st.text("ab", max_size=9), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-@settings(max_examples=200, deadline=None)
 def test_held_back_is_the_longest_beginning(text: str, stops: list[str]) -> None:
     beginnings = {stop[:size] for stop in stops for size in range(len(stop))} | {""}
     sizes = [size for size in range(len(text) + 1) if text[len(text) - size :] in beginnings]
