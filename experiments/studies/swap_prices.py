@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pagedsim.core import ConfigError, Request, SamplingParams, StepPlan
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.core.plan import Chunk
 from pagedsim.run.objects import make
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
-
-_SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
+from pagedsim.sim.step import step
 
 
 def require_prices(batch: Sequence[int], buses: Mapping[str, float]) -> None:
@@ -73,11 +71,9 @@ class Priced:
     def __call__(self, tokens: int, decodes: int = 1, context: int = 0) -> Price:
         """The price of `tokens`, beside so many decodes that attend to so much in all."""
         blocks = -(-tokens // self.replica.block_size)
-        step = StepPlan(number=0, now=0.0)
-        step.add_chunk(Chunk(_SOMEBODY, 0, tokens, samples=True))
-        step.decode_count, step.decode_context = decodes, context
+        beside = self.cost.step_seconds(step(tokens, decodes, context))
         return Price(
             self.cost.prices().swap_seconds(blocks),
             self.cost.recompute_seconds(tokens),
-            self.cost.step_seconds(step) - self.cost.decode_seconds(decodes, context),
+            beside - self.cost.decode_seconds(decodes, context),
         )
