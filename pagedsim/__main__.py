@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 import pagedsim
-from pagedsim.user_error import UserError, choices, guarded
+from pagedsim.core.errors import choices
+from pagedsim.user_error import UserError, guarded
 
 _FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r"),

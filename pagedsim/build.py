@@ -28,7 +28,7 @@ from pagedsim.core import (
     Static,
     Unified,
 )
-from pagedsim.core.errors import unknown
+from pagedsim.core.errors import refuse_settings, unknown
 from policies.fcfs import FCFS
 from policies.preemption import Cheapest, Recompute, Swap
 from policies.priority import Priority
@@ -106,8 +106,8 @@ def make_scheduler(
 
     >>> make_scheduler(memory=make_memory(blocks=64), policy="prioritty")
     Traceback (most recent call last):
-    pagedsim.core.errors.ConfigError: unknown policy 'prioritty': choose from fcfs, priority; \
-did you mean 'priority'?
+    pagedsim.core.errors.ConfigError: unknown policy 'prioritty': did you mean 'priority'? \
+choose from fcfs, priority
     """
     return kind(
         memory=memory,
@@ -134,7 +134,7 @@ def _make(
             raise ConfigError(f"{kind}={type(name).__name__}(): an object takes no {given}")
         return cast(T, name)
     make = _class(kind, name, known, base)
-    _refuse_settings(kind, str(name), make, settings)
+    refuse_settings(f"{kind}={name}", settings, make)
     return make(**settings)
 
 
@@ -158,20 +158,3 @@ def _by_path(kind: str, path: str, base: type[Any]) -> Any:
     if not (isinstance(found, type) and issubclass(found, base)) or isabstract(found):
         raise ConfigError(f"{kind}={path}: must be a subclass of {base.__name__}")
     return found
-
-
-def _refuse_settings(
-    kind: str, name: str, make: Callable[..., Any], settings: Mapping[str, Any]
-) -> None:
-    """Raise ConfigError for a setting that does not exist or is missing."""
-    parameters = signature(make).parameters.values()
-    named = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for key in settings:
-        if key not in named and not takes_any:
-            if not named:
-                raise ConfigError(f"{kind}={name}: has no settings, not {key!r}")
-            raise unknown(f"setting of {kind}={name}", key, named)
-    for key, parameter in named.items():
-        if parameter.default is parameter.empty and key not in settings:
-            raise ConfigError(f"{kind}={name}: needs {key}=")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pagedsim.core import PagedsimError
+from pagedsim.core.errors import choices
 
 _VERBOSE = "hydra.verbose=true"
 _GROUP_TYPE = "Config group override must be"
@@ -168,14 +169,6 @@ def _syntax(text: str) -> str:
     if "no viable alternative" in text:
         return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
     return ""
-
-
-def choices(name: str, known: Iterable[str]) -> str:
-    """What there is instead of a name that is not there, the nearest first."""
-    names = sorted(known)
-    close = get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}choose from {', '.join(names)}"
 
 
 # -- what there would have been to choose from -----------------------------------------------------

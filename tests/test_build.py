@@ -107,8 +107,8 @@ def test_a_scheduler_from_names() -> None:
         (
             make_policy,
             "prioritty",
-            f"unknown policy 'prioritty': choose from {', '.join(sorted(POLICIES))}; "
-            "did you mean 'priority'?",
+            "unknown policy 'prioritty': did you mean 'priority'? "
+            f"choose from {', '.join(sorted(POLICIES))}",
         ),
         (
             make_preemption,
@@ -118,14 +118,14 @@ def test_a_scheduler_from_names() -> None:
         (
             make_batching,
             "prefill-first",
-            f"unknown batching 'prefill-first': choose from {', '.join(sorted(BATCHINGS))}; "
-            "did you mean 'prefill_first'?",
+            "unknown batching 'prefill-first': did you mean 'prefill_first'? "
+            f"choose from {', '.join(sorted(BATCHINGS))}",
         ),
         (
             make_memory,
             "page",
-            f"unknown memory 'page': choose from {', '.join(sorted(MEMORIES))}; "
-            "did you mean 'paged'?",
+            "unknown memory 'page': did you mean 'paged'? "
+            f"choose from {', '.join(sorted(MEMORIES))}",
         ),
     ],
     ids=["policy", "preemption", "batching", "memory"],
@@ -154,14 +154,14 @@ def test_a_scheduler_answers_an_unknown_name_in_the_same_way(axis: str) -> None:
 
 def test_an_unknown_setting_lists_those_there_are() -> None:
     with says(
-        "unknown setting of policy=priority 'displaces': choose from displace; "
-        "did you mean 'displace'?"
+        "displaces: no such setting of policy=priority; did you mean 'displace'? "
+        "choose from displace"
     ):
         make_policy("priority", displaces=True)
 
 
 def test_a_setting_for_what_has_none() -> None:
-    with says("policy=fcfs: has no settings, not 'displace'"):
+    with says("displace: no such setting of policy=fcfs; it takes none"):
         make_policy("fcfs", displace=True)
 
 
@@ -176,11 +176,11 @@ def test_a_class_of_your_own_may_take_any_settings() -> None:
 
 
 def test_a_missing_setting_is_named() -> None:
-    with says("memory=paged: needs blocks="):
+    with says("blocks: must be given, for memory=paged"):
         make_memory("paged")
-    with says("memory=reserved_max: needs max_model_len="):
+    with says("max_model_len: must be given, for memory=reserved_max"):
         make_memory("reserved_max", blocks=64)
-    with says("preemption=cheapest: needs prices="):
+    with says("prices: must be given, for preemption=cheapest"):
         make_preemption("cheapest")
 
 

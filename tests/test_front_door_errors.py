@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 
 from pagedsim.__main__ import main
+from pagedsim.metrics.definitions import METRICS
 
 ROOT_KEYS = (
     "backend, batch, batching, cost, hardware, jobs, kv_cache_dtype, memory, model, policy, "
@@ -216,17 +217,18 @@ VALUES = {
     "added key of memory": (
         f"{SINGLE} +memory.bloks=8",
         "memory.bloks: no such setting of memory=paged; "
-        "choose from block_size, blocks, cpu_blocks; did you mean 'blocks'?",
+        "did you mean 'blocks'? choose from block_size, blocks, cpu_blocks",
     ),
     "added key of workload": (
         f"{SINGLE} +workload.requets=8",
-        "workload.requets: unknown setting 'requets': choose from arrivals, beam, client, cv, "
-        "deadline, duration, lengths, max_len, n, prediction_sigma, prefixes, priority, rate, "
-        "requests, seed, think_time, users; did you mean 'requests'?",
+        "workload.requets: no such setting of workload._target_=pagedsim.workload.synthetic; "
+        "did you mean 'requests'? choose from arrivals, beam, client, cv, deadline, duration, "
+        "lengths, max_len, n, prediction_sigma, prefixes, priority, rate, requests, seed, "
+        "think_time, users",
     ),
     "added key of a policy": (
         f"{SINGLE} +policy.displace=true",
-        "policy.displace: policies.fcfs.FCFS takes no settings",
+        "policy.displace: no such setting of policy._target_=policies.fcfs.FCFS; it takes none",
     ),
     "added seed of the workload": (
         f"{SINGLE} +workload.seed=77",
@@ -234,12 +236,13 @@ VALUES = {
     ),
     "shape without its settings": (
         f"{SINGLE} workload.lengths.shape=fixed",
-        "workload.lengths.shape=fixed: needs +workload.lengths.prompt=...",
+        "workload.lengths.prompt: must be given (+workload.lengths.prompt=...), "
+        "for lengths.shape=fixed",
     ),
     "unknown shape": (
         f"{SINGLE} workload.lengths.shape=fixd",
-        "workload.lengths.shape=fixd: unknown; choose from alpaca, empirical, fixed, lognormal, "
-        "sharegpt, uniform; did you mean 'fixed'?",
+        "workload.lengths.shape=fixd: unknown; did you mean 'fixed'? choose from alpaca, "
+        "empirical, fixed, lognormal, sharegpt, uniform",
     ),
     "setting of another shape": (
         f"{SINGLE} +workload.lengths.foo=3 workload=fixed",
@@ -302,8 +305,8 @@ VALUES = {
     ),
     "unknown format of a cache": (
         f"{SINGLE} kv_cache_dtype=fp8_e4m3fn",
-        "kv_cache_dtype=fp8_e4m3fn: unknown; choose from auto, fp8, fp8_e4m3, fp8_e5m2; "
-        "did you mean 'fp8_e4m3'?",
+        "kv_cache_dtype=fp8_e4m3fn: unknown; did you mean 'fp8_e4m3'? "
+        "choose from auto, fp8, fp8_e4m3, fp8_e5m2",
     ),
     "model too large": (
         f"{SINGLE} model=llama-2-70b hardware=a10",
@@ -332,12 +335,8 @@ VALUES = {
     ),
     "metric": (
         "study.metrics=[ttfft]",
-        "study.metrics: unknown metric 'ttfft': choose from aborted, batch_fill_mean, "
-        "batch_size_mean, cached_tokens, e2e, finished, goodput_per_s, in_system_mean, itl, "
-        "kv_shared_mean, kv_utilisation_mean, kv_waste_mean, makespan, mbu, mfu, "
-        "normalized_latency, output_tokens_per_s, preemptions, queue_time, recomputed_tokens, "
-        "rejected, requests, requests_per_s, swapped_blocks, tpot, ttft, unfinished; "
-        "did you mean 'ttft'?",
+        "study.metrics: unknown metric 'ttfft': did you mean 'ttft'? "
+        f"choose from {', '.join(sorted(METRICS))}",
     ),
     "no arms": ("experiment=compare", "study.arms: must be given: study.arms=..."),
     "value that must be given": (
@@ -435,8 +434,8 @@ OWN = {
     ),
     "misspelt class": (
         "{module}.Pickky",
-        "policy._target_={module}.Pickky: unknown name in {module} 'Pickky': choose from Faulty, "
-        "Picky, Policy, Stranger, Thief, number; did you mean 'Picky'?",
+        "policy._target_={module}.Pickky: unknown name in {module} 'Pickky': did you mean "
+        "'Picky'? choose from Faulty, Picky, Policy, Stranger, Thief, number",
     ),
     "not a policy": (
         "{module}.Stranger",
@@ -456,7 +455,8 @@ OWN = {
     ),
     "unknown setting": (
         "{module}.Picky +policy.shair=3",
-        "policy.shair: unknown setting 'shair': choose from share; did you mean 'share'?",
+        "policy.shair: no such setting of policy._target_={module}.Picky; "
+        "did you mean 'share'? choose from share",
     ),
     "refused setting": (
         "{module}.Picky +policy.share=3",

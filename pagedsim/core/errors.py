@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from difflib import get_close_matches
+from inspect import signature
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any
@@ -111,8 +112,39 @@ def _plain(bound: float) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that does not exist; lists what does, nearest first guess included."""
+    """The error for a name that does not exist."""
+    return ConfigError(f"unknown {kind} {name!r}: {choices(name, known)}")
+
+
+def choices(name: str, known: Iterable[str]) -> str:
+    """What there is instead of a name that is not there, the nearest first."""
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return ConfigError(f"unknown {kind} {name!r}: choose from {', '.join(names)}{hint}")
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}choose from {', '.join(names)}"
+
+
+def refuse_settings(
+    what: str,
+    given: Iterable[str],
+    maker: Callable[..., Any],
+    where: str = "",
+    hidden: Container[str] = (),
+) -> None:
+    """Raise ConfigError for a setting that `maker` does not take, or that it lacks.
+
+    `what` is made by `maker` of the settings that stand under `where`. `hidden` are parameters
+    that are set elsewhere, so that no error offers them.
+    """
+    inside, names = f"{where}." if where else "", set(given)
+    parameters = signature(maker).parameters.values()
+    named = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for key in given:
+        if key not in named and not takes_any:
+            offered = [name for name in named if name not in hidden]
+            instead = choices(key, offered) if offered else "it takes none"
+            raise ConfigError(f"{inside}{key}: no such setting of {what}; {instead}")
+    for key, parameter in named.items():
+        if parameter.default is parameter.empty and key not in names:
+            raise ConfigError(f"{inside}{key}: must be given, for {what}")

@@ -13,13 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.studies.compare import Compare
 from pagedsim.config import Config, Server, Slo
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_flag, require_whole
+from pagedsim.core.errors import choices, require_flag, require_whole
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.job import Job
 from pagedsim.run.parts import backend_of, build
 from pagedsim.tracking import SETTINGS, check_mode
-from pagedsim.user_error import choices
 from pagedsim.workload import Workload
 
 _SECTIONS = {

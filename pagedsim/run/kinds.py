@@ -1,4 +1,9 @@
-"""Whether a study's settings are of the kinds that its fields say, before anything reads them."""
+"""Whether a study's settings are of the kinds that its fields say, before anything reads them.
+
+pydantic does this, too. Its import takes 0.07 s, which most commands need not pay, and each of its
+errors would have to be worded anew to be one line that names the key, the value and what it must
+be.
+"""
 
 from __future__ import annotations
 

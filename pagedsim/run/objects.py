@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from inspect import Parameter, isabstract, signature
+from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
 
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.core.errors import unknown
+from pagedsim.core.errors import refuse_settings, unknown
 
 T = TypeVar("T")
 
@@ -52,19 +52,16 @@ def _with_group(group: str, settings: Mapping[str, Any], text: str) -> str:
     """An error's text with its whole key at the beginning; as it is, where it has none of ours."""
     if text.startswith("needs "):
         return f"{group}: {text}"
-    if extra := re.match(r"unknown setting of (([\w.]*?)\w+=\S+) '(.*?)': (.*)", text):
-        whose, inside, key, instead = extra.groups()
-        inside = inside if inside.endswith(".") else ""
-        return f"{group}.{inside}{key}: no such setting of {whose}; {instead}"
     if name := re.match(r"unknown ([\w.]+) '(.*?)': (.*)", text):
         text = f"{name[1]}={name[2]}: unknown; {name[3]}"
     key = re.match(r"(\w+)([.=:])", text)
-    if key is None or key[1] not in settings:
-        return text
-    if key[2] == "." and not isinstance(settings[key[1]], Mapping):
-        return text  # a file that is called like the key
-    # What a setting takes besides is not in the configuration yet.
-    return re.sub(r"^((?:\w+\.){2,})(\w+=\S+: needs )(\w+)=$", r"\1\2+\1\3=...", f"{group}.{text}")
+    if key is not None and key[1] in settings:
+        if key[2] == "." and not isinstance(settings[key[1]], Mapping):
+            return text  # a file that is called like the key
+        text = f"{group}.{text}"
+    # What a class takes besides is not in the configuration yet.
+    missing = rf"^({group}\.[\w.]+): must be given, for"
+    return re.sub(missing, r"\1: must be given (+\1=...), for", text)
 
 
 def takes(target: str, name: str) -> bool:
@@ -120,33 +117,13 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
         raise ConfigError(f"{where}._target_={error}") from error.__cause__
     if isabstract(maker):
         raise ConfigError(f"{label}: is abstract; name a class that fills it in")
-    _refuse_settings(where, label, maker, settings)
+    refuse_settings(label, settings, maker, where)
     try:
         return maker(**settings)
     except PagedsimError:
         raise
     except Exception as error:
         raise ConfigError(f"{label}: {_what(error)}") from error
-
-
-def _refuse_settings(
-    where: str, label: str, maker: Callable[..., Any], settings: Mapping[str, Any]
-) -> None:
-    """Raise ConfigError for a setting that does not exist, or one that is missing."""
-    named = {
-        name: parameter
-        for name, parameter in signature(maker).parameters.items()
-        if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    }
-    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in signature(maker).parameters.values())
-    for key in settings:
-        if key not in named and not takes_any:
-            if not named:
-                raise ConfigError(f"{where}.{key}: {label.partition('=')[2]} takes no settings")
-            raise ConfigError(f"{where}.{key}: {unknown('setting', key, named)}")
-    for key, parameter in named.items():
-        if parameter.default is Parameter.empty and key not in settings:
-            raise ConfigError(f"{where}.{key}: must be given (+{where}.{key}=...), for {label}")
 
 
 def _what(error: BaseException) -> str:

@@ -147,7 +147,7 @@ def make_arrivals(
     given = {"rate": rate, "cv": cv, "users": users}
     for key in takes:
         if key in given and given[key] is None:
-            raise ConfigError(f"arrivals={kind}: needs {key}=")
+            raise ConfigError(f"{key}: must be given, for arrivals={kind}")
     if kind == "poisson":
         return Poisson(require_number("rate", rate, above=0))
     if kind == "gamma":

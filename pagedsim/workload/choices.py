@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.errors import refuse_settings, require_number, require_whole
 from pagedsim.workload.limits import LONGEST
-from pagedsim.workload.settings import refuse_unknown
 
 
 def weights_of(key: str, weights: Mapping[Any, Any]) -> NDArray[np.float64]:
@@ -68,5 +67,5 @@ def make_prefixes(prefixes: Mapping[str, Any] | SharedPrefixes | None) -> Shared
     if not isinstance(prefixes, Mapping):
         raise ConfigError(f"prefixes={prefixes!r}: must be tokens, count, share and skew")
     given = {str(key): value for key, value in prefixes.items()}
-    refuse_unknown("prefixes", given, SharedPrefixes)
+    refuse_settings("prefixes", given, SharedPrefixes, "prefixes")
     return SharedPrefixes(**given)

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.errors import refuse_settings, require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, Timed
 from pagedsim.workload.choices import SharedPrefixes
 from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.limits import MOST, capped_notice, notice, refuse_late
 from pagedsim.workload.merge import Merged, merge
-from pagedsim.workload.settings import refuse_unknown, within
+from pagedsim.workload.settings import within
 from pagedsim.workload.tokens import PrefixedPrompts
 from pagedsim.workload.traffic import Rows, Traffic
 from pagedsim.workload.workload import Workload
@@ -110,7 +110,7 @@ def _class(name: str, settings: Any, max_len: int | None) -> Traffic:
         if isinstance(settings, Mapping):
             given: dict[str, Any] = {"client": name, "max_len": max_len}
             given |= {str(key): value for key, value in settings.items()}
-            refuse_unknown("a class", given, partial(Traffic, name=name), hidden=("name",))
+            refuse_settings("a class", given, partial(Traffic, name=name), hidden=("name",))
             settings = Traffic(name=name, **given)
         if not isinstance(settings, Traffic):
             raise ConfigError(f"{settings!r}: must be a mapping of settings")

@@ -156,7 +156,10 @@ def test_requests_that_can_never_be_served(prompt: Any, params: Any, line: str) 
             {"max_model_len": 200},
             "max_model_len=200: model=LlamaForCausalLM goes up to 128, its max_position_embeddings",
         ),
-        ({"device": "tpu"}, "unknown device 'tpu': choose from auto, cpu, cuda; did you mean"),
+        (
+            {"device": "tpu"},
+            "unknown device 'tpu': did you mean 'cpu'? choose from auto, cpu",
+        ),
         ({"load_format": "none"}, "unknown load_format 'none': choose from auto, dummy"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization=0: must be a number above 0"),
         ({"block_size": 0}, "block_size=0: must be a whole number of at least 1"),
@@ -166,7 +169,7 @@ def test_requests_that_can_never_be_served(prompt: Any, params: Any, line: str) 
 def test_settings_that_cannot_work(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as error:
         engine(**settings)
-    assert str(error.value).startswith(line.removesuffix("; did you mean"))
+    assert str(error.value).startswith(line)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -323,7 +326,7 @@ def test_an_llm_s_settings_are_called_as_in_vllm() -> None:
     server = llm.engine.server
     assert (server.max_seqs, server.max_batched_tokens, server.max_model_len) == (3, 70, 64)
     assert (server.blocks, server.cpu_blocks, server.tensor_parallel) == (9, 5, 1)
-    with pytest.raises(ConfigError, match=r"'max_seqs': .*; did you mean 'max_num_seqs'"):
+    with pytest.raises(ConfigError, match=r"'max_seqs': did you mean 'max_num_seqs'"):
         LLM("tiny", max_seqs=3)
 
 

@@ -244,7 +244,10 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
             "backend.clock=cpu: must be wall with tensor_parallel=2",
         ),
         (("backend.limit=0",), "backend.limit=0: must be a whole number of at least 1"),
-        (("backend.load_format=dumy",), "backend.load_format=dumy: unknown; choose from"),
+        (
+            ("backend.load_format=dumy",),
+            "backend.load_format=dumy: unknown; did you mean 'dummy'? choose",
+        ),
         (("backend.model_impl=own",), "backend.model_impl=own: unknown; choose from"),
         (("memory.block_size=many",), "memory.block_size='many': must be a whole number"),
         (("+workload.prefixes.tokens=10",), "backend.shrink=16: must be 1 where prompts have"),

@@ -96,12 +96,12 @@ def test_fewer_are_the_beginning_of_more(shape: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ("shargpt", "unknown lengths.shape 'shargpt': choose from"),
+        ("shargpt", "unknown lengths.shape 'shargpt': did you mean 'sharegpt'"),
         ({"shape": "fixed", "promt": 1, "output": 2}, "did you mean 'prompt'"),
-        ({"shape": "fixed", "prompt": 1}, "lengths.shape=fixed: needs output="),
+        ({"shape": "fixed", "prompt": 1}, "lengths.output: must be given, for lengths.shape=fixed"),
         ({"shape": "fixed", "prompt": 0, "output": 2}, "lengths.prompt=0: must be a whole number"),
         ({"prompt": 1}, "lengths: needs shape="),
-        ({"shape": "alpaca", "prompt": 1}, "lengths.shape=alpaca: takes no settings"),
+        ({"shape": "alpaca", "prompt": 1}, "lengths.prompt: no such setting of lengths.shape=al"),
         ({"shape": "uniform", "prompt_min": 5, "prompt_max": 4, "output_min": 1, "output_max": 1},
          "lengths.prompt_max=4: must be a whole number from 5"),
         ({"shape": "empirical", "path": "/nowhere/x.csv"}, "there is no folder /nowhere"),

@@ -264,7 +264,7 @@ def test_settings_that_a_format_ignores(
         ({"rate": 2, "rate_scale": 2}, "set one of them"),
         ({"rate_scale": 2, "arrivals": "burst"}, "only with arrivals=trace"),
         ({"cv": 2}, "cv=2: a trace has its own arrivals"),
-        ({"arrivals": "poisson"}, "arrivals=poisson: needs rate="),
+        ({"arrivals": "poisson"}, "rate: must be given, for arrivals=poisson"),
         ({"requests": 0}, "requests=0: must be a whole number of at least 1"),
         ({"start": -1}, "start=-1: must be a number of at least 0"),
         ({"window": 0}, "window=0: must be a number above 0"),

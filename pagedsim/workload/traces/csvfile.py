@@ -1,4 +1,9 @@
-"""Traces in CSV: a header, then a row a request."""
+"""Traces in CSV: a header, then a row a request.
+
+Read by the standard library's reader, since pyarrow.csv, though three times as fast, counts rows
+and not lines in its errors (so a cell of two lines or an empty line moves what it points at), and
+takes no 374.0 for 374 tokens: where it failed, everything would be read again as here.
+"""
 
 from __future__ import annotations
 

@@ -245,13 +245,13 @@ def test_what_is_not_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"dtype": "float64"}, "unknown dtype 'float64': choose from auto, bfloat16, float, "
-         "float16, float32, half; did you mean 'float16'?"),
+        ({"dtype": "float64"}, "unknown dtype 'float64': did you mean 'float16'? choose from "
+         "auto, bfloat16, float, float16, float32, half"),
         ({"dtype": torch.int8}, "unknown dtype 'int8': choose from auto, bfloat16, float, "
          "float16, float32, half"),
         ({"dtype": 3}, "dtype=3: must be a name or a torch.dtype"),
-        ({"load_format": "dumy"}, "unknown load_format 'dumy': choose from auto, dummy; did you "
-         "mean 'dummy'?"),
+        ({"load_format": "dumy"}, "unknown load_format 'dumy': did you mean 'dummy'? "
+         "choose from auto, dummy"),
         ({"device": "abacus"}, "device=abacus: must be cpu, cuda or cuda:N"),
         ({"device": "meta"}, "device=meta: must be cpu, cuda or cuda:N"),
         ({"max_model_len": 2049}, "max_model_len=2049: model=tiny goes up to 2048, its "
