@@ -66,7 +66,7 @@ def run(case: Case, workload: Workload) -> Recorder:
     return recorder
 
 
-def conversation(path: str | None) -> Case:
+def conversation(path: str | None, requests: int) -> Case:
     """The case that the budget is stated for."""
     if path:
         return Case("conversation trace", lambda: trace(path=path))
@@ -79,7 +79,7 @@ def conversation(path: str | None) -> Case:
     }
     return Case(
         "conversation, drawn",
-        lambda: synthetic(requests=10_000, rate=4.5, lengths=lengths, max_len=4096),
+        lambda: synthetic(requests=requests, rate=4.5, lengths=lengths, max_len=4096),
     )
 
 
@@ -117,6 +117,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens")
+    parser.add_argument("--requests", type=int, default=10_000, help="of each drawn workload")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print("Llama-2-7B, A100-80GB, block 16, 7,424 blocks; timeouts: plain SimPy timeouts a request")
@@ -124,10 +125,10 @@ def main() -> None:
         f"{'workload':34} {'median s':>8} {'best s':>8} {'timeouts':>10} "
         f"{'requests/s':>12} {'tokens/s':>14} {'iterations/s':>12}"
     )
-    talk = conversation(options.trace)
+    talk = conversation(options.trace, options.requests)
     step_by_step = Case(talk.name + ", step by step", talk.workload, fast_forward=False)
     ahead = Case(talk.name + ", a step ahead", talk.workload, ahead=True)
-    saturated = short(10_000, 154, 312, rate=1000.0)
+    saturated = short(options.requests, 154, 312, rate=1000.0)
     for case in (talk, step_by_step, ahead, saturated):
         measure(case, options.rounds)
 

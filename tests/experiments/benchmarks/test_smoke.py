@@ -1,0 +1,50 @@
+"""Every benchmark that has a command is run by a test: here, or in one of its own."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")  # what some of them time
+
+from experiments import benchmarks
+from experiments.benchmarks.yardstick import timeout_seconds
+
+COMMANDS = sorted(
+    path.stem
+    for path in Path(benchmarks.__path__[0]).glob("*.py")
+    if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
+)
+SMALLEST = {
+    "scale": "--load calm --requests 5",
+    "scheduler": "--running 2 --steps 3 --rounds 1",
+    "simulator": "--requests 5 --rounds 1",
+    "table": "",
+}
+"""The smallest settings of those whose numbers no other test looks at."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_is_run(name: str) -> None:
+    own = Path(__file__).with_name(f"test_{name}.py")
+    assert name in SMALLEST or (own.exists() and "main([" in own.read_text()), (
+        f"{name} has a main: add its smallest settings to SMALLEST, or a {own.name} that runs it"
+    )
+
+
+@pytest.mark.parametrize(("name", "words"), SMALLEST.items())
+def test_it_ends_with_its_table(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"{benchmarks.__name__}.{name}")
+    if hasattr(module, "timeout_seconds"):  # the yardstick, measured for longer than the rest
+        monkeypatch.setattr(module, "timeout_seconds", partial(timeout_seconds, 10))
+    monkeypatch.setattr(sys, "argv", [name, *words.split()])
+    module.main()
+    said = capsys.readouterr().out
+    assert said.count("\n") > 0 and "nan" not in said
