@@ -10,7 +10,7 @@ from experiments import regenerate
 from experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
 from pagedsim.report.result import RESULT
 
-QUICK = ("fcfs_vs_priority", "block_sizes")
+QUICK = ("fcfs_vs_priority",)
 """Studies that take a few seconds."""
 
 

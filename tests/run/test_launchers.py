@@ -58,7 +58,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("launcher", ["joblib", SUBMITIT])
+@pytest.mark.parametrize("launcher", [pytest.param("joblib", marks=pytest.mark.slow), SUBMITIT])
 def test_a_job_that_fails_leaves_the_others_and_is_listed(tmp_path: Path, launcher: str) -> None:
     done = sweep(tmp_path, launcher, "workload.rate=10,-1,20")
     assert done.returncode == 1

@@ -167,7 +167,8 @@ def test_a_search_ends_with_table_report_and_a_result(call: Call) -> None:
 
 
 def test_a_probe_is_the_run_that_its_command_gives(call: Call, monkeypatch: Any) -> None:
-    call(ARMS, "memory.block_size=8", "jobs=2")
+    arms = "study.arms={small: ['server.max_seqs=4']}"
+    call(arms, "memory.block_size=8", "jobs=2", "report=false")
     arm = result()["arms"]["small"]
     one = arm["seeds"]["0"]
     words = shlex.split(arm["command"])[3:]
@@ -212,7 +213,8 @@ def test_an_arm_that_fails_leaves_the_others(call: Call) -> None:
         "from pagedsim.core import Policy\n\n\nclass Lost(Policy):\n"
         "    def rank(self, request, state):\n        raise RuntimeError('lost')\n"
     )
-    code, out, errors = call("study.arms={fcfs: [], bad: ['policy._target_=lost.Lost']}")
+    arms = "study.arms={fcfs: [], bad: ['policy._target_=lost.Lost']}"
+    code, out, errors = call(arms, "report=false")
     assert code == 1
     assert "pagedsim: bad: policy=lost.Lost failed: RuntimeError: lost" in errors
     assert list(result()["arms"]) == ["fcfs"]
