@@ -28,8 +28,12 @@ IDEAL = (
 def data(call: Call, *words: str) -> dict[str, Any]:
     code, text, errors = call("experiment=estimate", "hydra.run.dir=out", *words)
     assert (code, errors) == (0, ""), text
-    found: dict[str, Any] = json.loads(Path("out/result.json").read_text())["data"]
-    shutil.rmtree("out")
+    return written("out")
+
+
+def written(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(folder, "result.json").read_text())["data"]
+    shutil.rmtree(folder)
     return found
 
 
@@ -44,7 +48,7 @@ def fitting(call: Call, *words: str) -> dict[str, Any]:
     """With as many GPUs as the refusal says it takes, if it is refused; empty if none fit."""
     code, _, errors = call("experiment=estimate", "hydra.run.dir=tried", *words)
     if not code:
-        return data(call, *words)
+        return written("tried")
     if least := re.search(r"smallest tensor_parallel that fits is (\d+)", errors):
         return data(call, *words, f"tensor_parallel={least[1]}")
     assert re.search(r"no tensor_parallel up to \d+ fits", errors), errors
