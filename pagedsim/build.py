@@ -104,10 +104,9 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler from names; `kind` may be a class that does more.
 
-    >>> make_scheduler(memory=make_memory(blocks=64), policy="prioritty")
+    >>> make_scheduler(memory=make_memory(blocks=64), policy="prioritty")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    pagedsim.core.errors.ConfigError: unknown policy 'prioritty': did you mean 'priority'? \
-choose from fcfs, priority
+    pagedsim.core.errors.ConfigError: unknown policy 'prioritty': did you mean 'priority'? ...
     """
     return kind(
         memory=memory,
