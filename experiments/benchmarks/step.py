@@ -206,15 +206,15 @@ class Bench:
         """Is one step right, and how long does the runner take for it? It is committed, too."""
         scheduler, runner = engine.scheduler, engine.runner
         plan = scheduler.plan(engine.now)
-        work = runner.work(plan)
-        logits = runner.carry_out(work).clone()
+        inputs = runner.inputs_of(plan)
+        logits = runner.carry_out(inputs).clone()
         verdict = self._verdict(plan, arm, logits)
         found: dict[str, Any] = {"error": verdict.error, "error_allowed": verdict.allowed}
         found["right"] = verdict.right
         if not verdict.right:
             return found
         calls: dict[str, Callable[[], object]] = {
-            "forward": lambda: runner.carry_out(work),
+            "forward": lambda: runner.carry_out(inputs),
             "copy": self._copy,
         }
         seconds = medians(calls, self.device, self.rounds)

@@ -13,7 +13,7 @@ from pagedsim.engine.beam import Beams
 from pagedsim.engine.fetch import Fetch, sent
 from pagedsim.engine.sampler import Draw, Row, Sampler
 from pagedsim.engine.sequence import Group
-from pagedsim.engine.work import Samplers
+from pagedsim.engine.step_inputs import Samplers
 
 Answers = tuple[dict[RequestId, "int | Continuation"], dict[RequestId, str]]
 """Tokens and reasons, as `Scheduler.commit` takes them."""
@@ -91,8 +91,8 @@ class Question:
             if request.alive:
                 if isinstance(group, Beams):
                     assert self._logits is not None
-                    told = group.take(self._logits[start : start + count])
-                    _tell(request, told, tokens, ended)
+                    taken = group.take(self._logits[start : start + count])
+                    _tell(request, taken, tokens, ended)
                 else:
                     _tell(request, group.take(mine), tokens, ended)
             start += count

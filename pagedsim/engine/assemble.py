@@ -11,14 +11,14 @@ import torch
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.cache import Cache, CacheShape, cache_dtype
+from pagedsim.engine.memory_check import GIB, in_memory, require_host
 from pagedsim.engine.models import LoadedModel, load_model
-from pagedsim.engine.models.load import check_shares
-from pagedsim.engine.models.share import Share
+from pagedsim.engine.models.load import check_shards
+from pagedsim.engine.models.shard import Shard
 from pagedsim.engine.parallel.leader import Leader
 from pagedsim.engine.parallel.ranks import Ranks
-from pagedsim.engine.prices import Measured
+from pagedsim.engine.prices import MeasuredPrices
 from pagedsim.engine.profile import fitting_blocks
-from pagedsim.engine.room import GIB, in_memory, require_host
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.sampler import rehearse_sampling
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
@@ -36,7 +36,7 @@ class Parts:
     tokenizer: Tokenizer | None
     scheduler: Scheduler
     runner: Runner
-    prices: Measured
+    prices: MeasuredPrices
     """What the preemption may have been made with."""
 
 
@@ -52,7 +52,7 @@ def assemble(arguments: Arguments) -> Parts:
 
 
 def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
-    server, prices, graphs = arguments.server, Measured(), not arguments.enforce_eager
+    server, prices, graphs = arguments.server, MeasuredPrices(), not arguments.enforce_eager
     shape = CacheShape(
         model.num_layers,
         server.block_size,
@@ -102,11 +102,11 @@ def check_split(arguments: Arguments) -> None:
         raise ConfigError(f"tensor_parallel={size}: torch finds {there} of the GPUs that it needs")
     if not hasattr(socket, "AF_UNIX") or not torch.distributed.is_available():
         raise ConfigError(f"tensor_parallel={size}: needs Unix sockets and torch.distributed")
-    check_shares(model, size, arguments.model_impl)
+    check_shards(model, size, arguments.model_impl)
 
 
 def _split(arguments: Arguments, device: torch.device) -> LoadedModel:
-    """The share of rank 0; it has the other ranks, each with its own share."""
+    """The shard of rank 0; it has the other ranks, each with its own shard."""
     check_split(arguments)
     size = arguments.server.tensor_parallel
     if device.type == "cuda":
@@ -114,7 +114,7 @@ def _split(arguments: Arguments, device: torch.device) -> LoadedModel:
     settings = arguments.loading
     ranks = Ranks(size, device)
     with ranks.together("load", arguments.model, settings):
-        model = _load(arguments.model, device, {**settings, "share": Share(0, size)})
+        model = _load(arguments.model, device, {**settings, "shard": Shard(0, size)})
     ranks.replies()
     assert model.native is not None
     model.native.group = ranks.group

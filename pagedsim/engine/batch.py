@@ -8,7 +8,7 @@ import torch
 
 from pagedsim.engine.inputs import Inputs
 from pagedsim.engine.rows import Computing
-from pagedsim.engine.work import Mixed
+from pagedsim.engine.step_inputs import Mixed
 from pagedsim.kernels.batch import AttentionBatch
 
 

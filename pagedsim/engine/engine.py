@@ -30,7 +30,7 @@ from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
-from pagedsim.engine.work import Work, samplers_of
+from pagedsim.engine.step_inputs import StepInputs, samplers_of
 
 log = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ class LLMEngine:
             if self._goes_ahead(current):
                 following = self._planned(start, current, outputs, planning)
             launched = self.now
-            current.take_off(self._sampler)
+            current.launch(self._sampler)
             outcome = current.outcome()
             self.runner.check()
             if isinstance(outcome, Exception):
@@ -286,7 +286,7 @@ class LLMEngine:
         outputs: list[RequestOutput],
         planning: list[float],
     ) -> Flight:
-        """Plan a step after the one that is under way, if one is, and let it take off.
+        """Plan a step after the one that is under way, if one is, and launch it.
 
         `planning` gets the seconds that planning took.
         """
@@ -300,19 +300,19 @@ class LLMEngine:
             flight.prepare(partial(self._parts, plan, before))
             self.scheduler.launch(plan)
         if not self._defers:
-            flight.take_off(self._sampler)
+            flight.launch(self._sampler)
         return flight
 
     def _parts(
         self, plan: StepPlan, before: Flight | None
     ) -> tuple[Callable[[], Tensor], Question]:
         """What computes its logits, and what they are asked; before the scheduler counts it."""
-        work = self.runner.work(plan, None if before is None else before.plan)
+        inputs = self.runner.inputs_of(plan, None if before is None else before.plan)
         question = Question(samplers_of(plan), self._groups)
-        return partial(self._compute, work, before), question
+        return partial(self._compute, inputs, before), question
 
-    def _compute(self, work: Work, before: Flight | None) -> Tensor:
-        return self.runner.carry_out(work, None if before is None else before.picked)
+    def _compute(self, inputs: StepInputs, before: Flight | None) -> Tensor:
+        return self.runner.carry_out(inputs, None if before is None else before.picked)
 
     def _land(
         self, plan: StepPlan, start: float, answers: Answers, outputs: list[RequestOutput]

@@ -15,8 +15,8 @@ from pagedsim.engine.sampler import Sampler
 class Flight:
     """A step that was planned, what computes it, and what it is asked.
 
-    On a GPU it is computed from its take-off on, while the host goes on. A CPU computes while it
-    takes off. What fails on the way is kept, and is its outcome.
+    On a GPU it is computed from its launch on, while the host goes on. A CPU computes as it is
+    launched. What fails on the way is kept, and is its outcome.
     """
 
     def __init__(self, plan: StepPlan) -> None:
@@ -28,7 +28,7 @@ class Flight:
 
     @property
     def picked(self) -> Tensor | None:
-        """The tokens on the device, as `Question` has them, once it has taken off."""
+        """The tokens on the device, as `Question` has them, once it is launched."""
         return None if self.question is None else self.question.picked
 
     def prepare(self, parts: Callable[[], tuple[Callable[[], Tensor], Question]]) -> None:
@@ -36,7 +36,7 @@ class Flight:
         with self._failing():
             self._compute, self.question = parts()
 
-    def take_off(self, sampler: Sampler) -> None:
+    def launch(self, sampler: Sampler) -> None:
         """Compute and sample, or have the GPU do so; the second time nothing happens."""
         compute, self._compute = self._compute, None
         if compute is not None and self.question is not None:

@@ -132,20 +132,22 @@ class Places:
         return ids, positions, AttentionBatch(tables, starts, contexts, slots, count), rows
 
 
-def feed(ids: torch.Tensor, told: Column, picked: torch.Tensor | None) -> None:
-    """Put tokens that only the device knows into `ids`, where `told`, the same on the host, has ~i.
+def feed(ids: torch.Tensor, known: Column, picked: torch.Tensor | None) -> None:
+    """Put tokens that only the device knows into `ids`, where `known`, those of the host, has ~i.
 
     They are those that the last step picked, at place i of `picked`.
     """
-    if not len(told) or told.min() >= 0:
+    if not len(known) or known.min() >= 0:
         return
     if picked is None:
         raise ValueError("the last step has picked no tokens to go on from")
-    if np.array_equal(told, ~np.arange(len(told))):  # as in most steps: the same in the same order
-        ids.copy_(picked[: len(told)])
+    if np.array_equal(
+        known, ~np.arange(len(known))
+    ):  # as in most steps: the same in the same order
+        ids.copy_(picked[: len(known)])
         return
-    known = picked[(~ids).clamp_(min=0)]
-    torch.where(ids < 0, known, ids, out=ids)
+    new = picked[(~ids).clamp_(min=0)]
+    torch.where(ids < 0, new, ids, out=ids)
 
 
 def aligned(size: int) -> int:

@@ -35,7 +35,7 @@ class Line(NamedTuple):
         return self.base + self.each * size
 
 
-class Measured:
+class MeasuredPrices:
     """The prices that `preemption=cheapest` compares; without a measurement all is free."""
 
     def __init__(self) -> None:

@@ -12,9 +12,9 @@ from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.graphs import Graphs, Recorder, recorder_of
 from pagedsim.engine.inputs import Places
+from pagedsim.engine.memory_check import GIB
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.rehearsal import rehearse
-from pagedsim.engine.room import GIB
 
 HOST_POOL = 1 * GIB
 """The most that the cache takes by default where there is no GPU, over all ranks."""

@@ -16,7 +16,7 @@ from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearse
 from pagedsim.engine.rows import Computing, Rows
-from pagedsim.engine.work import Mixed, Work, work_of
+from pagedsim.engine.step_inputs import Mixed, StepInputs, inputs_of
 from pagedsim.kernels.ops import copy_blocks
 
 
@@ -39,15 +39,15 @@ class Runner:
         self._places = Places(device, seqs, blocks)
         self._inputs = Inputs(device) if device.type == "cuda" else None
 
-    def work(self, plan: StepPlan, before: StepPlan | None = None) -> Work:
-        """What a plan has done; each plan is asked about once, in their order.
+    def inputs_of(self, plan: StepPlan, before: StepPlan | None = None) -> StepInputs:
+        """What a plan has done, as numbers; each plan is asked about once, in their order.
 
         `before`: the plan before it, if its tokens were not told yet.
         """
-        return work_of(plan, self._rows, before)
+        return inputs_of(plan, self._rows, before)
 
     @torch.inference_mode()
-    def carry_out(self, work: Work, picked: torch.Tensor | None = None) -> torch.Tensor:
+    def carry_out(self, inputs: StepInputs, picked: torch.Tensor | None = None) -> torch.Tensor:
         """Do it, and return logits in float32, one row a sequence that samples.
 
         They are good until the next step. `picked`: the tokens of the step before, on the device,
@@ -55,15 +55,15 @@ class Runner:
         """
         # Inputs first: behind blocks that come in, the next step's would wait for them.
         batch = None
-        if work.computing is not None and work.mixed is not None:
-            batch = self._batch(work.computing, work.mixed, picked)
-        elif work.computing is not None:
-            self._places.put(work.computing, picked)
-        self.mover.move(work, partial(work.written, self.cache.shape.block_size))
+        if inputs.computing is not None and inputs.mixed is not None:
+            batch = self._batch(inputs.computing, inputs.mixed, picked)
+        elif inputs.computing is not None:
+            self._places.put(inputs.computing, picked)
+        self.mover.move(inputs, partial(inputs.written, self.cache.shape.block_size))
         if batch is not None:
             return self._mixed(batch)
-        if work.computing is not None:
-            return self._decodes(work.computing)
+        if inputs.computing is not None:
+            return self._decodes(inputs.computing)
         return torch.empty(0, self.model.vocab_size)
 
     def _batch(self, computing: Computing, mixed: Mixed, picked: torch.Tensor | None) -> Batch:

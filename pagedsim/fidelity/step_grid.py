@@ -117,7 +117,7 @@ def _moved(engine: LLMEngine) -> Iterator[Sample]:
             plan = StepPlan(number=0, now=0.0)
             setattr(plan, name, pairs)
             begin = engine.now
-            engine.runner.carry_out(engine.runner.work(plan))
+            engine.runner.carry_out(engine.runner.inputs_of(plan))
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             yield Sample(engine.now - begin, **{name: blocks})

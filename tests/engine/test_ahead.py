@@ -258,7 +258,7 @@ def test_tokens_that_never_came_are_not_made_up() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("name", ["work", "carry_out"])
+@pytest.mark.parametrize("name", ["inputs_of", "carry_out"])
 def test_an_error_wherever_a_step_is_made_leaves_an_engine(
     name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

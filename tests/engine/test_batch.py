@@ -15,8 +15,8 @@ from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, Step
 from pagedsim.engine.batch import Batch
 from pagedsim.engine.inputs import ALIGNMENT, Inputs, Places
 from pagedsim.engine.rows import Computing, Rows
-from pagedsim.engine.work import Work, samplers_of, work_of
-from pagedsim.engine.work import flat as flat_of
+from pagedsim.engine.step_inputs import StepInputs, inputs_of, samplers_of
+from pagedsim.engine.step_inputs import flat as flat_of
 
 
 def server(**settings: Any) -> Scheduler:
@@ -93,13 +93,13 @@ def test_work_is_the_same_where_it_was_sent() -> None:
             scheduler.add(Request("b", range(20, 23)), now=0)
         plan = scheduler.plan(0)
         plan.swap_out, plan.copies, plan.swap_in = [(1, 2)], {3: 4}, [(5, 6)]  # as if it had any
-        work = work_of(plan, rows)
-        there: Work = pickle.loads(pickle.dumps(work))
+        inputs = inputs_of(plan, rows)
+        there: StepInputs = pickle.loads(pickle.dumps(inputs))
         assert (there.swap_out, there.copies, there.swap_in) == ([(1, 2)], {3: 4}, [(5, 6)])
         assert (there.mixed is None) is (step == 2)
-        assert there.computing is not None and work.computing is not None
-        np.testing.assert_equal(there.computing._asdict(), work.computing._asdict())
-        assert (there.mixed or ())[2:] == (work.mixed or ())[2:]
+        assert there.computing is not None and inputs.computing is not None
+        np.testing.assert_equal(there.computing._asdict(), inputs.computing._asdict())
+        assert (there.mixed or ())[2:] == (inputs.mixed or ())[2:]
         scheduler.commit(plan, 0, {request.id: 50 for request in sampling(plan)})
 
 

@@ -77,16 +77,16 @@ def test_the_host_never_waits_while_it_launches(
     preemption: str, enforce_eager: bool, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever makes it wait for the GPU is an error, but for waiting for the tokens."""
-    take_off = Flight.take_off
+    launch = Flight.launch
 
     def watched(self: Flight, sampler: Sampler) -> None:
         torch.cuda.set_sync_debug_mode("error")
         try:
-            take_off(self, sampler)
+            launch(self, sampler)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(Flight, "take_off", watched)
+    monkeypatch.setattr(Flight, "launch", watched)
     settings: dict[str, Any] = {"preemption": preemption, "enforce_eager": enforce_eager}
     settings |= {"batching": "unified", "async_scheduling": True, "cpu_blocks": 60}
     assert answers("cuda", blocks=SCARCE, **settings) == wanted

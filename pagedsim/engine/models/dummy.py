@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from pagedsim.engine.models.share import Share, put
+from pagedsim.engine.models.shard import Shard, put
 from pagedsim.engine.models.weights import skeleton
 
 _MIX = 0x9E3779B97F4A7C15
 
 
-def dummy(config: Any, dtype: torch.dtype, device: torch.device, seed: int, share: Share) -> Any:
-    """A share of the model that has this configuration, made on the device."""
-    whole, mine = skeleton(config), skeleton(share.config(config))
+def dummy(config: Any, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard) -> Any:
+    """A shard of the model that has this configuration, made on the device."""
+    whole, mine = skeleton(config), skeleton(shard.config(config))
     mine.config.dtype = dtype
     generator = torch.Generator(device)
     for number, (name, weight) in enumerate(whole.named_parameters()):
@@ -29,8 +29,8 @@ def dummy(config: Any, dtype: torch.dtype, device: torch.device, seed: int, shar
             drawn.fill_(1.0 if name.endswith("weight") else 0.0)
         else:
             drawn.normal_(0.0, config.initializer_range, generator=generator)
-        part = share.cut(name, drawn, config)
+        part = shard.cut(name, drawn, config)
         put(mine, name, part.clone(memory_format=torch.contiguous_format))
     mine.model.rotary_emb = type(whole.model.rotary_emb)(config=config).to(device)
-    share.finish(mine, config)
+    shard.finish(mine, config)
     return mine

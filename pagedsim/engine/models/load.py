@@ -21,7 +21,7 @@ from pagedsim.engine.models.native_reach import FAMILIES
 from pagedsim.engine.models.native_reach import unknown as unknown_to_native
 from pagedsim.engine.models.positions import hold_frequencies, longest
 from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
-from pagedsim.engine.models.share import WHOLE, Share
+from pagedsim.engine.models.shard import WHOLE, Shard
 from pagedsim.engine.models.source import brief, read_config
 from pagedsim.engine.models.trial import try_out
 
@@ -44,7 +44,7 @@ def load_model(
     model_impl: str = "auto",
     seed: int = 0,
     max_model_len: int | None = None,
-    share: Share = WHOLE,
+    shard: Shard = WHOLE,
 ) -> LoadedModel:
     """Load a model that attends through the paged kernels; raises ConfigError where it cannot.
 
@@ -55,7 +55,7 @@ def load_model(
     what the configuration says. `model_impl` is whose forward pass runs: `"transformers"`, or
     `"native"`, our own (native.py), which is refused for models that it does not know; `"auto"` is
     native where that knows the model. `max_model_len` may be less than the model's. Of a native
-    model it may be one rank's `share` alone, which computes as if there were no other ranks until
+    model it may be one rank's `shard` alone, which computes as if there were no other ranks until
     its native pass is given their group.
 
     Before it returns, a few tokens are computed through a paged cache and compared with what
@@ -79,13 +79,13 @@ def load_model(
             empty = source.check_skeleton(length)
             if model_impl == "native":
                 _native(source, empty, model_impl)
-        module = source.build(wanted, place, load_format, seed, share)
+        module = source.build(wanted, place, load_format, seed, shard)
         module = module.eval().requires_grad_(False).to(place)
         hold_frequencies(module)
         sights = probe(module, source.text_config.num_hidden_layers, length)
         loaded = _assemble(source, module, sights, length, wanted or module.dtype)
-        if share is not WHOLE or _native(source, module, model_impl):
-            vocab = source.text_config.vocab_size  # a share's head has a part of it
+        if shard is not WHOLE or _native(source, module, model_impl):
+            vocab = source.text_config.vocab_size  # a shard's head has a part of it
             loaded = replace(loaded, native=Native(module, sights), vocab_size=vocab)
         try_out(loaded)
     except Refusal as refusal:
@@ -95,26 +95,26 @@ def load_model(
     return loaded
 
 
-def check_shares(model: Any, size: int, model_impl: str = "auto") -> None:
-    """Raise ConfigError unless `load_model` can give each of `size` ranks its share of `model`.
+def check_shards(model: Any, size: int, model_impl: str = "auto") -> None:
+    """Raise ConfigError unless `load_model` can give each of `size` ranks its shard of `model`.
 
     Reads no weights.
     """
     asked, source = f"tensor_parallel={size}", _source(model)
     if source.module is not None:
         raise ConfigError(
-            f"{asked}: model={source.name}: every rank loads its share by itself; give a name, a "
+            f"{asked}: model={source.name}: every rank loads its shard by itself; give a name, a "
             "folder or a configuration"
         )
     if model_impl == "transformers":
         raise ConfigError(f"{asked}: model_impl=transformers: only the native decoder is split")
-    share = Share(0, size)
+    shard = Shard(0, size)
     try:
         source.check_kind()
-        _require_native(source, source.check_skeleton(length=1), share)
+        _require_native(source, source.check_skeleton(length=1), shard)
     except Refusal as refusal:
         raise ConfigError(f"{asked}: model={source.name}: {refusal}") from refusal
-    share.check(source.text_config, source.name)
+    shard.check(source.text_config, source.name)
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class Source:
         device: torch.device,
         load_format: str,
         seed: int,
-        share: Share,
+        shard: Shard,
     ) -> Any:
-        """The module with its weights, or with a share of them."""
+        """The module with its weights, or with a shard of them."""
         from transformers import GenerationConfig
 
         if self.module is not None:
@@ -191,18 +191,18 @@ class Source:
             return self.module
         if self.name == tiny.NAME:
             module = weights.tiny_model(dtype)
-            return module if share is WHOLE else share.of(module, module.dtype, device)
+            return module if shard is WHOLE else shard.of(module, module.dtype, device)
         if self.stored and load_format == "auto":
-            if share is WHOLE:
+            if shard is WHOLE:
                 return weights.stored(self.name, self.config, dtype)
             # In the type that it is stored in, weights in safetensors are the file itself, mapped
             # into memory: all ranks have it there once.
             module = weights.stored(self.name, self.config, None)
-            _require_native(self, module, share)
-            return share.of(module, dtype or module.dtype, device)
+            _require_native(self, module, shard)
+            return shard.of(module, dtype or module.dtype, device)
         if self.family in FAMILIES:
             named = dtype or weights.dtype_of(self.config) or torch.float32
-            module = dummy(self.config, named, device, seed, share)
+            module = dummy(self.config, named, device, seed, shard)
         else:
             module = weights.random(self.config, dtype, device, seed)
         if self.stored:
@@ -240,11 +240,11 @@ def _native(source: Source, module: Any, model_impl: str) -> bool:
     return why is None
 
 
-def _require_native(source: Source, module: Any, share: Share) -> None:
-    """Raise ConfigError for a model of which there are no shares."""
+def _require_native(source: Source, module: Any, shard: Shard) -> None:
+    """Raise ConfigError for a model of which there are no shards."""
     if (why := unknown_to_native(module)) is not None:
         raise ConfigError(
-            f"tensor_parallel={share.size}: model={source.name}: {why}; only the native "
+            f"tensor_parallel={shard.size}: model={source.name}: {why}; only the native "
             "decoder is split"
         )
 

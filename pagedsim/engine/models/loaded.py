@@ -13,7 +13,7 @@ from pagedsim.engine.models.native import Native
 from pagedsim.kernels.batch import AttentionBatch
 
 if TYPE_CHECKING:
-    from pagedsim.engine.parallel.group import Group
+    from pagedsim.engine.parallel.group import RankGroup
     from pagedsim.engine.parallel.ranks import Ranks
 
 
@@ -39,7 +39,7 @@ class LoadedModel:
     native: Native | None = None
     """Our own forward pass over the module's weights; None: the module's."""
     ranks: Ranks | None = None
-    """On rank 0 of several, the others. What this model has is then a share (`share.py`), with the
+    """On rank 0 of several, the others. What this model has is then a shard (`shard.py`), with the
     KV heads of one rank; its vocabulary counts as a whole."""
 
     @property
@@ -48,8 +48,8 @@ class LoadedModel:
         return type(self.module).__name__
 
     @property
-    def group(self) -> Group | None:
-        """The ranks that a forward pass needs, where this is a share."""
+    def group(self) -> RankGroup | None:
+        """The ranks that a forward pass needs, where this is a shard."""
         return None if self.native is None else self.native.group
 
     @property

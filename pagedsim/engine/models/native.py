@@ -5,7 +5,7 @@ product, gate and up another; norms take the residual sum along, the rotation wr
 Attention is that of every other model. In the last layer only the tokens whose logits are wanted go
 on behind attention.
 
-Over several ranks (`share.py`) each computes this with its own weights; what attention and the MLP
+Over several ranks (`shard.py`) each computes this with its own weights; what attention and the MLP
 give, two tensors a layer, is summed over them, and the logits come together on rank 0.
 """
 
@@ -23,7 +23,7 @@ from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.ops import attend_cached, rms_norm, rotate, silu_mul
 
 if TYPE_CHECKING:
-    from pagedsim.engine.parallel.group import Group
+    from pagedsim.engine.parallel.group import RankGroup
 
 Views = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Each layer's part of the cache, keys and values."""
@@ -48,8 +48,8 @@ class Native:
         self._norm: torch.Tensor = decoder.norm.weight
         self._head: Any = module.lm_head
         self._eps: float = module.config.rms_norm_eps
-        self.group: Group | None = None
-        """The ranks that have the other shares of the model, where this is one."""
+        self.group: RankGroup | None = None
+        """The ranks that have the other shards of the model, where this is one."""
 
     def forward(
         self,

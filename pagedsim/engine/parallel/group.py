@@ -20,7 +20,7 @@ class Parted(RuntimeError):
     """Another rank is not there any more, or does not answer."""
 
 
-class Group:
+class RankGroup:
     """One rank among `size`; NCCL between GPUs, gloo between CPUs.
 
     It does not touch torch's default group, so that who uses that for something else can. All

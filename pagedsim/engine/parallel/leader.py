@@ -13,7 +13,7 @@ from pagedsim.engine.interrupt import uninterrupted
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel.ranks import Ranks
 from pagedsim.engine.runner import Runner
-from pagedsim.engine.work import Work
+from pagedsim.engine.step_inputs import StepInputs
 
 
 class Leader(Runner):
@@ -35,9 +35,9 @@ class Leader(Runner):
             super().__init__(model, cache, seqs=seqs, longest=longest, layout=layout)
         ranks.replies()
 
-    def carry_out(self, work: Work, picked: torch.Tensor | None = None) -> torch.Tensor:
-        with uninterrupted(), self._ranks.together("carry_out", _without_tokens(work)):
-            return super().carry_out(work, picked)
+    def carry_out(self, inputs: StepInputs, picked: torch.Tensor | None = None) -> torch.Tensor:
+        with uninterrupted(), self._ranks.together("carry_out", _without_tokens(inputs)):
+            return super().carry_out(inputs, picked)
 
     def rehearse(self, sequences: Sequence[tuple[int, int]]) -> None:
         with self._ranks.together("rehearse", sequences):
@@ -58,8 +58,8 @@ class Leader(Runner):
             self._ranks.replies()
 
 
-def _without_tokens(work: Work) -> Work:
+def _without_tokens(inputs: StepInputs) -> StepInputs:
     """The same for ranks that get the tokens from this one on the device."""
-    if (computing := work.computing) is None:
-        return work
-    return replace(work, computing=computing._replace(ids=np.zeros(0, dtype=np.int64)))
+    if (computing := inputs.computing) is None:
+        return inputs
+    return replace(inputs, computing=computing._replace(ids=np.zeros(0, dtype=np.int64)))

@@ -28,7 +28,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.engine.parallel.group import Group, Parted
+from pagedsim.engine.parallel.group import Parted, RankGroup
 
 HOST = "127.0.0.1"
 BOOT = (
@@ -88,7 +88,7 @@ class News:
 
     def __init__(self) -> None:
         self.members: list[Member] = []
-        self.group: Group | None = None
+        self.group: RankGroup | None = None
         """In which this process may wait for one that is gone."""
         self.over = threading.Event()
         self.error: PagedsimError | None = None
@@ -169,7 +169,7 @@ class Ranks:
                 store = TCPStore(HOST, 0, size, True, PATIENCE, wait_for_workers=False)
             self.replies()
             with self.together("join", size, store.port):
-                self.group = news.group = Group(store, 0, size, device)
+                self.group = news.group = RankGroup(store, 0, size, device)
                 self.group.meet(device)
             self.replies()
         except BaseException:

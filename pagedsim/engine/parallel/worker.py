@@ -18,14 +18,14 @@ from torch._C._distributed_c10d import TCPStore
 
 from pagedsim.core import PagedsimError
 from pagedsim.engine.cache import Cache, CacheShape
+from pagedsim.engine.memory_check import in_memory
 from pagedsim.engine.models import LoadedModel, load_model
-from pagedsim.engine.models.share import Share
-from pagedsim.engine.parallel.group import Group, Parted
+from pagedsim.engine.models.shard import Shard
+from pagedsim.engine.parallel.group import Parted, RankGroup
 from pagedsim.engine.parallel.ranks import HOST, PARTED, PATIENCE, Failure
 from pagedsim.engine.profile import fitting_blocks
-from pagedsim.engine.room import in_memory
 from pagedsim.engine.runner import Runner
-from pagedsim.engine.work import Work
+from pagedsim.engine.step_inputs import StepInputs
 
 LOOK = 0.5
 """Seconds between two looks at whether the process that started this one is there."""
@@ -51,14 +51,14 @@ class Worker:
     def join(self, size: int, port: int) -> None:
         """Become one of `size` ranks."""
         store = TCPStore(HOST, port, size, False, PATIENCE)
-        self.group = Group(store, self.rank, size, self.device)
+        self.group = RankGroup(store, self.rank, size, self.device)
         self.group.meet(self.device)
 
     def load(self, model: Any, settings: dict[str, Any]) -> None:
-        """Load a share of a model."""
-        share = Share(self.rank, self.group.size)
+        """Load a shard of a model."""
+        shard = Shard(self.rank, self.group.size)
         with in_memory("no room for the weights", self.device, "take a smaller model or dtype"):
-            self.model = load_model(model, device=self.device, share=share, **settings)
+            self.model = load_model(model, device=self.device, shard=shard, **settings)
         assert self.model.native is not None
         self.model.native.group = self.group
 
@@ -89,12 +89,12 @@ class Worker:
         """Without a reply."""
         self._running.rehearse(*values)
 
-    def carry_out(self, work: Work) -> None:
+    def carry_out(self, inputs: StepInputs) -> None:
         """Without a reply; the tokens come over the group."""
-        if (computing := work.computing) is not None:
+        if (computing := inputs.computing) is not None:
             ids = np.zeros_like(computing.positions)
-            work = replace(work, computing=computing._replace(ids=ids))
-        self._running.carry_out(work)
+            inputs = replace(inputs, computing=computing._replace(ids=ids))
+        self._running.carry_out(inputs)
 
     @property
     def _running(self) -> Runner:

@@ -15,7 +15,7 @@ from pagedsim.engine import runner as runner_module
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.engine import LLMEngine
 from tests.engine.architectures import CONFIGS
-from tests.engine.parallel.together import OneProcess, groups, shares
+from tests.engine.parallel.together import OneProcess, groups, shards
 from tests.engine.test_equality import BLOCK, BLOCKS, GREEDY, LONGEST, PROMPTS, TOKENS, served
 from tests.engine.test_graphs import SIZES, Replayer
 
@@ -57,6 +57,6 @@ def test_ranks_replay_the_same_sizes(ahead: bool, monkeypatch: pytest.MonkeyPatc
 def test_a_rank_without_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "recorder_of", lambda device: Replayer(fails_at=0))
     with groups(1) as made:
-        (model,) = shares(CONFIGS["llama"](), made)
+        (model,) = shards(CONFIGS["llama"](), made)
         with pytest.raises(ConfigError, match="give enforce_eager=True"):
             LLMEngine(Arguments.of(model=model, **SETTINGS))

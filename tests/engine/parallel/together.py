@@ -14,18 +14,18 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from pagedsim.engine.models import LoadedModel, load_model
-from pagedsim.engine.models.share import Share
-from pagedsim.engine.parallel.group import Group
+from pagedsim.engine.models.shard import Shard
+from pagedsim.engine.parallel.group import RankGroup
 from pagedsim.engine.parallel.worker import SILENT, Worker
 
 T = TypeVar("T")
 
 
 @contextmanager
-def groups(size: int) -> Iterator[list[Group]]:
+def groups(size: int) -> Iterator[list[RankGroup]]:
     """A group for each rank."""
     store, cpu = HashStore(), torch.device("cpu")
-    yield at_once(lambda rank: Group(store, rank, size, cpu), size)
+    yield at_once(lambda rank: RankGroup(store, rank, size, cpu), size)
 
 
 def at_once(work: Callable[[int], T], size: int) -> list[T]:
@@ -34,14 +34,14 @@ def at_once(work: Callable[[int], T], size: int) -> list[T]:
         return list(pool.map(work, range(size)))
 
 
-def shares(model: Any, made: list[Group], **settings: Any) -> list[LoadedModel]:
+def shards(model: Any, made: list[RankGroup], **settings: Any) -> list[LoadedModel]:
     """The model, split over groups."""
     models = []
     for group in made:
-        share = load_model(model, share=Share(group.rank, group.size), **settings)
-        assert share.native is not None
-        share.native.group = group
-        models.append(share)
+        shard = load_model(model, shard=Shard(group.rank, group.size), **settings)
+        assert shard.native is not None
+        shard.native.group = group
+        models.append(shard)
     return models
 
 
@@ -50,8 +50,8 @@ class OneProcess:
 
     gone = False
 
-    def __init__(self, model: Any, made: list[Group], **settings: Any) -> None:
-        here, there = shares(model, made, **settings)
+    def __init__(self, model: Any, made: list[RankGroup], **settings: Any) -> None:
+        here, there = shards(model, made, **settings)
         self.worker = Worker(1)
         self.worker.model, self.worker.device = there, torch.device("cpu")
         self.model = replace(here, ranks=self)  # type: ignore[arg-type]

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from pagedsim.core import ConfigError
 from pagedsim.engine.models import load_model
-from pagedsim.engine.models.load import check_shares
-from pagedsim.engine.models.share import Share
+from pagedsim.engine.models.load import check_shards
+from pagedsim.engine.models.shard import Shard
 from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build
 from tests.engine.models.serving import alone, served, staggered, texts
 from tests.engine.models.test_native import FAMILIES, drawn
-from tests.engine.parallel.together import at_once, groups, shares
+from tests.engine.parallel.together import at_once, groups, shards
 
 LENGTHS = (14, 1, 9)
 
@@ -39,21 +39,21 @@ def test_any_configuration(family: str, seed: int, tmp_path: Path) -> None:
     sequences = texts(LENGTHS, VOCAB, seed)
     wanted = alone(theirs, sequences)
     with groups(rng.choice(split(config))) as made:
-        models = shares(tmp_path, made)
+        models = shards(tmp_path, made)
         found = at_once(lambda i: served(models[i], sequences, staggered(LENGTHS)), len(made))
     for one, other in zip(found[0], wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
 
 
 def test_what_a_share_is() -> None:
-    share = Share(2, 3)
-    assert [share.vocabulary(n) for n in (97, 3, 2)] == [range(66, 97), range(2, 3), range(2, 2)]
+    shard = Shard(2, 3)
+    assert [shard.vocabulary(n) for n in (97, 3, 2)] == [range(66, 97), range(2, 3), range(2, 2)]
     config = LlamaConfig(
         **{**SHAPE, "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 1}
     )
-    part = share.config(config)
+    part = shard.config(config)
     assert (part.num_attention_heads, part.num_key_value_heads, part.head_dim) == (2, 1, 6)
-    stripes = [Share(i, 5).config(config).intermediate_size for i in range(5)]
+    stripes = [Shard(i, 5).config(config).intermediate_size for i in range(5)]
     assert sum(stripes) == config.intermediate_size and len(set(stripes)) == 2
 
 
@@ -67,7 +67,7 @@ def test_parts_make_up_the_whole(heads: int, kv_heads: int, size: int) -> None:
         head_dim=4, attention_bias=True, mlp_bias=True,
     )  # fmt: skip
     whole = build(config)
-    parts = [Share(rank, size) for rank in range(size)]
+    parts = [Shard(rank, size) for rank in range(size)]
     for name, weight in whole.named_parameters():
         cut = [part.cut(name, weight.data, config) for part in parts]
         module = name.split(".")[-2]
@@ -89,9 +89,9 @@ def test_random_weights_are_those_of_the_whole(tied: bool) -> None:
     config = LlamaConfig(**SHAPE, tie_word_embeddings=tied)
     whole = dict(load_model(config, seed=3).module.named_parameters(remove_duplicate=False))
     for rank in range(2):
-        share = load_model(config, seed=3, share=Share(rank, 2))
-        for name, weight in share.module.named_parameters(remove_duplicate=False):
-            assert torch.equal(weight, Share(rank, 2).cut(name, whole[name], config)), name
+        shard = load_model(config, seed=3, shard=Shard(rank, 2))
+        for name, weight in shard.module.named_parameters(remove_duplicate=False):
+            assert torch.equal(weight, Shard(rank, 2).cut(name, whole[name], config)), name
 
 
 def test_a_share_takes_its_part_of_the_memory(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_share_takes_its_part_of_the_memory(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
     embedding = VOCAB * config.hidden_size * 4
     for model in (tmp_path, config):
-        whole, half = (weight_bytes(load_model(model, share=Share(0, n))) for n in (1, 2))
+        whole, half = (weight_bytes(load_model(model, shard=Shard(0, n))) for n in (1, 2))
         norms = (2 * config.num_hidden_layers + 1) * config.hidden_size * 4
         row = config.hidden_size * 4  # of an odd vocabulary rank 0 has one more
         assert half - embedding - norms == (whole - embedding - norms + row) / 2
@@ -124,10 +124,10 @@ def weight_bytes(model: Any) -> int:
         (LlamaConfig(**SHAPE, hidden_act="gelu"), 2, {}, "its MLP has hidden_act=gelu, not silu; "
          "only the native decoder is split"),
         (build(CONFIGS["llama"]()), 2, {}, "tensor_parallel=2: model=LlamaForCausalLM: every "
-         "rank loads its share by itself; give a name, a folder or a configuration"),
+         "rank loads its shard by itself; give a name, a folder or a configuration"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_split(model: Any, size: int, settings: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_shares(model, size, **settings)
+        check_shards(model, size, **settings)
     assert says in str(caught.value) and "\n" not in str(caught.value)

@@ -37,7 +37,7 @@ class Mixed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepInputs:
     """All that one step does, moves first; they are as a plan has them."""
 
     swap_out: Pairs
@@ -55,8 +55,8 @@ class Work:
         return set(np.unique(self.computing.slots // block_size).tolist())
 
 
-def work_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> Work:
-    """The work of a plan, with the block tables as they are now.
+def inputs_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> StepInputs:
+    """What a plan has done, with the block tables as they are now.
 
     `before`: the step before it, if its tokens were not told yet.
     """
@@ -66,7 +66,7 @@ def work_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> Work:
         computing, mixed = flat(plan, rows, picked)
     elif plan.decodes:
         computing = rows.decoding(plan.decodes, picked)
-    return Work(plan.swap_out, plan.copies, plan.swap_in, computing, mixed)
+    return StepInputs(plan.swap_out, plan.copies, plan.swap_in, computing, mixed)
 
 
 def samplers_of(plan: StepPlan) -> Samplers:

@@ -5,7 +5,7 @@ attention and the MLP give is summed over the ranks, and the logits are put side
 embedding and the norms every rank has whole: of the embedding a step reads a few rows, which to
 split would cost a third kind of exchange, while the head is read from end to end.
 
-Since a share is itself a model that transformers can build, it is probed and tried like any other.
+Since a shard is itself a model that transformers can build, it is probed and tried like any other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pagedsim.engine.models.weights import skeleton
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """The part of rank `rank` of `size` ranks."""
 
     rank: int = 0
@@ -106,7 +106,7 @@ class Share:
         return range(width * self.rank // self.size, width * (self.rank + 1) // self.size)
 
 
-WHOLE = Share()
+WHOLE = Shard()
 
 
 def put(module: Any, name: str, weight: torch.Tensor) -> None:
