@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pagedsim.metrics.files import read_json
-from pagedsim.report.result import RESULT
+from pagedsim.metrics.files import RESULT, read_json
 
 RESULTS = Path(__file__).parent / "results"
 STUDIES = (

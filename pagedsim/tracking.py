@@ -1,4 +1,4 @@
-"""Weights & Biases: one run an arm, in a group that is the study.
+"""Weights & Biases: one run an arm, and one of the comparison, in a group that is the study.
 
 Offline by default: the runs lie in the study's folder, need no account and no network, and go up
 later with `wandb sync`. Nothing is printed.
@@ -12,24 +12,35 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.metrics.finding import finding
-from pagedsim.metrics.study import Run, Study
+from pagedsim.metrics.result import Listing, Result
+from pagedsim.metrics.study import Run
+from pagedsim.metrics.study import Study as Arms
 from pagedsim.report.comparison import COLUMNS, comparison_rows
 from pagedsim.report.load import load_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pagedsim.report.result import tables
 
 SETTINGS = ("mode", "project", "entity")
 """The keys of the group `tracking`."""
 MODES = ("offline", "online", "none")
 POINTS = 4000
 """Points in time of all arms' series together; each has between 100 and 400."""
+AT_ONCE = 16
+"""Runs that are written at the same time: to begin and to end one is mostly waiting."""
+
+
+class Tracked(NamedTuple):
+    """What the tracker took."""
+
+    folders: Sequence[Path] = ()
+    failure: PagedsimError | None = None
+    """Why it took no more; the study's results do not hang on it."""
 
 
 def check_mode(mode: str) -> None:
@@ -39,80 +50,94 @@ def check_mode(mode: str) -> None:
 
 
 def track(
-    study: Study,
-    mode: str = "offline",
+    result: Result,
+    folder: Path,
+    runs: Sequence[Run] = (),
     *,
+    arms: Arms | None = None,
+    table: Sequence[Mapping[str, object]] | None = None,
+    series: bool = True,
+    mode: str = "offline",
     project: str = "pagedsim",
     entity: str | None = None,
-    plots: Sequence[Path] | None = None,
-) -> list[Path]:
-    """Hand the study to Weights & Biases; returns the runs' folders (none: nothing tracked).
+) -> Tracked:
+    """Hand a study to Weights & Biases.
 
-    Each run has its arm's configuration, the load over time under its first seed, the summary
-    as means over its seeds, and a table of every seed's summary; one more, "comparison", has the
-    comparison as a table and `plots` (default: what is in the study's plots/). Online, an account
-    must be set up (`wandb login`). A study that goes on takes the place of its earlier runs.
+    Each arm of `runs` is a run: its configuration, with `series` the load over time under its first
+    seed, the summary as means over its seeds, and a table of every seed's summary. One more,
+    "comparison", has the `arms` against the baseline or the rows of `table`, all tables of the
+    result, the pictures in the folder's plots/, and the result itself as its summary. Online, an
+    account must be set up (`wandb login`). A study that goes on replaces its earlier runs.
     """
     check_mode(mode)
-    if mode == "none" or not study.runs:
-        return []
+    if mode == "none":
+        return Tracked()
     # Offline means that nothing is sent, not even how W&B itself fares.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
     logging.getLogger("wandb").setLevel(logging.ERROR)
-    ids = _ids(study)
+    by_arm: dict[str, list[Run]] = {}
+    for run in runs:
+        by_arm.setdefault(run.arm, []).append(run)
+    ids = _ids(folder, by_arm)
     common: dict[str, Any] = {
         "mode": mode,
         "project": project,
         "entity": entity,
-        "group": _group(study),
-        "dir": str(study.folder),
+        "group": _group(result.name, folder),
+        "dir": str(folder),
         "reinit": "create_new",
-        "settings": _settings(),
     }
-    folders = []
-    try:
-        for arm in study.arms:
-            config = study.of(arm)[0].config | {"arm": arm}
-            own = {"name": arm, "id": ids[arm], "job_type": "arm", "config": config}
-            with wandb.init(**common | own) as tracked:
-                _log_arm(tracked, study.of(arm), max(100, min(400, POINTS // len(study.arms))))
-                folders.append(_folder(tracked))
+    points = max(100, min(400, POINTS // max(len(by_arm), 1))) if series else 0
+
+    def arm(name: str) -> Path:
+        config = by_arm[name][0].config | {"arm": name, "seed": by_arm[name][0].seed}
+        own = {"name": name, "id": ids[name], "job_type": "arm", "config": config}
+        with wandb.init(**common | own, settings=_settings()) as tracked:
+            _log_arm(tracked, by_arm[name], points)
+            return _folder(tracked)
+
+    def comparison() -> Path:
         own = {"name": "comparison", "id": ids[""], "job_type": "comparison"}
-        with wandb.init(**common | own) as tracked:
-            if plots is None:
-                plots = sorted((study.folder / "plots").glob("*.png"))
-            _log_study(tracked, study, plots)
-            folders.append(_folder(tracked))
+        with wandb.init(**common | own, settings=_settings()) as tracked:
+            _log_result(tracked, result, folder, arms, table, list(by_arm))
+            return _folder(tracked)
+
+    folders: list[Path] = []
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            folders += pool.map(arm, by_arm)
+        folders.append(comparison())
     except wandb.Error as error:
-        raise PagedsimError(f"tracking.mode={mode}: Weights & Biases says: {error}") from error
-    return folders
+        told = f"tracking.mode={mode}: Weights & Biases says: {error}"
+        return Tracked(folders, PagedsimError(told))
+    return Tracked(folders)
 
 
-def _group(study: Study) -> str:
+def _group(name: str, folder: Path) -> str:
     """The study's name and folder, of which the last two parts tell the day and the time."""
-    return f"{study.name}, {'/'.join(study.folder.resolve().parts[-2:])}"
+    return f"{name}, {'/'.join(folder.resolve().parts[-2:])}"
 
 
-def _ids(study: Study) -> dict[str, str]:
+def _ids(folder: Path, arms: Iterable[str]) -> dict[str, str]:
     """An id for each arm and, under "", for the comparison, kept in the study's folder.
 
     Offline runs of an earlier time are removed: they are part of those to come.
     """
-    path = study.folder / "wandb" / "ids.json"
+    path = folder / "wandb" / "ids.json"
     ids = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for left in ids.values():
-        for folder in path.parent.glob(f"offline-run-*-{left}"):
-            shutil.rmtree(folder)
-    ids |= {arm: secrets.token_hex(4) for arm in ("", *study.arms) if arm not in ids}
+        for old in path.parent.glob(f"offline-run-*-{left}"):
+            shutil.rmtree(old)
+    ids |= {arm: secrets.token_hex(4) for arm in ("", *arms) if arm not in ids}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
     return ids
 
 
 def _settings() -> Any:
-    """Only what the study says: no code, no machine, no console."""
+    """Only what the study says: no code, no machine, no console; each run takes its own."""
     import wandb
 
     return wandb.Settings(
@@ -129,26 +154,31 @@ def _settings() -> Any:
 
 
 def _folder(tracked: Any) -> Path:
-    from pathlib import Path
-
     return Path(tracked.dir).parent
 
 
 def _log_arm(tracked: Any, runs: Sequence[Run], points: int) -> None:
+    """`points`: so many of the load over time, at most; 0 where no tables are kept."""
     import wandb
 
-    tracked.define_metric("time")
-    tracked.define_metric("load/*", step_metric="time")
-    first = runs[0]
-    edges, series = load_of(first, min(points, max(first.steps("end").num_rows, 1)))
-    columns = {f"load/{name}": values.tolist() for name, values in series.items()}
     seeds = [{"seed": run.seed} | dict(_flat(run.summary)) for run in runs]
     numbers = [name for name, value in seeds[0].items() if _is_number(value)]
+    if points:
+        _log_load(tracked, runs[0], points)
+    if len(seeds) > 1 or points:
+        rows = [[one.get(name) for name in numbers] for one in seeds]
+        tracked.log({"seeds": wandb.Table(columns=numbers, data=rows)})
+    tracked.summary.update(_means(seeds))
+
+
+def _log_load(tracked: Any, run: Run, points: int) -> None:
+    """What waits, runs and is in use, along the time of the run: the same axis for every run."""
+    tracked.define_metric("time")
+    tracked.define_metric("load/*", step_metric="time")
+    edges, series = load_of(run, min(points, max(run.steps("end").num_rows, 1)))
+    columns = {f"load/{name}": values.tolist() for name, values in series.items()}
     for i, time in enumerate(edges[1:].tolist()):
         tracked.log({"time": time} | {name: values[i] for name, values in columns.items()})
-    rows = [[one.get(name) for name in numbers] for one in seeds]
-    tracked.log({"seeds": wandb.Table(columns=numbers, data=rows)})
-    tracked.summary.update(_means(seeds))
 
 
 def _means(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -164,20 +194,40 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _log_study(tracked: Any, study: Study, plots: Sequence[Path]) -> None:
+def _log_result(
+    tracked: Any,
+    result: Result,
+    folder: Path,
+    arms: Arms | None,
+    table: Sequence[Mapping[str, object]] | None,
+    names: Sequence[str],
+) -> None:
     import wandb
 
+    logged: dict[str, Any] = {
+        f"plots/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("plots/*.png"))
+    }
+    if table is not None:
+        columns = list(dict.fromkeys(key for row in table for key in row))
+        rows = [[row.get(name) for name in columns] for row in table]
+        logged["comparison"] = wandb.Table(columns=[*columns], data=rows, allow_mixed_types=True)
+    elif arms is not None:
+        logged["comparison"] = wandb.Table(columns=list(COLUMNS), data=comparison_rows(arms))
+    for number, listing in enumerate(tables(result)):
+        logged[f"tables/{number}"] = _listing(listing)
     # A single log call: what belongs together has one step.
-    tracked.log(
-        {
-            "comparison": wandb.Table(columns=list(COLUMNS), data=comparison_rows(study)),
-            **{f"plots/{path.stem}": wandb.Image(str(path)) for path in plots},
-        }
-    )
-    tracked.summary.update(
-        {"title": study.title, "question": study.question, "finding": " ".join(finding(study))}
-    )
-    tracked.config.update({"command": study.command, "arms": study.arms})
+    tracked.log(logged)
+    told = result.record()
+    words = {"question": result.question, "finding": " ".join(result.finding)}
+    tracked.summary.update({**dict(_flat(told["data"])), "title": result.title, **words})
+    tracked.config.update({"command": result.command, "arms": list(names)})
+
+
+def _listing(listing: Listing) -> Any:
+    import wandb
+
+    columns = [name or listing.title or "what" for name in listing.head]
+    return wandb.Table(columns=[*columns], data=[list(row) for row in listing.rows])
 
 
 def _flat(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

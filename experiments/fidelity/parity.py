@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hydra import compose
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.table import Table
-
-from experiments.fidelity.validate import Validate
+from experiments.fidelity.validate import Validate, Validated, check_workload
 from pagedsim.core import ConfigError
 from pagedsim.metrics.agreement import JUDGED
 from pagedsim.metrics.catalogue import label_of
-from pagedsim.metrics.files import read_json, write_json
+from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import signed
-from pagedsim.run.command import typed
-from pagedsim.run.folder import keep_configuration
-from pagedsim.run.objects import locate
 from pagedsim.run.parts import backend_of
-from pagedsim.user_error import Interruption, UserError, line, shown
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import Arm, Reading
+from pagedsim.user_error import UserError, line
 
 Changes = tuple[str, ...]
 """The overrides of one validation, as one would type them."""
@@ -33,9 +25,16 @@ Changes = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(Validate):
-    """A validation under every combination of what `over` lists, such as `policy=fcfs,priority`."""
+    """A validation under every combination of what `over` lists, such as `policy=fcfs,priority`.
+
+    Where one fails, the others stand.
+    """
+
+    whole = False
 
     over: Sequence[str]
+    _failed: dict[Changes, str] = field(default_factory=dict, init=False, repr=False)
+    _configured: dict[Changes, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,74 +45,94 @@ class Parity(Validate):
             if not key or not all(values.split(",")):
                 raise ConfigError(f"over: {word}: must be of the form key=value,value")
 
-    def perform(self, folder: Path) -> None:
-        one = Validate(**{field.name: getattr(self, field.name) for field in fields(Validate)})
-        configs = {changes: self._configured(changes, one) for changes in self._combinations()}
-        failed: dict[Changes, str] = {}
-        for number, (changes, config) in enumerate(configs.items(), 1):
-            print(f"\n{number} of {len(configs)}: {_said(changes)}")
+    def ask(self, runs: Runs) -> Sequence[Arm]:
+        self._check(runs)
+        for number, changes in enumerate(self._combinations(), 1):
+            if changes in self._failed:
+                continue
+            prefix = _prefix(changes)
+            some = self._one(changes, runs)
+            if not some.runs.jobs:
+                runs.say(f"\n{number} of {len(self._combinations())}: {_said(changes)}")
             try:
-                keep_configuration(config, _place(folder, changes))
-                one.perform(_place(folder, changes))
-            except KeyboardInterrupt:
-                raise Interruption(
-                    f"in validation {number} of {len(configs)}; the same command with "
-                    f"hydra.run.dir={shown(folder)} goes on from there"
-                ) from None
+                arms = some.ask()
             except Exception as error:  # the others may still tell something
-                failed[changes] = line(error)
-                print(f"failed: {failed[changes]}")
-        self._tell(folder, [changes for changes in configs if changes not in failed])
-        if failed:
-            raise UserError([f"{_said(changes)}: {why}" for changes, why in failed.items()])
+                self._failed[changes] = line(error)
+                runs.say(f"failed: {self._failed[changes]}")
+                continue
+            if arms:
+                return [replace(arm, name=prefix + arm.name) for arm in arms]
+        return []
+
+    def read(self, runs: Runs) -> Reading | None:
+        """A row for each load of each validation that is complete."""
+        readings = {
+            changes: self._one(changes, runs).read()
+            for changes in self._combinations()
+            if changes not in self._failed and not runs.interrupted
+        }
+        wrong = [f"{_said(changes)}: {why}" for changes, why in self._failed.items()]
+        if not readings and wrong:
+            raise UserError(wrong)
+        if not readings:
+            return None
+        rows = [row for changes, one in readings.items() for row in _rows(changes, one.data)]
+        steps = sum(int(str(one.data["replayed_steps"])) for one in readings.values())
+        beyond = sum(row[f"{key}_verdict"] == "beyond" for row in rows for key in JUDGED)
+        return Reading(
+            finding=[
+                f"All {steps:,} steps of {len(readings)} validations were planned alike.",
+                f"{beyond} of {len(rows) * len(JUDGED)} errors are beyond the tolerance and twice "
+                "the engine's own spread.",
+            ],
+            listings=[_listing(rows)],
+            notes=[f"{_said(c)}: {note}" for c, one in readings.items() for note in one.notes],
+            data={
+                "steps": steps,
+                "validations": {_said(changes): one.data for changes, one in readings.items()},
+            },
+            table=rows,
+            failed={_said(changes): why for changes, why in self._failed.items()},
+            wrong=wrong,
+        )
+
+    def progress(self, runs: Runs) -> str:
+        combinations = self._combinations()
+        begun = sum(bool(runs.only(_prefix(changes)).jobs) for changes in combinations)
+        return f"in validation {max(begun, 1)} of {len(combinations)}"
 
     def _combinations(self) -> list[Changes]:
         pairs = (word.partition("=") for word in self.over)
         axes = [[f"{key}={value}" for value in values.split(",")] for key, _, values in pairs]
         return list(product(*axes))
 
-    def _configured(self, changes: Changes, one: Validate) -> DictConfig:
-        """The configuration under these changes; raises ConfigError for what cannot be served."""
-        words = [*typed(), *changes]
-        try:
-            config = compose("config", overrides=words)
-            plain: Any = OmegaConf.to_container(config, resolve=True)
-            if not getattr(locate(plain["backend"]["_target_"]), "alone", False):
-                raise ConfigError("backend=sim: experiment=parity needs backend=engine")
-            one.check(plain)
-            backend_of(plain).stage(plain, self.seed)
-        except Exception as error:
-            raise ConfigError(f"{_said(changes)}: {line(error, words)}") from error
-        return config
+    def _check(self, runs: Runs) -> None:
+        """Raise ConfigError for a combination that cannot be served, before any is."""
+        for changes in self._combinations() if not self._configured else ():
+            try:
+                config = runs.command.configured(_said(changes), changes)
+                if not backend_of(config).alone:
+                    raise ConfigError("backend=sim: must be engine, which is validated")
+                check_workload(config["workload"])
+                backend_of(config).stage(config, config["seed"])
+            except Exception as error:
+                words = [*runs.command.words, *changes]
+                text = line(error, words).removeprefix(f"{_said(changes)}: ")
+                raise ConfigError(f"{_said(changes)}: {text}") from error
+            self._configured[changes] = config
 
-    def _tell(self, folder: Path, done: Sequence[Changes]) -> None:
-        """A row for each load of each validation: on the terminal, and as files."""
-        found = {changes: read_json(_place(folder, changes) / "validate.json") for changes in done}
-        if not found:
-            return
-        rows = [row for changes, one in found.items() for row in _rows(changes, one)]
-        steps = sum(one["replayed_steps"] for one in found.values())
-        Console(highlight=False).print(_table(rows))
-        for changes, one in found.items():
-            for note in one["notes"]:
-                print(f"note: {_said(changes)}: {note}")
-        print(f"all {steps:,} steps of {len(found)} validations were planned alike")
-        with (folder / "parity.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        whole = {_said(changes): one for changes, one in found.items()}
-        write_json(folder / "parity.json", {"steps": steps, "validations": whole})
-        print(f"results   {shown(folder / 'parity.json')}")
-        print(f"table     {shown(folder / 'parity.csv')}")
+    def _one(self, changes: Changes, runs: Runs) -> Validated:
+        some = runs.only(_prefix(changes))
+        place = runs.command.folder / quote(",".join(changes), safe=" =,+@")
+        return Validated(self, some, changes, self._configured[changes], place)
 
 
 def _said(changes: Changes) -> str:
     return " ".join(changes)
 
 
-def _place(folder: Path, changes: Changes) -> Path:
-    return folder / quote(",".join(changes), safe=" =,+@")
+def _prefix(changes: Changes) -> str:
+    return f"{_said(changes)}: "
 
 
 def _rows(changes: Changes, found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -133,21 +152,18 @@ def _rows(changes: Changes, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _listing(rows: Sequence[Mapping[str, Any]]) -> Listing:
     """The errors of what is judged; a star where one is beyond tolerance and spread."""
     settings = list(rows[0])[: list(rows[0]).index("load") + 1]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for key in settings:
-        table.add_column(key.rpartition(".")[2])
-    for key in JUDGED:
-        table.add_column(label_of(key), justify="right")
-    table.add_column("preemptions: engine, simulator", justify="right")
+    head = [key.rpartition(".")[2] for key in settings]
+    head += [*map(label_of, JUDGED), "preemptions: engine, simulator"]
+    cells = []
     for row in rows:
         errors = [
             signed(row[f"{key}_error"]) + "*" * (row[f"{key}_verdict"] == "beyond")
             for key in JUDGED
         ]
         preempted = f"{row['preemptions_engine']:,.0f}, {row['preemptions_simulator']:,.0f}"
-        table.add_row(*(row[key] for key in settings), *errors, preempted)
-    table.caption, table.caption_justify = "* beyond the tolerance and twice the spread", "left"
-    return table
+        cells.append([*(str(row[key]) for key in settings), *errors, preempted])
+    note = "* beyond the tolerance and twice the spread"
+    return Listing("Errors of the simulator", head, cells, note)

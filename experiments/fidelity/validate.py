@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import pyarrow as pa
-from omegaconf import OmegaConf
-
-from experiments.fidelity.calibrate import fitted, told
-from experiments.fidelity.replay import replayed
-from pagedsim.core import ConfigError, Scheduler
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.fidelity.engine_model import scheduler_of
+from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
-from pagedsim.fidelity.steplog import log_of, predicted, samples_of
-from pagedsim.metrics.agreement import JUDGED, Regime
-from pagedsim.metrics.catalogue import label_of
-from pagedsim.metrics.files import write_json
-from pagedsim.metrics.recorder import Recorder
-from pagedsim.metrics.study import Run
-from pagedsim.metrics.summary import summarise
-from pagedsim.report.validation import Validation, show_validation, write_validation
+from pagedsim.fidelity.regime import doubts, measured, requests_per_s
+from pagedsim.fidelity.replay import replayed
+from pagedsim.fidelity.steplog import log_of
+from pagedsim.fidelity.validation import Validation
+from pagedsim.metrics.agreement import Regime
 from pagedsim.run.backend import Settings
-from pagedsim.run.command import command, typed
-from pagedsim.run.errand import Errand
-from pagedsim.run.failure import Failure
-from pagedsim.run.folder import kept_configuration
-from pagedsim.run.job import Job, run_job
-from pagedsim.run.parts import backend_of
-from pagedsim.run.stoppable import StoppableRecorder
-from pagedsim.run.store import Recipe, forget, recipe, store, stored
+from pagedsim.run.job import Job
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import Arm, Reading, Study
 from pagedsim.sim.cost import Fitted
-from pagedsim.sim.simulate import simulate
-from pagedsim.user_error import Interruption, UserError, shown
+from pagedsim.user_error import UserError, shown
 
 CAPACITY = 200
 """Requests, all at once, whose simulation tells how many can be served in a second."""
@@ -45,27 +31,34 @@ AT_ONCE = 1e6
 """Requests a second."""
 FEWEST = 20
 """Requests of a regime, however slow the machine."""
-UNEVEN = 0.1
-"""A spread of the engine's own runs that takes the meaning from a comparison with them."""
-WHOLE = {"limit": None, "hurry": 1}
-"""Settings of the backend: it serves what a regime says, when it says so."""
 SYNTHETIC = "pagedsim.workload.synthetic"
 """What calibrations take their requests from, whatever is validated."""
 POOLS = ("blocks", "cpu_blocks")
 """What every run takes from the first, unless a regime says otherwise."""
+MODEL = "pagedsim.fidelity.engine_model.EngineModel"
 
 
 @dataclass(frozen=True)
-class Validate(Errand):
-    """Calibrate on some workloads, then hold another against the simulator, under three loads."""
+class Validate(Study):
+    """Calibrate on some workloads, then hold another against the simulator, under three loads.
 
+    Rounds of runs: each calibrates once and serves every load once, so that a machine that slows
+    down does so for all of them. Then the simulator serves each load.
+    """
+
+    backends = ("engine",)
+    why = "the simulator is held against it"
+
+    title: str
+    question: str
     calibration: Mapping[str, Settings]
     """Changes of the configuration, each with a synthetic workload to calibrate on."""
     regimes: Mapping[str, Mapping[str, float]]
     """Of each the load, the tolerance, and the share of the engine's blocks that it has (1)."""
     seconds: float
     repeats: int
-    seed: int = 0
+    _seen: dict[Path, Recorded] = field(default_factory=dict, init=False, repr=False)
+    """Runs of the engine that the simulator plans alike."""
 
     def __post_init__(self) -> None:
         require_number("seconds", self.seconds, 0.1)
@@ -84,166 +77,143 @@ class Validate(Errand):
                 value = regime.get(key, 1 if key == "blocks" else None)
                 require_number(f"regimes.{name}.{key}", value, above=0)
 
-    def perform(self, folder: Path) -> None:
-        config = kept_configuration(folder)
-        self.check(config)
-        bench = _Bench(config, folder / "runs")
-        try:
-            self._perform(bench, folder)
-        except KeyboardInterrupt:
-            wanted = self.repeats * (len(self.calibration) + len(self.regimes))
-            raise Interruption(
-                f"{bench.complete} of {wanted} runs are complete; the same command with "
-                f"hydra.run.dir={shown(folder)} goes on from there"
-            ) from None
+    def ask(self, runs: Runs) -> Sequence[Arm]:
+        check_workload(runs.config["workload"])
+        return Validated(self, runs).ask()
 
-    def _perform(self, bench: _Bench, folder: Path) -> None:
-        served: dict[str, list[Recorded]] = {name: [] for name in self.regimes}
-        fits: list[Recorded] = []
-        plans: dict[str, Settings] = {}
-        for again in range(self.repeats):
-            for name, change in self.calibration.items():
-                seed = self.seed + 100 + again
-                fits.append(bench.serve(f"calibration-{name}", bench.of_its_own(change), seed))
-            if not plans:
-                plans = self._plans(bench, fitted(log_of(fits, "the first calibration")))
-            for name, change in plans.items():
-                served[name].append(bench.serve(name, change, self.seed, again))
+    def read(self, runs: Runs) -> Reading | None:
+        return Validated(self, runs).read()
+
+    def progress(self, runs: Runs) -> str:
+        wanted = self.repeats * (len(self.calibration) + len(self.regimes)) + len(self.regimes)
+        done = len(runs.finished)
+        return f"{done} of {wanted} runs {'is' if done == 1 else 'are'} complete"
+
+    def key_of(self, arm: str) -> str:
+        return arm
+
+
+def check_workload(workload: Settings) -> None:
+    """Raise ConfigError for a workload whose load cannot be set."""
+    for key in ("rate", "requests"):
+        if key not in workload:
+            raise ConfigError(
+                f"workload.{key}: is set by the validation, and this workload has none"
+            )
+    if workload.get("arrivals") in ("burst", "closed"):
+        raise ConfigError(
+            f"workload.arrivals={workload['arrivals']}: must be poisson, gamma or fixed, whose "
+            "rate the validation sets"
+        )
+
+
+class Validated:
+    """One validation: what it asks for and what it finds, among `runs` or some of them.
+
+    `overrides` are what it is under; `place` is where its cost.json goes.
+    """
+
+    def __init__(
+        self,
+        study: Validate,
+        runs: Runs,
+        overrides: Sequence[str] = (),
+        config: Settings | None = None,
+        place: Path | None = None,
+    ) -> None:
+        self.study, self.runs, self.overrides = study, runs, overrides
+        self.config = runs.config if config is None else config
+        self.seed: int = self.config["seed"]
+        self.path = (runs.command.folder if place is None else place) / "cost.json"
+
+    def ask(self) -> list[Arm]:
+        """A calibration; each round's loads with the next; at last the simulator's runs."""
+        if self.runs.failed:
+            ((arm, _), failure) = next(iter(self.runs.failed.items()))
+            raise UserError([f"{arm}: {failure}"], expected=failure.expected)
+        for again in range(self.study.repeats):
+            if not self._calibrations(again):
+                return self._calibrating(again)
+            if not self._served(again):
+                return self._serving(again)
+        if any(not self.runs.of(_simulated(name)) for name in self.study.regimes):
+            self._fit().save(self.path)
+            return [self._simulating(name) for name in self.study.regimes]
+        return []
+
+    def read(self) -> Reading:
+        """Everything, once it is there."""
+        study = self.study
+        fits = [run for again in range(study.repeats) for run in self._calibrations(again)]
+        cost = self._fit()
+        regimes = [self._regime(name, cost) for name in study.regimes]
+        engine = [*fits, *(run for name in study.regimes for run in self._recorded(name))]
         log = log_of(fits, f"{len(fits)} runs to calibrate on")
-        cost = fitted(log)
-        cost.save(folder / "cost.json")
-        regimes = [
-            self._regime(name, bench.configured(plans[name]), runs, cost)
-            for name, runs in served.items()
-        ]
+        calibration = Calibration(log, cost)
         done = Validation(
             regimes=regimes,
             machine=fits[0].machine,
-            command=command(typed("tracking")),
-            steps=sum(run.steps.num_rows for runs in (fits, *served.values()) for run in runs),
-            calibration=told(log, cost),
-            notes=[*cost.notices, *_doubts(regimes)],
+            steps=sum(run.steps.num_rows for run in engine),
+            calibration=calibration.data(),
+            notes=[*calibration.notes(), *cost.notices, *doubts(regimes)],
         )
-        show_validation(done)
-        report = write_validation(done, folder)
-        write_json(folder / "validate.json", done.record())
-        print(f"results   {shown(folder / 'validate.json')}")
-        print(f"report    {shown(report)}")
-        print(f"use it    cost=fitted cost.path={shown(folder / 'cost.json')}")
-
-    def check(self, config: Settings) -> None:
-        """Raise ConfigError for what cannot be validated."""
-        if not backend_of(config).alone:
-            raise ConfigError("backend=sim: experiment=validate needs backend=engine")
-        workload = config["workload"]
-        for key in ("rate", "requests"):
-            if key not in workload:
-                raise ConfigError(
-                    f"workload.{key}: is set by experiment=validate, and this workload has none"
-                )
-        if workload.get("arrivals") in ("burst", "closed"):
-            raise ConfigError(
-                f"workload.arrivals={workload['arrivals']}: must be poisson, gamma or fixed, whose "
-                "rate experiment=validate sets"
-            )
-
-    def _plans(self, bench: _Bench, cost: Fitted) -> dict[str, Settings]:
-        """The changes that make each regime: so many requests a second, for so many seconds."""
-        count = max(CAPACITY, FULL * bench.machine["max_seqs"])
-        burst = {"workload": {"rate": AT_ONCE, "requests": count}}
-        summary, _ = simulated(bench.configured(burst), bench.machine, self.seed, cost)
-        most = summary["requests_per_s"]
-        print(f"it can serve about {most:.3g} requests/s, says the first calibration")
-        plans: dict[str, Settings] = {}
-        for name, regime in self.regimes.items():
-            rate = float(f"{regime['load'] * most:.3g}")
-            count = max(round(rate * self.seconds), FEWEST)
-            blocks = max(round(regime.get("blocks", 1) * bench.machine["blocks"]), 1)
-            plans[name] = {
-                "workload": {"rate": rate, "requests": count},
-                "memory": {"blocks": blocks},
-            }
-        return plans
-
-    def _regime(self, name: str, config: Settings, runs: list[Recorded], cost: Fitted) -> Regime:
-        machine = runs[0].machine
-        summary, requests = simulated(config, machine, self.seed, cost)
-        pace = [_pace(run, cost) for run in runs]
-        slowed = [simulated(config, machine, self.seed, cost.slowed(1 + one)) for one in pace]
-        return Regime(
-            name,
-            self.regimes[name]["load"],
-            config["workload"]["rate"],
-            self.regimes[name]["tolerance"],
-            [summarised(run.requests, run.steps, run.machine) for run in runs],
-            summary,
-            pace,
-            [paced for paced, _ in slowed],
-            [run.requests for run in runs],
-            requests,
+        return Reading(
+            finding=done.finding(),
+            listings=[*done.listings(), *calibration.listings()],
+            notes=done.notes,
+            data=done.data(),
+            table=done.table(),
+            drawings={"validation": done.drawing()},
+            used={"use it": f"cost=fitted cost.path={shown(self.path)}"},
         )
 
+    # -- the engine's runs -------------------------------------------------------------------------
 
-class _Bench:
-    """Where the engine is run; its first run decides how much memory there is."""
+    def _calibrating(self, again: int) -> list[Arm]:
+        return [
+            self._arm(_calibration(name), self._of_its_own(change), self.seed + 100 + again)
+            for name, change in self.study.calibration.items()
+        ]
 
-    def __init__(self, config: Settings, folder: Path) -> None:
-        self._config = config
-        self._folder = folder
-        self.machine: Settings = {}
-        self.complete = 0
-        """Runs so far."""
+    def _calibrations(self, again: int) -> list[Recorded]:
+        """Those of a round, if they are there."""
+        names = map(_calibration, self.study.calibration)
+        return self._all(names, self.seed + 100 + again)
 
-    def of_its_own(self, change: Settings) -> Settings:
-        """A change whose workload is another, and none of the settings of the one that is there."""
-        if "workload" not in change:
-            return change
-        own = {"_target_": SYNTHETIC, "max_len": self._config["workload"].get("max_len")}
-        return {**change, "workload": {**own, **change["workload"]}}
+    def _serving(self, again: int) -> list[Arm]:
+        plans = self._plans()
+        return [self._arm(_engine(name), plans[name], self.seed, again) for name in plans]
 
-    def configured(self, change: Settings) -> Settings:
-        """The configuration with a change."""
-        pinned = {name: self.machine[name] for name in POOLS if self.machine}
-        base = dict(self._config)
-        if "_target_" in change.get("workload", {}):
-            del base["workload"]
-        merged = OmegaConf.merge(base, {"backend": WHOLE, "memory": pinned}, change)
-        return cast(Settings, OmegaConf.to_container(merged))
+    def _served(self, again: int) -> list[Recorded]:
+        return self._all(map(_engine, self.study.regimes), self.seed + again)
 
-    def serve(self, name: str, change: Settings, seed: int, again: int = 0) -> Recorded:
-        """A run of the engine that the simulator plans alike; raises what is wrong with it."""
-        folder = self._folder / name / f"run-{seed + again}"
-        job = Job(name, seed, self.configured(change), folder)
-        made_of = recipe(job)
-        kept = stored(job, made_of) is not None
-        if not kept:
-            self._run(job, made_of)
+    def _all(self, names: Iterator[str], number: int) -> list[Recorded]:
+        """These runs, each planned by the simulator as by the engine; none if one is missing."""
+        keys = [(name, number) for name in names]
+        if any(key not in self.runs.finished for key in keys):
+            return []
+        return [self._checked(name, self.runs.finished[name, n].folder) for name, n in keys]
+
+    def _recorded(self, regime: str) -> list[Recorded]:
+        return [self._checked(run.arm, run.folder) for run in self.runs.of(_engine(regime))]
+
+    def _checked(self, name: str, folder: Path) -> Recorded:
+        seen = self.study._seen
+        if folder in seen:
+            return seen[folder]
         (run,) = recorded_runs(str(folder))
         self._same_blocks(run)
         if difference := replayed(run):
             so = ", so there is nothing to compare"
             raise UserError([difference.told(name, run.steps.num_rows, so)])
         seconds = float(run.steps["end"][-1].as_py())
-        count, steps = run.requests.num_rows, run.steps.num_rows
-        there = ", there already" * kept
-        print(
-            f"{name}: {count} requests, {steps} steps in {seconds:.1f} s, all planned alike{there}"
+        self.runs.say(
+            f"{name}: {run.requests.num_rows} requests, {run.steps.num_rows} steps in "
+            f"{seconds:.1f} s, all planned alike"
         )
-        self.complete += 1
-        return run
-
-    def _run(self, job: Job, made_of: Recipe) -> None:
-        forget(job)
-        outcome = run_job(job, StoppableRecorder())
-        if isinstance(outcome, Failure):
-            raise UserError([f"{job.arm}: {outcome}"], expected=outcome.expected)
-        if not isinstance(outcome, Run):
-            raise KeyboardInterrupt
-        if not store(job, made_of):
-            raise ConfigError(f"{job.arm}: code or a file of it changed while it ran: begin anew")
+        return seen.setdefault(folder, run)
 
     def _same_blocks(self, run: Recorded) -> None:
-        self.machine = self.machine or run.machine
         for name in POOLS:
             wanted = run.config["memory"].get(name)
             if wanted is not None and run.machine[name] != wanted:
@@ -252,53 +222,99 @@ class _Bench:
                     "before: runs with other memory cannot be compared"
                 )
 
+    # -- what is asked for -------------------------------------------------------------------------
 
-def simulated(
-    config: Settings, machine: Settings, seed: int, cost: Fitted
-) -> tuple[dict[str, Any], pa.Table]:
-    """Summary and requests of a run of the engine, as the simulator has it."""
-    recorder, scheduler = Recorder(), scheduler_of(config, machine, Scheduler)
-    workload = backend_of(config).workload(config["workload"], seed)
-    # Where there is a bus, the engine lets blocks go out beside the computation.
-    simulate(scheduler, workload, cost, recorder, overlap=machine.get("cuda") is not None)
-    requests = recorder.requests_table()
-    return summarised(requests, recorder.steps_table(), machine), requests
+    @property
+    def machine(self) -> Settings:
+        """Facts of the first run; empty before it."""
+        first = (_calibration(next(iter(self.study.calibration))), self.seed + 100)
+        run = self.runs.finished.get(first)
+        return run.summary["machine"] if run else {}
 
+    def _arm(self, name: str, changes: Settings, seed: int, again: int = 0) -> Arm:
+        pinned = {f"memory.{pool}": self.machine[pool] for pool in POOLS if self.machine}
+        whole = {"backend.limit": None, "backend.hurry": 1}
+        every = {**whole, **pinned, **changes}
+        return Arm(name, self.overrides, every, seeds=[seed], repeats=[again])
 
-def summarised(requests: pa.Table, steps: pa.Table, machine: Settings) -> dict[str, Any]:
-    """The summary of a run, whoever made it."""
-    return summarise(
-        requests,
-        steps,
-        total_blocks=machine["blocks"],
-        block_size=machine["block_size"],
-        max_seqs=machine["max_seqs"],
-    )
+    def _of_its_own(self, change: Settings) -> Settings:
+        """A change whose workload is another, and none of the settings of the one that is there."""
+        rest = {key: value for key, value in change.items() if key != "workload"}
+        flat = dict(_flat(rest))
+        if "workload" in change:
+            own = {"_target_": SYNTHETIC, "max_len": self.config["workload"].get("max_len")}
+            flat["workload"] = {**own, **change["workload"]}
+        return flat
 
+    def _plans(self) -> dict[str, Settings]:
+        """The changes that make each regime: so many requests a second, for so many seconds."""
+        machine = self.machine
+        cost = fitted(log_of(self._calibrations(0), "the first calibration"))
+        count = max(CAPACITY, FULL * machine["max_seqs"])
+        most = requests_per_s(self._job(count), machine, cost)
+        plans: dict[str, Settings] = {}
+        for name, regime in self.study.regimes.items():
+            rate = float(f"{regime['load'] * most:.3g}")
+            blocks = max(round(regime.get("blocks", 1) * machine["blocks"]), 1)
+            plans[name] = {
+                "workload.rate": rate,
+                "workload.requests": max(round(rate * self.study.seconds), FEWEST),
+                "memory.blocks": blocks,
+            }
+        return plans
 
-def _pace(run: Recorded, cost: Fitted) -> float:
-    """How much longer than the model says the engine took for its steps."""
-    samples = samples_of(run.steps)
-    taken = sum(sample.seconds for sample in samples)
-    return taken / sum(predicted(cost, sample) for sample in samples) - 1
+    def _job(self, requests: int) -> Job:
+        """All of so many requests at once."""
+        burst = {"workload.rate": AT_ONCE, "workload.requests": requests}
+        (job,) = self.runs.jobs_of([self._arm("burst", burst, self.seed)], str)
+        return job
 
+    def _simulating(self, regime: str) -> Arm:
+        """The same requests in the simulator, as an arm like any other."""
+        (run, *_) = self._recorded(regime)
+        workload, memory = run.config["workload"], run.config["memory"]
+        changes = {
+            "workload.rate": workload["rate"],
+            "workload.requests": workload["requests"],
+            "memory.blocks": memory["blocks"],
+            "backend": {
+                "_target_": MODEL,
+                "engine": run.config["backend"],
+                "machine": run.machine,
+                "path": str(self.path),
+            },
+        }
+        return Arm(_simulated(regime), self.overrides, changes, seeds=[self.seed])
 
-def _doubts(regimes: Sequence[Regime]) -> list[str]:
-    """What a reader must know."""
-    doubts = []
-    last = max(regimes, key=lambda regime: regime.load)
-    if not any(summary["preemptions"] for summary in last.engine):
-        doubts.append(f"nobody was preempted under {last.name}: memory.blocks is too large")
-    spreads = {
-        (regime.name, key): found.spread
-        for regime in regimes
-        for key, found in regime.agreements().items()
-        if key in JUDGED and found.spread > UNEVEN
-    }
-    if spreads:
-        (name, key), most = max(spreads.items(), key=lambda item: item[1])
-        doubts.append(
-            f"the engine is far from itself: under {name} the {label_of(key)} of its runs differs "
-            f"by ± {100 * most:.0f} %, with which little can be shown; let nothing else run here"
+    # -- what is found -----------------------------------------------------------------------------
+
+    def _fit(self) -> Fitted:
+        fits = [run for again in range(self.study.repeats) for run in self._calibrations(again)]
+        return fitted(log_of(fits, f"{len(fits)} runs to calibrate on"))
+
+    def _regime(self, name: str, cost: Fitted) -> Regime:
+        (simulated,) = self.runs.of(_simulated(name))
+        settings = self.study.regimes[name]
+        return measured(
+            name, settings["load"], settings["tolerance"], self._recorded(name), simulated, cost
         )
-    return doubts
+
+
+def _calibration(name: str) -> str:
+    return f"calibration-{name}"
+
+
+def _engine(regime: str) -> str:
+    return f"{regime}, engine"
+
+
+def _simulated(regime: str) -> str:
+    return f"{regime}, simulator"
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

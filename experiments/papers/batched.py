@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, INK, QUEUED, key, margins, new_figure, tidy
+from pagedsim.run.study import Reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ class Batched(Reproduction):
                 arms[f"{load}, {variant}"] = [*base, *more]
         return arms
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         found = {
             load: {
                 name: [batched(run, settings["warm_up"]) for run in runs[f"{load}, {name}"]]

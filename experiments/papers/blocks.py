@@ -9,18 +9,18 @@ from statistics import fmean
 
 import numpy as np
 
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from experiments.studies.block_list import require_sizes
 from experiments.studies.slot_waste import unused_slots
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.metrics.files import read_json
+from pagedsim.metrics.files import RESULT, read_json
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.block_sizes import draw_blocks
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
-from pagedsim.report.result import RESULT
+from pagedsim.run.study import Reading
 from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.user_error import shown
 
@@ -128,7 +128,7 @@ class Blocks(Reproduction):
             for size in self.sizes
         }
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         latency = {
             name: {
                 load: [_latency(runs[_arm(load, s, name)]) for s in self.sizes]

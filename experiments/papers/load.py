@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.papers.load_curve import Curve, normalized_latency, ratio, sustained
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.result import Listing, Row
@@ -19,6 +19,7 @@ from pagedsim.metrics.study import Run
 from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import MUTED, key, looks, margins, new_figure, tidy
+from pagedsim.run.study import Reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,7 +115,7 @@ class LatencyUnderLoad(Reproduction):
                 if name in loads:
                     yield _varied(name, variant), Load(**{**settings, **loads[name]})
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         curves, singly = self._curves(runs, self.together), self._curves(runs, ())
         data = {
             "bound": self.bound,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.papers.memory_observed import KINDS
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.result import Listing, Row
@@ -30,6 +30,7 @@ from pagedsim.report.style import (
     new_figure,
     tidy,
 )
+from pagedsim.run.study import Reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ class MemoryUse(Reproduction):
             for system, changes in self.systems.items()
         }
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         found = {
             variant: {
                 system: [_shares(run, self.warm_up) for run in runs[_arm(system, variant)]]

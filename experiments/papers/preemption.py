@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from experiments.studies.block_list import require_sizes
 from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
@@ -17,6 +17,7 @@ from pagedsim.metrics.study import Run
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.preemption import draw_preemption
+from pagedsim.run.study import Reading
 
 LATENCY = "normalized_latency_mean"
 RECOMPUTE, SWAP = "recompute", "swap"
@@ -69,7 +70,7 @@ class Preemptions(Reproduction):
                     arms[_arm(way, size, name)] = [*of_size, f"preemption={way}", *changes]
         return arms
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         prices = {
             bus: {
                 length: [

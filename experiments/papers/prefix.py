@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from experiments.papers.sharing_case import (
     Case,
     Rates,
@@ -23,6 +23,7 @@ from pagedsim.core.errors import require_number
 from pagedsim.metrics.result import Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.study import Reading
 
 if TYPE_CHECKING:
     pass
@@ -60,7 +61,7 @@ class SharedPrefix(Reproduction):
             found |= case.arms(name, self.systems)
         return found
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         every = self._every
         rates = rates_of(every, runs, self.settled)
         saved = savings_of(every, runs, self.settled, next(iter(self.systems)))

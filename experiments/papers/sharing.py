@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.papers import load_curve
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from experiments.papers.sharing_case import (
     Case,
     arm_of,
@@ -31,6 +31,7 @@ from pagedsim.metrics.result import Listing, Row
 from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, MUTED, QUEUED, key, looks, margins, new_figure, tidy
+from pagedsim.run.study import Reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +105,7 @@ class Sharing(Reproduction):
                     found[_at(name, system, rate)] = arm
         return found
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         first = next(iter(self.systems))
         every = self._every
         rates = rates_of(every, runs, self.settled)

@@ -12,10 +12,10 @@ _ASIDE = 2
 
 
 @dataclass
-class Search:
+class Bisection:
     """Asks for one rate after another, and is told whether the objective was met at it.
 
-    What it asks next depends on the answers alone, so the same answers give the same search. From
+    What it asks next depends on the answers alone, so the same answers ask the same. From
     `start` the rate is doubled or halved until one rate meets the objective and one misses it, and
     the ratio between them is then halved until it is at most 1 + `tolerance`. At last a rate a
     little below and one a little above the edge are asked for: if one of them contradicts, chance

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from experiments.studies.attention_time import Decodes, attention_seconds
 from experiments.studies.block_list import require_sizes
 from experiments.studies.slot_waste import unused_slots
@@ -21,6 +21,7 @@ from pagedsim.metrics.study import Run
 from pagedsim.report.block_sizes import draw_sizes
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.machine import the_machine, threads
+from pagedsim.run.study import Reading
 
 E2E = "e2e_mean"
 
@@ -29,7 +30,7 @@ E2E = "e2e_mean"
 class BlockSizes(Reproduction):
     """The same requests under every block size; on the engine the kernel is timed, too."""
 
-    on_engine = True
+    backends = ("sim", "engine")
 
     sizes: Sequence[int]
     metrics: Sequence[str]
@@ -45,7 +46,7 @@ class BlockSizes(Reproduction):
     def arms(self) -> Mapping[str, Sequence[str]]:
         return {_arm(size): [f"memory.block_size={size}"] for size in self.sizes}
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         of = {size: runs[_arm(size)] for size in self.sizes}
         keys = list(dict.fromkeys([*keys_of(self.metrics), E2E]))
         found = {

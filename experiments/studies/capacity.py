@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 
-from experiments.studies.bisection import Search
-from experiments.studies.compare import Compare
-from experiments.studies.objective import Bound, bounds_of, missed, refuse_strangers
-from experiments.studies.probe import Probes
+from experiments.studies.bisection import Bisection
+from experiments.studies.compare import check_overrides
+from experiments.studies.objective import bounds_of, missed, refuse_strangers
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.metrics.notice import added_up
 from pagedsim.metrics.study import Run
 from pagedsim.report import capacity as report
 from pagedsim.report.percent import percent
-from pagedsim.run.check import check_arms, processes_of
-from pagedsim.run.command import command, typed
-from pagedsim.run.errand import Errand
-from pagedsim.run.failure import Failure, complaint_of
-from pagedsim.run.folder import kept_configuration
+from pagedsim.report.pictures import Drawing
+from pagedsim.run.command import key_of
+from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job
 from pagedsim.run.parts import backend_of
-from pagedsim.run.runs import Key
-from pagedsim.run.summaries import run_probes
-from pagedsim.user_error import Interruption, shown
+from pagedsim.run.runs import Key, Runs
+from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.typed import single
+
+RATE = "workload.rate"
+_WITHOUT_RATE = ("closed", "burst")
+"""Arrivals that nobody sets the pace of."""
 
 
 @dataclass(frozen=True)
-class Capacity(Errand):
+class Capacity(Study):
     """A search for each arm under each seed, in rounds: each asks every search for one run.
 
     `arms` are named overrides as in a comparison (None: `usual`); `bounds` maps latencies to
     seconds, or clients to such mappings; `tolerance` is how near the ends of an edge must be.
     """
+
+    backends = ("sim",)
+    why = "a search takes hundreds of runs; experiment=compare takes the engine at a rate"
+    whole = False
+    keeps_tables = False
 
     title: str
     question: str
@@ -45,170 +50,175 @@ class Capacity(Errand):
     baseline: str | None = None
     start: float | None = None
     tolerance: float = 0.02
-    seed: int = 0
-    jobs: int | None = None
-    report: bool = True
 
     def __post_init__(self) -> None:
         require_number("tolerance", self.tolerance, 0.001, 0.5)
         if self.start is not None:
             require_number("start", self.start, 1e-6)
         bounds_of(self.bounds)
-        self.plan()
+        check_overrides(self.searched)
+        for arm, changes in self.searched.items():
+            for change in changes:
+                if key_of(change) == RATE:
+                    raise ConfigError(f"arms.{arm}: {change}: is what the search varies")
+        if self.baseline is not None and self.baseline not in self.searched:
+            known = ", ".join(self.searched)
+            raise ConfigError(f"baseline={self.baseline}: must be one of the arms {known}")
 
-    def plan(self) -> Compare:
+    @property
+    def searched(self) -> Mapping[str, Sequence[str]]:
         """The arms."""
-        arms = self.usual if self.arms is None else self.arms
-        return Compare(self.title, self.question, arms, self.baseline)
+        return self.usual if self.arms is None else self.arms
 
-    def perform(self, folder: Path) -> None:
-        config = kept_configuration(folder)
-        if backend_of(config).alone:
-            raise ConfigError(
-                "backend=engine: a search takes hundreds of runs; experiment=capacity takes "
-                "backend=sim, and experiment=compare the engine at a rate"
-            )
-        start = self.start or config["workload"].get("rate")
-        if start is None:
-            start = backend_of(config).workload(config["workload"], self.seed).rate
-        probes = Probes(self.plan(), typed(), folder)
-        jobs = probes.first(start)
-        if refused := check_arms(probes.plan, jobs):
-            raise complaint_of(refused)
+    def ask(self, runs: Runs) -> list[Arm]:
+        return [
+            self.probe(search, rate, runs.command.seeds[0])
+            for search in Searches(self, runs).open
+            if (rate := search.next()) is not None
+        ]
+
+    def probe(self, search: Search, rate: float, first: int) -> Arm:
+        """An ordinary run at a rate; left out where seeds after the first change nothing."""
+        changes = self.searched[search.arm]
+        return Arm(probe_name(search.arm, rate), changes, {RATE: rate}, [search.seed], first)
+
+    def check(self, jobs: Sequence[Job]) -> None:
         bounds = bounds_of(self.bounds)
-        if any(bound.client is not None for bound in bounds):
-            for job in (job for job in jobs if not job.again):
+        for job in jobs:
+            if (arrivals := job.config["workload"].get("arrivals")) in _WITHOUT_RATE:
+                raise ConfigError(
+                    f"workload.arrivals={arrivals}: has no rate; a search needs one of "
+                    "poisson, gamma, fixed, or a trace's own"
+                )
+            if any(bound.client is not None for bound in bounds):
                 asked = backend_of(job.config).workload(job.config["workload"], job.seed)
                 refuse_strangers(bounds, asked.clients)
-        rounds = Rounds(jobs, probes, bounds, start, self.tolerance)
-        try:
-            rounds.run(processes_of(self.jobs, jobs))
-        except KeyboardInterrupt:
-            rounds.interrupted = True
-        self._tell(rounds, folder)
 
-    def _tell(self, rounds: Rounds, folder: Path) -> None:
-        """Show, write and complain."""
-        plan = self.plan()
-        baseline = plan.baseline or next(iter(plan.arms))
-        done = rounds.found(plan, baseline, self.tolerance)
-        if rounds.kept:
-            print(f"{rounds.kept} of {rounds.runs} runs were there already, and the same: kept")
-        report.show_capacity(done)
-        page = report.write_capacity(done, folder, self.report)
-        print(f"results   {shown(folder / 'result.json')}")
-        if page is not None:
-            print(f"report    {shown(page)}")
-        if rounds.interrupted:
-            over, total = len(done.arms), len(plan.arms)
-            raise Interruption(
-                f"{over} of {total} arms are searched to the end, after {rounds.runs} runs; the "
-                f"same command with hydra.run.dir={shown(folder)} goes on from there"
-            )
-        if rounds.failed:
-            raise complaint_of(rounds.failed)
+    def read(self, runs: Runs) -> Reading | None:
+        return Searches(self, runs).reading() if runs.finished else None
+
+    def key_of(self, arm: str) -> str:
+        return f"study.arms.{arm.rpartition(' at ')[0]}"
+
+    def progress(self, runs: Runs) -> str:
+        over = len(Searches(self, runs).over)
+        return (
+            f"{over} of {len(self.searched)} arms are searched to the end, after "
+            f"{len(runs.finished)} runs"
+        )
 
 
-@dataclass
-class Rounds:
-    """All searches, and what their probes gave."""
+def probe_name(arm: str, rate: float) -> str:
+    """What a probe's run is called."""
+    return f"{arm} at {rate:g} per s"
 
-    jobs: Sequence[Job]
-    """One for each arm and seed."""
-    probes: Probes
-    bounds: list[Bound]
-    start: float
-    tolerance: float
-    searches: dict[Key, Search] = field(default_factory=dict)
-    found_runs: dict[Key, dict[float, Run]] = field(default_factory=dict)
-    failed: dict[str, Failure] = field(default_factory=dict)
-    """By arm."""
-    changed: set[str] = field(default_factory=set)
-    runs: int = 0
-    kept: int = 0
-    repeated: bool = False
-    interrupted: bool = False
 
-    def run(self, processes: int | None) -> None:
-        """Rounds of runs until no search has anything to ask."""
-        for job in self.jobs:
-            self.searches[job.arm, job.seed] = Search(self.start, self.tolerance)
-            self.found_runs[job.arm, job.seed] = {}
-        number = 0
-        while not self.interrupted and (asked := self._asked()):
-            number += 1
-            print(f"round {number}: {len(asked)} runs", file=sys.stderr, flush=True)
-            self._round(asked, processes)
+class Search(Bisection):
+    """That of one arm under one seed."""
 
-    def _asked(self) -> list[Job]:
-        """The next probe of every search that has one."""
-        jobs = []
-        for job in self.jobs:
-            search = self.searches.get((job.arm, job.seed))
-            if search is None or job.arm in self.failed:
-                continue
-            if (rate := search.next()) is not None:
-                jobs.append(self.probes.at(job, rate))
-        return jobs
+    def __init__(self, arm: str, seed: int, start: float, tolerance: float) -> None:
+        super().__init__(start, tolerance)
+        self.arm, self.seed = arm, seed
+        self.runs: dict[float, Run] = {}
 
-    def _round(self, asked: Sequence[Job], processes: int | None) -> None:
-        runs = run_probes(asked, processes)
-        self.interrupted = runs.interrupted
-        self.changed |= runs.changed
-        self.kept += runs.kept
-        self.runs += len(runs.finished)
-        for (arm, _), failure in runs.failed.items():
-            self.failed.setdefault(arm, failure)
-        for job in asked:
-            key, rate = (job.arm, job.seed), job.config["workload"]["rate"]
-            if run := runs.finished.get(key):
-                self.found_runs[key][rate] = run
-                self.searches[key].tell(rate, self._met(run))
-            elif key not in runs.failed and not runs.interrupted:
-                del self.searches[key]  # under every seed the workload is the same
-                self.repeated = True
+    @property
+    def key(self) -> Key:
+        """Its arm and seed."""
+        return self.arm, self.seed
 
-    def _met(self, run: Run) -> bool:
-        return bool(run.summary["finished"]) and not missed(self.bounds, run.summary)
+
+class Searches:
+    """All searches, as far as their probes have come."""
+
+    def __init__(self, study: Capacity, runs: Runs) -> None:
+        self.study, self.runs = study, runs
+        self.bounds = bounds_of(study.bounds)
+        start = study.start or runs.config["workload"].get("rate")
+        if start is None:
+            config = runs.config
+            start = backend_of(config).workload(config["workload"], config["seed"]).rate
+        self.searches: dict[Key, Search] = {}
+        self.failed: dict[str, Failure] = {}
+        """By arm."""
+        for seed in runs.command.seeds:
+            for arm in study.searched:
+                search = Search(arm, seed, start, study.tolerance)
+                if self._replay(search):
+                    self.searches[search.key] = search
+
+    def _replay(self, search: Search) -> bool:
+        """Tell a search of its probes; False where another seed gives the same requests."""
+        while (rate := search.next()) is not None:
+            key = probe_name(search.arm, rate), search.seed
+            if key in self.runs.repeated:
+                return False
+            if failure := self.runs.failed.get(key):
+                self.failed.setdefault(search.arm, failure)
+            if (run := self.runs.finished.get(key)) is None:
+                break
+            search.runs[rate] = run
+            met = bool(run.summary["finished"]) and not missed(self.bounds, run.summary)
+            search.tell(rate, met)
+        return True
+
+    @property
+    def open(self) -> list[Search]:
+        """Those that have something to ask."""
+        every = self.searches.values()
+        return [s for s in every if s.arm not in self.failed and s.next() is not None]
+
+    @property
+    def over(self) -> list[str]:
+        """The arms that are searched to the end."""
+        open_arms = {search.arm for search in self.open} | self.failed.keys()
+        return [arm for arm in self.study.searched if arm not in open_arms]
 
     # -- what came of it ---------------------------------------------------------------------------
 
-    def found(self, plan: Compare, baseline: str, tolerance: float) -> report.Capacity:
+    def reading(self) -> Reading:
         """Everything, for a report."""
-        whole = [arm for arm in plan.arms if arm not in self.failed and self._over(arm)]
+        study, whole = self.study, self.over
         failed = {arm: str(failure) for arm, failure in self.failed.items()}
-        left = [arm for arm in plan.arms if arm not in failed and arm not in whole]
+        left = [arm for arm in study.searched if arm not in failed and arm not in whole]
         failed |= dict.fromkeys(left, "the search was interrupted")
-        return report.Capacity(
-            title=plan.title,
-            question=plan.question,
-            command=command(typed("tracking", "jobs", "hydra")),
+        done = report.Capacity(
             bounds=[report.Bounded(b.name, b.key, b.seconds) for b in self.bounds],
-            tolerance=tolerance,
+            tolerance=study.tolerance,
             arms=[self._arm(arm) for arm in whole],
-            baseline=baseline,
+            baseline=study.baseline or next(iter(study.searched)),
             failed=failed,
+        )
+        commands = {arm.name: arm.command for arm in done.arms if not arm.nowhere}
+        return Reading(
+            finding=done.lines(),
+            listings=[done.listing()] if done.arms else [],
             notes=self._notes(whole),
+            data=done.data(),
+            drawings={"capacity": _drawing(done)} if done.arms else {},
+            table=done.table(),
+            again={f"The run at the rate found, first seed: {a}": c for a, c in commands.items()},
+            failed=failed,
         )
 
-    def _keys(self, arm: str) -> list[Key]:
-        return [key for key in self.searches if key[0] == arm]
-
-    def _over(self, arm: str) -> bool:
-        return all(self.searches[key].next() is None for key in self._keys(arm))
+    def _of(self, arm: str) -> list[Search]:
+        return [search for search in self.searches.values() if search.arm == arm]
 
     def _arm(self, arm: str) -> report.Arm:
-        keys = self._keys(arm)
-        first = next(job for job in self.jobs if (job.arm, job.seed) == keys[0])
-        low = self.searches[keys[0]].low
-        edges = tuple(self._edge(key) for key in keys)
-        return report.Arm(arm, edges, self.probes.typed(self.probes.at(first, low)) if low else "")
+        first, *_ = searches = self._of(arm)
+        edges = tuple(map(self._edge, searches))
+        return report.Arm(arm, edges, self._typed(first, first.low) if first.low else "")
 
-    def _edge(self, key: Key) -> report.Edge:
-        search, runs = self.searches[key], self.found_runs[key]
-        probes = {rate: self._probe(rate, runs[rate]) for rate in sorted(runs)}
+    def _typed(self, search: Search, rate: float) -> str:
+        """The command of an ordinary run that does the same as a probe."""
+        command, probe = self.runs.command, self.study.probe(search, rate, search.seed)
+        config = command.configured(self.study.key_of(probe.name), probe.overrides, probe.changes)
+        job = Job(probe.name, search.seed, config, command.folder)
+        return single(command, [*probe.overrides, f"{RATE}={rate:g}"], job)
+
+    def _edge(self, search: Search) -> report.Edge:
+        probes = {rate: self._probe(rate, search.runs[rate]) for rate in sorted(search.runs)}
         return report.Edge(
-            seed=key[1],
+            seed=search.seed,
             probes=tuple(probes.values()),
             low=None if search.low is None else probes[search.low],
             high=None if search.high is None else probes[search.high],
@@ -228,31 +238,30 @@ class Rounds:
 
     def _notes(self, arms: Sequence[str]) -> list[str]:
         notes = []
-        if self.repeated:
+        if self.runs.repeated:
             notes.append("under every seed the workload is the same, so each arm has one search")
-        if self.changed:
-            names = ", ".join(sorted(self.changed))
+        if self.runs.changed:
+            names = ", ".join(sorted(self.runs.changed))
             notes.append(f"the code or a file of {names} changed on the way: run it again")
-        edges = [(arm, key) for arm in arms for key in self._keys(arm)]
-        for arm, key in edges:
-            if rates := self.searches[key].contradictions:
-                high = self.searches[key].high
+        searches = [search for arm in arms for search in self._of(arm)]
+        for search in searches:
+            if rates := search.contradictions:
                 met = ", ".join(f"{rate:g}" for rate in rates)
                 notes.append(
-                    f"{arm}, seed {key[1]}: missed at {high:g}/s, and yet met at {met}/s: there "
-                    "chance decides"
+                    f"{search.arm}, seed {search.seed}: missed at {search.high:g}/s, and yet met "
+                    f"at {met}/s: there chance decides"
                 )
-        return [*notes, *self._hidden(edges), *self._of_requests(arms)]
+        return [*notes, *self._hidden(searches), *self._of_requests(arms)]
 
-    def _hidden(self, edges: Sequence[tuple[str, Key]]) -> list[str]:
+    def _hidden(self, searches: Sequence[Search]) -> list[str]:
         """Whether the runs are too short to show an overload that lasts."""
         bounds = [bound.seconds for bound in self.bounds if bound.key.startswith("ttft")]
         hidden: dict[str, float] = {}
-        for arm, key in edges:
-            if bounds and (low := self.searches[key].low):
-                lasted = self.found_runs[key][low].summary["requests"] / low
-                hidden[arm] = max(hidden.get(arm, 0.0), min(bounds) / lasted)
-        over = {arm: share for arm, share in hidden.items() if share > self.tolerance}
+        for search in searches:
+            if bounds and (low := search.low):
+                lasted = search.runs[low].summary["requests"] / low
+                hidden[search.arm] = max(hidden.get(search.arm, 0.0), min(bounds) / lasted)
+        over = {arm: share for arm, share in hidden.items() if share > self.study.tolerance}
         if not over:
             return []
         arm = max(over, key=lambda one: over[one])
@@ -265,7 +274,16 @@ class Rounds:
         """What the runs at the rates found say of their requests, each line once."""
         whose: dict[str, list[str]] = {}
         for arm in arms:
-            keys = [(key, low) for key in self._keys(arm) if (low := self.searches[key].low)]
-            for text in added_up([self.found_runs[key][low].summary for key, low in keys]):
+            lows = [search.runs[low] for search in self._of(arm) if (low := search.low)]
+            for text in added_up([run.summary for run in lows]):
                 whose.setdefault(text, []).append(arm)
         return [text if who == arms else f"{', '.join(who)}: {text}" for text, who in whose.items()]
+
+
+def _drawing(done: report.Capacity) -> Drawing:
+    caption = (
+        "The rate found for each arm; in its colour below every probe under seed "
+        f"{done.arms[0].edges[0].seed} is a point, hollow where it missed any bound; dashed: this "
+        "bound. On the grey front nothing serves more requests a second at a lower latency."
+    )
+    return Drawing("Rate against latency", caption, partial(report.draw_capacity, done))

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
 from pagedsim.metrics.catalogue import keys_of
+from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.finding import finding
+from pagedsim.metrics.study import METRICS
+from pagedsim.report.plots import drawings_of
+from pagedsim.run.command import group_of
+from pagedsim.run.job import Job
+from pagedsim.run.publish import arms_of
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import Arm, Reading, Study
 
-METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
 _NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
 """What there is once in a study, whatever its arms."""
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(Study):
     """What to compare, and how to say it.
 
     `arms` maps a name to overrides, as one would type them; `baseline` is the arm that the others
     are held against (the first, if not given); `metrics` are the columns of the table; `swept` is
     the setting that the arms vary, where they are points of a sweep.
     """
+
+    whole = False
 
     title: str
     question: str
@@ -31,15 +40,7 @@ class Compare:
     swept: str | None = None
 
     def __post_init__(self) -> None:
-        if not _names(self.arms):
-            raise ConfigError(f"arms={self.arms}: must be a mapping of names to overrides")
-        for arm, changes in self.arms.items():
-            if not _texts(changes):
-                raise ConfigError(
-                    f'arms.{arm}={changes}: must be a list of overrides, such as ["policy=fcfs"]'
-                )
-            for change in changes:
-                refuse_of_an_arm(f"arms.{arm}: {change}", change)
+        check_overrides(self.arms)
         if self.baseline is not None and self.baseline not in self.arms:
             raise ConfigError(
                 f"baseline={self.baseline}: must be one of the arms {', '.join(self.arms)}"
@@ -51,19 +52,55 @@ class Compare:
         except ConfigError as error:
             raise ConfigError(f"metrics: {error}") from error
 
+    def ask(self, runs: Runs) -> list[Arm]:
+        return [Arm(name, changes) for name, changes in self.arms.items()]
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        objective = any(b is not None for job in jobs for b in job.config["slo"].values())
+        if "goodput_per_s" in keys_of(self.metrics) and not objective:
+            raise ConfigError(
+                "study.metrics: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="
+            )
+
+    def read(self, runs: Runs) -> Reading | None:
+        arms = arms_of(self, runs)
+        if not arms.runs:
+            return None
+        keys = keys_of(arms.metrics)
+        means = {
+            arm: {key: estimate(list(values_of(arms, arm, key).values())).mean for key in keys}
+            for arm in arms.arms
+        }
+        return Reading(
+            finding=[sentence for sentence in finding(arms) if sentence],
+            notes=arms.notes,
+            data={"means": means},
+            drawings=drawings_of(arms),
+            compares=True,
+            headline=["sweep"] if arms.swept else ["effect"] if len(arms.arms) > 1 else [],
+        )
+
     def key_of(self, arm: str) -> str:
-        """The setting that an arm comes from, for an error about it."""
         return f"study.arms.{arm}" if self.swept is None else f"study.over={self.swept}"
+
+
+def check_overrides(arms: object) -> None:
+    """Raise ConfigError unless `arms` maps names to lists of overrides that an arm may have."""
+    if not isinstance(arms, Mapping) or not arms:
+        raise ConfigError(f"arms={arms}: must be a mapping of names to overrides")
+    for arm, changes in arms.items():
+        if not _texts(changes):
+            raise ConfigError(
+                f'arms.{arm}={changes}: must be a list of overrides, such as ["policy=fcfs"]'
+            )
+        for change in changes:
+            refuse_of_an_arm(f"arms.{arm}: {change}", change)
 
 
 def refuse_of_an_arm(where: str, change: str) -> None:
     """Raise ConfigError for an override of what belongs to the study as a whole."""
-    if re.split(r"[.=@]", change.lstrip("+~"))[0] in _NOT_OF_AN_ARM:
+    if group_of(change) in _NOT_OF_AN_ARM:
         raise ConfigError(f"{where}: is the study's own, and the same for all arms")
-
-
-def _names(value: object) -> bool:
-    return isinstance(value, Mapping) and len(value) > 0
 
 
 def _texts(value: object) -> bool:

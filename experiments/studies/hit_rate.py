@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from pagedsim.core import ConfigError
-from pagedsim.metrics.files import write_json
 from pagedsim.metrics.notice import added_up
+from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import percent
-from pagedsim.run.errand import Errand
-from pagedsim.run.folder import kept_configuration
 from pagedsim.run.job import Job
 from pagedsim.run.parts import backend_of
-from pagedsim.run.summaries import run_probes
-from pagedsim.user_error import Interruption, UserError, shown
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import Arm, Reading, Study
 from pagedsim.workload import Workload
 
 
@@ -54,50 +52,68 @@ def ideal(workload: Workload, block: int) -> Ideal:
 
 
 @dataclass(frozen=True)
-class HitRate(Errand):
+class HitRate(Study):
     """One run, of which only the cache is of interest."""
 
-    seed: int = 0
+    title: str
+    question: str
 
-    def perform(self, folder: Path) -> None:
-        config = kept_configuration(folder)
+    keeps_tables = False  # those of a long trace are large, and nothing of them is shown
+
+    def ask(self, runs: Runs) -> Sequence[Arm]:
+        return [Arm("run", seeds=[runs.config["seed"]])]
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        config = jobs[0].config
         if config["memory"].get("kind") != "prefix":
             raise ConfigError(f"memory.kind={config['memory'].get('kind')}: must be prefix")
-        workload = backend_of(config).workload(config["workload"], self.seed)
-        if workload.prompts is None:
+        if _workload(jobs[0]).prompts is None:
             raise ConfigError(
                 "workload: says nothing of what is in its prompts; workload=mooncake does, and "
                 "workload.prefixes"
             )
-        block = config["memory"]["block_size"]
-        job = Job("run", self.seed, config, folder / "runs" / "run" / f"seed-{self.seed}")
-        runs = run_probes([job], 1)
-        if runs.interrupted:
-            raise Interruption("")
-        if runs.failed:
-            raise UserError([str(failure) for failure in runs.failed.values()])
-        summary = runs.finished["run", self.seed].summary
-        best = ideal(workload, block)
-        cached = int(summary["cached_tokens"])
-        record = {
-            "requests": len(workload),
-            "block_size": block,
-            "memory_blocks": summary["total_blocks"],
-            "ideal": best._asdict(),
-            "cached_tokens": cached,
-            "share_of_blocks": cached / block / best.blocks,
-            "ideal_share_of_blocks": best.found / best.blocks,
-            "share_of_tokens": cached / best.tokens,
-            "ideal_share_of_tokens": best.found_tokens / best.tokens,
+
+    def read(self, runs: Runs) -> Reading:
+        (job,) = runs.jobs
+        summary = runs.finished["run", job.number].summary
+        block = job.config["memory"]["block_size"]
+        best, cached = ideal(_workload(job), block), int(summary["cached_tokens"])
+        shares = {
+            "blocks": (cached / block / best.blocks, best.found / best.blocks),
+            "tokens": (cached / best.tokens, best.found_tokens / best.tokens),
         }
-        write_json(folder / "result.json", record)
-        print(
-            f"{len(workload):,} requests, {best.blocks:,} blocks of {block} tokens in their "
-            f"prompts; a memory of {summary['total_blocks']:,} blocks"
+        return Reading(
+            finding=[
+                f"The cache finds {percent(found, 2)} of the {what} of {summary['requests']:,} "
+                f"prompts; with a memory that forgets nothing there are {percent(most, 2)} to find."
+                for what, (found, most) in shares.items()
+            ],
+            listings=[
+                Listing(
+                    f"Found in {best.blocks:,} blocks of {block} tokens, of which memory holds "
+                    f"{summary['total_blocks']:,}",
+                    ["share of", "found", "ideally"],
+                    [[what, *(percent(one, 2) for one in both)] for what, both in shares.items()],
+                )
+            ],
+            notes=added_up([summary]),
+            data={
+                "requests": summary["requests"],
+                "block_size": block,
+                "memory_blocks": summary["total_blocks"],
+                "ideal": best._asdict(),
+                "cached_tokens": cached,
+                "share_of_blocks": shares["blocks"][0],
+                "ideal_share_of_blocks": shares["blocks"][1],
+                "share_of_tokens": shares["tokens"][0],
+                "ideal_share_of_tokens": shares["tokens"][1],
+            },
+            table=[
+                {"of": what, "found": found, "ideal": most}
+                for what, (found, most) in shares.items()
+            ],
         )
-        for what in ("blocks", "tokens"):
-            share, most = record[f"share_of_{what}"], record[f"ideal_share_of_{what}"]
-            print(f"found     {percent(share, 2)} of {what}; ideally {percent(most, 2)}")
-        for note in added_up([summary]):
-            print(f"note: {note}")
-        print(f"results   {shown(folder / 'result.json')}")
+
+
+def _workload(job: Job) -> Workload:
+    return backend_of(job.config).workload(job.config["workload"], job.seed)

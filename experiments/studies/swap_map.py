@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from experiments.papers.reproduction import Reading, Reproduction
+from experiments.papers.reproduction import Reproduction
 from experiments.studies.block_list import require_sizes
 from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
@@ -20,6 +20,7 @@ from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.swap_map import draw_map
 from pagedsim.run.backend import Backend
+from pagedsim.run.study import Reading
 
 THROUGHPUT = "output_tokens_per_s"
 SLOWER = 0.2
@@ -51,7 +52,7 @@ class SwapMap(Reproduction):
     block size, and whole runs are of `usual` blocks.
     """
 
-    on_engine = True
+    backends = ("sim", "engine")
 
     backend: Backend
     models: Sequence[str]
@@ -111,7 +112,7 @@ class SwapMap(Reproduction):
                 else:  # for its prices alone
                     yield f"{way}, blocks of {size}", [*base, "workload.requests=1"]
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         return self._read_engine(runs) if self.backend.alone else self._read(runs)
 
     # -- in the simulator --------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.studies.compare import METRICS, Compare, refuse_of_an_arm
+from experiments.studies.compare import Compare, refuse_of_an_arm
 from pagedsim.core import ConfigError
+from pagedsim.metrics.study import METRICS
 
 
 def sweep(

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.studies.compare import Compare
 from experiments.studies.tune_space import Setting, space_of
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
-from pagedsim.metrics.catalogue import metric_of
+from pagedsim.metrics.catalogue import keys_of, metric_of
 from pagedsim.metrics.compare import value_of
 from pagedsim.report import tune as report
-from pagedsim.run.check import check_arms, processes_of
-from pagedsim.run.command import command, typed
-from pagedsim.run.errand import Errand
-from pagedsim.run.failure import Failure, complaint_of
-from pagedsim.run.folder import kept_configuration
+from pagedsim.report.pictures import Drawing
+from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job
-from pagedsim.run.parts import backend_of
-from pagedsim.run.runs import jobs_of
-from pagedsim.run.summaries import run_probes
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import Arm, Reading, Study
 from pagedsim.run.typed import single
-from pagedsim.user_error import Interruption, shown
 
 if TYPE_CHECKING:
     import optuna
 
 DEFAULT = "as it stands"
 """The name of the arm that changes nothing."""
-_OTHER_SEEDS = 1000
+OTHER_SEEDS = 1000
 """So far from the seeds of the search are those that the best is confirmed under."""
 
 Values = Mapping[int, float]
@@ -41,13 +35,17 @@ Values = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Tune(Errand):
+class Tune(Study):
     """`trials` settings out of `space`, each run under every seed, for the best mean of `goal`.
 
     They are asked for `batch` at a time, so that the search does not depend on how many
-    processes there are. What has been run is kept, and since the sampler is seeded, the same
-    command asks for the same settings again: so it goes on where it ended.
+    processes there are. The sampler is seeded: the same answers make it ask the same.
     """
+
+    backends = ("sim",)
+    why = "a search takes many runs"
+    whole = False
+    keeps_tables = False
 
     title: str
     question: str
@@ -55,9 +53,8 @@ class Tune(Errand):
     goal: str = "goodput_per_s"
     trials: int = 40
     batch: int = 4
-    seed: int = 0
-    jobs: int | None = None
-    report: bool = True
+    _searches: list[Search] = field(default_factory=list, init=False, repr=False)
+    """The one that is under way, since to ask for all trials again takes long."""
 
     def __post_init__(self) -> None:
         if find_spec("optuna") is None:
@@ -75,94 +72,53 @@ class Tune(Errand):
             raise ConfigError(f"goal={self.goal}: neither more nor less of it is better")
         space_of(self.space)
 
-    def perform(self, folder: Path) -> None:
-        config = kept_configuration(folder)
-        if backend_of(config).alone:
-            raise ConfigError("backend=engine: a search takes many runs; tune takes backend=sim")
-        runs = Runs(self, folder)
-        search = Search(self, runs)
-        try:
-            search.run()
-        except KeyboardInterrupt:
-            search.interrupted = True
-        if not search.values:
-            raise Interruption("") if search.interrupted else complaint_of(search.failed)
-        done = search.found()
-        report.show_tuning(done)
-        page = report.write_tuning(done, folder, self.report)
-        print(f"results   {shown(folder / 'result.json')}")
-        if page is not None:
-            print(f"report    {shown(page)}")
-        if search.interrupted:
-            raise Interruption(
-                f"{len(search.told)} of {self.trials} trials are complete; the same command with "
-                f"hydra.run.dir={shown(folder)} goes on from there"
+    def ask(self, runs: Runs) -> list[Arm]:
+        if not runs.jobs:
+            self._check_space(runs)
+        return self._search(runs).ask()
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        objective = any(b is not None for job in jobs for b in job.config["slo"].values())
+        if "goodput_per_s" in keys_of([self.goal]) and not objective:
+            raise ConfigError(
+                "study.goal: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="
             )
-        if search.failed:
-            raise complaint_of(search.failed)
 
+    def read(self, runs: Runs) -> Reading | None:
+        search = self._search(runs)
+        return search.reading() if search.values else None
 
-class Runs:
-    """Runs lists of overrides under every seed."""
+    def progress(self, runs: Runs) -> str:
+        told = len(self._search(runs).told)
+        return f"{told} of {self.trials} trials are complete"
 
-    def __init__(self, tune: Tune, folder: Path) -> None:
-        self._tune, self._folder = tune, folder
-        self._overrides = typed()
-        self.processes: int | None = None
-        self.check()
+    def key_of(self, arm: str) -> str:
+        return "study" if arm == DEFAULT else "study.space"
 
-    def check(self) -> None:
-        """Raise for what is wrong whatever is tuned, and for keys that are not there."""
-        try:
-            for setting in space_of(self._tune.space):
-                for value in setting.telling:
-                    self.jobs({setting.key: [setting.override(value)]})
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("study.arms.", "study.space.", 1)) from error
-        jobs = self.jobs({DEFAULT: []})
-        self.processes = processes_of(self._tune.jobs, jobs)
-        plan = Compare("", "", {DEFAULT: []}, metrics=[self._tune.goal])
-        if refused := check_arms(plan, jobs):
-            raise complaint_of(refused)
+    def _search(self, runs: Runs) -> Search:
+        if not self._searches:
+            self._searches.append(Search(self, runs))
+        return self._searches[0]
 
-    def jobs(self, arms: Mapping[str, Sequence[str]], seeds_on: int = 0) -> list[Job]:
-        """Every arm under every seed, or under as many seeds so far on."""
-        jobs = jobs_of(Compare("", "", arms), self._overrides, self._folder)
-        return [
-            replace(
-                job,
-                seed=job.seed + seeds_on,
-                folder=job.folder.with_name(f"seed-{job.seed + seeds_on}"),
-            )
-            for job in jobs
-        ]
-
-    def goals(self, jobs: Sequence[Job]) -> tuple[dict[str, Values], dict[str, Failure], bool]:
-        """The goal of each arm by seed, what failed, and whether it was interrupted."""
-        runs = run_probes(jobs, self.processes)
-        found: dict[str, dict[int, float]] = {}
-        for (arm, seed), run in sorted(runs.finished.items()):
-            found.setdefault(arm, {})[seed] = value_of(run.summary, self._tune.goal)
-        failed = {arm: failure for (arm, _), failure in runs.failed.items()}
-        whole = {arm: values for arm, values in found.items() if arm not in failed}
-        return ({} if runs.interrupted else dict(whole)), failed, runs.interrupted
-
-    def single(self, changes: Sequence[str], job: Job) -> str:
-        """The command that runs the same again."""
-        return single([*self._overrides, *changes], job)
+    def _check_space(self, runs: Runs) -> None:
+        """Raise ConfigError for keys that are not there, and for ends of ranges that cannot be."""
+        for setting in space_of(self.space):
+            for value in setting.telling:
+                where = f"study.space.{setting.key}"
+                runs.command.configured(where, [setting.override(value)])
 
 
 class Search:
-    """Trials, batch after batch, and what came of them."""
+    """Trials, batch after batch, and what came of them, as far as there are runs."""
 
     def __init__(self, tune: Tune, runs: Runs) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.tune, self._runs = tune, runs
+        self.tune, self.runs = tune, runs
         self.space: list[Setting] = space_of(tune.space)
         self.more = metric_of(tune.goal).better > 0
-        sampler = optuna.samplers.TPESampler(seed=tune.seed)
+        sampler = optuna.samplers.TPESampler(seed=runs.config["seed"])
         self.study = optuna.create_study(
             direction="maximize" if self.more else "minimize", sampler=sampler
         )
@@ -173,23 +129,50 @@ class Search:
         """The arm of each trial, in order."""
         self.failed: dict[str, Failure] = {}
         self.confirmed: dict[str, Values] = {}
-        self.interrupted = False
+        self._rounds = self._all()
 
-    def run(self) -> None:
-        """All trials, and then the best and the default under other seeds."""
-        self._serve([DEFAULT])
-        while not self.interrupted and len(self.study.trials) < self.tune.trials:
+    def ask(self) -> list[Arm]:
+        """What is to run next; nothing at the end."""
+        return next(self._rounds, [])
+
+    def _all(self) -> Iterator[list[Arm]]:
+        """The default, all trials, and then the best and the default under other seeds."""
+        seeds = self.runs.command.seeds
+        yield from self._until([DEFAULT], seeds)
+        while len(self.study.trials) < self.tune.trials:
             left = self.tune.trials - len(self.study.trials)
             asked = [self._ask() for _ in range(min(self.tune.batch, left))]
-            self._serve([arm for _, arm in asked])
-            if not self.interrupted:
-                self._tell(asked)
-                last = len(self.study.trials)
-                print(f"{last} of {self.tune.trials} trials", file=sys.stderr, flush=True)
-        if not self.interrupted and self.values:
-            arms = {arm: self.changes[arm] for arm in dict.fromkeys([DEFAULT, self.best])}
-            jobs = self._runs.jobs(arms, seeds_on=_OTHER_SEEDS)
-            self.confirmed, _, self.interrupted = self._runs.goals(jobs)
+            yield from self._until([arm for _, arm in asked], seeds)
+            self._tell(asked)
+            done = len(self.study.trials)
+            print(f"{done} of {self.tune.trials} trials", file=sys.stderr, flush=True)
+        if self.values:
+            others = [seed + OTHER_SEEDS for seed in seeds]
+            yield from self._until([DEFAULT, self.best], others, confirm=True)
+
+    def _until(
+        self, arms: Sequence[str], seeds: Sequence[int], confirm: bool = False
+    ) -> Iterator[list[Arm]]:
+        """Ask for these until each has run."""
+        while missing := self._missing(arms, seeds, confirm):
+            yield missing
+
+    def _missing(self, arms: Sequence[str], seeds: Sequence[int], confirm: bool) -> list[Arm]:
+        """Those of the arms that have not run; notes the goals of the others."""
+        into = self.confirmed if confirm else self.values
+        missing = []
+        for arm in dict.fromkeys(arms):
+            keys = [(arm, seed) for seed in seeds]
+            wanted = [key for key in keys if key not in self.runs.repeated]
+            failures = [self.runs.failed[key] for key in wanted if key in self.runs.failed]
+            if failures:
+                self.failed[arm] = failures[0]
+            elif all(key in self.runs.finished for key in wanted):
+                found = {n: self.runs.finished[arm, n].summary for _, n in wanted}
+                into[arm] = {n: value_of(one, self.tune.goal) for n, one in found.items()}
+            else:
+                missing.append(Arm(arm, self.changes[arm], seeds=seeds))
+        return missing
 
     def _ask(self) -> tuple[optuna.Trial, str]:
         trial = self.study.ask({setting.key: setting.distribution() for setting in self.space})
@@ -197,14 +180,6 @@ class Search:
         name = " ".join(changes)
         self.changes[name] = changes
         return trial, name
-
-    def _serve(self, arms: Sequence[str]) -> None:
-        """Run those of the arms that were not run before."""
-        new = {arm: self.changes[arm] for arm in arms if arm not in {*self.values, *self.failed}}
-        if new:
-            values, failed, self.interrupted = self._runs.goals(self._runs.jobs(new))
-            self.values |= values
-            self.failed |= failed
 
     def _tell(self, asked: Sequence[tuple[optuna.Trial, str]]) -> None:
         import optuna
@@ -222,24 +197,41 @@ class Search:
         pick: Any = max if self.more else min
         return str(pick(self.values, key=lambda arm: report.mean(self.values[arm])))
 
-    def found(self) -> report.Tuning:
+    def reading(self) -> Reading:
         """Everything, for a report."""
         tune, best = self.tune, self.best
-        jobs = self._runs.jobs({best: self.changes[best]})
-        return report.Tuning(
-            title=tune.title,
-            question=tune.question,
-            command=command(typed("tracking", "jobs", "hydra")),
+        done = report.Tuning(
             goal=tune.goal,
             default=self.values.get(DEFAULT, {}),
             trials=tuple((tuple(self.changes[arm]), self.values[arm]) for arm in self.told),
             best=tuple(self.changes[best]),
-            best_command=self._runs.single(self.changes[best], jobs[0]),
+            best_command=self._typed(best),
             confirmed_default=self.confirmed.get(DEFAULT, {}),
             confirmed_best=self.confirmed.get(best, {}),
             importance=dict(self._importance()),
             failed={arm: str(failure) for arm, failure in self.failed.items()},
         )
+        caption = (
+            "A point a trial, the mean over its seeds; the line is the best so far. Dashed: as it "
+            "stands."
+        )
+        picture = Drawing("The search", caption, partial(report.draw_tuning, done))
+        return Reading(
+            finding=done.lines(),
+            listings=done.listings(),
+            data=done.data(),
+            drawings={"tune": picture} if done.trials else {},
+            table=done.table(),
+            again={"The best of its trials": done.best_command},
+            used={"again": done.best_command},
+            failed=done.failed,
+        )
+
+    def _typed(self, arm: str) -> str:
+        """The command that runs the same again."""
+        command, changes = self.runs.command, self.changes[arm]
+        config = command.configured(self.tune.key_of(arm), changes)
+        return single(command, changes, Job(arm, command.seeds[0], config, command.folder))
 
     def _importance(self) -> Iterator[tuple[str, float]]:
         """Which share of what the goal varies each setting explains, the largest first."""

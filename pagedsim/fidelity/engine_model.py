@@ -1,9 +1,10 @@
-"""The simulator's twin of an engine: its limits and blocks, its prices, its model and machine."""
+"""The simulator made from an engine: its limits and blocks, its prices, its model and machine."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -12,16 +13,56 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.run.backend import Settings
+from pagedsim.metrics.recorder import Recorder
+from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.objects import make
 from pagedsim.run.server import server_of
 from pagedsim.server import ServerSpec
+from pagedsim.sim.cost import CostModel, Fitted
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
+from pagedsim.sim.simulate import simulate
+from pagedsim.workload import Workload
 
 S = TypeVar("S", bound=Scheduler)
+
+
+@dataclass(frozen=True)
+class EngineModel(Backend):
+    """The simulator in the place of an engine: its workload and limits, step times from a fit."""
+
+    engine: Backend
+    """The engine's own settings, which say how much of a workload it serves."""
+    machine: Mapping[str, Any]
+    """Facts of the engine, as its runs have them."""
+    path: str
+    """A cost.json that was fitted to the engine's steps."""
+
+    def workload(self, settings: Settings, seed: int) -> Workload:
+        return self.engine.workload(settings, seed)
+
+    def stage(self, config: Settings, seed: int) -> ModelledEngine:
+        engines = {**config, "backend": config["backend"]["engine"]}
+        cost = Fitted.load(self.path, replica_of(engines, dict(self.machine)))
+        return ModelledEngine(config, dict(self.machine), cost)
+
+
+class ModelledEngine(Stage):
+    """One run of it."""
+
+    def __init__(self, config: Settings, machine: Settings, cost: CostModel) -> None:
+        self.scheduler = scheduler_of(config, machine, Scheduler)
+        self._cost = cost
+        # Where there is a bus, the engine lets blocks go out beside the computation.
+        self._overlap = machine.get("cuda") is not None
+
+    def run(self, workload: Workload, recorder: Recorder) -> None:
+        simulate(self.scheduler, workload, self._cost, recorder, overlap=self._overlap)
+
+    def notices(self) -> list[str]:
+        return self._cost.notices
 
 
 class Prices:

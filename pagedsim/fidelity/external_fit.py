@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from pagedsim.fidelity.external_score import distance
-from pagedsim.fidelity.external_server import Twin, Weights
+from pagedsim.fidelity.external_server import ExternalServer, Weights
 from pagedsim.fidelity.simplex import Point, search
 
 FREE = ("decode_step", "mixed_step", "prompt_token", "context_token")
@@ -38,32 +38,32 @@ class Found:
     """By how much that grows where a free weight is 10 % larger or smaller, whichever is less."""
 
 
-def fitted(twin: Twin, known: int) -> Found:
+def fitted(server: ExternalServer, known: int) -> Found:
     """Fit to the first `known` requests; the same log gives the same weights."""
-    begin = twin.begin()
+    begin = server.begin()
     tries, nearest = 0, np.inf
     with Console(stderr=True).status("fitting") as status:
 
         def value(point: Point) -> float:
             nonlocal tries, nearest
             tries += 1
-            apart = _apart(twin, begin, point, known)
+            apart = _apart(server, begin, point, known)
             nearest = min(nearest, apart)
             status.update(f"simulation {tries}: requests are {100 * nearest:.2f} % off at best")
             return apart + PULL * float((point**2).sum())
 
         point = search(value, np.zeros(len(FREE)), SIZES, MOVES)
-    here, nudges = _apart(twin, begin, point, known), log(NUDGE) * np.eye(len(point))
+    here, nudges = _apart(server, begin, point, known), log(NUDGE) * np.eye(len(point))
     firmness = {
-        name: min(_apart(twin, begin, point + side * nudge, known) for side in (1, -1)) - here
+        name: min(_apart(server, begin, point + side * nudge, known) for side in (1, -1)) - here
         for name, nudge in zip(FREE, nudges, strict=True)
     }
     return Found(begin, _weights(begin, point), tries, here, firmness)
 
 
-def _apart(twin: Twin, begin: Weights, point: Point, known: int) -> float:
-    served = twin.serve(_weights(begin, point), first=known)
-    return distance(twin.log, served.latencies, np.arange(known))
+def _apart(server: ExternalServer, begin: Weights, point: Point, known: int) -> float:
+    served = server.serve(_weights(begin, point), first=known)
+    return distance(server.log, served.latencies, np.arange(known))
 
 
 def _weights(begin: Weights, point: Point) -> Weights:

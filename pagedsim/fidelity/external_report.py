@@ -1,16 +1,15 @@
-"""What came out of a calibration from outside, on a terminal."""
+"""What came out of a calibration to a server's log, as tables and words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from pagedsim.fidelity.external_fit import Found
 from pagedsim.fidelity.external_log import Log
 from pagedsim.fidelity.external_score import Scores
 from pagedsim.fidelity.external_server import Served
+from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import signed
 
 UNITS = {
@@ -26,79 +25,64 @@ LOOSE = 0.001
 """A coefficient is loose where 10 % of it change the fit by less than 0.1 %."""
 
 
-def say(
-    log: Log,
-    found: Found,
-    scores: Mapping[str, Scores],
-    whole: Served,
-    guessed: int | None,
-) -> None:
-    """Print it all; `guessed`: how many blocks the server is taken to have, if nobody said."""
-    console = Console()
-    console.print(
-        f"{log.path.name}: {len(log)} requests within {log.arrived[-1]:.1f} s, answered after "
-        f"{(log.arrived + log.latencies.e2e).max():.1f} s; fitted by {found.simulations} "
-        f"simulations, requests are {100 * found.distance:.1f} % off on average",
-        highlight=False,
-    )
-    console.print(_coefficients(found))
-    for part, score in scores.items():
-        console.print(_errors(part, score))
-    console.print(
-        "firm: how much farther off the fitted requests are with 10 % more of it, or less. "
-        "mean, P50, P90, P99: the predicted one against the measured, in %; each: "
-        "mean over requests of |predicted / measured − 1|; half: what half of them are within",
-        style="dim",
-    )
-    if guessed is not None:
-        console.print(
-            f"note: memory.blocks was not given: the server is taken to have {guessed:,}, by the "
-            "hardware's data sheet; its own log may say otherwise",
-            highlight=False,
-        )
-    for note in _notes(log, found, scores, whole):
-        console.print(f"note: {note}", highlight=False)
+_COEFFICIENTS = (
+    "firm: how much farther off the fitted requests are with 10 % more of it, or less, whichever "
+    "is less"
+)
+_ERRORS = (
+    "mean, P50, P90, P99: the predicted one against the measured, in %; each: mean over requests "
+    "of |predicted / measured − 1|; half: what half of them are within"
+)
 
 
-def _coefficients(found: Found) -> Table:
-    table = _table("it takes", "fitted", "before", "unit", "firm, %")
+def coefficients(found: Found) -> Listing:
+    """What each part of a step takes."""
+    rows = []
     for name, (meaning, unit, scale) in UNITS.items():
         values = (getattr(of, name) * scale for of in (found.weights, found.begin))
-        table.add_row(
-            meaning,
-            *(f"{value:.3g}" for value in values),
-            unit,
-            signed(found.firmness[name], 2, unit="") if name in found.firmness else "kept",
-        )
-    return table
+        firm = signed(found.firmness[name], 2, unit="") if name in found.firmness else "kept"
+        rows.append([meaning, *(f"{value:.3g}" for value in values), unit, firm])
+    head = ["it takes", "fitted", "before", "unit", "firm, %"]
+    return Listing("Step times", head, rows, _COEFFICIENTS)
 
 
-def _errors(part: str, score: Scores) -> Table:
-    table = _table("", "measured", "predicted", "mean", "P50", "P90", "P99", "each", "half", "r")
-    table.title, table.title_justify = f"{part}: {score.count} requests", "left"
-    table.title_style = ""
+def errors(part: str, score: Scores) -> Listing:
+    """How far off the latencies of some requests are."""
+    head = ["", "measured", "predicted", "mean", "P50", "P90", "P99", "each", "half", "r"]
+    rows = []
     for metric, error in score.errors.items():
         seconds = metric != "tpot"
         times = (one if seconds else 1e3 * one for one in (error.measured, error.predicted))
-        table.add_row(
-            f"{metric.upper()}, {'s' if seconds else 'ms'}",
-            *(f"{time:.2f}" for time in times),
-            *(signed(one, unit="") for one in (error.mean, error.p50, error.p90, error.p99)),
-            *(f"{100 * share:.1f}" for share in (error.each, error.half)),
-            f"{error.correlation:.2f}",
+        rows.append(
+            [
+                f"{metric.upper()}, {'s' if seconds else 'ms'}",
+                *(f"{time:.2f}" for time in times),
+                *(signed(one, unit="") for one in (error.mean, error.p50, error.p90, error.p99)),
+                *(f"{100 * share:.1f}" for share in (error.each, error.half)),
+                f"{error.correlation:.2f}",
+            ]
         )
-    return table
+    return Listing(f"{part}: {score.count} requests", head, rows, _ERRORS)
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+def table(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
+    """A row a metric of some requests."""
+    return [
+        {"requests": part, "metric": metric, **error._asdict()}
+        for part, score in scores.items()
+        for metric, error in score.errors.items()
+    ]
 
 
-def _notes(log: Log, found: Found, scores: Mapping[str, Scores], whole: Served) -> Iterator[str]:
+def notes(
+    log: Log, found: Found, scores: Mapping[str, Scores], whole: Served, guessed: int | None
+) -> Iterator[str]:
+    """What a reader must know; `guessed`: the blocks it is taken to have, if nobody said."""
+    if guessed is not None:
+        yield (
+            f"memory.blocks was not given: the server is taken to have {guessed:,}, by the "
+            "hardware's data sheet; its own log may say otherwise"
+        )
     for part in ("fitted", "unseen"):
         worst = scores[part].worst
         yield (

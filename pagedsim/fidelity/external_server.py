@@ -70,7 +70,7 @@ LEAST = 1e-12
 """Seconds: what a cost model leaves out altogether may still turn out to take time."""
 
 
-class Twin:
+class ExternalServer:
     """A server with the outside one's settings."""
 
     def __init__(self, config: Settings, log: Log) -> None:
@@ -80,7 +80,7 @@ class Twin:
         self.config, self.log, self.backend = config, log, backend
 
     @property
-    def server(self) -> Settings:
+    def facts(self) -> Settings:
         """What was fitted."""
         replica = self.backend.stage(self.config, 0).replica
         return {

@@ -12,6 +12,9 @@ import pyarrow as pa
 from pagedsim.metrics.steps import Batches
 
 REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
+"""Of a run."""
+RESULT, COMPARISON, TIMELINE = "result.json", "comparison.csv", "timeline.json"
+"""Of a study."""
 
 
 def write_run(folder: Path, requests: pa.Table, steps: Batches, summary: dict[str, Any]) -> None:

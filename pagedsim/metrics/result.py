@@ -7,11 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import estimate, values_of
-from pagedsim.metrics.finding import finding
-from pagedsim.metrics.study import Study
-
 DIGITS = 6
 """Significant ones in a record: enough to tell results apart, few enough to read."""
 
@@ -60,6 +55,8 @@ class Listing:
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    note: str = ""
+    """What its numbers are, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,16 @@ class Result:
     notes: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the pictures are drawn from."""
-    pictures: Sequence[str] = ()
-    """Names of those in plots/ that show it, the most telling first."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """What is missing, and why."""
+    again: Mapping[str, str] = field(default_factory=dict)
+    """Further commands, by what each does."""
 
-    def record(self) -> dict[str, Any]:
-        """As result.json has it: the same on every machine with the same packages."""
+    def record(self, pictures: Sequence[str] = ()) -> dict[str, Any]:
+        """As result.json has it: the same on every machine with the same packages.
+
+        `pictures`: names of those in plots/ that show it, the most telling first.
+        """
         content = {
             "experiment": self.name,
             "title": self.title,
@@ -94,30 +96,10 @@ class Result:
             "rows": [row.record() for row in self.rows],
             "notes": list(self.notes),
             "data": dict(self.data),
-            "pictures": list(self.pictures),
+            "pictures": list(pictures),
         }
         rounded: dict[str, Any] = _rounded(content)
         return rounded
-
-
-def result_of(study: Study, command: str) -> Result:
-    """What a comparison found; its data are the means of each arm."""
-    means = {
-        arm: {key: estimate(list(values_of(study, arm, key).values())).mean for key in keys}
-        for arm in study.arms
-        if (keys := keys_of(study.metrics))
-    }
-    found = [sentence for sentence in finding(study) if sentence]
-    return Result(
-        name=study.name,
-        title=study.title,
-        question=study.question,
-        command=command,
-        finding=found,
-        notes=study.notes,
-        data={"means": means},
-        pictures=["sweep"] if study.swept else ["effect"] if len(study.arms) > 1 else [],
-    )
 
 
 def _rounded(value: Any) -> Any:

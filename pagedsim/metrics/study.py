@@ -37,6 +37,10 @@ class Run:
         return read_table(self.folder / STEPS, *columns)
 
 
+METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
+"""The columns of a comparison, unless it names others."""
+
+
 @dataclass
 class Study:
     """All runs of an experiment, in the order of its arms.
@@ -51,7 +55,7 @@ class Study:
     folder: Path
     command: str
     runs: list[Run] = field(default_factory=list)
-    metrics: tuple[str, ...] = ("ttft", "tpot", "e2e", "output_tokens_per_s")
+    metrics: tuple[str, ...] = METRICS
     clients: tuple[str, ...] = ()
     baseline: str | None = None
     swept: str | None = None

@@ -1,29 +1,30 @@
-"""Reports: a study as a table on the terminal, as plots, as a page and as a timeline."""
+"""Reports: what a study found, on the terminal, as plots and as a page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedsim.report.console import show
 
 if TYPE_CHECKING:
-    from pagedsim.metrics.study import Study
+    from pagedsim.metrics.result import Result
+    from pagedsim.metrics.study import Study as Arms
+    from pagedsim.report.pictures import Drawing
 
 __all__ = ["show", "write"]
 
 
-def write(study: Study) -> Path:
-    """Write plots/*.png, timeline.json and report.html into the study's folder.
+def write(
+    result: Result, drawings: Mapping[str, Drawing], folder: Path, arms: Arms | None = None
+) -> Path:
+    """Write plots/<name>.png and report.html, whose path is returned.
 
-    Returns the path of the report. matplotlib is imported here, not before.
+    With `arms` the page has these side by side. matplotlib is imported here, not before.
     """
     from pagedsim.report.html import page
-    from pagedsim.report.pictures import write_page
-    from pagedsim.report.plots import draw
-    from pagedsim.report.timeline import write_timeline
+    from pagedsim.report.pictures import drawn, write_page
 
-    folder = study.folder
-    plots = draw(study) if study.runs else []
-    write_timeline(study, folder / "timeline.json")
-    return write_page(folder, page(study, plots), plots)
+    plots = drawn(drawings)
+    return write_page(folder, page(result, plots, arms), plots)

@@ -1,4 +1,4 @@
-"""The report of a search for capacity: the highest rate at which an objective is met."""
+"""What a search for capacity found: the highest rate at which an objective is met."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from pagedsim.metrics.catalogue import scale_of, text_of
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
-from pagedsim.metrics.files import write_json
-from pagedsim.metrics.result import Result
+from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import percent, signed
-from pagedsim.report.pictures import Drawing, write_illustrated
-from pagedsim.report.result import RESULT
 from pagedsim.report.style import (
     INK,
     PAPER,
@@ -144,16 +135,12 @@ class Arm:
 class Capacity:
     """All that was found."""
 
-    title: str
-    question: str
-    command: str
     bounds: Sequence[Bounded]
     tolerance: float
     arms: Sequence[Arm]
     baseline: str
     failed: Mapping[str, str]
     """Arms that ended in an error, or were not searched to the end."""
-    notes: Sequence[str]
 
     @property
     def objective(self) -> str:
@@ -192,24 +179,35 @@ class Capacity:
             lines.append(f"No arm is surely other than {self.baseline}.")
         return lines
 
-    def result(self, pictures: Sequence[str]) -> Result:
+    def data(self) -> dict[str, Any]:
         """As result.json has it."""
-        return Result(
-            name="capacity",
-            title=self.title,
-            question=self.question,
-            command=self.command,
-            finding=self.lines(),
-            notes=self.notes,
-            data={
-                "objective": {bound.name: bound.seconds for bound in self.bounds},
-                "tolerance": self.tolerance,
-                "baseline": self.baseline,
-                "arms": {arm.name: self._arm(arm) for arm in self.arms},
-                "failed": dict(self.failed),
-            },
-            pictures=pictures,
-        )
+        return {
+            "objective": {bound.name: bound.seconds for bound in self.bounds},
+            "tolerance": self.tolerance,
+            "baseline": self.baseline,
+            "arms": {arm.name: self._arm(arm) for arm in self.arms},
+            "failed": dict(self.failed),
+        }
+
+    def table(self) -> list[dict[str, object]]:
+        """A row an arm."""
+        return [
+            {
+                "arm": arm.name,
+                "requests_per_s": arm.rate.mean,
+                "requests_per_s_low": arm.rate.low,
+                "requests_per_s_high": arm.rate.high,
+                "missed_from": arm.missed_from,
+                "output_tokens_per_s": arm.output_tokens_per_s,
+                **{f"ratio{end}": value for end, value in _ends(self.change(arm))},
+                "binds": arm.nowhere or arm.binds,
+            }
+            for arm in self.arms
+        ]
+
+    def listing(self) -> Listing:
+        """A row an arm, in words."""
+        return Listing("Within the objective", *_rows(self), _how(self))
 
     def _arm(self, arm: Arm) -> dict[str, Any]:
         return {
@@ -235,52 +233,6 @@ class Capacity:
             "contradictions": edge.contradictions,
             "probes": probes,
         }
-
-
-def show_capacity(done: Capacity) -> None:
-    """Print the table, and what must be known of it."""
-    console = Console(highlight=False)
-    console.print()
-    console.print(Text(done.title, style="bold"))
-    for line in done.lines():
-        console.print(Text(line))
-    if done.arms:
-        table = _table(*_rows(done))
-        console.print(table)
-        console.print(Text(_how(done), style="dim"))
-    for note in done.notes:
-        console.print(Text(f"note: {note}"))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Narrow enough for a terminal of 80 columns: only names and bounds are broken."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for number, name in enumerate(head):
-        if number in (0, len(head) - 1):
-            table.add_column(name, overflow="fold", min_width=12)
-        else:
-            label = name.replace(" ", "\n", 1)
-            table.add_column(label, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def write_capacity(done: Capacity, folder: Path, pictures: bool) -> Path | None:
-    """Write result.json and, with `pictures`, plots/capacity.png and report.html, whose path is
-    returned.
-    """
-    drawn = pictures and bool(done.arms)
-    write_json(folder / RESULT, done.result(["capacity"] if drawn else []).record())
-    if not drawn:
-        return None
-    caption = (
-        "The rate found for each arm; in its colour below every probe under seed "
-        f"{done.arms[0].edges[0].seed} is a point, hollow where it missed any bound; dashed: this "
-        "bound. On the grey front nothing serves more requests a second at a lower latency."
-    )
-    picture = Drawing("Rate against latency", caption, lambda: draw_capacity(done))
-    return write_illustrated(folder, done.title, _parts(done), {"capacity": picture})
 
 
 def draw_capacity(done: Capacity) -> Figure:
@@ -397,29 +349,8 @@ def _how(done: Capacity) -> str:
     )
 
 
-def _parts(done: Capacity) -> list[str]:
-    from pagedsim.report.html import grid
-
-    found = "".join(f"<p>{escape(line)}</p>" for line in done.lines())
-    notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in done.notes)
-    failed = "".join(
-        f"<p><strong>{escape(arm)}</strong>: {escape(why)}</p>" for arm, why in done.failed.items()
-    )
-    commands = "\n".join(f"{arm.command}  # {arm.name}" for arm in done.arms if not arm.nowhere)
-    return [
-        '<p class="eyebrow">pagedsim study · capacity</p>',
-        f"<h1>{escape(done.title)}</h1>",
-        f'<p class="question">{escape(done.question)}</p>',
-        f'<section class="finding">{found}{notes}</section>',
-        f'<section class="finding failed">{failed}</section>' if failed else "",
-        "<h2>Results</h2>",
-        grid(*_rows(done)),
-        f'<p class="note">{escape(_how(done))}</p>',
-        "<h2>To run it again</h2>",
-        f"<pre><code>{escape(done.command)}</code></pre>",
-        '<p class="note">Each probe is an ordinary run. Those at the rates found, first seed:</p>',
-        f"<pre><code>{escape(commands)}</code></pre>",
-    ]
+def _ends(value: Estimate) -> list[tuple[str, float]]:
+    return [("", value.mean), ("_low", value.low), ("_high", value.high)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def write_comparison(study: Study, path: Path) -> None:
     if rows := comparison_rows(study):
         with path.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Write rows of any kind as CSV; what a row lacks or nobody knows is empty."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows({key: _known(value) for key, value in row.items()} for row in rows)
+
+
+def _known(value: object) -> object:
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _number(value: float) -> float | None:

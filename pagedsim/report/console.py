@@ -13,8 +13,9 @@ from rich.text import Text
 
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.compare import baseline_of
-from pagedsim.metrics.finding import finding
-from pagedsim.metrics.study import Study
+from pagedsim.metrics.result import Listing, Result
+from pagedsim.metrics.study import Study as Arms
+from pagedsim.report.result import reasons, tables
 from pagedsim.report.table import Cell, Section, sections
 
 _MANY = 4
@@ -22,31 +23,63 @@ _NAME = 24
 """Characters of an arm's name in a line; what is longer is broken."""
 _BORDER = 3
 """Characters between two columns."""
+_LONG = 28
+"""A column with a longer text than this is one of words."""
+_WORD = 12
+"""A longer heading of numbers is broken at its first space."""
 _STYLES = {"better": "green", "worse": "red", "unsure": "dim"}
 
 
-def show(study: Study, console: Console | None = None) -> None:
-    """Print what was found: in words, then as a table of arms and metrics."""
-    console = console or Console()
+def show(result: Result, arms: Arms | None = None, console: Console | None = None) -> None:
+    """Print what was found: in words, as a table of `arms` and metrics, and as other tables."""
+    console = console or Console(highlight=False)
     console.print()
-    console.print(Text(study.title, style="bold"))
-    if not study.runs:
-        console.print("No run was completed.")
-        return
-    for sentence in finding(study):
+    console.print(Text(result.title, style="bold"))
+    for sentence in result.finding:
         console.print(Text(sentence))
+    if arms is not None:
+        _show_arms(arms, console)
+    for listing in tables(result):
+        console.print()
+        console.print(_listing(listing))
+        if listing.note:
+            console.print(Text(listing.note, style="dim"))
+    for reason in reasons(result):
+        console.print(Text(reason, style="dim"))
+    for note in result.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _show_arms(arms: Arms, console: Console) -> None:
     console.print()
-    parts = sections(study)
+    parts = sections(arms)
     # Many arms in many groups are for the page; here all requests together must do.
-    parts = parts[-1:] if len(study.arms) > _MANY else parts
+    parts = parts[-1:] if len(arms.arms) > _MANY else parts
     if not parts[-1].keys:  # nothing was measured
         return
-    for table in _tables(study, parts, console.width):
+    for table in _tables(arms, parts, console.width):
         console.print(table)
-    console.print(Text(_note(study), style="dim"))
+    console.print(Text(_note(arms), style="dim"))
 
 
-def _tables(study: Study, parts: list[Section], width: int) -> Iterator[Table]:
+def _listing(listing: Listing) -> Table:
+    """Numbers to the right; only long texts are broken."""
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
+    if listing.title:
+        table.title = listing.title
+    for number, name in enumerate(listing.head):
+        longest = max((len(row[number]) for row in listing.rows), default=0)
+        text = number == 0 or longest > _LONG
+        label = name.replace(" ", "\n", 1) if not text and len(name) > _WORD else name
+        table.add_column(
+            label, justify="left" if text else "right", overflow="fold", no_wrap=not text
+        )
+    for row in listing.rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
     """One table, or several with some of the columns each where the terminal is narrow."""
     titles = [part.title for part in parts] if len(parts) > 1 else []
     indent = 2 if titles else 0
@@ -77,7 +110,7 @@ def _width(parts: list[Section], key: str) -> int:
     return max(map(len, texts))
 
 
-def _table(study: Study, parts: list[Section], keys: list[str]) -> Table:
+def _table(study: Arms, parts: list[Section], keys: list[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     swept = study.swept.rpartition(".")[2] if study.swept else ""
     table.add_column(swept, max_width=_NAME, overflow="fold")
@@ -114,7 +147,7 @@ def _change(cell: Cell) -> str:
     return f"({cell.change})" if cell.change and cell.verdict == "unsure" else cell.change
 
 
-def _note(study: Study) -> str:
+def _note(study: Arms) -> str:
     seeds = max(len(study.of(arm)) for arm in study.arms)
     note = f"Means over {seeds} seeds" if seeds > 1 else "One seed, no confidence intervals"
     if len(study.arms) > 1:

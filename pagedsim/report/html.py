@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -11,9 +11,10 @@ import pagedsim
 from pagedsim.metrics.catalogue import keys_of, metric_of
 from pagedsim.metrics.compare import baseline_of, compare
 from pagedsim.metrics.definitions import METRICS
-from pagedsim.metrics.finding import finding
-from pagedsim.metrics.study import Study
+from pagedsim.metrics.result import Listing, Result
+from pagedsim.metrics.study import Study as Arms
 from pagedsim.report.plots import COLOURS, Plot
+from pagedsim.report.result import reasons, tables
 from pagedsim.report.style import DARK, GRID, INK, MUTED, PAPER
 from pagedsim.report.table import Cell, Section, sections
 
@@ -23,21 +24,23 @@ _ROOMY = 6
 _DARK_ONLY = {"--soft": "#161b22", "--better": "#4cc26b", "--worse": "#ff7b72"}
 
 
-def page(study: Study, plots: Sequence[Plot]) -> str:
-    """The whole report as HTML."""
+def page(result: Result, plots: Sequence[Plot], arms: Arms | None = None) -> str:
+    """The whole report as HTML; with `arms`, these side by side, and what they differ in."""
     parts = [
-        f'<p class="eyebrow">pagedsim study · {escape(study.name)}</p>',
-        f"<h1>{escape(study.title)}</h1>",
-        f'<p class="question">{escape(study.question)}</p>',
-        _finding(study),
-        _failed(study),
-        *(_results(study) if study.runs else ()),
+        f'<p class="eyebrow">pagedsim study · {escape(result.name)}</p>',
+        f"<h1>{escape(result.title)}</h1>",
+        f'<p class="question">{escape(result.question)}</p>',
+        _finding(result, arms),
+        _failed(result.failed),
+        *(_results(arms) if arms is not None else ()),
+        *map(_table, tables(result)),
+        *(f'<p class="note">{escape(reason)}</p>' for reason in reasons(result)),
         *map(figure, plots),
-        *(_settings(study) if study.runs else ()),
-        *_command(study),
-        *(_definitions(study) if study.runs else ()),
+        *(_settings(arms) if arms is not None else ()),
+        *_commands(result),
+        *(_definitions(arms) if arms is not None else ()),
     ]
-    return document(study.title, parts)
+    return document(result.title, parts)
 
 
 def document(title: str, parts: Iterable[str]) -> str:
@@ -53,15 +56,16 @@ def document(title: str, parts: Iterable[str]) -> str:
     )
 
 
-def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(listing: Listing) -> str:
     """A table of texts, the first column naming its rows."""
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    top = "".join(f"<th>{escape(name)}</th>" for name in listing.head)
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in listing.rows
     )
+    note = f'<p class="note">{escape(listing.note)}</p>' if listing.note else ""
     return (
-        f'<div class="scroll"><table class="results"><thead><tr>{top}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<h2>{escape(listing.title or "Results")}</h2><div class="scroll"><table class="results">'
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>{note}"
     )
 
 
@@ -76,14 +80,15 @@ def _variables() -> str:
     )
 
 
-def _finding(study: Study) -> str:
-    sentences = "".join(f"<p>{escape(one)}</p>" for one in finding(study) if one)
-    sure = f'<p class="sure">{words}</p>' if (words := _how_sure(study, "CI" in sentences)) else ""
-    notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in study.notes)
+def _finding(result: Result, arms: Arms | None) -> str:
+    sentences = "".join(f"<p>{escape(one)}</p>" for one in result.finding)
+    words = _how_sure(arms, "CI" in sentences) if arms is not None else ""
+    sure = f'<p class="sure">{words}</p>' if words else ""
+    notes = "".join(f'<p class="sure">Note: {escape(note)}.</p>' for note in result.notes)
     return f'<section class="finding">{sentences}{sure}{notes}</section>'
 
 
-def _how_sure(study: Study, intervals: bool) -> str:
+def _how_sure(study: Arms, intervals: bool) -> str:
     """What the comparison rests on, and how its intervals (if any) are to be read."""
     seeds = max((len(study.of(arm)) for arm in study.arms), default=0)
     if seeds < 2 or len(study.arms) < 2:
@@ -100,17 +105,16 @@ def _how_sure(study: Study, intervals: bool) -> str:
     return words
 
 
-def _failed(study: Study) -> str:
-    if not study.failed:
+def _failed(failed: Mapping[str, str]) -> str:
+    if not failed:
         return ""
     lines = "".join(
-        f"<p><strong>{escape(what)}</strong>: {escape(why)}</p>"
-        for what, why in study.failed.items()
+        f"<p><strong>{escape(what)}</strong>: {escape(why)}</p>" for what, why in failed.items()
     )
     return f'<section class="finding failed"><p>Not everything was completed.</p>{lines}</section>'
 
 
-def _results(study: Study) -> Iterable[str]:
+def _results(study: Arms) -> Iterable[str]:
     parts = sections(study)
     whole = parts[-1]  # all requests together: they have every column
     head = "".join(f"<th>{escape(label)}</th>" for label in whole.labels)
@@ -167,7 +171,7 @@ def figure(plot: Plot) -> str:
     )
 
 
-def _settings(study: Study) -> Iterable[str]:
+def _settings(study: Arms) -> Iterable[str]:
     """What the arms differ in, and below it what they share."""
     configs = {arm: flat(study.of(arm)[0].config) for arm in study.arms}
     names = sorted(set().union(*configs.values()) - {"seed"})
@@ -209,17 +213,21 @@ def flat(config: Any, prefix: str = "") -> dict[str, str]:
     return {prefix[:-1]: "null" if config is None else str(config)}
 
 
-def _command(study: Study) -> Iterable[str]:
+def _commands(result: Result) -> Iterable[str]:
+    if result.source:
+        yield f'<p class="note">Published: {escape(result.source)}</p>'
     yield "<h2>To run it again</h2>"
-    yield f"<pre><code>{escape(study.command)}</code></pre>"
+    yield f"<pre><code>{escape(result.command)}</code></pre>"
+    for what, command in result.again.items():
+        yield f'<p class="note">{escape(what)}:</p><pre><code>{escape(command)}</code></pre>'
     yield (
-        '<p class="note">Beside this page: <code>timeline.json</code>, which Perfetto '
-        "(ui.perfetto.dev) opens, <code>plots/</code>, <code>comparison.csv</code>, and for every "
-        "run its tables of requests and steps (Parquet), its summary and its configuration.</p>"
+        '<p class="note">Beside this page: <code>result.json</code>, <code>comparison.csv</code>, '
+        "<code>plots/</code>; where tables of the runs are kept, these (Parquet) with the summary "
+        "of each, and <code>timeline.json</code>, which Perfetto (ui.perfetto.dev) opens.</p>"
     )
 
 
-def _definitions(study: Study) -> Iterable[str]:
+def _definitions(study: Arms) -> Iterable[str]:
     used = dict.fromkeys(metric_of(key).name for key in keys_of(study.metrics))
     used |= dict.fromkeys(("ttft", "tpot", "e2e"))  # the pictures show these in any case
     terms = "".join(

@@ -1,8 +1,8 @@
-"""Pictures of a report, drawn and written; the page around them."""
+"""Pictures of a report, drawn and written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,17 +43,3 @@ def write_page(folder: Path, text: str, plots: Sequence[Plot]) -> Path:
     report = folder / "report.html"
     report.write_text(text, encoding="utf-8")
     return report
-
-
-def write_illustrated(
-    folder: Path,
-    title: str,
-    before: Iterable[str],
-    drawings: Mapping[str, Drawing],
-    after: Iterable[str] = (),
-) -> Path:
-    """The same of a page whose pictures stand between two groups of its parts."""
-    from pagedsim.report.html import document, figure
-
-    plots = drawn(drawings)
-    return write_page(folder, document(title, [*before, *map(figure, plots), *after]), plots)

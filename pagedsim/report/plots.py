@@ -6,15 +6,17 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pagedsim.metrics.compare import baseline_of
-from pagedsim.metrics.study import Study
+from pagedsim.metrics.study import Study as Arms
 from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep, without_ratio
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load
-from pagedsim.report.style import DARK, DPI, drawing
+from pagedsim.report.pictures import Drawing
+from pagedsim.report.style import DARK, DPI
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,16 +38,15 @@ COLOURS = {light: f"--c{light[1:]}" for light in DARK}
 """The variable that stands for each colour in a plot's SVG."""
 
 
-def draw(study: Study) -> list[Plot]:
-    """Every picture that the study has something to show in."""
-    with drawing():
-        return [
-            Plot(name, title, caption, *render(name, make(study)))
-            for name, title, caption, make in _chosen(study)
-        ]
+def drawings_of(study: Arms) -> dict[str, Drawing]:
+    """Every picture that arms side by side have something to show in."""
+    return {
+        name: Drawing(title, caption, partial(make, study))
+        for name, title, caption, make in _chosen(study)
+    }
 
 
-def _chosen(study: Study) -> Iterator[tuple[str, str, str, Callable[[Study], Figure]]]:
+def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figure]]]:
     seeds = max(len(study.of(arm)) for arm in study.arms)
     first = study.runs[0].seed
     baseline = baseline_of(study)

@@ -1,4 +1,4 @@
-"""The report of a search for the best settings."""
+"""What a search for the best settings found."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
-from pagedsim.metrics.files import write_json
-from pagedsim.metrics.result import Result
+from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import percent, signed
-from pagedsim.report.pictures import Drawing, write_illustrated
-from pagedsim.report.result import RESULT
 from pagedsim.report.style import INK, MUTED, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:
@@ -41,9 +32,6 @@ def mean(values: Values) -> float:
 class Tuning:
     """All that was found."""
 
-    title: str
-    question: str
-    command: str
     goal: str
     default: Values
     """Under the configuration as it stands."""
@@ -98,82 +86,48 @@ class Tuning:
             f"{search}; the best of many is partly luck.",
         ]
 
-    def result(self, pictures: Sequence[str]) -> Result:
+    def data(self) -> dict[str, Any]:
         """As result.json has it."""
-        return Result(
-            name="tune",
-            title=self.title,
-            question=self.question,
-            command=self.command,
-            finding=self.lines(),
-            data={
-                "goal": self.goal,
-                "default": self.default,
-                "best": {
-                    "changes": list(self.best),
-                    "mean": self.found,
-                    "command": self.best_command,
-                },
-                "confirmed": {
-                    "best": self.confirmed_best,
-                    "default": self.confirmed_default,
-                    "ratio": self.ratio._asdict(),
-                },
-                "importance": self.importance,
-                "trials": [
-                    {"changes": list(changes), "seeds": values, "mean": mean(values)}
-                    for changes, values in self.trials
-                ],
-                "failed": self.failed,
+        return {
+            "goal": self.goal,
+            "default": self.default,
+            "best": {
+                "changes": list(self.best),
+                "mean": self.found,
+                "command": self.best_command,
             },
-            pictures=pictures,
-        )
+            "confirmed": {
+                "best": self.confirmed_best,
+                "default": self.confirmed_default,
+                "ratio": self.ratio._asdict(),
+            },
+            "importance": self.importance,
+            "trials": [
+                {"changes": list(changes), "seeds": values, "mean": mean(values)}
+                for changes, values in self.trials
+            ],
+            "failed": self.failed,
+        }
 
+    def table(self) -> list[dict[str, object]]:
+        """A row a trial."""
+        return [
+            {
+                "trial": number,
+                **dict(change.split("=", 1) for change in changes),
+                self.goal: mean(values),
+                **{f"{self.goal}, seed {seed}": value for seed, value in values.items()},
+            }
+            for number, (changes, values) in enumerate(self.trials, 1)
+        ]
 
-def show_tuning(done: Tuning) -> None:
-    """Print what was found, what mattered, and the command that runs it again."""
-    console = Console(highlight=False)
-    console.print()
-    console.print(Text(done.title, style="bold"))
-    for line in done.lines():
-        console.print(Text(line))
-    if done.importance:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-        table.add_column("setting")
-        table.add_column(f"explains of {label_of(done.goal).lower()}", justify="right")
-        for name, share in done.importance.items():
-            table.add_row(name, percent(share, 0))
-        console.print(table)
-    print(f"again     {done.best_command}")
-
-
-def write_tuning(done: Tuning, folder: Path, pictures: bool) -> Path | None:
-    """Write result.json and, with `pictures`, plots/tune.png and report.html, whose path is
-    returned.
-    """
-    drawn = pictures and bool(done.trials)
-    write_json(folder / RESULT, done.result(["tune"] if drawn else []).record())
-    if not drawn:
-        return None
-    caption = (
-        "A point a trial, the mean over its seeds; the line is the best so far. Dashed: as it "
-        "stands."
-    )
-    before = [
-        '<p class="eyebrow">pagedsim study · tune</p>',
-        f"<h1>{escape(done.title)}</h1>",
-        f'<p class="question">{escape(done.question)}</p>',
-        f'<section class="finding">{_paragraphs(done.lines())}</section>',
-        _failed(done),
-    ]
-    after = [
-        "<h2>To run it again</h2>",
-        f"<pre><code>{escape(done.command)}</code></pre>",
-        '<p class="note">The best of its trials:</p>',
-        f"<pre><code>{escape(done.best_command)}</code></pre>",
-    ]
-    picture = Drawing("The search", caption, lambda: draw_tuning(done))
-    return write_illustrated(folder, done.title, before, {"tune": picture}, after)
+    def listings(self) -> list[Listing]:
+        """What mattered."""
+        if not self.importance:
+            return []
+        head = ["setting", f"explains of {label_of(self.goal).lower()}"]
+        rows = [[name, percent(share, 0)] for name, share in self.importance.items()]
+        return [Listing("What mattered", head, rows)]
 
 
 def draw_tuning(done: Tuning) -> Figure:
@@ -199,15 +153,6 @@ def draw_tuning(done: Tuning) -> Figure:
     margins(figure, top=0.35)
     figure.subplots_adjust(wspace=0.75)
     return figure
-
-
-def _paragraphs(lines: Sequence[str]) -> str:
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def _failed(done: Tuning) -> str:
-    lines = [f"{what}: {why}" for what, why in done.failed.items()]
-    return f'<section class="finding failed">{_paragraphs(lines)}</section>' if lines else ""
 
 
 def _text(done: Tuning, values: Values) -> str:

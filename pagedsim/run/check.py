@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.studies.compare import Compare
 from pagedsim.config import Config, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, require_flag, require_whole
-from pagedsim.metrics.catalogue import keys_of
+from pagedsim.run.command import Command, group_of
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.job import Job
 from pagedsim.run.parts import backend_of, build
+from pagedsim.run.study import Arm, Study
 from pagedsim.tracking import SETTINGS, check_mode
 from pagedsim.workload import Workload
 
@@ -70,16 +70,25 @@ def _refuse_unused_model(config: DictConfig) -> None:
             )
 
 
-def check_arms(plan: Compare, jobs: Sequence[Job]) -> dict[str, Failure]:
+def check_backend(study: Study, command: Command) -> None:
+    """Raise ConfigError for a backend that the study cannot be served by."""
+    if set(study.backends) == {"sim", "engine"}:
+        return
+    name = "engine" if backend_of(command.config).alone else "sim"
+    if name not in study.backends:
+        raise ConfigError(
+            f"backend={name}: experiment={command.experiment} takes "
+            f"backend={', '.join(study.backends)}: {study.why}"
+        )
+
+
+def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
     """Build every arm once; what fails, with whose it is ("" where it is everybody's).
 
     Raises ConfigError for what is wrong with the arms as a whole.
     """
-    firsts = [job for job in jobs if not job.again]
-    if "goodput_per_s" in keys_of(plan.metrics) and not any(map(_has_objective, firsts)):
-        raise ConfigError(
-            "study.metrics: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="
-        )
+    firsts = list({job.arm: job for job in reversed(jobs)}.values())[::-1]
+    study.check(firsts)
     workloads: dict[str, Workload] = {}
     failures: dict[str, Failure] = {}
     arms: dict[str, list[str]] = {}
@@ -90,12 +99,19 @@ def check_arms(plan: Compare, jobs: Sequence[Job]) -> dict[str, Failure]:
             failure = failure_of(error, job.config["policy"], None)
             failures[failure.reason] = failure
             arms.setdefault(failure.reason, []).append(job.arm)
-    return {_whose(plan, arms[why]): failure for why, failure in failures.items()}
+    everybody = len(firsts)
+
+    def whose(reason: str) -> str:
+        if len(arms[reason]) == everybody:
+            return ""
+        return ", ".join(dict.fromkeys(study.key_of(arm) for arm in arms[reason]))
+
+    return {whose(reason): failure for reason, failure in failures.items()}
 
 
 def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
     """How many processes may run them; None for as many as there are cores."""
-    alone = any(backend_of(job.config).alone for job in jobs if not job.again)
+    alone = any(backend_of(job.config).alone for job in {job.arm: job for job in jobs}.values())
     if alone and (wanted or 1) > 1:
         raise ConfigError(
             f"jobs={wanted}: must be 1 with backend=engine, whose runs would slow each other down"
@@ -103,10 +119,36 @@ def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
     return 1 if alone else wanted
 
 
-def _whose(plan: Compare, arms: Sequence[str]) -> str:
-    if len(arms) == len(plan.arms):
-        return ""
-    return ", ".join(dict.fromkeys(plan.key_of(arm) for arm in arms))
+def unheard(study: Study, command: Command, arms: Sequence[Arm], jobs: Sequence[Job]) -> list[str]:
+    """What was typed and changes nothing, a line each."""
+    if study.reads is not None:
+        return [f"{word} changes nothing: {_instead(study)}" for word in _idle(study, command)]
+    told = [
+        f"{word} changes nothing: every arm of experiment={command.experiment} sets it"
+        for word in command.words
+        if arms and all(word.partition("=")[0] in _keys(arm) for arm in arms)
+    ]
+    unread = [set(backend_of(job.config).unread) for job in jobs if not job.again]
+    everywhere = set.intersection(*unread) if unread else set()
+    return told + [
+        f"{word} changes nothing: times are measured, not modelled"
+        for word in command.words
+        if group_of(word) in everywhere
+    ]
+
+
+def _idle(study: Study, command: Command) -> Iterator[str]:
+    for word in command.words:
+        if group_of(word) not in ("experiment", "tracking", "report", *(study.reads or ())):
+            yield word
+
+
+def _instead(study: Study) -> str:
+    return f"this experiment reads {', '.join(f'{key}=' for key in study.reads or ())} alone"
+
+
+def _keys(arm: Arm) -> set[str]:
+    return {change.partition("=")[0] for change in arm.overrides}
 
 
 def _check(job: Job, workloads: dict[str, Workload]) -> None:
@@ -124,7 +166,3 @@ def _refuse_added(config: Mapping[Any, Any] | DictConfig) -> None:
             if key not in known:
                 where = f"{section}.{key}" if section else key
                 raise ConfigError(f"{where}: no such key; {choices(str(key), known)}")
-
-
-def _has_objective(job: Job) -> bool:
-    return any(bound is not None for bound in job.config["slo"].values())

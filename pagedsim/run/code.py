@@ -17,7 +17,7 @@ _OURS = (
     *("pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
     *("pagedsim.run.backend", "pagedsim.run.simulated", "pagedsim.run.serving"),
     *("pagedsim.run.machine", "pagedsim.run.clocks", "pagedsim.run.model_cache"),
-    *("pagedsim.run.stoppable", "pagedsim.run.server"),
+    *("pagedsim.run.stoppable", "pagedsim.run.server", "pagedsim.fidelity.engine_model"),
 )
 """What simulates, serves and measures. Reports, pictures and the front door change no run."""
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]

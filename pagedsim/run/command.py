@@ -1,19 +1,104 @@
-"""What was typed, as it is told to whoever wants to do the same."""
+"""What was asked for: the words that were typed, and the configuration that they make."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
 
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from pagedsim.core import ConfigError
+from pagedsim.run.backend import Settings
+from pagedsim.user_error import line
+
+_NO_MATTER = ("tracking", "jobs", "hydra")
+"""Words that change nothing of what is found."""
 
 
-def typed(*left_out: str) -> list[str]:
-    """The overrides of this run, but for those that begin with one of these."""
-    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
-    return [word for word in words if not word.startswith(left_out)]
+@dataclass(frozen=True)
+class Command:
+    """One command line, as Hydra has read it."""
+
+    words: Sequence[str]
+    """The overrides, without Hydra's own."""
+    config: Settings
+    """All of the configuration, resolved."""
+    folder: Path
+    """Where results go."""
+    experiment: str = "study"
+    choices: Mapping[str, str | None] = field(default_factory=dict)
+    """The option of each group that was chosen."""
+    _bases: dict[tuple[str, ...], DictConfig] = field(default_factory=dict, repr=False)
+    """Composed already, since composing takes longer than a short run."""
+
+    @classmethod
+    def given(cls, config: DictConfig, folder: Path) -> Command:
+        """The command that Hydra is carrying out."""
+        hydra = HydraConfig.get()
+        choices = {str(group): option for group, option in hydra.runtime.choices.items()}
+        plain = cast(Settings, OmegaConf.to_container(config, resolve=True))
+        name = str(choices.get("experiment") or "study")
+        return cls(list(hydra.overrides.task), plain, folder, name, choices)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Those of the study."""
+        first: int = self.config["seed"]
+        return list(range(first, first + self.config["seeds"]))
+
+    def line(self, without: Iterable[str] = _NO_MATTER) -> str:
+        """The line that gives the same results; words that begin with one of `without` left out."""
+        return command_line(word for word in self.words if not word.startswith(tuple(without)))
+
+    def configured(
+        self, whose: str, overrides: Sequence[str], changes: Mapping[str, Any] | None = None
+    ) -> Settings:
+        """The configuration with more overrides, and with dotted keys set to these values.
+
+        Raises ConfigError, which names `whose` they are where they are at fault.
+        """
+        base = self._composed(whose, tuple(overrides))
+        if changes:
+            base = base.copy()
+            with open_dict(base):
+                for key, value in changes.items():
+                    OmegaConf.update(base, key, value, merge=False, force_add=True)
+        return cast(Settings, OmegaConf.to_container(base, resolve=True, throw_on_missing=True))
+
+    def _composed(self, whose: str, overrides: tuple[str, ...]) -> DictConfig:
+        if overrides in self._bases:
+            return self._bases[overrides]
+        words = [*self.words, *overrides]
+        try:
+            base = compose("config", overrides=words)
+            OmegaConf.to_container(base, resolve=True, throw_on_missing=True)
+        except Exception as error:
+            # What is wrong without the arm's changes is not the arm's fault.
+            ours = any(one in str(error) or _last(one) in str(error) for one in overrides)
+            raise ConfigError((f"{whose}: " if ours else "") + line(error, words)) from error
+        return self._bases.setdefault(overrides, base)
 
 
-def command(words: Iterable[str]) -> str:
+def command_line(words: Iterable[str]) -> str:
     """The line that gives these overrides."""
     return shlex.join(["python", "-m", "pagedsim", *words])
+
+
+def key_of(override: str) -> str:
+    """What an override sets."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def group_of(override: str) -> str:
+    """The first part of the key that an override sets."""
+    return re.split(r"[.=@]", override.lstrip("+~"))[0]
+
+
+def _last(override: str) -> str:
+    return key_of(override).rpartition(".")[2]

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
+from pagedsim.run.backend import Settings
 from pagedsim.user_error import shown
 
 _NAME = "config.yaml"
@@ -87,7 +88,7 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def keep_configuration(config: DictConfig, folder: Path) -> None:
+def keep_configuration(config: Settings, folder: Path) -> None:
     """Write the resolved configuration; refuse a folder that has the runs of another."""
     path = folder / _NAME
     if difference := _difference(path, config):
@@ -97,17 +98,12 @@ def keep_configuration(config: DictConfig, folder: Path) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+        path.write_text(OmegaConf.to_yaml(OmegaConf.create(config)), encoding="utf-8")
     except OSError as error:
         raise _unwritable(folder, error) from error
 
 
-def kept_configuration(folder: Path) -> dict[str, Any]:
-    """What `keep_configuration` wrote."""
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(folder / _NAME)))
-
-
-def _difference(path: Path, config: DictConfig) -> str:
+def _difference(path: Path, here: Settings) -> str:
     """What the configuration in the file has otherwise, in words; empty: nothing that matters."""
     try:
         there = OmegaConf.to_container(OmegaConf.load(path))
@@ -115,7 +111,6 @@ def _difference(path: Path, config: DictConfig) -> str:
         return ""
     if not isinstance(there, Mapping) or not there:
         return ""
-    here = OmegaConf.to_container(config, resolve=True)
     before, now = _flat(there), _flat(here)
     before_arms, now_arms = _arms(there), _arms(here)
     for key in dict.fromkeys([*now, *before]):

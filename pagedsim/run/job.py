@@ -30,6 +30,13 @@ class Job:
     folder: Path
     again: bool = False
     """Whether this is not the first seed of its arm."""
+    repeat: int = 0
+    """How often the same was served before."""
+
+    @property
+    def number(self) -> int:
+        """Its seed; of what is served again, counted on from it."""
+        return self.seed + self.repeat
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
     if facts := parts.stage.facts():
         summary["machine"] = facts
     write_run(job.folder, requests, steps, summary)
-    return Run(job.arm, job.seed, job.folder, job.config, summary)
+    return Run(job.arm, job.number, job.folder, job.config, summary)
 
 
 def _summary(parts: Parts, requests: pa.Table, steps: Steps) -> Settings:

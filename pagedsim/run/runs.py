@@ -1,54 +1,139 @@
-"""Run a study: compose its arms, run them in parallel under several seeds, gather the results."""
+"""The runs of a study: what is wanted, what there is, and why some are missing."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
 from urllib.parse import quote
 
-from hydra import compose
-from omegaconf import OmegaConf
-
-from experiments.studies.compare import Compare
-from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run, Study
-from pagedsim.run.command import command
+from pagedsim.metrics.study import Run
+from pagedsim.run.backend import Settings
+from pagedsim.run.command import Command
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Interrupted, Job, Outcome, Repeated
-from pagedsim.run.parts import backend_of
 from pagedsim.run.pool import inside_a_worker, run_jobs
-from pagedsim.run.store import forget, recipe, store, stored
-from pagedsim.user_error import line
+from pagedsim.run.store import Store
+from pagedsim.run.study import Arm
+from pagedsim.user_error import shown
 
 Key = tuple[str, int]
-"""An arm and a seed."""
+"""An arm and a seed; what is served again under the same seed is counted on from it."""
+_NAMED = 3
+"""Of many runs, so many are named."""
 
 
 @dataclass
 class Runs:
-    """What became of a study's jobs."""
+    """What became of everything that a study has asked for so far."""
 
-    jobs: Sequence[Job]
+    command: Command
+    jobs: list[Job] = field(default_factory=list)
     finished: dict[Key, Run] = field(default_factory=dict)
     failed: dict[Key, Failure] = field(default_factory=dict)
+    repeated: set[Key] = field(default_factory=set)
+    """Left out, since another seed would have changed nothing."""
     kept: int = 0
     """How many were there already."""
     stopped: int = 0
     """How many were stopped on their way, and left what they had."""
-    repeated: int = 0
-    """How many were left out, since another seed would have changed nothing."""
     changed: set[str] = field(default_factory=set)
     """Arms whose code or files changed while they ran."""
     interrupted: bool = False
+    quiet: bool = False
+    """Whether nothing is to be printed on the way."""
+
+    @property
+    def config(self) -> Settings:
+        """That of the study, without any arm's changes."""
+        return self.command.config
 
     @property
     def wanted(self) -> int:
-        """How many runs make the study complete."""
-        return len(self.jobs) - self.repeated
+        """How many runs were asked for."""
+        return len(self.jobs) - len(self.repeated)
+
+    @property
+    def progress(self) -> str:
+        """How many of them are there."""
+        done = len(self.finished)
+        some = f"{done or 'none'} of {self.wanted} runs {'is' if done == 1 else 'are'} complete"
+        if self.stopped:
+            some += f"; {self.stopped} more left the tables of what they had simulated"
+        return some
+
+    def say(self, text: str) -> None:
+        """Tell whoever waits what has happened."""
+        if not self.quiet:
+            print(text, flush=True)
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def jobs_of(self, arms: Sequence[Arm], key_of: Callable[[str], str]) -> list[Job]:
+        """Every arm under every seed that was not asked for before, each with its configuration.
+
+        Where seeds are the study's own: seed by seed, so that what an interrupted study has of its
+        arms can be compared. Else in the order in which they are asked for.
+        """
+        asked = {(job.arm, job.number) for job in self.jobs}
+        made = []
+        for arm in arms:
+            config = self.command.configured(key_of(arm.name), arm.overrides, arm.changes)
+            place = self.command.folder / "runs" / _as_file_name(arm.name)
+            seeds = self.command.seeds if arm.seeds is None else arm.seeds
+            first = arm.first if arm.first is not None else seeds[0]
+            for seed in seeds:
+                for repeat in arm.repeats:
+                    folder = place / f"seed-{seed + repeat}"
+                    made.append(Job(arm.name, seed, config, folder, seed != first, repeat))
+        new = [job for job in made if (job.arm, job.number) not in asked]
+        own = all(arm.seeds is None for arm in arms)
+        return sorted(new, key=lambda job: job.seed) if own else new
+
+    def serve(self, jobs: Sequence[Job], processes: int | None, store: Store) -> None:
+        """Run what is not there; what one of them does wrong stops no other.
+
+        `processes`: None for as many as there are cores.
+        """
+        self.jobs += jobs
+        missing, recipes = [], {}
+        for job in jobs:
+            recipe = store.recipe(job)
+            if run := store.stored(job, recipe):
+                self.finished[job.arm, job.number] = run
+                self.kept += 1
+            else:
+                store.forget(job)
+                recipes[job.arm, job.number] = recipe
+                missing.append(job)
+        over = 0
+
+        def done(job: Job, outcome: Outcome) -> None:
+            nonlocal over
+            key = job.arm, job.number
+            over += not isinstance(outcome, Interrupted)
+            if isinstance(outcome, Run):
+                if not store.store(job, recipes[key], outcome):
+                    self.changed.add(job.arm)
+                self.finished[key] = outcome
+            elif isinstance(outcome, Failure):
+                self.failed[key] = outcome
+            elif isinstance(outcome, Repeated):
+                self.repeated.add(key)
+            else:
+                self.stopped += outcome.folder is not None
+
+        asked = run_jobs(missing, 1 if inside_a_worker() else processes or cores(), done)
+        self.interrupted = asked and over < len(missing)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def of(self, arm: str) -> list[Run]:
+        """The complete runs of an arm, seed by seed."""
+        return [self.finished[key] for key in self._keys(arm)]
 
     @property
     def comparable(self) -> list[Run]:
@@ -59,7 +144,7 @@ class Runs:
         """
         seeds = [{seed for one, seed in self.finished if one == arm} for arm in self._arms]
         shared = set.intersection(*seeds) if seeds else set()
-        runs = [self.finished[key] for arm in self._arms for key in self._keys(arm)]
+        runs = [run for arm in self._arms for run in self.of(arm)]
         return [run for run in runs if run.seed in shared] or runs
 
     @property
@@ -83,7 +168,7 @@ class Runs:
         """Names for some of the runs: arms, and seeds where it is not all of them."""
         if len(keys) == len(self.jobs):
             return ""
-        arms = {job.arm: {j.seed for j in self.jobs if j.arm == job.arm} for job in self.jobs}
+        arms = {job.arm: {j.number for j in self.jobs if j.arm == job.arm} for job in self.jobs}
         names = []
         for arm in dict.fromkeys(arm for arm, _ in keys):
             seeds = sorted(seed for one, seed in keys if one == arm)
@@ -91,125 +176,52 @@ class Runs:
             names.append(arm + some)
         return ", ".join(names)
 
+    def notices(self) -> Iterator[str]:
+        """What a reader must know of the runs, each line once, with in how many it is so."""
+        every = list(self.finished.values())
+        counts = Counter(note["what"] for run in every for note in run.summary.get("notices", ()))
+        for what, count in counts.items():
+            yield what if count == len(every) else f"in {count} of {len(every)} runs {what}"
+        if self.changed:
+            yield changed_note(self.changed)
 
-def run_study(jobs: Sequence[Job], processes: int | None = None) -> Runs:
-    """Run them all; what one of them does wrong is reported at the end and stops no other.
-
-    `processes`: None for as many as there are cores.
-    """
-    runs = Runs(jobs)
-    missing, recipes = [], {}
-    for job in runs.jobs:
-        made_of = recipes[job.arm, job.seed] = recipe(job)
-        if run := stored(job, made_of):
-            runs.finished[job.arm, job.seed] = run
-        else:
-            forget(job)
-            missing.append(job)
-    runs.kept = len(runs.finished)
-
-    def done(job: Job, outcome: Outcome) -> None:
-        if isinstance(outcome, Run):
-            if not store(job, recipes[job.arm, job.seed]):
-                runs.changed.add(job.arm)
-            runs.finished[job.arm, job.seed] = outcome
-        elif isinstance(outcome, Failure):
-            runs.failed[job.arm, job.seed] = outcome
-        elif isinstance(outcome, Repeated):
-            runs.repeated += 1
-        elif isinstance(outcome, Interrupted):
-            runs.stopped += outcome.folder is not None
-
-    asked = run_jobs(missing, 1 if inside_a_worker() else processes or cores(), done)
-    runs.interrupted = asked and len(runs.finished) + len(runs.failed) < runs.wanted
-    return runs
+    def only(self, prefix: str) -> Runs:
+        """Those of the arms whose names begin so, without that beginning."""
+        jobs = [
+            replace(job, arm=job.arm.removeprefix(prefix))
+            for job in self.jobs
+            if job.arm.startswith(prefix)
+        ]
+        cut = len(prefix)
+        return replace(
+            self,
+            jobs=jobs,
+            finished={
+                (a[cut:], n): replace(run, arm=a[cut:])
+                for (a, n), run in self.finished.items()
+                if a.startswith(prefix)
+            },
+            failed={(a[cut:], n): f for (a, n), f in self.failed.items() if a.startswith(prefix)},
+            repeated={(a[cut:], n) for a, n in self.repeated if a.startswith(prefix)},
+        )
 
 
-def jobs_of(plan: Compare, overrides: Sequence[str], folder: Path) -> list[Job]:
-    """Every arm under every seed, each with the configuration that its overrides give.
-
-    Seed by seed, so that what an interrupted study has of its arms can be compared.
-    """
-    jobs = []
-    for arm, changes in plan.arms.items():
-        config = _composed(plan.key_of(arm), overrides, changes)
-        place = folder / "runs" / _as_file_name(arm)
-        first = config["seed"]
-        for seed in range(first, first + config["seeds"]):
-            jobs.append(Job(arm, seed, config, place / f"seed-{seed}", again=seed != first))
-    return sorted(jobs, key=lambda job: job.seed)
+def changed_note(arms: set[str]) -> str:
+    """That these were not kept."""
+    names = sorted(arms)
+    more = len(names) - _NAMED
+    some = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"the code or a file of {some} changed on the way: not kept, to be run again"
 
 
-def _composed(whose: str, overrides: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
-    try:
-        config = compose("config", overrides=[*overrides, *changes])
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except Exception as error:
-        # What is wrong without the arm's changes is not the arm's fault.
-        ours = any(change in str(error) or _key(change) in str(error) for change in changes)
-        where = f"{whose}: " if ours else ""
-        raise ConfigError(where + line(error, [*overrides, *changes])) from error
-    return cast(dict[str, Any], plain)
-
-
-def _key(change: str) -> str:
-    return change.partition("=")[0].lstrip("+~").rpartition(".")[2]
-
-
-def overruled(plan: Compare, overrides: Sequence[str]) -> list[str]:
-    """What was typed and changes nothing, since every arm sets it."""
-    set_by_arms = [{change.partition("=")[0] for change in arm} for arm in plan.arms.values()]
-    return [
-        override
-        for override in overrides
-        if all(override.partition("=")[0] in keys for keys in set_by_arms)
-    ]
-
-
-def unread(jobs: Sequence[Job], overrides: Sequence[str]) -> list[str]:
-    """What was typed and changes nothing, since no arm's backend reads it."""
-    groups = [set(backend_of(job.config).unread) for job in jobs if not job.again]
-    everywhere = set.intersection(*groups) if groups else set()
-    return [one for one in overrides if re.split(r"[.=@]", one.lstrip("+~"))[0] in everywhere]
+def goes_on(folder: Path) -> str:
+    """How a study that was stopped is taken up."""
+    return f"the same command with hydra.run.dir={shown(folder)} goes on from there"
 
 
 def _as_file_name(arm: str) -> str:
     """An arm's name as that of a folder, whatever is in it."""
     return re.sub(r"^\.", "%2E", quote(arm, safe=" =,+@"))
-
-
-def study_of(plan: Compare, runs: Runs, folder: Path, name: str, overrides: Sequence[str]) -> Study:
-    """The results, in the shape that reports take."""
-    study = Study(
-        name=name,
-        title=plan.title,
-        question=plan.question,
-        folder=folder,
-        command=command(overrides),
-        runs=runs.comparable,
-        metrics=_metrics(plan, runs),
-        baseline=plan.baseline or next(iter(plan.arms)),
-        swept=plan.swept,
-    )
-    study.clients = tuple(dict.fromkeys(c for run in study.runs for c in _clients(run.summary)))
-    study.failed = {whose or "all runs": str(failure) for whose, failure in runs.reasons.items()}
-    if runs.interrupted:
-        study.failed["interrupted"] = f"{len(runs.finished)} of {runs.wanted} runs are complete"
-    if left_out := len(runs.finished) - len(study.runs):
-        study.failed["left out"] = (
-            f"{left_out} complete runs, under seeds that not every arm has completed"
-        )
-    return study
-
-
-def _metrics(plan: Compare, runs: Runs) -> tuple[str, ...]:
-    """Those that the study names, and goodput where an objective was set."""
-    wants = any("goodput_per_s" in run.summary for run in runs.finished.values())
-    return tuple(dict.fromkeys([*plan.metrics, *(["goodput_per_s"] if wants else [])]))
-
-
-def _clients(summary: Mapping[str, Any]) -> Sequence[str]:
-    return list(summary.get("clients", {}))
 
 
 def cores() -> int:

@@ -1,18 +1,21 @@
 """Runs that are there already: a study that is started again goes on where it ended.
 
-A complete run keeps in run.json what it was made from. It is taken as it is where that is the
-same: the configuration, the simulator's code, and the code and files that the configuration names.
+A complete run keeps what it was made from. It is taken as it is where that is the same: the
+configuration, the simulator's code, and the code and files that the configuration names.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pagedsim
-from pagedsim.metrics.files import read_summary
+from pagedsim.metrics.files import read_json, read_summary, write_json
 from pagedsim.metrics.study import Run
 from pagedsim.run import code
 from pagedsim.run.job import Job
@@ -21,37 +24,72 @@ _NAME = "run.json"
 _NO_MATTER = ("study", "tracking", "report", "jobs", "seed", "seeds")
 """Keys of the configuration that change no run, or are part of the job."""
 
-
 Recipe = dict[str, Any]
 """All that decides what comes out of a run."""
 
 
-def stored(job: Job, made_of: Recipe) -> Run | None:
-    """The run as it was left, if it is complete and made of the same."""
-    try:
-        same = json.loads((job.folder / _NAME).read_text(encoding="utf-8")) == made_of
-        summary = read_summary(job.folder) if same else None
-    except (OSError, ValueError):  # not there, or not whole
-        return None
-    return Run(job.arm, job.seed, job.folder, job.config, summary) if summary else None
+class Store(ABC):
+    """What remains of a run."""
+
+    def recipe(self, job: Job) -> Recipe:
+        """What `job` is made of, as it is now."""
+        return recipe(job)
+
+    @abstractmethod
+    def stored(self, job: Job, made_of: Recipe) -> Run | None:
+        """The run as it was left, if it is complete and made of the same."""
+
+    def forget(self, job: Job) -> None:
+        """What is in the folder is about to be written over."""
+        (job.folder / _NAME).unlink(missing_ok=True)
+
+    @abstractmethod
+    def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
+        """Mark the run as complete, unless what it was made of has changed meanwhile.
+
+        `made_of` is the recipe from before the run. Which code ran is not known where it was
+        edited since, so such a run is made again by whoever goes on with the study.
+        """
 
 
-def forget(job: Job) -> None:
-    """What is in the folder is about to be written over."""
-    (job.folder / _NAME).unlink(missing_ok=True)
+class Tables(Store):
+    """A folder a run: its tables, its summary, and in run.json what it was made from."""
+
+    def stored(self, job: Job, made_of: Recipe) -> Run | None:
+        try:
+            same = json.loads((job.folder / _NAME).read_text(encoding="utf-8")) == made_of
+            summary = read_summary(job.folder) if same else None
+        except (OSError, ValueError):  # not there, or not whole
+            return None
+        return Run(job.arm, job.number, job.folder, job.config, summary) if summary else None
+
+    def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
+        if recipe(job) != made_of:
+            return False
+        text = json.dumps(made_of, indent=2, sort_keys=True)
+        (job.folder / _NAME).write_text(text + "\n", encoding="utf-8")
+        return True
 
 
-def store(job: Job, made_of: Recipe) -> bool:
-    """Mark the run in the folder as complete, unless what it was made of has changed meanwhile.
+class Summaries(Store):
+    """A file a run, so that a search of hundreds stays small: its summary, and a digest."""
 
-    `made_of` is the recipe from before the run. Which code ran is not known where it was edited
-    since, so such a run is made again by whoever goes on with the study.
-    """
-    if recipe(job) != made_of:
-        return False
-    text = json.dumps(made_of, indent=2, sort_keys=True)
-    (job.folder / _NAME).write_text(text + "\n", encoding="utf-8")
-    return True
+    def stored(self, job: Job, made_of: Recipe) -> Run | None:
+        try:
+            record = read_json(_file(job))
+        except (OSError, ValueError):  # not there, or not whole
+            return None
+        if record.get("made_of") != _digest(made_of):
+            return None
+        return Run(job.arm, job.number, job.folder, job.config, record["summary"])
+
+    def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
+        """Put a file in the place of the folder, whose tables come back when the run is typed."""
+        same = recipe(job) == made_of
+        if same:
+            write_json(_file(job), {"made_of": _digest(made_of), "summary": run.summary})
+        shutil.rmtree(job.folder)
+        return same
 
 
 def recipe(job: Job) -> Recipe:
@@ -85,3 +123,11 @@ def _stamp(path: str) -> list[int] | None:
     except OSError:
         return None
     return [state.st_size, state.st_mtime_ns]
+
+
+def _file(job: Job) -> Path:
+    return job.folder.with_name(f"{job.folder.name}.json")
+
+
+def _digest(made_of: Recipe) -> str:
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()

@@ -8,44 +8,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra import compose
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from pagedsim.run.command import command
+from pagedsim.run.command import Command, command_line, key_of
 from pagedsim.run.job import Job
 
 _OWN = ("study", "experiment", "seed", "seeds", "jobs", "report", "tracking")
 """Keys that belong to a study as a whole."""
 
 
-def single(overrides: Sequence[str], job: Job) -> str:
+def single(command: Command, changes: Sequence[str], job: Job) -> str:
     """The command of `experiment=single` that does what `job` does.
 
-    Of `overrides`, what its configuration was made with, those of the study are left out; what the
+    Of the words that were typed and `changes`, those of the study are left out; what the
     experiment itself has set is added.
     """
-    words = [word for word in overrides if re.split(r"[.@]", key_of(word))[0] not in _OWN]
-    words = ["experiment=single", *_chosen(words), *words, f"seed={job.seed}", "seeds=1"]
+    typed = [*command.words, *changes]
+    words = [word for word in typed if re.split(r"[.@]", key_of(word))[0] not in _OWN]
+    chosen = list(_chosen(command, words))
+    words = ["experiment=single", *chosen, *words, f"seed={job.seed}", "seeds=1"]
     plain = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
-    return command([*words, *_changes(_flat(plain), _flat(job.config))])
+    return command_line([*words, *_changes(_flat(plain), _flat(job.config))])
 
 
-def _chosen(words: Sequence[str]) -> list[str]:
+def _chosen(command: Command, words: Sequence[str]) -> Iterator[str]:
     """The options of groups that the experiment has chosen, and `words` do not."""
     config = compose("config", overrides=["experiment=single"], return_hydra_config=True)
-    usual, ours = config.hydra.runtime.choices, HydraConfig.get().runtime.choices
+    usual = config.hydra.runtime.choices
     typed = {key_of(word) for word in words}
-    return [
-        f"{group}={option}"
-        for group, option in ours.items()
-        if group not in (*_OWN, *typed) and option is not None and option != usual.get(group)
-        if not group.startswith("hydra/")
-    ]
-
-
-def key_of(override: str) -> str:
-    """What an override sets."""
-    return override.partition("=")[0].lstrip("+~")
+    for group, option in command.choices.items():
+        own = group in (*_OWN, *typed) or group.startswith("hydra/")
+        if not own and option is not None and option != usual.get(group):
+            yield f"{group}={option}"
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from pagedsim.core import ConfigError
 from pagedsim.fidelity import external_fit as outside_fit
 from pagedsim.fidelity.external_log import Latencies, Log, read_log
 from pagedsim.fidelity.external_score import score
-from pagedsim.fidelity.external_server import Twin, Weights
+from pagedsim.fidelity.external_server import ExternalServer, Weights
 from pagedsim.fidelity.simplex import search
 from pagedsim.run.folder import keep_configuration
 from pagedsim.sim.cost import Fitted
@@ -56,9 +56,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside_fit, "MOVES", 4)
 
 
-def twin(log: Log, *words: str) -> Twin:
+def twin(log: Log, *words: str) -> ExternalServer:
     config: Any = OmegaConf.to_container(configuration(*words), resolve=True)
-    return Twin(config, log)
+    return ExternalServer(config, log)
 
 
 def asked(count: int, rate: float = 4.0) -> Log:

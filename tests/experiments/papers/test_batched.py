@@ -89,29 +89,29 @@ def test_variants_are_of_the_varied_system() -> None:
 
 
 def test_only_the_varied_system_says_what_else_it_could_be() -> None:
-    rows = {row.what: row for row in study().read(runs()).rows}
+    rows = {row.what: row for row in study().read_arms(runs()).rows}
     assert rows["few: max"].difference == 0 and rows["few: max"].why == ""
     assert rows["few: paged"].ours == pytest.approx(4)
     assert rows["few: paged"].why == ""
     assert rows["many: paged"].why == "seeds give 2.0 to 2.0"  # no variant of it
     changed = runs() | {"few, paged": served("few, paged", 8, 2)}
-    rows = {row.what: row for row in study().read(changed).rows}
+    rows = {row.what: row for row in study().read_arms(changed).rows}
     assert rows["few: paged"].why == "seeds give 6.0 to 6.0; 6.0 with longer steps"
 
 
 def test_the_finding_says_how_many_wait_and_what_is_assumed() -> None:
-    bounded, varied, moved = study().read(runs()).finding
+    bounded, varied, moved = study().read_arms(runs()).finding
     assert bounded == "max: as many run as in the paper, within 0 %."
     # One waits for 2 of the 6 s.
     assert varied.startswith("paged runs 4.0 under few (paper: 4.0) while 0.3 wait and 2.0 under")
     assert moved == (
         "What is assumed moves it under few from 6.0 (longer steps) to 6.0 (longer steps)."
     )
-    assert len(study(variants=None).read(runs()).finding) == 2
+    assert len(study(variants=None).read_arms(runs()).finding) == 2
 
 
 def test_time_a_token() -> None:
-    (listing,) = study().read(runs()).listings
+    (listing,) = study().read_arms(runs()).listings
     rows = {row[0]: row[1:] for row in listing.rows}
     # 4 at once of 2 a second with 10 tokens each: 4 / 20 s a token.
     assert rows["few: the paper"] == ["4.0", "200.0", "–"]

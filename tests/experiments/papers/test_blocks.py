@@ -87,12 +87,12 @@ def test_a_variant_may_have_a_rate_of_its_own() -> None:
 
 
 def test_the_finding_says_of_each_variant_what_came_out() -> None:
-    reading = study().read(runs({"": [0.2, 0.11, 0.1], ", none": [0.3, 0.2, 0.1]}))
+    reading = study().read_arms(runs({"": [0.2, 0.11, 0.1], ", none": [0.3, 0.2, 0.1]}))
     assert reading.finding[-1] == "With none these come within 10 % of the best: ShareGPT 256."
 
 
 def test_best_and_as_good_as_the_best() -> None:
-    reading = study().read(runs({"": [0.2, 0.11, 0.1], ", none": [0.1, 0.1, 0.1]}))
+    reading = study().read_arms(runs({"": [0.2, 0.11, 0.1], ", none": [0.1, 0.1, 0.1]}))
     rows = {row.what: row for row in reading.rows}
     assert rows["ShareGPT: best block size"].ours == 256
     assert rows["ShareGPT: best block size"].difference == 0
@@ -102,14 +102,14 @@ def test_best_and_as_good_as_the_best() -> None:
 
 
 def test_an_edge_that_differs_says_by_how_little() -> None:
-    reading = study().read(runs({"": [0.2, 0.1, 0.15], ", none": [0.1, 0.1, 0.1]}))
+    reading = study().read_arms(runs({"": [0.2, 0.1, 0.15], ", none": [0.1, 0.1, 0.1]}))
     row = next(row for row in reading.rows if "largest" in row.what)
     assert (row.ours, row.published) == (16, 256)
     assert row.why.startswith("blocks of 16 take 0 % longer than the best")
 
 
 def test_waste_is_what_a_sequence_holds_and_does_not_use_while_all_decode() -> None:
-    reading = study().read(runs({"": [0.2, 0.1, 0.1], ", none": [0.1, 0.1, 0.1]}))
+    reading = study().read_arms(runs({"": [0.2, 0.1, 0.1], ", none": [0.1, 0.1, 0.1]}))
     # One block each, full for 3 s and one short for 1 s.
     assert reading.data["waste_tokens_a_sequence"] == {"ShareGPT": [0.25, 0.25, 0.25]}
 
@@ -130,7 +130,7 @@ def test_times_of_a_kernel_are_taken_from_a_folder(tmp_path: Path) -> None:
         study(kernel=str(tmp_path))
     kernel = {"data": {"kernel": {"seconds": {"1": 3e-3, "16": 1.5e-3, "256": 1e-3}}}}
     (tmp_path / "result.json").write_text(json.dumps(kernel))
-    reading = study(kernel=str(tmp_path)).read(runs({"": [1, 1, 1], ", none": [1, 1, 1]}))
+    reading = study(kernel=str(tmp_path)).read_arms(runs({"": [1, 1, 1], ", none": [1, 1, 1]}))
     assert reading.listings[-1].rows[-1][1:] == ["3.00", "1.50", "1.00"]
     assert len(reading.notes) == 2
 

@@ -156,7 +156,7 @@ def test_an_arm_for_every_rate_and_the_longer_traces() -> None:
 
 
 def test_rows_are_ratios_and_rates() -> None:
-    reading = study().read(runs())
+    reading = study().read_arms(runs())
     rows = {row.what: row for row in reading.rows}
     paged = sustained({4: (0.1 + 0.55) / 2, 8: (9 + 5) / 2}, 1.0)
     static = sustained({1: (1.1 + 0.55) / 2, 2: (10 + 5) / 2}, 1.0)
@@ -167,7 +167,7 @@ def test_rows_are_ratios_and_rates() -> None:
     early = sustained({1: (0.1 + 0.55) / 2, 2: (9 + 5) / 2}, 1.0)
     # In steps of twice the time the bound would be half: below all that was tried.
     assert rows["chat: static"].why == f"{early:.3g}/s if an answer is returned when it ends itself"
-    slower = {row.what: row for row in study(slower=1.1).read(runs()).rows}["chat: static"]
+    slower = {row.what: row for row in study(slower=1.1).read_arms(runs()).rows}["chat: static"]
     slow = sustained({1: (1.1 + 0.55) / 2, 2: (10 + 5) / 2}, 1 / 1.1) / 1.1
     assert slower.why.startswith(f"{slow:.3g}/s if steps take 1.1 times as long")
     assert [row[0] for row in reading.listings[0].rows] == [
@@ -180,11 +180,13 @@ def test_rows_are_ratios_and_rates() -> None:
 def test_rates_that_tell_nothing_are_said_to() -> None:
     never = {arm: served(arm, 0.1) for arm in study().arms()}
     static = {arm: own for arm, own in runs().items() if "static" in arm}
-    (sentence,) = study().read(never | static).finding
+    (sentence,) = study().read_arms(never | static).finding
     assert sentence == (
         "On chat the rates that were tried do not tell what paged sustains at 1 s a token."
     )
-    reading = study().read(runs() | {arm: own for arm, own in never.items() if "static" in arm})
+    reading = study().read_arms(
+        runs() | {arm: own for arm, own in never.items() if "static" in arm}
+    )
     assert reading.finding == [
         "On chat paged sustains 5.46 requests/s at 1 s a token.",
         "On chat the rates that were tried do not tell what static sustains at 1 s a token.",

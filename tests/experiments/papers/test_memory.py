@@ -114,7 +114,7 @@ def test_orca_max_holds_exactly_seven_and_leaves_8_85_percent(tmp_path: Path) ->
     memory = ("memory=reserved_max", "memory.blocks=15728")
     run = served(job(tmp_path, "workload.requests=40", "workload.rate=20", *memory))
     runs = {"most": [run], "paged": [run], "most, longer prompts": [run]}
-    rows = study(warm_up=5.0).read(runs | {"paged, longer prompts": [run]}).rows
+    rows = study(warm_up=5.0).read_arms(runs | {"paged, longer prompts": [run]}).rows
     exact = {row.what: row for row in rows[-2:]}
     count = exact["arm: requests at once, 15,728 // 2,048"]
     left = exact["arm: slots that 7 × 2,048 leave over"]
@@ -142,7 +142,7 @@ def seen(arm: str) -> list[Run]:
 
 
 def test_averages_are_over_the_time_in_which_requests_wait() -> None:
-    reading = study().read({arm: seen(arm) for arm in study().arms()})
+    reading = study().read_arms({arm: seen(arm) for arm in study().arms()})
     rows = {row.what: row for row in reading.rows}
     assert rows["most: token states"].ours == pytest.approx((20 + 3 * 40) / 4)
     assert rows["most: reserved"].ours == pytest.approx((30 + 3 * 10) / 4)
@@ -152,7 +152,7 @@ def test_averages_are_over_the_time_in_which_requests_wait() -> None:
 
 
 def test_what_differs_says_what_else_it_could_be() -> None:
-    reading = study().read({arm: seen(arm) for arm in study().arms()})
+    reading = study().read_arms({arm: seen(arm) for arm in study().arms()})
     whys = {row.what: row.why for row in reading.rows}
     assert whys["most: token states"] == "35.0 % with longer prompts"
     assert whys["most: internal fragmentation"] == ""
@@ -161,7 +161,7 @@ def test_what_differs_says_what_else_it_could_be() -> None:
 
 def test_nobody_waits() -> None:
     with pytest.raises(ConfigError, match=r"study.warm_up=7: must be shorter: .* no request waits"):
-        study(warm_up=7).read({arm: seen(arm) for arm in study().arms()})
+        study(warm_up=7).read_arms({arm: seen(arm) for arm in study().arms()})
 
 
 def test_every_system_is_run_with_every_variant() -> None:
@@ -173,7 +173,7 @@ def test_every_system_is_run_with_every_variant() -> None:
 def test_variants_may_be_left_out() -> None:
     plain = study(variants=None)
     assert list(plain.arms()) == ["most", "paged"]
-    assert not plain.read({arm: seen(arm) for arm in plain.arms()}).listings
+    assert not plain.read_arms({arm: seen(arm) for arm in plain.arms()}).listings
 
 
 @pytest.mark.usefixtures("hydra")

@@ -93,7 +93,7 @@ def test_every_way_runs_with_every_block_size() -> None:
 
 
 def test_the_reading_holds_each_claim_against_the_runs() -> None:
-    rows = {row.what: row for row in study().read(runs()).rows}
+    rows = {row.what: row for row in study().read_arms(runs()).rows}
     assert rows["whole runs, PCIe 4: swap over recompute, blocks of 1"].ours == 9
     assert rows["whole runs, PCIe 4: recompute over swap, at most"].ours == 1.25
     assert rows["whole runs, PCIe 4: recompute over swap, at most"].difference > 0
@@ -104,7 +104,7 @@ def test_the_reading_holds_each_claim_against_the_runs() -> None:
 
 def test_the_claim_is_held_against_a_recompute_in_a_step_of_its_own() -> None:
     # 512 tokens: 96 ms to compute again, 35.4 ms over PCIe 4, of which 2.6 ms are copies.
-    rows = {row.what: row for row in study().read(runs()).rows}
+    rows = {row.what: row for row in study().read_arms(runs()).rows}
     row = rows["one sequence, PCIe 4: recompute over swap, at most"]
     price = Priced(config(64))(512, 25, 8000)
     assert row.ours == pytest.approx(price.recompute / price.swap)
@@ -119,7 +119,7 @@ def test_a_claim_that_is_met_needs_no_reason() -> None:
     for arm, of in made.items():
         rate = of[0].config["hardware"]["pcie_gb_s"] / 10
         made[arm] = [Run(arm, 0, Path(), config(64, rate), of[0].summary)]
-    rows = study(buses=slow).read(made).rows
+    rows = study(buses=slow).read_arms(made).rows
     assert not any(row.why for row in rows if "at most" in row.what)
 
 

@@ -41,7 +41,7 @@ def study(**more: Any) -> SharedPrefix:
 def test_the_reading() -> None:
     arms = study().arms()
     assert arms["80 tokens, few, shared"][:2] == ["memory=prefix", "server.max_seqs=4"]
-    reading = study().read({arm: served(arm) for arm in arms})
+    reading = study().read_arms({arm: served(arm) for arm in arms})
     (row,) = reading.rows
     assert (row.ours, row.published) == (1.0, 1.5)
     (listing,) = reading.listings

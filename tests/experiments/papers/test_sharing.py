@@ -114,7 +114,7 @@ def test_nobody_waits_that_long() -> None:
 
 
 def test_the_reading() -> None:
-    reading = study().read(runs())
+    reading = study().read_arms(runs())
     rows = {row.what: row for row in reading.rows}
     assert rows["memory saved, beam = 2"].ours == pytest.approx(100 * (1 - 1 / 1.75))
     assert rows["gain, beam = 2"].ours == 1.0

@@ -61,7 +61,7 @@ def test_where_not_all_ever_decode_unused_slots_are_not_known() -> None:
 
 def test_the_best_is_not_held_against_itself() -> None:
     times = dict(zip(SIZES, (1.0, 2.0, 3.0), strict=True))
-    reading = study().read({f"blocks of {size}": [run(e2e)] for size, e2e in times.items()})
+    reading = study().read_arms({f"blocks of {size}": [run(e2e)] for size, e2e in times.items()})
     assert reading.finding[0].endswith("average; it takes 3.00 times as long with 256.")
 
 
@@ -72,7 +72,7 @@ def test_an_arm_a_size() -> None:
 def test_the_finding_names_the_size_that_answers_soonest() -> None:
     times = dict(zip(SIZES, (4.0, 2.0, 3.0), strict=True))
     runs = {f"blocks of {size}": [run(e2e), run(e2e, seed=1)] for size, e2e in times.items()}
-    reading = study().read(runs)
+    reading = study().read_arms(runs)
     assert reading.finding[0] == (
         "Requests are answered soonest with blocks of 16, after 2.00 s on average; it takes 2.00 "
         "times as long with 1 and 1.50 times as long with 256."
@@ -90,14 +90,14 @@ def test_sizes_that_are_not_surely_slower_are_named_too() -> None:
     }
     assert (
         study()
-        .read(runs)
+        .read_arms(runs)
         .finding[0]
         .startswith(
             "Requests are answered soonest with blocks of 16 (not surely slower: 256), after"
         )
     )
     alone = {arm: each[:1] for arm, each in runs.items()}
-    assert "not surely" not in study().read(alone).finding[0]
+    assert "not surely" not in study().read_arms(alone).finding[0]
 
 
 def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     }
     one = run(machine=machine)
     one.config.update(memory={}, backend={"model": "tiny"}, hardware=None)
-    reading = study().read({f"blocks of {size}": [one] for size in SIZES})
+    reading = study().read_arms({f"blocks of {size}": [one] for size in SIZES})
     (decodes,) = asked
     assert (decodes.sequences, decodes.context, decodes.device) == (8, 128, "cpu")
     assert decodes.shape.name == "tiny"

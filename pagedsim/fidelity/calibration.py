@@ -1,0 +1,143 @@
+"""Step times fitted to a log of steps: coefficients, how far off they are, and where most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.engine_model import data_sheet
+from pagedsim.fidelity.residual import Weakest, residuals, weakest
+from pagedsim.fidelity.steplog import StepLog, predicted
+from pagedsim.metrics.result import Listing
+from pagedsim.report.percent import percent, signed
+from pagedsim.sim.cost import Fitted, Roofline
+from pagedsim.sim.cost.fitting import FEATURES, SWAP, fit_kinds
+
+UNITS = {
+    "constant": ("ms", 1e3, "a step"),
+    "prefill_tokens": ("µs", 1e6, "a token of a prompt"),
+    "prefill_attention": ("ns", 1e9, "a token of a prompt and one it attends to"),
+    "prefill_context": ("µs", 1e6, "a token that prompts attend to"),
+    "decode_count": ("µs", 1e6, "a sequence that decodes"),
+    "decode_context": ("ns", 1e9, "a token that decodes attend to"),
+}
+SWAP_UNITS = {"constant": ("µs", 1e6, "a swap"), "blocks": ("µs", 1e6, "a block swapped, one way")}
+
+
+_KINDS = ("prefill", "decode", "mixed")
+
+
+def fitted(log: StepLog) -> Fitted:
+    """The fit; raises ConfigError for a log that is too short."""
+    machine = log.machine
+    source = f"{log.source}: {machine['device']}, {machine['model']}, {machine['dtype']}"
+    try:
+        ahead = bool(machine.get("async_scheduling"))
+        return Fitted.fit(log.samples, log.replica, echo=None, source=source, ahead=ahead)
+    except ConfigError as error:
+        raise ConfigError(f"{log.source}: too short to fit: {error}") from error
+
+
+class Calibration:
+    """A fit, held against the steps that it was made of."""
+
+    def __init__(self, log: StepLog, cost: Fitted) -> None:
+        self.log, self.cost = log, cost
+        self.fits = fit_kinds(log.samples)
+        mine = [predicted(cost, sample) for sample in log.samples]
+        roofline = Roofline(log.replica)
+        sheet = [predicted(roofline, sample) for sample in log.samples]
+        self.rest, self.sheet = residuals(log.samples, mine), residuals(log.samples, sheet)
+        self.weakest = weakest(log.samples, mine)
+
+    @property
+    def title(self) -> str:
+        """What was fitted."""
+        machine = self.log.machine
+        return (
+            f"{len(self.log.samples)} steps of {self.log.source}: {machine['device']}, "
+            f"{machine['model']}, {machine['dtype']}, blocks of {machine['block_size']} tokens"
+        )
+
+    def listings(self) -> list[Listing]:
+        """Coefficients, and errors by kind of step."""
+        return [self._coefficients(), self._errors()]
+
+    def notes(self) -> Iterator[str]:
+        """What a reader must know of the fit."""
+        machine, hardware = self.log.machine, self.log.replica.hardware.name
+        if data_sheet(machine) is None:
+            yield (
+                f"there is no data sheet of {machine['device']}: hardware={hardware}, as "
+                "configured, stands for it"
+            )
+        for kind in (one for one in ("prefill", "decode") if one not in self.fits):
+            yield f"{kind}: too few steps to fit: they take what the same work takes in mixed ones"
+        if not self.cost.settings["swap"]:
+            yield "swaps: too few to fit: they take what the hardware's data sheet says"
+        if self.weakest is not None:
+            yield f"weakest: {_where(self.weakest)}"
+
+    def data(self) -> dict[str, Any]:
+        """All of it, as result.json has it."""
+        return {
+            "coefficients": {kind: self._set(kind) for kind in (*_KINDS, "swap")},
+            "unit": "s",
+            "leave_one_out": {kind: fit.error for kind, fit in self.fits.items()},
+            "residuals": {kind: one._asdict() for kind, one in self.rest.items()},
+            "roofline": {kind: one.total for kind, one in self.sheet.items()},
+            "weakest": self.weakest and self.weakest._asdict(),
+        }
+
+    def table(self) -> list[dict[str, object]]:
+        """A row a coefficient."""
+        return [
+            {"kind": kind, "coefficient": name, "seconds": value}
+            for kind in (*_KINDS, "swap")
+            for name, value in self._set(kind).items()
+        ]
+
+    def _set(self, kind: str) -> dict[str, float]:
+        return dict(self.cost.settings[kind] or {})
+
+    def _coefficients(self) -> Listing:
+        kinds = [kind for kind in _KINDS if kind in self.fits]
+        rows = []
+        for name in FEATURES:
+            unit, scale, meaning = UNITS[name]
+            values = [self._set(kind).get(name) for kind in kinds]
+            rows.append(
+                [meaning, *("" if v is None else f"{v * scale:,.4g} {unit}" for v in values)]
+            )
+        for name in SWAP if self.cost.settings["swap"] else ():
+            unit, scale, meaning = SWAP_UNITS[name]
+            value = f"{self.cost.settings['swap'][name] * scale:,.4g} {unit}"
+            rows.append([meaning, value, *[""] * (len(kinds) - 1)])
+        return Listing(self.title, ["each", *kinds], rows)
+
+    def _errors(self) -> Listing:
+        hardware = self.log.replica.hardware.name
+        head = ["steps", "leave one out", "half are within", "90 % within", "in all", "stalled"]
+        rows = [
+            [
+                kind,
+                f"{one.steps:,}",
+                self.fits[kind].percent if kind in self.fits else "–",
+                percent(one.median),
+                percent(one.p90),
+                signed(one.total),
+                percent(one.stalled),
+                signed(self.sheet[kind].total),
+            ]
+            for kind, one in self.rest.items()
+        ]
+        return Listing("How far off", ["", *head, f"roofline of {hardware}"], rows)
+
+
+def _where(weak: Weakest) -> str:
+    way = "too long" if weak.total > 0 else "too short"
+    return (
+        f"{weak.kind} steps with {weak.feature} of {weak.low:,.0f} to {weak.high:,.0f}: "
+        f"{percent(abs(weak.total))} {way} ({weak.steps} steps)"
+    )

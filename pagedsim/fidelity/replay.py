@@ -1,0 +1,175 @@
+"""A recorded run again in the simulator, which must plan the same at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pagedsim.core import ConfigError, Continuation, Request, RequestId, Scheduler, StepPlan
+from pagedsim.core.source import Job, Mode
+from pagedsim.engine.filler import Filler
+from pagedsim.fidelity.engine_model import scheduler_of
+from pagedsim.fidelity.recorded import Recorded
+from pagedsim.metrics.files import REQUESTS, STEPS
+from pagedsim.metrics.plans import described
+from pagedsim.run.parts import backend_of
+from pagedsim.sim.simulate import simulate
+from pagedsim.workload import Workload
+
+
+class Difference(NamedTuple):
+    """The first step that was planned otherwise."""
+
+    step: int
+    engine: str
+    simulator: str
+
+    def told(self, name: str, steps: int, so: str = "") -> str:
+        """Where it is, in a run of so many steps, what follows, and both plans."""
+        return (
+            f"{name}: step {self.step} of {steps} differs{so}\n"
+            f"  engine:    {self.engine}\n  simulator: {self.simulator}"
+        )
+
+
+def replayed(run: Recorded) -> Difference | None:
+    """Simulate a recorded run; the first step that is planned otherwise, or None."""
+    for table, file, names in (
+        (run.steps, STEPS, ("plan",)),
+        (run.requests, REQUESTS, ("request", "output_ids")),
+    ):
+        for name in names:
+            if name not in table.column_names:
+                raise ConfigError(f"{run.folder / file}: has no column {name}")
+    if failed := run.machine["failed_steps"]:
+        raise ConfigError(f"{run.folder}: {failed} of its steps failed, which no simulator does")
+    try:
+        return _first_difference(run)
+    except ConfigError as error:
+        raise ConfigError(f"{run.folder}: {error}") from error
+
+
+def _first_difference(run: Recorded) -> Difference | None:
+    witness = _Witness(run.steps["plan"].to_pylist())
+    workload = backend_of(run.config).workload(run.config["workload"], run.seed)
+    if any(params.beam_search and params.width > 1 for params in workload.asked):
+        raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")
+    source = _Filled(workload, Filler(run.machine["vocab_size"], run.seed))
+    try:
+        simulate(_scheduler(run), source, _Durations(run), witness, fast_forward=False)
+        witness.end()
+    except _Differs as found:
+        return found.difference
+    return None
+
+
+class _Differs(Exception):
+    def __init__(self, difference: Difference) -> None:
+        super().__init__()
+        self.difference = difference
+
+
+class _Witness:
+    """Holds each plan against the recorded one."""
+
+    def __init__(self, plans: Sequence[str]) -> None:
+        self._plans = plans
+        self._at = 0
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        wanted = self._plans[self._at] if self._at < len(self._plans) else "(no such step)"
+        if (found := described(plan, scheduler)) != wanted:
+            raise _Differs(Difference(self._at, wanted, found))
+        self._at += 1
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        if self._at < len(self._plans):
+            raise _Differs(Difference(self._at, self._plans[self._at], "(no such step)"))
+
+    def again(self, end: float, used_blocks: int) -> None:
+        raise AssertionError("every step is planned by itself")
+
+    def left(self, request: Request) -> None:
+        """Nothing is kept of requests."""
+
+
+class _Durations:
+    """Each step lasts as long as the recorded one, which has its swaps in it."""
+
+    by_totals = False
+
+    def __init__(self, run: Recorded) -> None:
+        steps = run.steps
+        seconds = steps["end"].to_numpy() - steps["start"].to_numpy()
+        self._seconds = dict(zip(steps["step"].to_pylist(), seconds.tolist(), strict=True))
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return self._seconds.get(plan.number, 0.0)  # the witness says what is wrong
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        raise AssertionError("every step is planned by itself")
+
+    def swap_seconds(self, blocks: int) -> float:
+        return 0.0
+
+
+class _Filled:
+    """A workload with the tokens that the engine filled in."""
+
+    def __init__(self, workload: Workload, fill: Filler) -> None:
+        self._workload, self._fill = workload, fill
+
+    @property
+    def mode(self) -> Mode:
+        return self._workload.mode
+
+    @property
+    def users(self) -> int | None:
+        return self._workload.users
+
+    @property
+    def think_time(self) -> float:
+        return self._workload.think_time
+
+    def requests(self) -> Iterator[Job]:
+        return ((self._fill(request), length) for request, length in self._workload.requests())
+
+
+class _Retold(Scheduler):
+    """A scheduler that is told the tokens that the engine sampled."""
+
+    outputs: Mapping[Any, Sequence[int]] = {}
+
+    def commit(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
+        return super().commit(plan, now, self._answers(plan))
+
+    def tell(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
+        return super().tell(plan, now, self._answers(plan))
+
+    def _answers(self, plan: StepPlan) -> dict[RequestId, int | Continuation]:
+        sampling = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
+        return {request.id: self._answer(request) for request in sampling if request.alive}
+
+    def _answer(self, request: Request) -> int | Continuation:
+        token = self._token(request)
+        # Sequences that are sampled are recorded by their first; no plan depends on the others.
+        return token if request.width == 1 else Continuation((token,) * request.width)
+
+    def _token(self, request: Request) -> int:
+        sampled = self.outputs.get(request.id) or ()
+        if request.told >= len(sampled):
+            raise ConfigError(
+                f"{REQUESTS} has {len(sampled)} tokens in output_ids of request {request.id}, "
+                "who was given more"
+            )
+        return sampled[request.told]
+
+
+def _scheduler(run: Recorded) -> Scheduler:
+    """With the tokens that the engine sampled."""
+    scheduler = scheduler_of(run.config, run.machine, _Retold)
+    scheduler.expect_tokens()
+    ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
+    scheduler.outputs = dict(zip(ids, outputs, strict=True))
+    return scheduler

@@ -1,0 +1,157 @@
+"""What a validation found: tables, verdicts and a picture of every load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pagedsim.metrics.agreement import JUDGED, Agreement, Regime
+from pagedsim.metrics.catalogue import label_of, scale_of
+from pagedsim.metrics.result import Listing
+from pagedsim.report.percent import percent, signed
+from pagedsim.report.pictures import Drawing
+from pagedsim.report.validation import draw_validation
+
+_NOTE = (
+    "Spread: the standard deviation over the engine’s runs of the same requests. At its pace: the "
+    "median error where the simulator is given the pace of the very run that it is held against, "
+    "so that a machine which changes its pace is taken out; no prediction, but what is left to the "
+    "model."
+)
+_NEAR = (
+    "MAPE: the mean of how far single requests are off; engine’s own: how far one run is from the "
+    "median of all; bias: of the means."
+)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All that was found."""
+
+    regimes: Sequence[Regime]
+    machine: Mapping[str, Any]
+    steps: int
+    """Of the engine's runs; the simulator plans each of them alike."""
+    calibration: Mapping[str, Any]
+    notes: Sequence[str]
+
+    def finding(self) -> list[str]:
+        """The verdicts, load by load, and what they are of."""
+        machine = self.machine
+        return [
+            *map(_verdict, self.regimes),
+            f"{machine['device']}, {machine['model']}, {machine['dtype']}, {machine['blocks']} "
+            f"blocks of {machine['block_size']} tokens. Step times are fitted to other requests; "
+            f"all {self.steps:,} steps of the engine are planned by the simulator alike.",
+        ]
+
+    def listings(self) -> Iterator[Listing]:
+        """Two tables a load."""
+        for regime in self.regimes:
+            yield Listing(_headline(regime), *_metrics(regime), f"{_pace(regime)}. {_NOTE}")
+            yield Listing(f"{regime.name}: request by request", *_requests(regime), _NEAR)
+
+    def table(self) -> list[dict[str, object]]:
+        """A row a load and metric."""
+        return [
+            {
+                "load": regime.name,
+                "metric": key,
+                **found._asdict(),
+                "verdict": regime.verdicts().get(key, ""),
+            }
+            for regime in self.regimes
+            for key, found in regime.agreements().items()
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """As result.json has it."""
+        return {
+            "machine": dict(self.machine),
+            "replayed_steps": self.steps,
+            "calibration": dict(self.calibration),
+            "regimes": {regime.name: _record(regime) for regime in self.regimes},
+        }
+
+    def drawing(self) -> Drawing:
+        """Distributions of latencies."""
+        runs = len(self.regimes[0].engine)
+        caption = (
+            "The share of requests served within a time: the simulator's curve over those of the "
+            f"engine's runs, {runs} of the same requests. Where these differ, so may the simulator."
+        )
+        return Drawing("Distributions", caption, partial(draw_validation, self.regimes))
+
+
+def _record(regime: Regime) -> dict[str, Any]:
+    return {
+        "load": regime.load,
+        "rate": regime.rate,
+        "requests": regime.simulator_requests.num_rows,
+        "runs": len(regime.engine),
+        "tolerance": regime.tolerance,
+        "pace": list(regime.pace),
+        "verdicts": regime.verdicts(),
+        "metrics": {name: found._asdict() for name, found in regime.agreements().items()},
+        "by_request": {name: near._asdict() for name, near in regime.nearness().items()},
+    }
+
+
+def _headline(regime: Regime) -> str:
+    count = regime.simulator_requests.num_rows
+    load = f"{percent(regime.load, 0)} of what can be served"
+    return f"{regime.name}: {count} requests at {regime.rate:.3g}/s, {load}"
+
+
+def _verdict(regime: Regime) -> str:
+    found, agreements = regime.verdicts(), regime.agreements()
+    words = [f"{label_of(key)} {signed(agreements[key].error)}, {found[key]}" for key in JUDGED]
+    return f"{regime.name}: {'; '.join(words)}"
+
+
+def _pace(regime: Regime) -> str:
+    runs = ", ".join(map(signed, regime.pace))
+    left = regime.agreements()
+    words = ", ".join(f"{label_of(key)} {signed(left[key].at_pace)}" for key in JUDGED)
+    return (
+        f"the same steps took the engine, against what was fitted: {runs}; where the simulator is "
+        f"given each run's pace its errors are {words}"
+    )
+
+
+def _metrics(regime: Regime) -> tuple[list[str], list[list[str]]]:
+    head = ["", "engine", "spread", "simulator", "error", "at its pace", ""]
+    verdicts = regime.verdicts()
+    rows = [
+        [label_of(key), *_cells(key, found), verdicts.get(key, "")]
+        for key, found in regime.agreements().items()
+    ]
+    return head, rows
+
+
+def _cells(key: str, found: Agreement) -> list[str]:
+    scale = scale_of(key, [found.engine, found.simulator])
+    spread = "–" if found.spread != found.spread else f"± {percent(found.spread)}"
+    return [
+        scale.text(found.engine),
+        spread,
+        scale.text(found.simulator),
+        signed(found.error),
+        signed(found.at_pace),
+    ]
+
+
+def _requests(regime: Regime) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [
+            label_of(name),
+            percent(near.mape),
+            percent(near.spread),
+            f"{near.pearson:.3f}",
+            signed(near.bias),
+        ]
+        for name, near in regime.nearness().items()
+    ]
+    return ["", "MAPE", "engine’s own", "Pearson r", "bias"], rows

@@ -1,0 +1,168 @@
+"""What a study leaves for people and programs: the terminal, files, and Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagedsim.metrics.catalogue import keys_of
+from pagedsim.metrics.files import COMPARISON, RESULT, TIMELINE, write_json
+from pagedsim.metrics.result import Result
+from pagedsim.metrics.study import Study as Arms
+from pagedsim.report import show, write
+from pagedsim.report.comparison import write_comparison, write_rows
+from pagedsim.report.timeline import write_timeline
+from pagedsim.run.runs import Runs, changed_note, goes_on
+from pagedsim.run.study import Reading, Study
+from pagedsim.tracking import Tracked, track
+from pagedsim.user_error import Interruption, shown
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was told."""
+
+    result: Result
+    arms: Arms | None
+    """The runs side by side; None where their tables are not kept, or there are none."""
+    wrong: Sequence[str]
+    """What makes the command fail."""
+
+
+def publish(study: Study, runs: Runs, unheard: Sequence[str]) -> Published | None:
+    """Read what came out and tell it everywhere; None where there is nothing to be told yet."""
+    folder = runs.command.folder
+    try:
+        reading = study.read(runs)
+        if reading is None:
+            return None
+        arms = arms_of(study, runs) if study.keeps_tables and runs.finished else None
+        result = _result(study, runs, reading, arms)
+        _say_before(runs, unheard)
+        if not runs.quiet:
+            show(result, arms if reading.compares else None)
+        drawings = reading.drawings if runs.config["report"] else None
+        pictures = reading.headline if reading.headline is not None else list(drawings or ())
+        write_json(folder / RESULT, result.record(pictures))
+        _write_table(reading, arms, folder)
+        report = None
+        if drawings is not None:
+            report = write(result, drawings, folder, arms if reading.compares else None)
+            if arms is not None:
+                write_timeline(arms, folder / TIMELINE)
+        tracked = _track(study, runs, result, reading, arms)
+    except KeyboardInterrupt:
+        told = study.progress(runs)
+        raise Interruption(f"while reporting; {told}; {goes_on(folder)}") from None
+    if not runs.quiet:
+        _say_where(runs, reading, report, arms, tracked)
+    if tracked.failure is not None:
+        raise tracked.failure
+    return Published(result, arms, reading.wrong)
+
+
+def arms_of(study: Study, runs: Runs) -> Arms:
+    """The runs that can be compared, side by side."""
+    wants = any("goodput_per_s" in run.summary for run in runs.finished.values())
+    arms = Arms(
+        name=runs.command.experiment,
+        title=study.title,
+        question=study.question,
+        folder=runs.command.folder,
+        command=runs.command.line(),
+        runs=runs.comparable,
+        metrics=tuple(dict.fromkeys([*study.metrics, *(["goodput_per_s"] if wants else [])])),
+        baseline=study.baseline,
+        swept=study.swept,
+    )
+    clients = (name for run in arms.runs for name in run.summary.get("clients", {}))
+    arms.clients = tuple(dict.fromkeys(clients))
+    arms.failed = _missing(runs, arms)
+    return arms
+
+
+def _missing(runs: Runs, arms: Arms) -> dict[str, str]:
+    """Runs that are not there, or not shown, and why."""
+    failed = {whose or "all runs": str(failure) for whose, failure in runs.reasons.items()}
+    if runs.interrupted:
+        failed["interrupted"] = runs.progress
+    if left_out := len(runs.finished) - len(arms.runs):
+        failed["left out"] = (
+            f"{left_out} complete runs, under seeds that not every arm has completed"
+        )
+    return failed
+
+
+def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Result:
+    return Result(
+        name=runs.command.experiment,
+        title=study.title,
+        question=study.question,
+        command=runs.command.line(),
+        finding=reading.finding,
+        rows=reading.rows,
+        listings=reading.listings,
+        source=study.source,
+        notes=reading.notes,
+        data=reading.data,
+        failed={**(arms.failed if arms is not None else {}), **reading.failed},
+        again=reading.again,
+    )
+
+
+def _say_before(runs: Runs, unheard: Sequence[str]) -> None:
+    """What a reader should know before the table."""
+    if runs.kept:
+        runs.say(f"{runs.kept} of {runs.wanted} runs were there already, and the same: kept")
+    if runs.repeated:
+        runs.say("note: under every seed the workload is the same, so each arm is run once")
+    if runs.changed:
+        runs.say(f"note: {changed_note(runs.changed)}")
+    for line in unheard:
+        runs.say(f"note: {line}")
+
+
+def _write_table(reading: Reading, arms: Arms | None, folder: Path) -> None:
+    if reading.table is not None:
+        write_rows(reading.table, folder / COMPARISON)
+    elif arms is not None and keys_of(arms.metrics):
+        write_comparison(arms, folder / COMPARISON)
+
+
+def _track(
+    study: Study, runs: Runs, result: Result, reading: Reading, arms: Arms | None
+) -> Tracked:
+    """What the tracker was given, or why it took nothing, which hides no result."""
+    settings = runs.config["tracking"]
+    mode = "none" if runs.interrupted else settings["mode"]
+    every = arms.runs if arms is not None else list(runs.finished.values())
+    return track(
+        result,
+        runs.command.folder,
+        every,
+        table=reading.table,
+        arms=arms,
+        series=study.keeps_tables,
+        mode=mode,
+        project=settings["project"],
+        entity=settings["entity"],
+    )
+
+
+def _say_where(
+    runs: Runs, reading: Reading, report: Path | None, arms: Arms | None, tracked: Tracked
+) -> None:
+    """Where to look."""
+    folder = runs.command.folder
+    print(f"results   {shown(folder)}")
+    if report is not None:
+        print(f"report    {shown(report)}")
+    if report is not None and arms is not None:
+        print(f"timeline  {shown(folder / TIMELINE)}  (open it at ui.perfetto.dev)")
+    if tracked.folders:
+        later = "" if runs.config["tracking"]["mode"] == "online" else "; `wandb sync` uploads them"
+        count = len(tracked.folders)
+        print(f"tracking  {shown(folder / 'wandb')}  ({count} run{'s' * (count != 1)}{later})")
+    for word, what in reading.used.items():
+        print(f"{word:<9} {what}")
