@@ -22,7 +22,7 @@ from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.result import Listing, Result
 from pagedsim.metrics.study import Run
 from pagedsim.metrics.study import Study as Arms
-from pagedsim.report.comparison import COLUMNS, comparison_rows
+from pagedsim.report.comparison import COLUMNS, columns_of, comparison_rows
 from pagedsim.report.load import load_of
 from pagedsim.report.result import tables
 
@@ -80,6 +80,8 @@ def track(
     by_arm: dict[str, list[Run]] = {}
     for run in runs:
         by_arm.setdefault(run.arm, []).append(run)
+    for some in by_arm.values():
+        some.sort(key=lambda run: run.seed)  # they may come as they were completed
     ids = _ids(folder, by_arm)
     common: dict[str, Any] = {
         "mode": mode,
@@ -208,8 +210,7 @@ def _log_result(
         f"plots/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("plots/*.png"))
     }
     if table is not None:
-        columns = list(dict.fromkeys(key for row in table for key in row))
-        rows = [[row.get(name) for name in columns] for row in table]
+        columns, rows = columns_of(table)
         logged["comparison"] = wandb.Table(columns=[*columns], data=rows, allow_mixed_types=True)
     elif arms is not None:
         logged["comparison"] = wandb.Table(columns=list(COLUMNS), data=comparison_rows(arms))
@@ -226,8 +227,11 @@ def _log_result(
 def _listing(listing: Listing) -> Any:
     import wandb
 
-    columns = [name or listing.title or "what" for name in listing.head]
-    return wandb.Table(columns=[*columns], data=[list(row) for row in listing.rows])
+    names = [listing.title or "what", *(f"column {n}" for n in range(2, len(listing.head) + 1))]
+    columns: list[str | int] = [
+        head or name for head, name in zip(listing.head, names, strict=True)
+    ]
+    return wandb.Table(columns=columns, data=[list(row) for row in listing.rows])
 
 
 def _flat(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

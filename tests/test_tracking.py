@@ -7,7 +7,8 @@ import json
 import math
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import pytest
 
 from pagedsim import report
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Study
+from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.result import Listing, Result, Row
+from pagedsim.metrics.study import Run, Study
 from pagedsim.report.comparison import comparison_rows
-from pagedsim.tracking import track
-from tests.metrics.tables import study_of
+from pagedsim.report.plots import drawings_of
+from pagedsim.tracking import Tracked, track
+from tests.metrics.tables import result_of, study_of
 
 
 def records(folder: Path) -> list[Any]:
@@ -66,14 +70,57 @@ def history_of(found: list[Any]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[Path]]:
-    study = study_of(tmp_path_factory.mktemp("tracked"), seeds=2)
-    report.write(study)
-    folders = track(study, "offline")
-    for folder in folders:
+def steps_of_metrics(found: list[Any]) -> dict[str, str]:
+    """What each group of metrics is drawn over."""
+    return {
+        record.metric.glob_name: record.metric.step_metric
+        for record in found
+        if record.WhichOneof("record_type") == "metric" and record.metric.step_metric
+    }
+
+
+def name_of(folder: Path) -> str:
+    name: str = run_of(folder).display_name
+    return name
+
+
+def run_of(folder: Path) -> Any:
+    return next(r.run for r in records(folder) if r.WhichOneof("record_type") == "run")
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """With what was added once the run had begun."""
+    kept = items(run_of(folder).config.update)
+    for record in records(folder):
+        if record.WhichOneof("record_type") == "config":
+            kept |= items(record.config.update)
+    return kept
+
+
+def table_of(folder: Path, name: str) -> dict[str, Any]:
+    """A table that was logged once, or last."""
+    row = history_of(records(folder))[-1]
+    table: dict[str, Any] = json.loads((folder / "files" / row[f"{name}/path"]).read_text())
+    return table
+
+
+def whole(tracked: Tracked) -> Sequence[Path]:
+    """The folders, once all is in them."""
+    assert tracked.failure is None
+    for folder in tracked.folders:
         settle(folder)
-    return study, folders
+    return tracked.folders
+
+
+LISTING = Listing("More", ["", "of it", ""], [["first", "1", "low"], ["second", "2", "high"]])
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Sequence[Path]]:
+    study = study_of(tmp_path_factory.mktemp("tracked"), seeds=2)
+    result = replace(result_of(study), rows=[Row("ratio", 3.0, (2.7, 8), "×")], listings=[LISTING])
+    report.write(result, drawings_of(study), study.folder, study)
+    return study, whole(track(result, study.folder, study.runs, arms=study))
 
 
 def settle(folder: Path) -> None:
@@ -85,22 +132,23 @@ def settle(folder: Path) -> None:
     raise AssertionError(f"{folder} was not written to its end")
 
 
-def test_one_run_an_arm_in_a_group(tracked: tuple[Study, list[Path]]) -> None:
+def test_one_run_an_arm_in_a_group(tracked: tuple[Study, Sequence[Path]]) -> None:
     study, folders = tracked
-    runs = [
-        next(r.run for r in records(folder) if r.WhichOneof("record_type") == "run")
-        for folder in folders
-    ]
+    runs = [run_of(folder) for folder in folders]
     assert [run.display_name for run in runs] == ["fcfs", "urgent", "comparison"]
     folder = study.folder
     assert {run.run_group for run in runs} == {f"small, {folder.parent.name}/{folder.name}"}
     assert all(folder.parent == study.folder / "wandb" for folder in folders)
-    config = items(runs[1].config.update)
+    config = config_of(folders[1])
     assert config["arm"] == "urgent"
     assert config["policy"] == {"name": "urgent"}
+    assert config["seed"] == 0
+    config = config_of(folders[2])
+    assert config["command"] == study.command
+    assert config["arms"] == ["fcfs", "urgent"]
 
 
-def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, list[Path]]) -> None:
+def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, Sequence[Path]]) -> None:
     study, folders = tracked
     for arm, folder in zip(study.arms, folders, strict=False):
         first, second = study.of(arm)
@@ -110,7 +158,7 @@ def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, list[Path]])
             if isinstance(value, float) and not math.isnan(value):
                 assert kept[name] == pytest.approx((value + second.summary[name]) / 2)
         assert kept["seed_count"] == 2
-        *history, last = history_of(found)
+        *history, _ = history_of(found)
         assert len(history) == 210
         # Bins as long as a step hold each step's own value.
         used = [
@@ -118,17 +166,17 @@ def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, list[Path]])
         ]
         assert [row["load/kv"] for row in history] == pytest.approx(used)
         assert history[-1]["time"] == pytest.approx(21.0)
-        table = json.loads((folder / "files" / last["seeds/path"]).read_text())
+        table = table_of(folder, "seeds")
         column = table["columns"].index("clients/chat/ttft_p99")
         ttfts = [run.summary["clients"]["chat"]["ttft_p99"] for run in (first, second)]
         assert [row[column] for row in table["data"]] == ttfts
         assert [row[0] for row in table["data"]] == [0, 1]
 
 
-def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Study, list[Path]]) -> None:
+def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Study, Sequence[Path]]) -> None:
     study, folders = tracked
     (row,) = history_of(records(folders[-1]))
-    table = json.loads((folders[-1] / "files" / row["comparison/path"]).read_text())
+    table = table_of(folders[-1], "comparison")
     assert table["data"] == comparison_rows(study)
     assert table["columns"][:4] == ["client", "metric", "arm", "baseline"]
     for name in ("effect", "latency", "load", "requests"):
@@ -137,25 +185,138 @@ def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Study, list[Path
     assert "cuts the chat TTFT" in summary_of(records(folders[-1]))["finding"]
 
 
+def test_time_is_what_every_load_is_drawn_over(tracked: tuple[Study, Sequence[Path]]) -> None:
+    for folder in tracked[1][:2]:
+        assert steps_of_metrics(records(folder)) == {"load/*": "time"}
+
+
+def test_the_tables_of_a_result_are_tables_of_the_comparison(
+    tracked: tuple[Study, Sequence[Path]],
+) -> None:
+    _, folders = tracked
+    first, second = (table_of(folders[-1], f"tables/{number}") for number in range(2))
+    assert first["data"] == [["ratio", "2.7 to 8 ×", "3 ×", "within"]]
+    assert first["columns"][1:] == ["published", "ours", "difference"]
+    assert second["data"] == LISTING.rows
+    assert second["columns"] == ["More", "of it", "column 3"]
+    assert "tables/2/path" not in history_of(records(folders[-1]))[-1]
+
+
+def test_the_data_of_a_result_is_the_summary_of_the_comparison(
+    tracked: tuple[Study, Sequence[Path]],
+) -> None:
+    study, folders = tracked
+    kept = summary_of(records(folders[-1]))
+    for arm in study.arms:
+        mean = estimate(list(values_of(study, arm, "ttft_mean").values())).mean
+        assert kept[f"means/{arm}/ttft_mean"] == pytest.approx(mean, rel=1e-5)
+    assert (kept["title"], kept["question"]) == (study.title, study.question)
+
+
+SEARCH = Result("search", "How much?", "At which rate?", "python -m pagedsim", ["Much."])
+
+
+def test_runs_that_keep_no_tables_have_their_summaries(tmp_path: Path) -> None:
+    runs = [
+        Run(
+            f"rate {rate}",
+            seed,
+            tmp_path / "nowhere",
+            {"workload": {"rate": rate}},
+            {"ttft_mean": rate + seed, "clients": {"chat": {"ttft_mean": math.nan}}},
+        )
+        for seed in (1, 0)  # as they were completed
+        for rate in range(30 if seed == 0 else 1)
+    ]
+    result = replace(SEARCH, data={"highest": {"a": 2.5, "b": math.nan}})
+    folders = whole(track(result, tmp_path, runs, series=False))
+    assert [name_of(folder) for folder in folders] == [
+        *(f"rate {rate}" for rate in range(30)),
+        "comparison",
+    ]
+    for rate, folder in enumerate(folders[:-1]):
+        config = config_of(folder)
+        assert config["workload"] == {"rate": rate}
+        assert (config["arm"], config["seed"]) == (f"rate {rate}", 0)
+        found = records(folder)
+        kept = summary_of(found)
+        assert kept["ttft_mean"] == (0.5 if rate == 0 else rate)
+        assert kept["seed_count"] == (2 if rate == 0 else 1)
+        assert "clients/chat/ttft_mean" not in kept
+        assert steps_of_metrics(found) == {}
+        history = history_of(found)
+        assert not any(name.startswith("load/") for row in history for name in row)
+        assert len(history) == (rate == 0)
+    seeds = table_of(folders[0], "seeds")
+    assert seeds["columns"] == ["seed", "ttft_mean"]
+    assert seeds["data"] == [[0, 0], [1, 1]]
+    kept = summary_of(records(folders[-1]))
+    assert kept["highest/a"] == 2.5
+    assert "highest/b" not in kept
+    assert kept["finding"] == "Much."
+
+
+def test_rows_of_the_study_s_own_are_the_comparison(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1)
+    table: list[dict[str, object]] = [
+        {"arm": "fcfs", "requests_per_s": 2.5, "binds": "ttft"},
+        {"arm": "urgent", "requests_per_s": math.nan, "binds": 3, "seeds": 1},
+    ]
+    *_, comparison = whole(track(SEARCH, tmp_path, study.runs, arms=study, table=table))
+    found = table_of(comparison, "comparison")
+    assert found["columns"] == ["arm", "requests_per_s", "binds", "seeds"]
+    assert found["data"] == [["fcfs", 2.5, "ttft", None], ["urgent", None, 3, 1]]
+
+
+def test_a_result_without_runs_is_tracked(tmp_path: Path) -> None:
+    (comparison,) = whole(track(SEARCH, tmp_path))
+    assert name_of(comparison) == "comparison"
+    assert summary_of(records(comparison))["title"] == "How much?"
+
+
 def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert len(track(study_of(tmp_path, seeds=1, arms=("a",)))) == 2
+    study = study_of(tmp_path, seeds=1, arms=("a",))
+    assert len(track(result_of(study), tmp_path, study.runs, arms=study).folders) == 2
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_study_that_goes_on_takes_the_place_of_its_runs(tmp_path: Path) -> None:
     study = study_of(tmp_path, seeds=1, arms=("a",))
-    first = track(study)
-    more = track(study_of(tmp_path, seeds=1, arms=("a", "b")))
+    first = track(SEARCH, tmp_path, study.runs).folders
+    study = study_of(tmp_path, seeds=1, arms=("a", "b"))
+    more = track(SEARCH, tmp_path, study.runs).folders
     assert [path.name[-8:] for path in first] == [more[0].name[-8:], more[-1].name[-8:]]
     assert len({path.name[-8:] for path in more}) == 3
     assert sorted((tmp_path / "wandb").glob("offline-run-*")) == sorted(more)
 
 
+def test_what_the_tracker_refuses_is_told_and_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb: Any = importlib.import_module("wandb")
+    init = wandb.init
+
+    def full(**settings: Any) -> Any:
+        if settings["job_type"] == "comparison":
+            raise wandb.Error("no room is left")
+        return init(**settings)
+
+    monkeypatch.setattr(wandb, "init", full)
+    study = study_of(tmp_path, seeds=1, arms=("a",))
+    folders, failure = track(SEARCH, tmp_path, study.runs)
+    assert [folder.parent for folder in folders] == [tmp_path / "wandb"]
+    told = "tracking.mode=offline: Weights & Biases says: no room is left"
+    assert str(failure) == told
+
+
 def test_tracking_can_be_left_out(tmp_path: Path) -> None:
-    assert track(study_of(tmp_path, seeds=1), "none") == []
+    study = study_of(tmp_path, seeds=1)
+    assert track(result_of(study), tmp_path, study.runs, arms=study, mode="none") == ((), None)
     assert not (tmp_path / "wandb").exists()
 
 
 def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1)
     with pytest.raises(ConfigError, match=r"tracking\.mode=of: must be one of offline, online"):
-        track(study_of(tmp_path, seeds=1), "of")
+        track(result_of(study), tmp_path, study.runs, mode="of")
+    assert not (tmp_path / "wandb").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from pagedsim.fidelity.step_grid import profiled
 from pagedsim.fidelity.steplog import StepLog, log_of
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Arm, Reading, Study
 from pagedsim.user_error import shown
 
 
@@ -32,6 +33,14 @@ class Calibrate(Study):
         require_number("split", self.split, above=0, below=1)
         if self.run is not None and self.requests is not None:
             raise ConfigError("run, requests: only one of them can be fitted to")
+
+    def ask(self, runs: Runs) -> Sequence[Arm]:
+        if self.run is None and self.requests is None and not backend_of(runs.config).alone:
+            raise ConfigError(
+                "run: must be given: run=<folder of an earlier study on the engine>, "
+                "requests=<log of a server elsewhere>, or backend=engine to profile it"
+            )
+        return ()
 
     def read(self, runs: Runs) -> Reading:
         if self.requests is not None:
@@ -55,9 +64,4 @@ class Calibrate(Study):
             recorded = recorded_runs(self.run)
             some = "1 run" if len(recorded) == 1 else f"{len(recorded)} runs"
             return log_of(recorded, f"{some} under {shown(Path(self.run).absolute())}")
-        if not backend_of(runs.config).alone:
-            raise ConfigError(
-                "run: must be given: run=<folder of an earlier study on the engine>, "
-                "requests=<log of a server elsewhere>, or backend=engine to profile it"
-            )
         return profiled(runs.config, runs.config["seed"])

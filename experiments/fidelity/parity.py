@@ -14,10 +14,11 @@ from pagedsim.metrics.agreement import JUDGED
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import signed
+from pagedsim.run.failure import Failure, complaint_of
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Arm, Reading
-from pagedsim.user_error import UserError, line
+from pagedsim.user_error import line
 
 Changes = tuple[str, ...]
 """The overrides of one validation, as one would type them."""
@@ -71,9 +72,9 @@ class Parity(Validate):
             for changes in self._combinations()
             if changes not in self._failed and not runs.interrupted
         }
-        wrong = [f"{_said(changes)}: {why}" for changes, why in self._failed.items()]
+        wrong = {_said(changes): Failure(why) for changes, why in self._failed.items()}
         if not readings and wrong:
-            raise UserError(wrong)
+            raise complaint_of(wrong)
         if not readings:
             return None
         rows = [row for changes, one in readings.items() for row in _rows(changes, one.data)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
 from pagedsim.fidelity.replay import Difference, replayed
 from pagedsim.metrics.result import Listing
+from pagedsim.run.failure import Failure
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Arm, Reading, Study
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,13 @@ class Replay(Study):
 
     reads = ("run", "study")
 
-    def read(self, runs: Runs) -> Reading:
+    def ask(self, runs: Runs) -> Sequence[Arm]:
         if self.run is None:
             raise ConfigError("run: must be given: run=<folder of an earlier study on the engine>")
+        return ()
+
+    def read(self, runs: Runs) -> Reading:
+        assert self.run is not None
         recorded = recorded_runs(self.run)
         differences = {}
         for run in recorded:
@@ -61,11 +67,11 @@ class Replay(Study):
                 }
                 for run in recorded
             ],
-            wrong=[
-                one.told(run.name, run.steps.num_rows, _since(run))
+            wrong={
+                run.name: Failure(one.told(run.steps.num_rows, _since(run)))
                 for run in recorded
                 if (one := differences[run.name])
-            ],
+            },
         )
 
     def _finding(self, recorded: list[Recorded], found: dict[str, Difference | None]) -> str:

@@ -137,6 +137,7 @@ class Validated:
             if not self._served(again):
                 return self._serving(again)
         if any(not self.runs.of(_simulated(name)) for name in self.study.regimes):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fit().save(self.path)
             return [self._simulating(name) for name in self.study.regimes]
         return []
@@ -205,7 +206,7 @@ class Validated:
         self._same_blocks(run)
         if difference := replayed(run):
             so = ", so there is nothing to compare"
-            raise UserError([difference.told(name, run.steps.num_rows, so)])
+            raise UserError([f"{name}: {difference.told(run.steps.num_rows, so)}"])
         seconds = float(run.steps["end"][-1].as_py())
         self.runs.say(
             f"{name}: {run.requests.num_rows} requests, {run.steps.num_rows} steps in "

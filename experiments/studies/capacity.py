@@ -198,6 +198,7 @@ class Searches:
             table=done.table(),
             again={f"The run at the rate found, first seed: {a}": c for a, c in commands.items()},
             failed=failed,
+            wrong=self.failed,
         )
 
     def _of(self, arm: str) -> list[Search]:

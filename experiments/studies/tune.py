@@ -16,6 +16,7 @@ from pagedsim.metrics.catalogue import keys_of, metric_of
 from pagedsim.metrics.compare import value_of
 from pagedsim.report import tune as report
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.command import key_of
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
@@ -93,7 +94,7 @@ class Tune(Study):
         return f"{told} of {self.trials} trials are complete"
 
     def key_of(self, arm: str) -> str:
-        return "study" if arm == DEFAULT else "study.space"
+        return "study" if arm == DEFAULT else f"study.space.{key_of(arm)}"
 
     def _search(self, runs: Runs) -> Search:
         if not self._searches:
@@ -225,6 +226,7 @@ class Search:
             again={"The best of its trials": done.best_command},
             used={"again": done.best_command},
             failed=done.failed,
+            wrong=self.failed,
         )
 
     def _typed(self, arm: str) -> str:

@@ -24,10 +24,10 @@ class Difference(NamedTuple):
     engine: str
     simulator: str
 
-    def told(self, name: str, steps: int, so: str = "") -> str:
+    def told(self, steps: int, so: str = "") -> str:
         """Where it is, in a run of so many steps, what follows, and both plans."""
         return (
-            f"{name}: step {self.step} of {steps} differs{so}\n"
+            f"step {self.step} of {steps} differs{so}\n"
             f"  engine:    {self.engine}\n  simulator: {self.simulator}"
         )
 

@@ -39,11 +39,15 @@ def write_comparison(study: Study, path: Path) -> None:
 
 def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Write rows of any kind as CSV; what a row lacks or nobody knows is empty."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns, cells = columns_of(rows)
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        writer.writerows({key: _known(value) for key, value in row.items()} for row in rows)
+        csv.writer(file).writerows([columns, *cells])
+
+
+def columns_of(rows: Sequence[Mapping[str, object]]) -> tuple[list[str], list[list[object]]]:
+    """The names of rows of any kind, and a list a row; None for what it lacks or nobody knows."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return columns, [[_known(row.get(name)) for name in columns] for row in rows]
 
 
 def _known(value: object) -> object:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from textwrap import fill
 
 from rich import box
@@ -23,10 +24,14 @@ _NAME = 24
 """Characters of an arm's name in a line; what is longer is broken."""
 _BORDER = 3
 """Characters between two columns."""
+_GAP = 2
+"""The same, where there are no lines."""
 _LONG = 28
 """A column with a longer text than this is one of words."""
 _WORD = 12
 """A longer heading of numbers is broken at its first space."""
+_LEAST = 14
+"""Characters that a column of words has, if it needs them."""
 _STYLES = {"better": "green", "worse": "red", "unsure": "dim"}
 
 
@@ -41,7 +46,8 @@ def show(result: Result, arms: Arms | None = None, console: Console | None = Non
         _show_arms(arms, console)
     for listing in tables(result):
         console.print()
-        console.print(_listing(listing))
+        for part in _listings(listing, console.width):
+            console.print(part)
         if listing.note:
             console.print(Text(listing.note, style="dim"))
     for reason in reasons(result):
@@ -62,21 +68,68 @@ def _show_arms(arms: Arms, console: Console) -> None:
     console.print(Text(_note(arms), style="dim"))
 
 
-def _listing(listing: Listing) -> Table:
+def _listings(listing: Listing, width: int) -> Iterator[Table]:
+    """One table, or several where the terminal is narrow; the title is above the first."""
+    columns = [_Column.of(listing, number) for number in range(len(listing.head))]
+    names, *others = [column.least for column in columns]
+    title = listing.title
+    for some in _fitting([least + _GAP for least in others], width - names):
+        yield _listing([columns[0], *(columns[number + 1] for number in some)], title)
+        title = ""
+
+
+def _listing(columns: Sequence[_Column], title: str) -> Table:
     """Numbers to the right; only long texts are broken."""
-    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
-    if listing.title:
-        table.title = listing.title
-    for number, name in enumerate(listing.head):
-        longest = max((len(row[number]) for row in listing.rows), default=0)
-        text = number == 0 or longest > _LONG
-        label = name.replace(" ", "\n", 1) if not text and len(name) > _WORD else name
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    if title:
+        table.title, table.title_justify = Text(title, style="italic"), "left"
+    for one in columns:
         table.add_column(
-            label, justify="left" if text else "right", overflow="fold", no_wrap=not text
+            Text(one.label),
+            justify="left" if one.words else "right",
+            overflow="fold",
+            no_wrap=not one.words,
+            min_width=one.least,
         )
-    for row in listing.rows:
-        table.add_row(*map(Text, row))
+    for cells in zip(*(one.cells for one in columns), strict=True):
+        table.add_row(*map(Text, cells))
     return table
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One of a listing."""
+
+    label: str
+    cells: Sequence[str]
+    words: bool
+
+    @classmethod
+    def of(cls, listing: Listing, number: int) -> _Column:
+        cells = [row[number] for row in listing.rows]
+        words = number == 0 or max(map(len, cells), default=0) > _LONG
+        name = listing.head[number]
+        label = name.replace(" ", "\n", 1) if not words and len(name) > _WORD else name
+        return cls(label, cells, words)
+
+    @property
+    def least(self) -> int:
+        """Characters that it cannot do without."""
+        longest = max(map(len, (*self.label.split("\n"), *self.cells)))
+        return min(longest, _LEAST) if self.words else longest
+
+
+def _fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """The numbers of columns that fit into a line together, at least one each time."""
+    some: list[int] = []
+    left = room
+    for number, needed in enumerate(widths):
+        if some and left < needed:
+            yield some
+            some, left = [], room
+        some.append(number)
+        left -= needed
+    yield some
 
 
 def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
@@ -85,16 +138,9 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
     indent = 2 if titles else 0
     names = max(*(len(arm) + indent for arm in study.arms), *map(len, titles), 0)
     names = min(names, _NAME) + 2  # the edges
-    some: list[str] = []
-    left = width - names
-    for key in parts[-1].keys:  # all requests together: they have every column
-        needed = _width(parts, key) + _BORDER
-        if some and left < needed:
-            yield _table(study, parts, some)
-            some, left = [], width - names
-        some.append(key)
-        left -= needed
-    yield _table(study, parts, some)
+    keys = parts[-1].keys  # all requests together: they have every column
+    for some in _fitting([_width(parts, key) + _BORDER for key in keys], width - names):
+        yield _table(study, parts, [keys[number] for number in some])
 
 
 def _width(parts: list[Section], key: str) -> int:
@@ -113,7 +159,7 @@ def _width(parts: list[Section], key: str) -> int:
 def _table(study: Arms, parts: list[Section], keys: list[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     swept = study.swept.rpartition(".")[2] if study.swept else ""
-    table.add_column(swept, max_width=_NAME, overflow="fold")
+    table.add_column(Text(swept), max_width=_NAME, overflow="fold")
     for key in keys:
         width = _width(parts, key)
         label = fill(label_of(key), width, break_long_words=False)
@@ -131,7 +177,7 @@ def _add_rows(table: Table, part: Section, keys: list[str], indent: int) -> None
         by_key = dict(zip(part.keys, cells, strict=True))
         texts = [_cell(by_key[key]) if key in by_key else Text("–") for key in keys]
         table.add_row(
-            Padding(arm, (0, 0, 0, indent)), *texts, end_section=bool(indent) and arm == last
+            Padding(Text(arm), (0, 0, 0, indent)), *texts, end_section=bool(indent) and arm == last
         )
 
 

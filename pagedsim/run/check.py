@@ -122,7 +122,8 @@ def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
 def unheard(study: Study, command: Command, arms: Sequence[Arm], jobs: Sequence[Job]) -> list[str]:
     """What was typed and changes nothing, a line each."""
     if study.reads is not None:
-        return [f"{word} changes nothing: {_instead(study)}" for word in _idle(study, command)]
+        whose = f"the settings are those of run={command.config['run']}"
+        return [f"{word} changes nothing: {whose}" for word in _idle(study, command)]
     told = [
         f"{word} changes nothing: every arm of experiment={command.experiment} sets it"
         for word in command.words
@@ -141,10 +142,6 @@ def _idle(study: Study, command: Command) -> Iterator[str]:
     for word in command.words:
         if group_of(word) not in ("experiment", "tracking", "report", *(study.reads or ())):
             yield word
-
-
-def _instead(study: Study) -> str:
-    return f"this experiment reads {', '.join(f'{key}=' for key in study.reads or ())} alone"
 
 
 def _keys(arm: Arm) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from pagedsim.metrics.study import Study as Arms
 from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison, write_rows
 from pagedsim.report.timeline import write_timeline
+from pagedsim.run.failure import Failure
 from pagedsim.run.runs import Runs, changed_note, goes_on
 from pagedsim.run.study import Reading, Study
 from pagedsim.tracking import Tracked, track
@@ -26,7 +27,7 @@ class Published:
     result: Result
     arms: Arms | None
     """The runs side by side; None where their tables are not kept, or there are none."""
-    wrong: Sequence[str]
+    wrong: Mapping[str, Failure]
     """What makes the command fail."""
 
 
@@ -136,7 +137,7 @@ def _track(
     """What the tracker was given, or why it took nothing, which hides no result."""
     settings = runs.config["tracking"]
     mode = "none" if runs.interrupted else settings["mode"]
-    every = arms.runs if arms is not None else list(runs.finished.values())
+    every = arms.runs if arms is not None else runs.in_order
     return track(
         result,
         runs.command.folder,

@@ -106,16 +106,22 @@ class Life:
         """Say what is missing, if anything is."""
         runs, folder = self.runs, self.command.folder
         if runs.interrupted:
-            told = self.study.progress(runs)
-            if self.published and self.published.arms and self.published.arms.runs:
-                shown = len(self.published.arms.runs)
-                some = "and" if shown == len(runs.finished) else f"{shown} of them"
-                told += f", {some} in the report"
-            raise Interruption(f"{told}; {goes_on(folder)}")
+            raise Interruption(f"{self._told(runs)}; {goes_on(folder)}")
         if self.published and self.published.wrong:
-            raise UserError(self.published.wrong)
+            raise complaint_of(self.published.wrong)
         if runs.failed:
             raise complaint_of(runs.reasons)
         arms = self.published.arms if self.published else None
         if arms is not None and arms.runs and not arms.finished:
             raise UserError([": ".join(["no request finished", *arms.notes[:1]])])
+
+    def _told(self, runs: Runs) -> str:
+        """How far a study came that was stopped."""
+        told = self.study.progress(runs)
+        if self.published and self.published.arms and self.published.arms.runs:
+            shown = len(self.published.arms.runs)
+            some = "and" if shown == len(runs.finished) else f"{shown} of them"
+            told += f", {some} in the report"
+        if runs.stopped:
+            told += f"; {runs.stopped} more left the tables of what they had simulated"
+        return told

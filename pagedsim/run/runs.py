@@ -60,10 +60,7 @@ class Runs:
     def progress(self) -> str:
         """How many of them are there."""
         done = len(self.finished)
-        some = f"{done or 'none'} of {self.wanted} runs {'is' if done == 1 else 'are'} complete"
-        if self.stopped:
-            some += f"; {self.stopped} more left the tables of what they had simulated"
-        return some
+        return f"{done or 'none'} of {self.wanted} runs {'is' if done == 1 else 'are'} complete"
 
     def say(self, text: str) -> None:
         """Tell whoever waits what has happened."""
@@ -146,6 +143,12 @@ class Runs:
         shared = set.intersection(*seeds) if seeds else set()
         runs = [run for arm in self._arms for run in self.of(arm)]
         return [run for run in runs if run.seed in shared] or runs
+
+    @property
+    def in_order(self) -> list[Run]:
+        """All that are complete, in the order in which they were asked for."""
+        keys = [(job.arm, job.number) for job in self.jobs]
+        return [self.finished[key] for key in keys if key in self.finished]
 
     @property
     def _arms(self) -> list[str]:

@@ -12,6 +12,7 @@ from pagedsim.metrics.study import METRICS
 from pagedsim.report.pictures import Drawing
 
 if TYPE_CHECKING:
+    from pagedsim.run.failure import Failure
     from pagedsim.run.job import Job
     from pagedsim.run.runs import Runs
 
@@ -61,8 +62,8 @@ class Reading:
     """What is missing, and why, beyond runs that failed."""
     used: Mapping[str, str] = field(default_factory=dict)
     """How to go on with what was found: a word, and what to type or to open."""
-    wrong: Sequence[str] = ()
-    """What makes the command fail, although it could be told: a line each."""
+    wrong: Mapping[str, Failure] = field(default_factory=dict)
+    """What makes the command fail although the rest could be told, by whose it is."""
 
 
 class Study(ABC):
@@ -84,7 +85,7 @@ class Study(ABC):
     keeps_tables: ClassVar[bool] = True
     """Whether tables of requests and steps stay; a search of hundreds of runs keeps summaries."""
     reads: ClassVar[Sequence[str] | None] = None
-    """The keys that it reads, where these are few: others are said to do nothing."""
+    """The keys that it reads, where all other settings are those of the runs that it takes up."""
     source: str = ""
     """Where published numbers are from."""
     metrics: Sequence[str] = METRICS

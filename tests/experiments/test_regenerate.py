@@ -8,7 +8,7 @@ import pytest
 
 from experiments import regenerate
 from experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
-from pagedsim.report.result import RESULT
+from pagedsim.metrics.files import RESULT
 
 QUICK = ("fcfs_vs_priority",)
 """Studies that take a few seconds."""

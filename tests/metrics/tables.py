@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pagedsim.metrics.catalogue import keys_of
+from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.files import write_run
+from pagedsim.metrics.finding import finding
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.result import Result
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.study import Run, Study
 from pagedsim.metrics.summary import summarise
@@ -156,6 +160,27 @@ def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urg
         metrics=("ttft", "tpot", "requests_per_s"),
         clients=("chat", "batch"),
         baseline=arms[0] if arms else None,
+    )
+
+
+def result_of(study: Study) -> Result:
+    """What a comparison of these runs tells."""
+    means = {
+        arm: {
+            key: estimate(list(values_of(study, arm, key).values())).mean
+            for key in keys_of(study.metrics)
+        }
+        for arm in study.arms
+    }
+    return Result(
+        name=study.name,
+        title=study.title,
+        question=study.question,
+        command=study.command,
+        finding=finding(study),
+        notes=study.notes,
+        data={"means": means},
+        failed=study.failed,
     )
 
 

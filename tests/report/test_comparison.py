@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagedsim.metrics.compare import compare
-from pagedsim.report.comparison import COLUMNS, write_comparison
+from pagedsim.report.comparison import COLUMNS, write_comparison, write_rows
 from tests.metrics.tables import study_of
 
 
@@ -31,3 +31,17 @@ def test_every_comparison_is_a_row(tmp_path: Path) -> None:
 def test_one_arm_has_nothing_to_compare(tmp_path: Path) -> None:
     write_comparison(study_of(tmp_path, arms=("a",)), tmp_path / "comparison.csv")
     assert not (tmp_path / "comparison.csv").exists()
+
+
+def test_rows_of_any_kind_are_written_and_what_is_not_known_is_empty(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"arm": "a", "rate": 2.5},
+        {"arm": "b, c", "rate": float("nan"), "binds": "ttft"},
+    ]
+    write_rows(rows, tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["arm", "rate", "binds"],
+            ["a", "2.5", ""],
+            ["b, c", "", "ttft"],
+        ]

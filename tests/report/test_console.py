@@ -11,15 +11,16 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
+from pagedsim.metrics.result import Listing
 from pagedsim.metrics.study import Study
 from pagedsim.report.console import _change
 from pagedsim.report.table import sections
-from tests.metrics.tables import study_of, with_rejected
+from tests.metrics.tables import result_of, study_of, with_rejected
 
 
 def shown(study: Study, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
-    report.show(study, console)
+    report.show(result_of(study), study if study.runs else None, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -85,6 +86,27 @@ def test_a_long_name_is_broken_over_lines(tmp_path: Path) -> None:
     assert "a policy that goes by" in firsts
     for part in sections(study):
         assert all(cell.text in text for cells in part.rows.values() for cell in cells)
+
+
+def test_a_name_is_no_markup(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1, arms=("[bold]", "[/a]"))
+    study.swept = "policy.[name]"
+    text = shown(study).partition("──")[0] + "".join(
+        name for name, *_ in rows_of(shown(study), study.arms)
+    )
+    assert "[name]" in text and text.endswith("[bold][/a]" * 3)
+
+
+def test_tables_of_a_result_stand_below_its_arms(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    more = Listing("More", ["", "of it"], [["first", "1"]], "Counted by hand.")
+    out = io.StringIO()
+    result = replace(result_of(study), listings=[more], notes=["it was warm"])
+    report.show(result, study, Console(file=out, width=100))
+    *_, title, head, row, note, warm = (line.strip() for line in out.getvalue().splitlines())
+    assert (title, head, row.split()) == ("More", "of it", ["first", "1"])
+    assert (note, warm) == ("Counted by hand.", "note: it was warm")
+    assert out.getvalue().index("Means over 3 seeds") < out.getvalue().index("More")
 
 
 def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:

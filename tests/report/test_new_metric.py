@@ -17,7 +17,7 @@ from pagedsim.metrics.files import SUMMARY
 from pagedsim.metrics.metric import LESS, MORE, Metrics
 from pagedsim.metrics.tables import Floats, Requests, RunTables, Served, StepPart
 from pagedsim.report.comparison import write_comparison
-from tests.metrics.tables import study_of
+from tests.metrics.tables import result_of, study_of
 
 KEYS = ("answer_time_mean", "answer_time_p99", "long_answers", "queue_mean")
 
@@ -55,10 +55,11 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_metric_is_found_everywhere(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     study.metrics = ("answer_time", "long_answers", "queue_mean")
-    page = report.write(study).read_text(encoding="utf-8")
+    result = result_of(study)
+    page = report.write(result, {}, study.folder, study).read_text(encoding="utf-8")
     write_comparison(study, tmp_path / "comparison.csv")
     printed = io.StringIO()
-    report.show(study, Console(file=printed, width=120))
+    report.show(result, study, Console(file=printed, width=120))
 
     run = study.runs[0]
     summary = json.loads((run.folder / SUMMARY).read_text(encoding="utf-8"))

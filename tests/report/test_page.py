@@ -13,11 +13,14 @@ from rich.console import Console
 
 from pagedsim import report
 from pagedsim.metrics.compare import compare, estimate, values_of
+from pagedsim.metrics.study import Study
 from pagedsim.report import html
-from pagedsim.report.plots import draw
+from pagedsim.report.pictures import drawn
+from pagedsim.report.plots import drawings_of
 from pagedsim.report.style import DARK, looks
 from pagedsim.report.table import sections
-from tests.metrics.tables import NAN, requests_of, steps_of, study_of, with_tables
+from pagedsim.report.timeline import write_timeline
+from tests.metrics.tables import NAN, requests_of, result_of, steps_of, study_of, with_tables
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -50,10 +53,15 @@ class Reader(HTMLParser):
             self.texts.append(data)
 
 
+def written(study: Study) -> Path:
+    """The page of a comparison, with its pictures."""
+    return report.write(result_of(study), drawings_of(study), study.folder, study)
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("study")
-    path = report.write(study_of(folder))
+    path = written(study_of(folder))
     assert path == folder / "report.html"
     for name in ("effect", "latency", "load", "requests"):
         assert (folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -120,8 +128,8 @@ def test_it_is_said_whether_the_arms_were_fed_alike(page: str, tmp_path: Path) -
     first = study.runs[0]
     study.runs[0] = replace(first, config={**first.config, "workload": {"rate": 2}})
     study.swept = "workload.rate"
-    plots = draw(study)
-    text = html.page(study, plots)
+    plots = drawn(drawings_of(study))
+    text = html.page(result_of(study), plots, study)
     assert other in text and alike not in text
     assert not any("the same requests" in plot.caption for plot in plots)
 
@@ -163,7 +171,7 @@ def test_every_arm_has_a_colour_with_a_dark_version() -> None:
 def test_what_failed_is_said(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     study.failed["sjf, seed 1"] = "out of <memory>"
-    text = " ".join(Reader(html.page(study, [])).texts)
+    text = " ".join(Reader(html.page(result_of(study), [], study)).texts)
     assert "Not everything was completed." in text
     assert "sjf, seed 1" in text and ": out of <memory>" in text
 
@@ -171,7 +179,8 @@ def test_what_failed_is_said(tmp_path: Path) -> None:
 def test_a_study_without_runs_still_has_a_page(tmp_path: Path) -> None:
     study = study_of(tmp_path, arms=())
     study.failed["fcfs, seed 0"] = "no GPU"
-    text = " ".join(Reader(report.write(study).read_text(encoding="utf-8")).texts)
+    path = report.write(result_of(study), {}, tmp_path)
+    text = " ".join(Reader(path.read_text(encoding="utf-8")).texts)
     assert "No run was completed." in text and "no GPU" in text
 
 
@@ -189,10 +198,10 @@ def test_every_kind_of_study_is_drawn(
 ) -> None:
     study = study_of(tmp_path, seeds=1, arms=arms)
     study.swept = swept
-    plots = draw(study)
+    plots = drawn(drawings_of(study))
     assert plots[0].name == first
     assert "One seed" in plots[0].caption or "one seed" in plots[0].caption
-    Reader(html.page(study, plots))
+    Reader(html.page(result_of(study), plots, study))
 
 
 @pytest.mark.parametrize("swept", [None, "workload.rate"])
@@ -202,12 +211,13 @@ def test_runs_without_results_are_drawn(swept: str | None, tmp_path: Path) -> No
     rejected = requests_of({"state": "rejected", "first_token": NAN, "scheduled": NAN})
     none = with_tables(study.runs[1], rejected, steps_of())
     study.runs, study.swept = [empty, none], swept
-    Reader(report.write(study).read_text(encoding="utf-8"))
-    report.show(study, Console(file=io.StringIO()))
+    Reader(written(study).read_text(encoding="utf-8"))
+    write_timeline(study, tmp_path / "timeline.json")
+    report.show(result_of(study), study, Console(file=io.StringIO()))
 
 
 def test_the_same_study_gives_the_same_page(tmp_path: Path) -> None:
-    pages = [report.write(study_of(tmp_path)).read_bytes() for _ in range(2)]
+    pages = [written(study_of(tmp_path)).read_bytes() for _ in range(2)]
     assert pages[0] == pages[1]
 
 

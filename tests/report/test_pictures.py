@@ -18,7 +18,7 @@ from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load, load_of
-from pagedsim.report.plots import _for_page, draw
+from pagedsim.report.plots import _for_page, drawings_of
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks
 from tests.metrics.tables import study_of, with_rejected, with_tables
 
@@ -68,8 +68,10 @@ def test_what_has_no_ratio_is_named_below_the_picture(tmp_path: Path) -> None:
     study.metrics, study.clients = ("ttft_mean", "kv_waste_mean", "preemptions"), ()
     for run in study.of("urgent"):
         run.summary["preemptions"] = 0
-    caption = next(plot.caption for plot in draw(study) if plot.name == "effect")
-    assert caption.endswith("no ratio to 0 or below: KV waste, Preemptions.")
+    effect = drawings_of(study)["effect"]
+    assert effect.caption.endswith("no ratio to 0 or below: KV waste, Preemptions.")
+    [label, *_] = effect.draw().axes[0].get_yticklabels()
+    assert label.get_text() == "TTFT mean"
 
 
 @pytest.mark.parametrize("factor", [0.001, 50.0, 1e5])

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from pagedsim import report
+from pagedsim.metrics.files import RESULT, write_json
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.pictures import Drawing
-from pagedsim.report.result import RESULT, show_result, write_result
 from pagedsim.report.style import margins, new_figure
 from tests.report.test_page import Reader
 
@@ -36,6 +37,8 @@ RESULT_OF_TWO = Result(
     listings=[Listing("More", ["", "of it"], [["first", "1 <b>"], ["second", "2"]])],
     source="Somebody, 2023",
     notes=["step times are <fitted>"],
+    failed={"size <2>": "out of memory & gone"},
+    again={"The same on <another>": "python -m pagedsim 'model=<b>'"},
     data={"curve": {1: [0.1, 1 / 3], "two": (2, None)}, "none": math.nan, "many": 123456789},
 )
 
@@ -85,6 +88,9 @@ def test_the_record_has_every_number_and_word() -> None:
     assert record["rows"][1]["published"] == [2.7, 8]
     assert record["rows"][3]["ours"] == 1234570.0
     assert record["notes"] == ["step times are <fitted>"]
+    assert record["command"] == RESULT_OF_TWO.command
+    assert record["pictures"] == []
+    assert RESULT_OF_TWO.record(["line", "bars"])["pictures"] == ["line", "bars"]
 
 
 def test_data_is_rounded_however_deep_and_its_keys_are_texts() -> None:
@@ -102,9 +108,9 @@ def test_the_record_can_be_changed_without_the_result() -> None:
 # -- the terminal ----------------------------------------------------------------------------------
 
 
-def printed(result: Result) -> str:
+def printed(result: Result, width: int = 200) -> str:
     out = io.StringIO()
-    show_result(result, Console(file=out, width=200))
+    report.show(result, console=Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -146,6 +152,43 @@ def test_what_could_not_be_measured_is_a_dash() -> None:
     assert cells(text, "knee") == ["knee", "2 /s", "–", "–"]
 
 
+WIDE = Listing(
+    "What [all] of them reach, and how far that is from what they say",
+    ["", "requests/s", "output tokens/s", "against [fcfs]", "binds"],
+    [
+        ["fcfs", "12.3 ± 0.4", "12,345", "", "TTFT P99 (2 of 3)"],
+        [
+            "a policy that goes by the name of a whole sentence",
+            *("9.81 ± 0.2", "9,870", "(−3.4 %)"),
+            "no rate meets it: at 0.1/s it misses TTFT P99 and TPOT P99",
+        ],
+    ],
+    note="[Means] over all seeds.",
+)
+
+
+def test_a_table_has_its_title_its_note_and_its_words_as_they_are() -> None:
+    lines = printed(replace(RESULT_OF_TWO, rows=[], listings=[WIDE], notes=[])).splitlines()
+    title, *head, first, second, note = (line.strip() for line in lines[-6:])
+    assert title == WIDE.title and note == WIDE.note
+    assert " ".join(" ".join(head).split()) == "output against requests/s tokens/s [fcfs] binds"
+    assert " ".join(first.split()) == "fcfs 12.3 ± 0.4 12,345 TTFT P99 (2 of 3)"
+    assert second.endswith(WIDE.rows[1][-1])
+
+
+@pytest.mark.parametrize("width", [40, 50, 64, 80])
+def test_a_narrow_terminal_cuts_no_number_of_a_table(width: int) -> None:
+    text = printed(replace(RESULT_OF_TWO, finding=[], listings=[WIDE], notes=[]), width)
+    assert "…" not in text
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    for row in WIDE.rows:
+        assert all(cell in text for cell in row[1:4])
+    assert set(WIDE.rows[1][0].split()) <= set(text.split())
+    beside = [line for line in lines if any(row[1] in line for row in WIDE.rows)]
+    assert [line.split()[0] for line in beside] == ["fcfs", "a"]  # every number has its name
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 
@@ -158,9 +201,11 @@ def drawn() -> Figure:
 
 def written(folder: Path, result: Result = RESULT_OF_TWO) -> str:
     folder.mkdir(exist_ok=True)
-    report = write_result(result, {"line": Drawing("A <line>", "It rises & rises.", drawn)}, folder)
-    assert report == folder / "report.html"
-    return report.read_text(encoding="utf-8")
+    write_json(folder / RESULT, result.record(["line"]))
+    line = Drawing("A <line>", "It rises & rises.", drawn)
+    path = report.write(result, {"line": line}, folder)
+    assert path == folder / "report.html"
+    return path.read_text(encoding="utf-8")
 
 
 def test_files_are_the_same_whenever_they_are_written(tmp_path: Path) -> None:
@@ -189,6 +234,10 @@ def test_the_page_is_whole_and_has_everything(tmp_path: Path) -> None:
     reader = Reader(page)  # every tag is closed
     text = " ".join(" ".join(reader.texts).split())
     for word in (
+        "Not everything was completed.",
+        "size <2> : out of memory & gone",
+        "The same on <another>:",
+        "python -m pagedsim 'model=<b>'",
         "Where <memory> goes",
         "How much & why?",
         "Much of it is free.",

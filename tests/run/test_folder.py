@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.run.folder import claimed, keep_configuration
@@ -18,7 +17,7 @@ def test_two_studies_of_one_name_get_a_folder_each(tmp_path: Path) -> None:
     found = []
     for _ in range(3):
         with claimed(wanted, own=False) as folder:
-            keep_configuration(OmegaConf.create(BASE), folder)
+            keep_configuration(BASE, folder)
             found.append(folder.name)
     assert found == ["10-00-00-single", "10-00-00-single-2", "10-00-00-single-3"]
 
@@ -37,10 +36,10 @@ def test_nothing_is_left_of_a_study_that_did_not_begin(tmp_path: Path) -> None:
 def test_a_folder_of_ones_own_is_gone_on_with(tmp_path: Path) -> None:
     for changes in ({}, {"seeds": 5}, {"seed": 7}):
         with claimed(tmp_path, own=True) as folder:
-            keep_configuration(OmegaConf.create({**BASE, **changes}), folder)
+            keep_configuration({**BASE, **changes}, folder)
         assert folder == tmp_path
     more = {"study": {"arms": {"a": ["policy=fcfs"], "b": []}, "title": "t"}}
-    keep_configuration(OmegaConf.create({**BASE, **more}), tmp_path)
+    keep_configuration({**BASE, **more}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +58,10 @@ def test_a_folder_of_ones_own_is_gone_on_with(tmp_path: Path) -> None:
 def test_the_folder_of_another_study_is_refused(
     changes: dict[str, object], difference: str, tmp_path: Path
 ) -> None:
-    keep_configuration(OmegaConf.create(BASE), tmp_path)
+    keep_configuration(BASE, tmp_path)
     before = (tmp_path / "config.yaml").read_text()
     with pytest.raises(ConfigError) as error:
-        keep_configuration(OmegaConf.create({**BASE, **changes}), tmp_path)
+        keep_configuration({**BASE, **changes}, tmp_path)
     assert str(error.value) == (
         f"hydra.run.dir={tmp_path}: has a study with {difference}; "
         "choose another folder, or the same settings to go on with that study"

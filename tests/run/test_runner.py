@@ -6,21 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import compose
-from omegaconf import DictConfig
 
 from experiments.studies.compare import Compare
 from experiments.studies.sweep import sweep
 from pagedsim.core import ConfigError, Scheduler, StepPlan
+from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.study import Run
 from pagedsim.run import code
+from pagedsim.run.check import unheard
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Interrupted, Job, Outcome, run_job
 from pagedsim.run.pool import run_jobs
-from pagedsim.run.runs import Runs, jobs_of, overruled, run_study, study_of, unread
+from pagedsim.run.publish import arms_of
+from pagedsim.run.runs import Runs
 from pagedsim.run.stoppable import StoppableRecorder
-from pagedsim.run.store import recipe, store, stored
+from pagedsim.run.store import Recipe, Tables, recipe
+from pagedsim.run.study import Study
+from tests.run.studies import command, job_of, served
 
 QUICK = ["experiment=single", "workload.requests=30", "workload.rate=20", "seeds=2", "jobs=1"]
 ARMS = {"fcfs": ["policy=fcfs"], "urgent": ["policy=priority"], "small": ["server.max_seqs=4"]}
@@ -30,12 +33,28 @@ PLAN = Compare("A title", "A question?", ARMS)
 pytestmark = pytest.mark.usefixtures("hydra")
 
 
-def config(*overrides: str) -> DictConfig:
-    return compose("config", overrides=[*QUICK, *overrides])
+TABLES = Tables()
 
 
-def jobs(folder: Path, *overrides: str, plan: Compare = PLAN) -> list[Job]:
-    return jobs_of(plan, [*QUICK, *overrides], folder)
+def jobs(folder: Path, *overrides: str, plan: Study = PLAN) -> list[Job]:
+    runs = Runs(command(folder, *QUICK, *overrides))
+    return runs.jobs_of(plan.ask(runs), plan.key_of)
+
+
+def told(plan: Study, *words: str) -> list[str]:
+    """The words that change nothing, as the runner tells of them."""
+    runs = Runs(command(Path("out"), *words))
+    arms = plan.ask(runs)
+    lines = unheard(plan, runs.command, arms, runs.jobs_of(arms, plan.key_of))
+    return [line.partition(" changes nothing")[0] for line in lines]
+
+
+def store(job: Job, made_of: Recipe) -> bool:
+    return TABLES.store(job, made_of, Run(job.arm, job.number, job.folder, job.config, {}))
+
+
+def run_plan(folder: Path, *more: str, plan: Study = PLAN) -> Runs:
+    return served(plan, folder, [*QUICK, *more])
 
 
 # -- plans -----------------------------------------------------------------------------------------
@@ -64,15 +83,15 @@ def test_an_arm_s_override_wins_over_the_command_line(tmp_path: Path) -> None:
 
 def test_what_every_arm_sets_need_not_be_typed() -> None:
     plan = Compare("t", "q", {"a": ["policy=fcfs", "memory=prefix"], "b": ["policy=priority"]})
-    assert overruled(plan, ["policy=priority", "memory=paged", "seeds=2"]) == ["policy=priority"]
+    assert told(plan, "policy=priority", "memory=paged", "seeds=2") == ["policy=priority"]
 
 
-def test_an_engine_reads_no_data_sheet(tmp_path: Path) -> None:
+def test_an_engine_reads_no_data_sheet() -> None:
     typed = ["hardware=h100", "cost.bus_efficiency=0.5", "policy=priority"]
     plan = Compare("t", "q", {"a": ["backend=engine"], "b": ["backend=engine", "policy=fcfs"]})
-    assert unread(jobs_of(plan, [*QUICK, *typed], tmp_path), typed) == typed[:2]
+    assert told(plan, *QUICK, *typed) == typed[:2]
     mixed = Compare("t", "q", {"a": ["backend=engine"], "b": []})
-    assert unread(jobs_of(mixed, [*QUICK, *typed], tmp_path), typed) == []
+    assert told(mixed, *QUICK, *typed) == []
 
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "a b", "käse", "=", ".hidden"])
@@ -142,7 +161,7 @@ def asked(run: Run) -> list[list[object]]:
 
 
 def test_arms_see_the_same_requests_and_seeds_others(tmp_path: Path) -> None:
-    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    runs = run_plan(tmp_path)
     assert not runs.failed
     for seed in (0, 1):
         fcfs, urgent, small = (asked(runs.finished[arm, seed]) for arm in ARMS)
@@ -151,33 +170,30 @@ def test_arms_see_the_same_requests_and_seeds_others(tmp_path: Path) -> None:
 
 
 def test_the_study_has_its_runs_in_order(tmp_path: Path) -> None:
-    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
-    study = study_of(PLAN, runs, tmp_path, "name", ["policy=fcfs", "+a.b=c d"])
+    runs = run_plan(tmp_path)
+    study = arms_of(PLAN, runs)
     assert study.arms == list(ARMS)
     assert [run.seed for run in study.of("small")] == [0, 1]
-    assert study.baseline == "fcfs"
+    assert baseline_of(study) == "fcfs"
     assert study.metrics == ("ttft", "tpot", "e2e", "output_tokens_per_s")
-    assert study.command == "python -m pagedsim policy=fcfs '+a.b=c d'"
+    assert study.command == f"python -m pagedsim {' '.join(QUICK[:-1])}"
     assert study.failed == {}
 
 
 def test_goodput_joins_the_metrics_where_there_is_an_objective(tmp_path: Path) -> None:
-    overrides = [*QUICK, "slo.ttft=1"]
-    runs = run_study(jobs_of(PLAN, overrides, tmp_path), 1)
-    assert study_of(PLAN, runs, tmp_path, "name", []).metrics[-1] == "goodput_per_s"
+    assert arms_of(PLAN, run_plan(tmp_path, "slo.ttft=1")).metrics[-1] == "goodput_per_s"
 
 
 def test_clients_are_told_apart(tmp_path: Path) -> None:
-    overrides = [*QUICK, "workload=chat_and_batch", "workload.requests=40"]
-    runs = run_study(jobs_of(PLAN, overrides, tmp_path), 1)
-    assert set(study_of(PLAN, runs, tmp_path, "n", []).clients) == {"batch", "interactive"}
+    runs = run_plan(tmp_path, "workload=chat_and_batch", "workload.requests=40")
+    assert set(arms_of(PLAN, runs).clients) == {"batch", "interactive"}
 
 
 def test_only_seeds_that_every_arm_has_are_compared(tmp_path: Path) -> None:
-    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    runs = run_plan(tmp_path)
     del runs.finished["small", 1]
     runs.interrupted = True
-    study = study_of(PLAN, runs, tmp_path, "n", [])
+    study = arms_of(PLAN, runs)
     assert [(run.arm, run.seed) for run in study.runs] == [(arm, 0) for arm in ARMS]
     assert study.failed == {
         "interrupted": "5 of 6 runs are complete",
@@ -186,7 +202,7 @@ def test_only_seeds_that_every_arm_has_are_compared(tmp_path: Path) -> None:
 
 
 def test_an_arm_without_a_run_holds_back_no_other(tmp_path: Path) -> None:
-    runs = run_study(jobs_of(PLAN, QUICK, tmp_path), 1)
+    runs = run_plan(tmp_path)
     del runs.finished["small", 0], runs.finished["small", 1]
     assert [(run.arm, run.seed) for run in runs.comparable] == [
         (arm, seed) for arm in ("fcfs", "urgent") for seed in (0, 1)
@@ -198,16 +214,16 @@ def test_what_depends_on_no_seed_is_run_once(tmp_path: Path) -> None:
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,8,4\n1,8,4\n")
     trace = ["experiment=single", "workload=trace", f"workload.path={file}", "seeds=3"]
     plan = Compare("t", "q", {"a": [], "drawn": ["workload.priority={0:0.5,1:0.5}"]})
-    runs = run_study(jobs_of(plan, trace, tmp_path), 1)
+    runs = served(plan, tmp_path, trace)
     assert sorted(runs.finished) == [("a", 0), *(("drawn", seed) for seed in range(3))]
-    assert (runs.repeated, runs.wanted, runs.interrupted) == (2, 4, False)
+    assert (len(runs.repeated), runs.wanted, runs.interrupted) == (2, 4, False)
 
 
 def test_an_overload_is_said(tmp_path: Path) -> None:
     plan = Compare("t", "q", {"a": ["workload.rate=200"], "b": ["workload.rate=1"]})
     more = ["workload.requests=400", "seeds=1", "server.max_seqs=16"]
-    runs = run_study(jobs_of(plan, [*QUICK, *more], tmp_path), 1)
-    [note] = study_of(plan, runs, tmp_path, "n", []).notes
+    runs = run_plan(tmp_path, *more, plan=plan)
+    [note] = arms_of(plan, runs).notes
     assert note.startswith("a: ")
     assert note.endswith(
         " of 400 requests had not begun when the last one arrived, an overload: "
@@ -217,9 +233,9 @@ def test_an_overload_is_said(tmp_path: Path) -> None:
 
 def test_one_arm_s_failure_stops_no_other(tmp_path: Path) -> None:
     plan = Compare("t", "q", {"good": [], "bad": ["workload.rate=-1"]})
-    runs = run_study(jobs_of(plan, QUICK, tmp_path), 1)
+    runs = run_plan(tmp_path, plan=plan)
     assert [run.arm for run in runs.comparable] == ["good", "good"]
-    study = study_of(plan, runs, tmp_path, "n", [])
+    study = arms_of(plan, runs)
     assert study.failed == {"bad": "workload.rate=-1: must be a number above 0"}
 
 
@@ -244,7 +260,7 @@ def test_processes_give_what_one_gives(tmp_path: Path) -> None:
 
 
 def failed(tmp_path: Path, *keys: tuple[str, int]) -> Runs:
-    runs = Runs(jobs(tmp_path))
+    runs = Runs(command(tmp_path, *QUICK), jobs(tmp_path))
     runs.failed = {key: Failure("why") for key in keys}
     return runs
 
@@ -300,7 +316,7 @@ def test_a_stopped_run_leaves_whole_tables(tmp_path: Path) -> None:
 
 def kept(job: Job) -> Run | None:
     """The run as whoever goes on with the study finds it."""
-    return stored(job, recipe(job))
+    return TABLES.stored(job, recipe(job))
 
 
 def test_a_complete_run_is_found_again(tmp_path: Path) -> None:
@@ -350,7 +366,7 @@ def test_nor_one_of_other_code_or_of_another_file(
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n")
     overrides = ["workload=trace", f"workload.path={trace}", "workload.drop_empty=true"]
     overrides += ["policy._target_=changing_policy.Mine"]
-    job = jobs_of(Compare("t", "q", {"a": []}), ["experiment=single", *overrides], tmp_path)[0]
+    job = job_of(tmp_path, ["experiment=single", *overrides])
     assert isinstance(run_job(job, StoppableRecorder()), Run)
     for file in (source, helper, trace):
         assert store(job, recipe(job))
@@ -372,10 +388,9 @@ def test_code_that_changes_while_it_runs_is_kept_under_neither_digest(
         "        Path(__file__).write_text(Path(__file__).read_text() + '# edited\\n')\n"
     )
     plan = Compare("t", "q", {"same": [], "edited": ["policy._target_=edited_policy.Mine"]})
-    made = jobs(tmp_path, plan=plan)
-    runs = run_study(made, 1)
+    runs = run_plan(tmp_path, plan=plan)
     assert (len(runs.finished), runs.changed) == (4, {"edited"})
-    assert [job.arm for job in made if kept(job)] == ["same", "same"]
+    assert [job.arm for job in runs.jobs if kept(job)] == ["same", "same"]
 
 
 def test_a_broken_folder_is_run_again(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.fidelity.replay import replayed
 from pagedsim.fidelity.engine_model import replica_of
+from pagedsim.fidelity.replay import replayed
 from pagedsim.run import serving
 from pagedsim.run.model_cache import ModelCache
 from tests.experiments.fidelity.test_replay import drawn, record

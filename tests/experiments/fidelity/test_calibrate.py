@@ -12,16 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from omegaconf import OmegaConf
 
 import pagedsim
-from experiments.fidelity.calibrate import Calibrate, fitted, told
 from pagedsim.core import ConfigError
+from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import recorded_runs
 from pagedsim.fidelity.residual import residuals, weakest
 from pagedsim.fidelity.steplog import StepLog, log_of, predicted
 from pagedsim.run.clocks import CpuClock
 from pagedsim.sim.cost import Fitted, Sample
+from tests.run.studies import carried_out
 from tests.sim.shapes import plan, replica
 
 MACHINE: dict[str, Any] = {
@@ -49,6 +49,9 @@ CONFIG: dict[str, Any] = {
     | {"memory_gib": 8, "fp16_tflops": 1, "bandwidth_gb_s": 10, "pcie_gb_s": 10},
     **{group: {} for group in ("workload", "policy", "preemption", "batching")},
 }
+
+
+pytestmark = pytest.mark.usefixtures("hydra")
 
 
 def row(random: Random, number: int, stall: float) -> dict[str, float]:
@@ -91,8 +94,7 @@ def recorded(folder: Path, count: int, stall: float = 1.0, **machine: Any) -> Pa
 
 
 def calibrated(run: Path, out: Path) -> Fitted:
-    out.mkdir()
-    Calibrate(run=str(run)).perform(out)
+    carried_out(out, "experiment=calibrate", f"run={run}", "report=false")
     return Fitted.load(out / "cost.json", replica("tiny", "cpu"))
 
 
@@ -118,18 +120,19 @@ def test_stalls_are_in_the_level_and_not_in_the_shape(tmp_path: Path) -> None:
 
 def test_what_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cost = calibrated(recorded(tmp_path / "run", 600), tmp_path / "out")
-    printed = capsys.readouterr().out
+    told = capsys.readouterr().out
+    printed = " ".join(told.split())
     for words in (
         "600 steps of 1 run under ",
         "100 µs",
         "50 µs",
         "1,000 µs",
-        "roofline of",
+        "roofline",
         "weakest",
     ):
         assert words in printed
-    assert f"cost=fitted cost.path={tmp_path / 'out' / 'cost.json'}" in printed
-    found = json.loads((tmp_path / "out/calibrate.json").read_text())
+    assert f"cost=fitted cost.path={tmp_path / 'out' / 'cost.json'}" in told
+    found = json.loads((tmp_path / "out/result.json").read_text())["data"]
     assert found["leave_one_out"]["decode"] < 1e-9
     assert found["residuals"]["swap"]["steps"] == 86
     assert found["roofline"].keys() == found["residuals"].keys()
@@ -216,8 +219,7 @@ def test_the_data_sheet_is_that_of_the_device(
     facts: dict[str, Any], hardware: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded(tmp_path / "run", 200, **facts)
-    (tmp_path / "out").mkdir()
-    Calibrate(run=str(tmp_path / "run")).perform(tmp_path / "out")
+    calibrated(tmp_path / "run", tmp_path / "out")
     printed = capsys.readouterr().out
     assert (
         json.loads((tmp_path / "out/cost.json").read_text())["fitted_for"]["hardware"] == hardware
@@ -227,37 +229,30 @@ def test_the_data_sheet_is_that_of_the_device(
     )
 
 
-def test_a_kind_of_step_that_is_rare_is_taken_from_mixed_ones_and_told(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_kind_of_step_that_is_rare_is_taken_from_mixed_ones_and_told() -> None:
     samples = [
         Sample(1e-3 * (2 + n % 7), prefill_tokens=8 * (1 + n % 7), decode_count=1 + n % 3)
         for n in range(40)
     ]
     log = StepLog(samples, replica("tiny", "cpu"), MACHINE, "a log")
-    told(log, fitted(log))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "too few steps to fit" in line] == [
-        f"{kind:<9} too few steps to fit: they take what the same work takes in mixed ones"
+    notes = Calibration(log, fitted(log)).notes()
+    assert [note for note in notes if "too few steps to fit" in note] == [
+        f"{kind}: too few steps to fit: they take what the same work takes in mixed ones"
         for kind in ("prefill", "decode")
     ]
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("words", "message"),
     [
-        ({}, "run: must be given: run=<folder of an earlier study on the engine>, requests="),
-        ({"run": "a", "requests": "b"}, "run, requests: only one of them can be fitted to"),
-        ({"run": "/nowhere"}, "run=/nowhere: no such folder"),
+        ([], "run: must be given: run=<folder of an earlier study on the engine>, requests="),
+        (["run=a", "requests=b"], "run, requests: only one of them can be fitted to"),
+        (["run=/nowhere"], "run=/nowhere: no such folder"),
     ],
 )
-def test_what_is_to_be_fitted_must_be_clear(
-    settings: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    backend = {"backend": {"_target_": "pagedsim.run.simulated.Simulated"}}
-    OmegaConf.save(OmegaConf.create(backend), tmp_path / "config.yaml")
+def test_what_is_to_be_fitted_must_be_clear(words: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        Calibrate(**settings).perform(tmp_path)
+        carried_out(tmp_path, "experiment=calibrate", *words)
     assert str(error.value).startswith(message)
 
 

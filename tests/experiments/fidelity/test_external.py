@@ -15,15 +15,14 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from experiments.fidelity.external import Outside
 from pagedsim.core import ConfigError
-from pagedsim.fidelity import external_fit as outside_fit
+from pagedsim.fidelity import external_fit
 from pagedsim.fidelity.external_log import Latencies, Log, read_log
 from pagedsim.fidelity.external_score import score
 from pagedsim.fidelity.external_server import ExternalServer, Weights
 from pagedsim.fidelity.simplex import search
-from pagedsim.run.folder import keep_configuration
 from pagedsim.sim.cost import Fitted
+from tests.run.studies import carried_out
 
 SERVER = [
     *("experiment=calibrate", "model=llama-3.1-8b", "hardware=rtx4090"),
@@ -52,11 +51,11 @@ def configuration(*words: str) -> Any:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at anything but how good a fit is."""
-    monkeypatch.setattr(outside_fit, "SIZES", (0.3,))
-    monkeypatch.setattr(outside_fit, "MOVES", 4)
+    monkeypatch.setattr(external_fit, "SIZES", (0.3,))
+    monkeypatch.setattr(external_fit, "MOVES", 4)
 
 
-def twin(log: Log, *words: str) -> ExternalServer:
+def server(log: Log, *words: str) -> ExternalServer:
     config: Any = OmegaConf.to_container(configuration(*words), resolve=True)
     return ExternalServer(config, log)
 
@@ -75,7 +74,7 @@ def asked(count: int, rate: float = 4.0) -> Log:
 def answered(path: Path, count: int = 80, rate: float = 4.0) -> Path:
     """The log of a server with the true weights, on a memory that makes it preempt."""
     log = asked(count, rate)
-    served = twin(log).serve(TRUE)
+    served = server(log).serve(TRUE)
     assert served.preemptions > 0
     with path.open("w", newline="") as file:
         table = csv.writer(file)
@@ -88,13 +87,9 @@ def answered(path: Path, count: int = 80, rate: float = 4.0) -> Path:
 
 
 def perform(folder: Path, *words: str) -> dict[str, Any]:
-    """The experiment, as the front door runs it; what it leaves in calibrate.json."""
-    config = configuration(f"hydra.run.dir={folder}", *words)
-    keep_configuration(config, folder)
-    study = config.study
-    Outside(requests=study.requests, split=study.split).perform(folder)
-    content: dict[str, Any] = json.loads((folder / "calibrate.json").read_text())
-    return content
+    """The experiment, as the front door runs it; the data that it leaves."""
+    data: dict[str, Any] = carried_out(folder, *SERVER, "report=false", *words)["data"]
+    return data
 
 
 def test_the_weights_of_a_simulated_server_are_found(
@@ -130,7 +125,7 @@ def test_a_real_vllm_is_predicted(tmp_path: Path) -> None:
 def test_what_it_leaves_is_a_cost_model(tmp_path: Path) -> None:
     path = answered(tmp_path / "log.csv", count=40)
     found = perform(tmp_path / "out", f"requests={path}")
-    replica = twin(read_log(path)).backend.stage(
+    replica = server(read_log(path)).backend.stage(
         OmegaConf.to_container(configuration(), resolve=True),  # type: ignore[arg-type]
         0,
     )
@@ -280,7 +275,7 @@ def test_a_log_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "requests: must be given: requests=<log"),
+        ([], "run: must be given: run=<folder of an earlier study on the engine>, requests=<log"),
         (
             ["requests={}"],
             "{}: study.split=0.5 fits to 15 of its 30 requests: must be at least 20, and",

@@ -19,14 +19,15 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 import pagedsim
-from experiments.fidelity.replay import Replay, replayed
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
+from pagedsim.fidelity.replay import replayed
 from pagedsim.metrics.study import Run
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.stoppable import StoppableRecorder
-from pagedsim.run.store import recipe, store
+from pagedsim.run.store import Tables, recipe
 from pagedsim.user_error import UserError
+from tests.run.studies import carried_out
 
 pytest.importorskip("torch")
 
@@ -89,7 +90,7 @@ def record(folder: Path, config: dict[str, Any], seed: int = 0) -> Recorded:
     made_of = recipe(job)
     run = run_job(job, StoppableRecorder())
     assert isinstance(run, Run), run
-    store(job, made_of)
+    Tables().store(job, made_of, run)
     (recorded,) = (one for one in recorded_runs(str(folder)) if one.seed == seed)
     return recorded
 
@@ -149,9 +150,7 @@ def test_five_hundred_times(seed: int, ahead: bool, tmp_path: Path) -> None:
     assert preempted > 12
 
 
-def test_the_first_difference_is_told_with_both_plans(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_difference_is_told_with_both_plans(tmp_path: Path) -> None:
     record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
     file = tmp_path / "runs/run/seed-0/steps.parquet"
     table = pq.read_table(file)
@@ -160,19 +159,20 @@ def test_the_first_difference_is_told_with_both_plans(
     place = table.column_names.index("plan")
     pq.write_table(table.set_column(place, "plan", pa.array(plans)), file)
     with pytest.raises(UserError) as error:
-        Replay(run=str(tmp_path)).perform(tmp_path / "out")
+        carried_out(tmp_path / "out", "experiment=replay", f"run={tmp_path}")
     assert "step 3 of" in str(error.value)
     assert "engine:    decodes 99; free 1" in str(error.value)
     assert f"simulator: {wanted}" in str(error.value)
-    assert (tmp_path / "out/replay.json").is_file()
+    assert (tmp_path / "out/result.json").is_file()
 
 
-def test_a_study_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_of_several_runs(tmp_path: Path) -> None:
     config = drawn(random.Random(2), *COMBINATIONS[7])
     steps = sum(record(tmp_path, config, seed).steps.num_rows for seed in (0, 1))
-    Replay(run=str(tmp_path)).perform(tmp_path / "out")
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == (f"all {steps} steps of 2 runs were planned by the simulator as by the engine")
+    found = carried_out(tmp_path / "out", "experiment=replay", f"run={tmp_path}")
+    assert found["finding"] == [
+        f"All {steps} steps of 2 runs were planned by the simulator as by the engine."
+    ]
 
 
 def test_what_has_changed_since_is_told_with_a_difference(tmp_path: Path) -> None:
@@ -318,11 +318,11 @@ def test_tables_that_cannot_be_replayed(
         table = table.append_column(column, pa.array([values] * table.num_rows, kind))
     pq.write_table(table, run.folder / file)
     with pytest.raises(ConfigError) as error:
-        Replay(run=str(tmp_path)).perform(tmp_path / "out")
+        carried_out(tmp_path / "out", "experiment=replay", f"run={tmp_path}")
     assert str(error.value).startswith(f"{run.folder}{line}")
 
 
 def test_no_folder_is_none(tmp_path: Path) -> None:
-    for run, line in ((None, "run: must be given"), ("", "run=: no such folder")):
+    for run, line in (("null", "run: must be given"), ("''", "run=: no such folder")):
         with pytest.raises(ConfigError, match=line):
-            Replay(run=run).perform(tmp_path)
+            carried_out(tmp_path, "experiment=replay", f"run={run}")

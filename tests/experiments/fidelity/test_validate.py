@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments.fidelity import validate
-from experiments.fidelity.replay import Difference
 from experiments.fidelity.validate import Validate
 from pagedsim.core import ConfigError
 from pagedsim.fidelity import step_grid as profile
 from pagedsim.fidelity.recorded import recorded_runs
+from pagedsim.fidelity.regime import doubts
+from pagedsim.fidelity.replay import Difference
 from pagedsim.fidelity.step_grid import Cell, profiled
 from pagedsim.metrics.agreement import KEYS, Regime
-from pagedsim.run.folder import keep_configuration
-from pagedsim.run.job import run_job
+from pagedsim.metrics.files import read_summary
+from pagedsim.run.runs import Runs
 from pagedsim.sim.cost import Fitted
 from pagedsim.user_error import UserError
+from tests.run.studies import carried_out
 from tests.sim.shapes import replica
 
 pytest.importorskip("torch")
@@ -38,18 +40,13 @@ def little_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "ROUNDS", 1)
 
 
-def kept(folder: Path, *words: str) -> Any:
-    """The configuration of a small server, as a study finds it in its folder."""
-    own = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
-    overrides = [
-        *("experiment=validate", "workload.max_len=40", "workload.lengths.shape=uniform"),
-        *("+workload.lengths.prompt_min=1", "+workload.lengths.prompt_max=24"),
-        *("+workload.lengths.output_min=2", "+workload.lengths.output_max=8"),
-        *(words or own),
-    ]
-    config = compose("config", overrides=overrides)
-    keep_configuration(config, folder)
-    return config
+OWN = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
+WORDS = (
+    *("experiment=validate", "workload.max_len=40", "workload.lengths.shape=uniform"),
+    *("+workload.lengths.prompt_min=1", "+workload.lengths.prompt_max=24"),
+    *("+workload.lengths.output_min=2", "+workload.lengths.output_max=8"),
+)
+"""A small server."""
 
 
 LENGTHS = {"shape": "uniform", "prompt_min": 1, "prompt_max": 30, "output_min": 2, "output_max": 10}
@@ -63,14 +60,18 @@ def small_study(**more: Any) -> Validate:
     }
     settings: dict[str, Any] = {"calibration": {"all": {"workload": workload}}}
     settings |= {"regimes": regimes, "seconds": 0.1, "repeats": 2} | more
-    return Validate(**settings)
+    return Validate("t", "q", **settings)
+
+
+def validated(folder: Path, study: Validate | None = None, *words: str) -> dict[str, Any]:
+    """What a small validation leaves."""
+    found: dict[str, Any] = carried_out(folder, *WORDS, *OWN, *words, study=study or small_study())
+    return found
 
 
 def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept(tmp_path)
-    small_study().perform(tmp_path)
+    found = validated(tmp_path)["data"]
     told = capsys.readouterr().out
-    found = json.loads((tmp_path / "validate.json").read_text())
     assert found["machine"]["device"] and found["machine"]["blocks"] == 8
     assert found["replayed_steps"] > 20
     regimes = found["regimes"]
@@ -86,41 +87,60 @@ def test_all_of_it_on_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page and "overload" in page
     assert (tmp_path / "plots/validation.png").stat().st_size > 1000
+    assert {"comparison.csv", "timeline.json"} <= {path.name for path in tmp_path.iterdir()}
     Fitted.load(tmp_path / "cost.json", replica("tiny", "cpu"))
+
+
+def test_both_sides_are_runs_with_the_same_requests_and_metrics(tmp_path: Path) -> None:
+    """What the result tells of the simulator is what its run on disk says."""
+    regimes = validated(tmp_path, None, "report=false")["data"]["regimes"]
+    for name, found in regimes.items():
+        engine, simulator = (
+            tmp_path / "runs" / f"{name}, {side}" / "seed-0" for side in ("engine", "simulator")
+        )
+        tables = [pq.read_table(one / "requests.parquet") for one in (engine, simulator)]
+        for column in ("request", "arrival", "prompt_tokens", "output_tokens"):
+            assert tables[0][column].to_pylist() == tables[1][column].to_pylist(), column
+        summary = read_summary(simulator)
+        assert "machine" not in summary
+        for key in KEYS:
+            assert found["metrics"][key]["simulator"] == pytest.approx(summary[key], rel=1e-5)
 
 
 def test_it_goes_on_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept(tmp_path)
-    left = [3]
+    serve, rounds = Runs.serve, [0]
 
-    def three(*args: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
+    def two_rounds(*args: Any) -> None:
+        rounds[0] += 1
+        if rounds[0] == 3:
             raise KeyboardInterrupt
-        return run_job(*args)
+        serve(*args)
 
-    monkeypatch.setattr(validate, "run_job", three)
-    with pytest.raises(KeyboardInterrupt, match=r"3 of 6 runs are complete; .* goes on from there"):
-        small_study().perform(tmp_path)
-    first = capsys.readouterr().out.splitlines()
-    left[0] = 3
-    small_study().perform(tmp_path)
-    told = [line for line in capsys.readouterr().out.splitlines() if "all planned alike" in line]
-    assert told[:3] == [f"{line}, there already" for line in first if "planned alike" in line]
-    assert len(told) == 6 and left == [0]
+    monkeypatch.setattr(Runs, "serve", two_rounds)
+    with pytest.raises(KeyboardInterrupt, match=r"3 of 8 runs are complete; .* goes on from there"):
+        validated(tmp_path)
+    first = [line for line in capsys.readouterr().out.splitlines() if "planned alike" in line]
+    monkeypatch.setattr(Runs, "serve", serve)
+    validated(tmp_path)
+    told = capsys.readouterr().out.splitlines()
+    again = [line for line in told if "all planned alike" in line]
+    assert len(first) == 3 and again[:3] == first and len(again) == 6
+    assert "3 of 8 runs were there already, and the same: kept" in told
 
 
 def test_two_classes_are_calibrated_on_one_workload_of_their_own(tmp_path: Path) -> None:
-    words = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
-    config = compose("config", overrides=["experiment=validate", "workload=chat_and_batch", *words])
-    config.workload.max_len = 40
-    for one in config.workload.classes.values():
-        one.lengths = LENGTHS
-    keep_configuration(config, tmp_path)
-    small_study(repeats=1).perform(tmp_path)
-    for name, clients in (("half load", {"interactive", "batch"}), ("calibration-all", {""})):
+    drawn = ("prompt_mean", "prompt_cv", "output_mean", "output_cv")
+    own = [f"~workload.classes.batch.lengths.{name}" for name in drawn]
+    for name in ("interactive", "batch"):
+        own += [f"++workload.classes.{name}.lengths.{key}={LENGTHS[key]}" for key in LENGTHS]
+    words = ("experiment=validate", "workload=chat_and_batch", "workload.max_len=40", *OWN, *own)
+    carried_out(tmp_path, *words, study=small_study(repeats=1))
+    for name, clients in (
+        ("half load, engine", {"interactive", "batch"}),
+        ("calibration-all", {""}),
+    ):
         (run,) = recorded_runs(str(tmp_path / "runs" / name))
         assert set(run.requests["client"].to_pylist()) == clients
 
@@ -128,18 +148,15 @@ def test_two_classes_are_calibrated_on_one_workload_of_their_own(tmp_path: Path)
 def test_a_run_that_is_planned_otherwise_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept(tmp_path)
     monkeypatch.setattr(validate, "replayed", lambda run: Difference(3, "decodes 1", "decodes 2"))
     with pytest.raises(UserError, match=r"step 3 of .* differs, so there is nothing to compare"):
-        small_study().perform(tmp_path)
-    assert not (tmp_path / "validate.json").exists()
+        validated(tmp_path)
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_other_blocks_than_before_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept(tmp_path)
-
     def fewer(path: str) -> Any:
         (run,) = recorded_runs(path)
         if "half load" in path:
@@ -148,21 +165,20 @@ def test_other_blocks_than_before_are_refused(
 
     monkeypatch.setattr(validate, "recorded_runs", fewer)
     with pytest.raises(ConfigError, match="the engine has blocks=7, not 8 as before"):
-        small_study().perform(tmp_path)
+        validated(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["backend=sim"], "backend=sim: experiment=validate needs backend=engine"),
-        (["backend=engine", "~workload.rate"], "workload.rate: is set by experiment=validate"),
+        (["backend=sim"], "backend=sim: experiment=validate takes backend=engine"),
+        (["backend=engine", "~workload.rate"], "workload.rate: is set by the validation"),
         (["backend=engine", "workload.arrivals=burst"], "workload.arrivals=burst: must be poisson"),
     ],
 )
 def test_what_cannot_be_validated(words: list[str], message: str, tmp_path: Path) -> None:
-    kept(tmp_path, *words)
     with pytest.raises(ConfigError, match=message):
-        small_study().perform(tmp_path)
+        carried_out(tmp_path, "experiment=validate", *words, study=small_study())
 
 
 @pytest.mark.parametrize(
@@ -186,8 +202,7 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
         small_study(**settings)
 
 
-def test_a_profile_goes_through_the_grid(tmp_path: Path) -> None:
-    kept(tmp_path)
+def test_a_profile_goes_through_the_grid() -> None:
     config: Any = OmegaConf.to_container(
         compose(
             "config",
@@ -285,10 +300,10 @@ def test_the_error_at_the_pace_of_each_run_by_hand() -> None:
 
 def test_what_a_reader_must_know() -> None:
     even, uneven = regime([1.0, 1.0], 1.0), regime([1.0, 2.0], 1.0)
-    assert validate._doubts([even]) == []
-    (doubt,) = validate._doubts([even, uneven])
+    assert list(doubts([even])) == []
+    (doubt,) = doubts([even, uneven])
     assert doubt.startswith("the engine is far from itself: under half the ")
-    (doubt,) = validate._doubts([regime([0.0, 0.0], 0.0)])
+    (doubt,) = doubts([regime([0.0, 0.0], 0.0)])
     assert doubt == "nobody was preempted under half: memory.blocks is too large"
 
 

@@ -9,13 +9,10 @@ import pyarrow as pa
 import pytest
 
 from experiments.papers.batched import Batched, batched
-from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run
-from pagedsim.run.job import run_job
-from pagedsim.run.runs import jobs_of
-from pagedsim.run.stoppable import StoppableRecorder
 from tests.metrics.tables import requests_of, steps_of
+from tests.run.studies import run_of
 
 LOADS = {
     "few": {
@@ -125,10 +122,7 @@ def test_time_a_token() -> None:
 def test_a_real_run_of_the_experiment(tmp_path: Path) -> None:
     typed = ["experiment=paper_fig13", "seeds=1"]
     changes = ["workload.rate=4", "workload.duration=40", "memory=reserved_max"]
-    plan = Compare("t", "q", {"Orca (Max)": [*changes, "memory.blocks=15728"]})
-    (job,) = jobs_of(plan, typed, tmp_path)
-    run = run_job(job, StoppableRecorder())
-    assert isinstance(run, Run), run
+    run = run_of(tmp_path, typed, [*changes, "memory.blocks=15728"])
     assert batched(run, 10) == pytest.approx(7, rel=1e-3)
 
 

@@ -18,13 +18,10 @@ from experiments.papers.load_curve import (
     ratio,
     sustained,
 )
-from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run
-from pagedsim.run.job import run_job
-from pagedsim.run.runs import jobs_of
-from pagedsim.run.stoppable import StoppableRecorder
 from tests.metrics.tables import requests_of
+from tests.run.studies import run_of
 
 CHAT = {
     "overrides": ["workload=sharegpt"],
@@ -124,13 +121,8 @@ def test_a_batch_ends_with_its_last() -> None:
 @pytest.mark.usefixtures("hydra")
 def test_batches_of_a_real_run(tmp_path: Path) -> None:
     small = ["workload.requests=40", "workload.rate=5", "server.max_seqs=4", "batching=static"]
-    (job,) = jobs_of(
-        Compare("t", "q", {"static": [*small, "memory=reserved_oracle", "memory.blocks=15728"]}),
-        ["experiment=paper_fig12"],
-        tmp_path,
-    )
-    run = run_job(job, StoppableRecorder())
-    assert isinstance(run, Run), run
+    static = [*small, "memory=reserved_oracle", "memory.blocks=15728"]
+    run = run_of(tmp_path, ["experiment=paper_fig12"], static)
     table = run.requests("scheduled", "finished")
     scheduled, finished = (np.asarray(table[name].to_numpy()) for name in table.column_names)
     ends = ends_of_batches(scheduled, finished)

@@ -12,14 +12,13 @@ from hydra import compose
 
 from experiments.papers.memory import MemoryUse
 from experiments.papers.memory_observed import KINDS, Observed
-from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run
 from pagedsim.run.job import Job, run_job
-from pagedsim.run.runs import jobs_of
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload.lengths import make_lengths
 from tests.metrics.tables import steps_of
+from tests.run.studies import job_of
 
 SHARES = ("external", "internal", "reserved", "stored")
 
@@ -44,9 +43,7 @@ def study(**more: Any) -> MemoryUse:
 def job(folder: Path, *changes: str, looked: bool = True) -> Job:
     experiment = ["experiment=paper_fig2", "seeds=1", *changes]
     plain = ["backend._target_=pagedsim.run.simulated.Simulated", "~backend.every"]
-    plan = Compare("t", "q", {"arm": [] if looked else plain})
-    (made,) = jobs_of(plan, experiment, folder)
-    return made
+    return job_of(folder, experiment, [] if looked else plain)
 
 
 def served(job: Job) -> Run:

@@ -9,13 +9,9 @@ import pytest
 
 from experiments.papers.prefix import SharedPrefix
 from experiments.papers.sharing_case import draw_sustained
-from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
-from pagedsim.run.job import run_job
-from pagedsim.run.runs import jobs_of
-from pagedsim.run.stoppable import StoppableRecorder
 from tests.experiments.papers.test_sharing import served
+from tests.run.studies import run_of
 
 
 def study(**more: Any) -> SharedPrefix:
@@ -61,9 +57,6 @@ def test_one_system_is_no_comparison() -> None:
 def test_what_is_beyond_the_last_full_block_is_computed_by_each(tmp_path: Path) -> None:
     """341 tokens are 21 blocks of 16 and 5 tokens."""
     settings = ["memory=prefix", "workload.prefixes={tokens: 341}", "workload.requests=20"]
-    plan = Compare("t", "q", {"shared": settings})
-    (job,) = jobs_of(plan, ["experiment=paper_fig16", "workload.rate=2"], tmp_path)
-    run = run_job(job, StoppableRecorder())
-    assert isinstance(run, Run), run
+    run = run_of(tmp_path, ["experiment=paper_fig16", "workload.rate=2"], settings)
     found = run.requests("cached_tokens")["cached_tokens"].to_pylist()
     assert found == [0, *[336] * 19]

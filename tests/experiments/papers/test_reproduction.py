@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from experiments.papers import reproduction
-from experiments.papers.reproduction import Reading, Reproduction
-from experiments.studies.compare import Compare
+from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
-from pagedsim.metrics.result import Result
 from pagedsim.metrics.study import Run
-from pagedsim.report.result import RESULT, write_result
+from pagedsim.run.command import Command
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
+from pagedsim.run.study import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +26,7 @@ class Figure(Reproduction):
     def arms(self) -> Mapping[str, Sequence[str]]:
         return {"a": ["policy=fcfs"], "b": ["policy=fcfs"]}
 
-    def read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         return Reading(finding=["Nothing."], rows=[])
 
 
@@ -42,26 +39,19 @@ def run(arm: str, *notices: str) -> Run:
     return Run(arm, 0, Path(), {}, {"notices": [{"what": what} for what in notices]})
 
 
+def with_runs(*runs: Run, changed: set[str] = frozenset()) -> Runs:  # type: ignore[assignment]
+    finished = {(run.arm, run.seed): run for run in runs}
+    jobs = [Job(run.arm, run.seed, {}, Path()) for run in runs]
+    return Runs(Command([], {}, Path()), jobs, finished, changed=changed)
+
+
 def test_what_must_be_known_of_the_runs_is_told_once() -> None:
-    runs = Runs([], {("a", 0): run("a", "it is hot", "it rains"), ("b", 0): run("b", "it is hot")})
-    assert list(reproduction._notes(runs)) == ["it is hot", "in 1 of 2 runs it rains"]
+    runs = with_runs(run("a", "it is hot", "it rains"), run("b", "it is hot"))
+    assert list(runs.notices()) == ["it is hot", "in 1 of 2 runs it rains"]
+    figure = Figure(title="t", question="q", source="s")
+    assert figure.read(runs).notes == ["it is hot", "in 1 of 2 runs it rains"]
 
 
 def test_code_that_changed_on_the_way_is_told() -> None:
-    runs = Runs([], {("a", 0): run("a")}, changed={"a", "b", "c", "d", "e"})
-    (note,) = reproduction._notes(runs)
+    (note,) = with_runs(run("a"), changed={"a", "b", "c", "d", "e"}).notices()
     assert note.startswith("the code or a file of a, b, c and 2 more changed on the way")
-
-
-def test_what_was_typed_and_changes_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduction, "typed", lambda: ["policy=priority", "seeds=2"])
-    plan = Compare("t", "q", {"a": ["policy=fcfs"], "b": ["policy=fcfs"]})
-    config: dict[str, Any] = {"backend": {"_target_": "pagedsim.run.simulated.Simulated"}}
-    notes = list(reproduction._unheard(plan, [Job("a", 0, config, Path())]))
-    assert notes == ["policy=priority changes nothing: every run sets it"]
-
-
-def test_without_a_report_the_numbers_are_written(tmp_path: Path) -> None:
-    result = Result(name="n", title="t", question="q", command="c", finding=["f"])
-    assert write_result(result, None, tmp_path) is None
-    assert [path.name for path in tmp_path.iterdir()] == [RESULT]

@@ -12,13 +12,10 @@ import pytest
 
 from experiments.papers.sharing import Sharing, draw_load, draw_saved, met_at
 from experiments.papers.sharing_case import Case, draw_sustained, saving, sustained
-from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
 from pagedsim.metrics.study import Run
-from pagedsim.run.job import run_job
-from pagedsim.run.runs import jobs_of
-from pagedsim.run.stoppable import StoppableRecorder
 from tests.metrics.tables import requests_of, steps_of
+from tests.run.studies import run_of
 
 SYSTEMS = {"paged": ["preemption=swap"], "Orca": ["memory=reserved_oracle"]}
 ALONE = {"requests": {"paged": 10, "Orca": 5}, "gain": 1.3}
@@ -164,11 +161,7 @@ def test_a_case_names_its_systems() -> None:
 def real(folder: Path, *overrides: str) -> list[Run]:
     lengths = ["workload.lengths.shape=fixed", "+workload.lengths.prompt=40"]
     own = ["workload.arrivals=burst", "server.max_seqs=12", *lengths, *overrides]
-    plan = Compare("t", "q", {"run": own})
-    (job,) = jobs_of(plan, ["experiment=paper_fig14_15"], folder)
-    run = run_job(job, StoppableRecorder())
-    assert isinstance(run, Run), run
-    return [run]
+    return [run_of(folder, ["experiment=paper_fig14_15"], own)]
 
 
 @pytest.mark.usefixtures("hydra")

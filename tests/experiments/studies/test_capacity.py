@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.studies import capacity
-from experiments.studies.bisection import Search
+from experiments.studies.bisection import Bisection
 from experiments.studies.objective import bounds_of, missed
 from pagedsim.__main__ import main
 from pagedsim.core import ConfigError
 from pagedsim.report.capacity import Arm, Edge, Probe
 from pagedsim.run.runs import Runs
-from pagedsim.run.summaries import run_probes
 
 # -- the search ------------------------------------------------------------------------------------
 
 
-def searched(meets: Callable[[float], bool], start: float = 1.0, tolerance: float = 0.02) -> Search:
-    search = Search(start, tolerance)
+def searched(
+    meets: Callable[[float], bool], start: float = 1.0, tolerance: float = 0.02
+) -> Bisection:
+    search = Bisection(start, tolerance)
     for _ in range(60):
         if (rate := search.next()) is None:
             return search
@@ -151,7 +151,7 @@ def result() -> dict[str, Any]:
 def test_a_search_ends_with_table_report_and_a_result(call: Call) -> None:
     code, out, _ = call(ARMS)
     assert code == 0
-    assert "results   out/result.json\nreport    out/report.html" in out
+    assert "results   out\nreport    out/report.html" in out
     assert Path("out/plots/capacity.png").stat().st_size > 0
     arms = result()["arms"]
     assert list(arms) == ["fcfs", "small"]
@@ -186,23 +186,25 @@ def test_a_probe_is_the_run_that_its_command_gives(call: Call, monkeypatch: Any)
 def test_a_search_goes_on_where_it_ended(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = 0
 
-    def interrupted(*args: Any) -> Runs:
+    serve = Runs.serve
+
+    def interrupted(*args: Any) -> None:
         nonlocal rounds
         rounds += 1
         if rounds == 4:
             raise KeyboardInterrupt
-        return run_probes(*args)
+        serve(*args)
 
-    monkeypatch.setattr(capacity, "run_probes", interrupted)
+    monkeypatch.setattr(Runs, "serve", interrupted)
     code, _, errors = call(ARMS, "report=false")
     assert code == 130
     assert "0 of 2 arms are searched to the end, after 12 runs" in errors
-    monkeypatch.setattr(capacity, "run_probes", run_probes)
+    monkeypatch.setattr(Runs, "serve", serve)
     code, out, _ = call(ARMS, "report=false")
     assert code == 0
     assert out.startswith("12 of ") and " runs were there already, and the same: kept" in out
     first = result()["arms"]
-    for path in Path("out/probes").glob("*/*.json"):
+    for path in Path("out/runs").glob("*/*.json"):
         path.unlink()
     call(ARMS, "report=false")
     assert result()["arms"] == first
@@ -253,7 +255,10 @@ def test_a_trace_is_searched_once_whatever_the_seeds(call: Call, tmp_path: Path)
     ("words", "text"),
     [
         (["workload.arrivals=burst"], "workload.arrivals=burst: has no rate"),
-        (["backend=engine"], "backend=engine: a search takes hundreds of runs"),
+        (
+            ["backend=engine"],
+            "backend=engine: experiment=capacity takes backend=sim: a search takes",
+        ),
         (["study.arms={a: ['workload.rate=3']}"], "study.arms.a: workload.rate=3: is what"),
         (["study.arms={a: ['workload.rte=3']}"], "study.arms.a: workload.rte: no such key"),
         (["study.tolerance=2"], "study.tolerance=2: must be a number from 0.001 to 0.5"),

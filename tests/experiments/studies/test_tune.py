@@ -15,6 +15,7 @@ from experiments.studies import tune
 from experiments.studies.tune_space import Choice, Range, space_of
 from pagedsim.core import ConfigError
 from pagedsim.report.tune import Tuning
+from pagedsim.run.runs import Runs
 
 Call = Callable[..., tuple[int, str, str]]
 HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
@@ -67,7 +68,7 @@ def test_where_optuna_is_missing_one_line_says_so(
 
 def test_the_best_is_held_against_the_default_under_seeds_of_its_own() -> None:
     done = Tuning(
-        *("t", "q", "c", "goodput_per_s"),
+        "goodput_per_s",
         default={0: 1.0, 1: 1.0},
         trials=[(["a=1"], {0: 2.0, 1: 2.0}), (["a=2"], {0: 0.5, 1: 0.5})],
         best=["a=1"],
@@ -110,20 +111,20 @@ def test_a_search_ends_with_the_best_and_its_command(call: Call) -> None:
 def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, batches = tune.Runs.goals, 0
+    serve, rounds = Runs.serve, 0
 
     def interrupted(*args: Any) -> Any:
-        nonlocal batches
-        batches += 1
-        if batches == 3:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3:
             raise KeyboardInterrupt
-        return run(*args)
+        return serve(*args)
 
-    monkeypatch.setattr(tune.Runs, "goals", interrupted)
+    monkeypatch.setattr(Runs, "serve", interrupted)
     code, _, errors = call(*QUICK, "report=false")
     assert code == 130
     assert "3 of 6 trials are complete; the same command with hydra.run.dir=out" in errors
-    monkeypatch.setattr(tune.Runs, "goals", run)
+    monkeypatch.setattr(Runs, "serve", serve)
     there = {path: path.stat().st_mtime_ns for path in Path("out/runs").glob("*/*.json")}
     assert len(there) >= 8
     assert call(*QUICK, "report=false")[0] == 0
@@ -140,10 +141,13 @@ def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
         (["study.goal=nothing"], "study.goal: unknown metric 'nothing'"),
         (["study.goal=batch_size_mean"], "study.goal=batch_size_mean: neither more nor less"),
         (["study.trials=0"], "study.trials=0: must be a whole number of at least 1"),
-        (["backend=engine"], "backend=engine: a search takes many runs"),
+        (
+            ["backend=engine"],
+            "backend=engine: experiment=tune takes backend=sim: a search takes many runs",
+        ),
         (["+study.space={memory.blok: [1]}"], "study.space.memory.blok: memory.blok: no such key"),
         (["study.space.policy=[fcfs,sjf]"], "study.space.policy: policy=sjf: unknown"),
-        (["slo.ttft=null", "slo.tpot=null"], "study.metrics: goodput_per_s needs an objective"),
+        (["slo.ttft=null", "slo.tpot=null"], "study.goal: goodput_per_s needs an objective"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_a_line(call: Call, words: list[str], text: str) -> None:

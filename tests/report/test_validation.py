@@ -1,0 +1,129 @@
+"""What a validation tells: the simulator beside the engine, in words, tables and a picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pagedsim import report
+from pagedsim.fidelity.validation import Validation
+from pagedsim.metrics.agreement import JUDGED, KEYS, SHOWN, Regime
+from pagedsim.metrics.catalogue import label_of
+from pagedsim.metrics.result import Result
+from pagedsim.report import style
+from pagedsim.report.percent import signed
+from tests.metrics.tables import run_of
+from tests.report.test_page import Reader
+
+
+@pytest.fixture
+def validation(tmp_path: Path) -> Validation:
+    """The engine has served twice what the simulator has served once, a little faster."""
+    engine = [run_of("engine", seed, tmp_path) for seed in (0, 1)]
+    simulator = run_of("simulator", 0, tmp_path, slower=1.3)
+    regimes = [
+        Regime(
+            name=name,
+            load=0.7,
+            rate=2.0,
+            tolerance=0.05,
+            engine=[run.summary for run in engine],
+            simulator=simulator.summary,
+            pace=[0.01, -0.02],
+            paced=[simulator.summary] * 2,
+            engine_requests=[run.requests() for run in engine],
+            simulator_requests=simulator.requests(),
+        )
+        for name in ("half load", "overload")
+    ]
+    machine = {"device": "a CPU", "model": "tiny", "dtype": "float32", "blocks": 8}
+    return Validation(regimes, machine | {"block_size": 16}, 1234, {"all": [1.0]}, ["it was warm"])
+
+
+def result_of(validation: Validation) -> Result:
+    return Result(
+        "validate",
+        "Is it right?",
+        "How far off?",
+        "python -m pagedsim experiment=validate",
+        validation.finding(),
+        listings=list(validation.listings()),
+        data=validation.data(),
+    )
+
+
+def test_every_load_has_its_verdicts_and_errors(validation: Validation) -> None:
+    first, second, machine = validation.finding()
+    regime = validation.regimes[0]
+    found, verdicts = regime.agreements(), regime.verdicts()
+    assert first.startswith("half load: ") and second.startswith("overload: ")
+    for key in JUDGED:
+        assert f"{label_of(key)} {signed(found[key].error)}, {verdicts[key]}" in first
+    assert "a CPU, tiny, float32, 8 blocks of 16 tokens" in machine
+    assert "1,234 steps" in machine
+
+
+def test_rows_and_data_have_every_metric(validation: Validation) -> None:
+    table = validation.table()
+    assert [(row["load"], row["metric"]) for row in table] == [
+        (name, key) for name in ("half load", "overload") for key in KEYS
+    ]
+    record = result_of(validation).record()["data"]
+    assert record["replayed_steps"] == 1234
+    for regime in validation.regimes:
+        told = record["regimes"][regime.name]
+        assert (told["runs"], told["requests"], told["pace"]) == (2, 40, [0.01, -0.02])
+        assert set(told["metrics"]) == set(KEYS) and set(told["by_request"]) == set(SHOWN)
+        for key, found in regime.agreements().items():
+            assert told["metrics"][key]["error"] == pytest.approx(
+                found.error, rel=1e-5, nan_ok=True
+            )
+            (row,) = (r for r in table if (r["load"], r["metric"]) == (regime.name, key))
+            assert row["verdict"] == regime.verdicts().get(key, "")
+            assert row["simulator"] == found.simulator
+    assert json.dumps(record)  # nothing but plain values
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_tables_on_the_terminal_have_every_number(width: int, validation: Validation) -> None:
+    out = io.StringIO()
+    report.show(result_of(validation), console=Console(file=out, width=width))
+    text = out.getvalue()
+    flowing = " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= width
+    listings = list(validation.listings())
+    assert [len(listing.rows) for listing in listings] == [len(KEYS), len(SHOWN)] * 2
+    for listing in listings:
+        assert listing.title in flowing and listing.note in flowing
+        assert all(cell in text for row in listing.rows for cell in row)
+
+
+def test_the_page_has_a_panel_a_load_and_latency(validation: Validation, tmp_path: Path) -> None:
+    drawing = validation.drawing()
+    assert "2 of the same requests" in drawing.caption
+    path = report.write(result_of(validation), {"validation": drawing}, tmp_path)
+    text = " ".join(Reader(path.read_text(encoding="utf-8")).texts)
+    assert all(listing.note in text for listing in validation.listings())
+    titles = [f"{label_of(name)}, {regime.name}" for regime in validation.regimes for name in SHOWN]
+    with style.drawing():
+        axes = drawing.draw().axes
+    assert [one.get_title(loc="left") for one in axes] == titles
+    assert all(len(one.lines) == 3 for one in axes)  # two runs of the engine, one simulated
+
+
+def test_one_run_of_the_engine_has_no_spread(validation: Validation) -> None:
+    regime = validation.regimes[0]
+    alone = Regime(
+        **vars(regime)
+        | {name: getattr(regime, name)[:1] for name in ("engine", "pace", "paced")}
+        | {"engine_requests": regime.engine_requests[:1]}
+    )
+    one = Validation([alone], validation.machine, 1, {}, [])
+    assert all(math.isnan(found.spread) for found in alone.agreements().values())
+    first, _ = one.listings()
+    assert {row[2] for row in first.rows} == {"–"}

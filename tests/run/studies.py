@@ -1,0 +1,70 @@
+"""Studies carried out as the front door does, without a process of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose
+from omegaconf import OmegaConf
+
+from pagedsim.metrics.study import Run
+from pagedsim.run.backend import Settings
+from pagedsim.run.command import Command
+from pagedsim.run.job import Job, run_job
+from pagedsim.run.objects import make
+from pagedsim.run.runner import Life
+from pagedsim.run.runs import Runs
+from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.run.store import Summaries, Tables
+from pagedsim.run.study import Arm, Study
+
+
+def command(folder: Path, *words: str) -> Command:
+    """What typing these would be, with results in `folder`, and nothing tracked."""
+    typed = [*words, "tracking=none"]
+    choices = compose("config", overrides=typed, return_hydra_config=True).hydra.runtime.choices
+    config = cast(Settings, OmegaConf.to_container(compose("config", overrides=typed)))
+    return Command(list(words), config, folder, str(choices["experiment"]), dict(choices))
+
+
+def carried_out(folder: Path, *words: str, study: Study | None = None) -> dict[str, Any]:
+    """All of a study (default: what the words say); what it leaves in result.json.
+
+    Raises what went wrong.
+    """
+    given = command(folder, *words)
+    if study is None:
+        resolved = OmegaConf.to_container(OmegaConf.create(given.config), resolve=True)
+        study = make("study", cast(Settings, resolved)["study"], Study)
+    Life(study, given).live()
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def served(study: Study, folder: Path, words: Sequence[str]) -> Runs:
+    """The runs of a study, round after round in this process, and nothing made of them."""
+    runs = Runs(command(folder, *words))
+    store = Tables() if study.keeps_tables else Summaries()
+    while jobs := runs.jobs_of(study.ask(runs), study.key_of):
+        runs.serve(jobs, 1, store)
+        if runs.interrupted:
+            break
+    return runs
+
+
+def job_of(folder: Path, words: Sequence[str], overrides: Sequence[str] = ()) -> Job:
+    """One arm with these overrides, under the first seed."""
+    given = command(folder, *words)
+    arm = Arm("arm", overrides, seeds=given.seeds[:1])
+    (job,) = Runs(given).jobs_of([arm], str)
+    return job
+
+
+def run_of(folder: Path, words: Sequence[str], overrides: Sequence[str] = ()) -> Run:
+    """Its run."""
+    run = run_job(job_of(folder, words, overrides), StoppableRecorder())
+    assert isinstance(run, Run), run
+    return run
