@@ -91,8 +91,7 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
         all_but(*TORCH),
     ),
     "conf": ((), only()),
-    # Until a study says itself what runs, the runner knows the one kind that does not.
-    "pagedsim.run": (("pagedsim", *EVERYTHING_OURS, "experiments"), all_but()),
+    "pagedsim.run": (("pagedsim", *EVERYTHING_OURS), all_but()),
     "pagedsim.fidelity": (("pagedsim", *EVERYTHING_OURS, "pagedsim.run"), all_but()),
     "experiments": ((*EVERYTHING_OURS, "pagedsim.run", "pagedsim.fidelity"), all_but()),
     "pagedsim.__main__": ((*EVERYTHING_OURS, "pagedsim.run"), all_but()),

@@ -23,6 +23,8 @@ from pagedsim.user_error import shown
 class Calibrate(Study):
     """Fit `cost=fitted` to recorded steps, to a profile, or to the log of a server elsewhere."""
 
+    asks = False
+
     title: str
     question: str
     run: str | None = None

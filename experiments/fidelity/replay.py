@@ -22,6 +22,7 @@ class Replay(Study):
     question: str
     run: str | None
 
+    asks = False
     reads = ("run", "study")
 
     def ask(self, runs: Runs) -> Sequence[Arm]:

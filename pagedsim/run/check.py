@@ -72,9 +72,7 @@ def _refuse_unused_model(config: DictConfig) -> None:
 
 def check_backend(study: Study, command: Command) -> None:
     """Raise ConfigError for a backend that the study cannot be served by."""
-    if set(study.backends) == {"sim", "engine"}:
-        return
-    name = "engine" if backend_of(command.config).alone else "sim"
+    name = command.choices.get("backend")
     if name not in study.backends:
         raise ConfigError(
             f"backend={name}: experiment={command.experiment} takes "

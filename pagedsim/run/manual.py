@@ -12,6 +12,7 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
+from pagedsim.run.listing import experiments
 
 WIDTH = 96
 _INDENT = 18
@@ -156,6 +157,7 @@ def _lines() -> Iterator[str]:
     chosen = _defaults()
     for group, meaning in _groups().items():
         yield from _group(group, meaning, chosen.get(group, ""))
+    yield from _experiments()
     yield from ("", "SETTINGS (with their defaults; an experiment has its own)")
     for title, settings in SETTINGS.items():
         yield f"  {title}"
@@ -169,13 +171,24 @@ def _lines() -> Iterator[str]:
         yield from (f"  # {meaning}", f"  python -m pagedsim {words}".rstrip())
     yield from ("", "RESULTS, in outputs/<date>/<time>-<experiment>/")
     yield "  report.html, plots/*.png        what to show others"
-    yield "  runs/<arm>/seed-<n>/            requests.parquet, steps.parquet, summary.json"
     yield "  result.json                     what was found, in words and numbers"
-    yield "  comparison.csv                  every arm against the baseline, with intervals"
-    yield "  timeline.json                   requests and steps, for ui.perfetto.dev"
+    yield "  comparison.csv                  arms against the baseline, with intervals, or the table"
     yield "  config.yaml                     the whole configuration"
     yield "  wandb/                          a run an arm, one of the comparison; for `wandb sync`"
+    yield "  and where it keeps tables:"
+    yield "  runs/<arm>/seed-<n>/            requests.parquet, steps.parquet, summary.json"
+    yield "  timeline.json                   requests and steps, for ui.perfetto.dev"
     yield "  Ctrl-C keeps what is complete. A study that is run again into the same folder goes on."
+
+
+def _experiments() -> Iterator[str]:
+    """What each is served by, and whether it leaves tables of its runs."""
+    yield from ("", "EXPERIMENTS         backend      of its runs it leaves")
+    for one in experiments():
+        left = "tables, a timeline" if one.keeps_tables else "summaries" if one.runs else "-"
+        if one.why:
+            left += f" ({one.why})"
+        yield from _hanging(f"  {one.name:<17} {', '.join(one.backends)}", 33, left)
 
 
 def _group(group: str, meaning: str, default: str) -> Iterator[str]:

@@ -82,6 +82,8 @@ class Study(ABC):
     """Why no other, for the error that says so."""
     whole: ClassVar[bool] = True
     """Whether it can be read only when every run is complete."""
+    asks: ClassVar[bool] = True
+    """Whether it has anything run; else it only reads, or works something out."""
     keeps_tables: ClassVar[bool] = True
     """Whether tables of requests and steps stay; a search of hundreds of runs keeps summaries."""
     reads: ClassVar[Sequence[str] | None] = None

@@ -23,8 +23,9 @@ from pagedsim.run.study import Arm, Study
 
 
 def command(folder: Path, *words: str) -> Command:
-    """What typing these would be, with results in `folder`, and nothing tracked."""
-    typed = [*words, "tracking=none"]
+    """What typing these would be, with results in `folder`; nothing is tracked unless they say."""
+    silent = not any(word.startswith("tracking") for word in words)
+    typed = [*words, *(["tracking=none"] if silent else [])]
     choices = compose("config", overrides=typed, return_hydra_config=True).hydra.runtime.choices
     config = cast(Settings, OmegaConf.to_container(compose("config", overrides=typed)))
     return Command(list(words), config, folder, str(choices["experiment"]), dict(choices))

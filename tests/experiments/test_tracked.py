@@ -1,0 +1,130 @@
+"""What studies leave for Weights & Biases: both sides, their names, their values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.fidelity import validate
+from pagedsim.metrics.agreement import KEYS
+from pagedsim.metrics.files import read_summary
+from tests.experiments.fidelity.test_validate import OWN, WORDS, small_study
+from tests.run.studies import carried_out
+from tests.wandb_files import (
+    by_name,
+    config_of,
+    history_of,
+    records,
+    run_of,
+    steps_of_metrics,
+    summary_of,
+    table_of,
+)
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+OFFLINE = ("tracking=wandb", "jobs=1")
+BLOCKS = (
+    *("experiment=block_sizes", "study.sizes=[8,32]", "seeds=2", "workload.requests=40"),
+    *("workload.rate=20", "report=false", *OFFLINE),
+)
+SWAP = (
+    *("experiment=swap_vs_recompute", "study.models=[opt-13b]", "study.modern=opt-13b"),
+    *("~study.machines.H100", "~study.batchings.prefill_first", "study.sizes=[16]", "seeds=1"),
+    *("workload.requests=30", "report=false", *OFFLINE),
+)
+CAPACITY = (
+    *("experiment=capacity", "study.arms={fcfs: [], small: ['server.max_seqs=4']}", "seeds=1"),
+    *("workload.requests=40", "study.tolerance=0.2", *OFFLINE),
+)
+
+
+def compared(folder: Path, found: dict[str, Any]) -> dict[str, Path]:
+    """The runs, all in one group, whose comparison has the result as its summary."""
+    runs = by_name(folder)
+    assert len({run_of(run).run_group for run in runs.values()}) == 1
+    summary = summary_of(records(runs["comparison"]))
+    assert summary["title"] == found["title"] and summary["finding"] == " ".join(found["finding"])
+    for name, value in found["data"].items():
+        if isinstance(value, (int, str)):
+            assert summary[name] == value
+    return runs
+
+
+def test_a_validation_is_a_run_of_each_side_for_each_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_small_model: None
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(validate, "FEWEST", 4)
+    found = carried_out(tmp_path, *WORDS, *OWN, *OFFLINE, study=small_study())
+    runs = compared(tmp_path, found)
+    loads = ("half load", "overload")
+    sides = {f"{load}, {side}" for load in loads for side in ("engine", "simulator")}
+    assert set(runs) == {"comparison", "calibration-all", *sides}
+    for load in loads:
+        engine, simulator = (records(runs[f"{load}, {s}"]) for s in ("engine", "simulator"))
+        for one in (engine, simulator):
+            assert steps_of_metrics(one)["load/*"] == "time"
+            *history, _ = history_of(one)
+            names = {name for name in history[0] if not name.startswith("_")}
+            assert names == {"time", "load/waiting", "load/running", "load/kv"}
+        ours, theirs = summary_of(simulator), summary_of(engine)
+        for key in KEYS:
+            stored = read_summary(tmp_path / "runs" / f"{load}, simulator" / "seed-0")[key]
+            assert ours[key] == pytest.approx(stored) and key in theirs
+        summary = summary_of(records(runs["comparison"]))
+        error = found["data"]["regimes"][load]["metrics"]["ttft_mean"]["error"]
+        assert summary[f"regimes/{load}/metrics/ttft_mean/error"] == pytest.approx(error)
+    table = table_of(runs["comparison"], "comparison")
+    assert table["columns"][:2] == ["load", "metric"] and "error" in table["columns"]
+    assert len(table["data"]) == len(loads) * len(KEYS)
+    assert "plots/validation/path" in history_of(records(runs["comparison"]))[-1]
+
+
+def test_block_sizes_are_runs_to_plot_by_their_configuration(tmp_path: Path) -> None:
+    runs = compared(tmp_path, carried_out(tmp_path, *BLOCKS))
+    assert set(runs) == {"comparison", "blocks of 8", "blocks of 32"}
+    for size in (8, 32):
+        run = runs[f"blocks of {size}"]
+        assert config_of(run)["memory"]["block_size"] == size
+        seeds = [
+            read_summary(tmp_path / "runs" / f"blocks of {size}" / f"seed-{seed}")
+            for seed in (0, 1)
+        ]
+        summary = summary_of(records(run))
+        for key in ("kv_waste_mean", "e2e_mean"):
+            assert summary[key] == pytest.approx(sum(one[key] for one in seeds) / 2)
+
+
+def test_every_way_of_a_preemption_is_a_run(tmp_path: Path) -> None:
+    runs = compared(tmp_path, carried_out(tmp_path, *SWAP))
+    ways = {name.partition(": ")[2] for name in runs if name != "comparison"}
+    assert ways == {
+        "recompute",
+        *(f"{way}, a copy a {what}" for way in ("swap", "cheapest") for what in ("layer", "block")),
+    }
+    run = runs["opt-13b, A100, unified: swap, a copy a layer"]
+    assert config_of(run)["memory"]["kv_layout"] == "layer"
+    folder = tmp_path / "runs" / "opt-13b, A100, unified%3A swap, a copy a layer" / "seed-0"
+    stored = read_summary(folder)
+    assert summary_of(records(run))["output_tokens_per_s"] == stored["output_tokens_per_s"]
+    prices = table_of(runs["comparison"], "tables/0")
+    assert prices["data"]
+
+
+def test_probes_are_runs_to_plot_by_rate(tmp_path: Path) -> None:
+    found = carried_out(tmp_path, *CAPACITY)
+    runs = compared(tmp_path, found)
+    for arm, one in found["data"]["arms"].items():
+        for probe in one["seeds"]["0"]["probes"]:
+            run = runs[f"{arm} at {probe['rate']:g} per s"]
+            assert config_of(run)["workload"]["rate"] == probe["rate"]
+            summary = summary_of(records(run))
+            assert summary["ttft_p99"] == pytest.approx(probe["values"]["TTFT P99"], rel=1e-5)
+            assert not [row for row in history_of(records(run)) if "time" in row]
+    table = table_of(runs["comparison"], "comparison")
+    assert [row[0] for row in table["data"]] == ["fcfs", "small"]
+    assert json.loads((tmp_path / "result.json").read_text())["pictures"] == ["capacity"]
