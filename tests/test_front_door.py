@@ -252,7 +252,7 @@ def test_who_is_asked_to_stop_leaves_what_there_is(
         "of what they had simulated; the same command with hydra.run.dir=out goes on from there\n"
     )
     assert "report    out/report.html" in text
-    assert "1 of 2 runs are complete" in (out / "report.html").read_text()
+    assert "1 of 2 runs is complete" in (out / "report.html").read_text()
     partial = out / "runs/long/seed-0"
     assert json.loads((partial / "summary.json").read_text())["partial"] is True
     assert not (partial / "run.json").exists()

@@ -15,6 +15,7 @@ from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import signed
 from pagedsim.run.failure import Failure, complaint_of
+from pagedsim.run.objects import locate
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Arm, Reading
@@ -112,8 +113,8 @@ class Parity(Validate):
         for changes in self._combinations() if not self._configured else ():
             try:
                 config = runs.command.configured(_said(changes), changes)
-                if not backend_of(config).alone:
-                    raise ConfigError("backend=sim: must be engine, which is validated")
+                if not getattr(locate(config["backend"]["_target_"]), "alone", False):
+                    raise ConfigError("must be engine, which is validated")
                 check_workload(config["workload"])
                 backend_of(config).stage(config, config["seed"])
             except Exception as error:

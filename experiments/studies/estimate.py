@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-
-from experiments.papers.reproduction import Reading
 from experiments.studies.estimate_data import Case, data_of
 from experiments.studies.estimate_words import finding, listings, notes, rows
 from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
-from pagedsim.metrics.result import Result
 from pagedsim.report.pictures import Drawing
-from pagedsim.report.result import show_result, write_result
 from pagedsim.report.roofline import draw_roofline
-from pagedsim.run.command import command, typed
-from pagedsim.run.errand import Errand
-from pagedsim.run.folder import kept_configuration
 from pagedsim.run.parts import backend_of
+from pagedsim.run.runs import Runs
 from pagedsim.run.simulated import Simulated
+from pagedsim.run.study import Arm, Reading, Study
 from pagedsim.sim.cost import Roofline
-from pagedsim.user_error import shown
 
 PROMPT = 1024
 """Tokens of a context, where none are given."""
-TITLE = "What fits, how long it takes, and what binds it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate(Errand):
+class Estimate(Study):
     """Nothing runs: all is arithmetic on the model's shape and the GPU's data sheet."""
 
+    asks = False
+    backends = ("sim",)
+    why = "an estimate runs nothing"
+
+    title: str
+    question: str
     prompt: int | None = None
     batch: int | None = None
     output: int = 256
@@ -45,28 +42,17 @@ class Estimate(Errand):
             if getattr(self, key) is not None:
                 require_whole(key, getattr(self, key), 1)
 
-    def perform(self, folder: Path) -> None:
-        config = kept_configuration(folder)
-        reading = read(config, self.prompt, self.batch, self.output)
-        result = Result(
-            name=str(HydraConfig.get().runtime.choices.get("experiment")),
-            title=TITLE,
-            question="How far does paper and pencil get?",
-            command=command(typed("tracking", "jobs", "hydra")),
-            finding=reading.finding,
-            rows=reading.rows,
-            listings=reading.listings,
-            notes=reading.notes,
-            data=reading.data,
-        )
-        show_result(result)
-        report = write_result(result, reading.drawings if config["report"] else None, folder)
-        print(f"results   {shown(folder)}")
-        if report is not None:
-            print(f"report    {shown(report)}")
+    def ask(self, runs: Runs) -> Sequence[Arm]:
+        case_of(runs.config, self.prompt, self.batch, self.output)  # what cannot be is told first
+        return ()
+
+    def read(self, runs: Runs) -> Reading:
+        return estimated(runs.config, self.prompt, self.batch, self.output)
 
 
-def read(config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int) -> Reading:
+def estimated(
+    config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int
+) -> Reading:
     """All that can be said of a configuration; raises ConfigError for what cannot be."""
     case = case_of(config, prompt, batch, output)
     data = data_of(case)
@@ -83,6 +69,11 @@ def read(config: Mapping[str, Any], prompt: int | None, batch: int | None, outpu
         listings=listings(data),
         notes=notes(case, data),
         data=data,
+        table=[
+            {"step": step, **product}
+            for step, products in data["products"].items()
+            for product in products
+        ],
         drawings={"roofline": drawing},
     )
 
@@ -90,8 +81,7 @@ def read(config: Mapping[str, Any], prompt: int | None, batch: int | None, outpu
 def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int) -> Case:
     """The server that a configuration describes, and what is asked of it."""
     backend = backend_of(dict(config))
-    if not isinstance(backend, Simulated):
-        raise ConfigError("backend=engine: must be sim; an estimate runs nothing")
+    assert isinstance(backend, Simulated)
     stage = backend.stage(dict(config), 0)
     if not isinstance(stage.cost, Roofline):
         raise ConfigError(

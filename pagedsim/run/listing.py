@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from inspect import isclass
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from omegaconf import OmegaConf
 
+from pagedsim.core import ConfigError
 from pagedsim.run.objects import locate
 from pagedsim.run.study import Study
 
@@ -52,7 +53,7 @@ def experiments() -> list[Experiment]:
 
 def _experiment(path: Traversable) -> Experiment:
     config: Any = OmegaConf.create(path.read_text(encoding="utf-8"))
-    study = config.get("study") or {}
+    study: Any = config.study
     return Experiment(
         path.name.removesuffix(".yaml"), str(study.get("title", "")), _kind(str(study._target_))
     )
@@ -61,9 +62,10 @@ def _experiment(path: Traversable) -> Experiment:
 def _kind(target: str) -> type[Study]:
     """The class of what a target makes, which may be a function."""
     found = locate(target)
-    kind = found if isclass(found) else get_type_hints(found)["return"]
-    assert issubclass(kind, Study), target
-    return kind
+    kind: Any = found if isclass(found) else get_type_hints(found)["return"]
+    if not issubclass(kind, Study):
+        raise ConfigError(f"study._target_={target}: must make a Study")
+    return cast(type[Study], kind)
 
 
 def _folder() -> Traversable:

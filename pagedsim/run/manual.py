@@ -172,9 +172,9 @@ def _lines() -> Iterator[str]:
     yield from ("", "RESULTS, in outputs/<date>/<time>-<experiment>/")
     yield "  report.html, plots/*.png        what to show others"
     yield "  result.json                     what was found, in words and numbers"
-    yield "  comparison.csv                  arms against the baseline, with intervals, or the table"
+    yield "  comparison.csv                  arms against the baseline, or the study's table"
     yield "  config.yaml                     the whole configuration"
-    yield "  wandb/                          a run an arm, one of the comparison; for `wandb sync`"
+    yield "  wandb/                          a run an arm, one of the comparison; `wandb sync`"
     yield "  and where it keeps tables:"
     yield "  runs/<arm>/seed-<n>/            requests.parquet, steps.parquet, summary.json"
     yield "  timeline.json                   requests and steps, for ui.perfetto.dev"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Published:
     """What makes the command fail."""
 
 
-def publish(study: Study, runs: Runs, unheard: Sequence[str]) -> Published | None:
+def publish(study: Study, runs: Runs) -> Published | None:
     """Read what came out and tell it everywhere; None where there is nothing to be told yet."""
     folder = runs.command.folder
     try:
@@ -40,7 +40,7 @@ def publish(study: Study, runs: Runs, unheard: Sequence[str]) -> Published | Non
             return None
         arms = arms_of(study, runs) if study.keeps_tables and runs.finished else None
         result = _result(study, runs, reading, arms)
-        _say_before(runs, unheard)
+        _say_before(runs)
         if not runs.quiet:
             show(result, arms if reading.compares else None)
         drawings = reading.drawings if runs.config["report"] else None
@@ -112,7 +112,7 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
     )
 
 
-def _say_before(runs: Runs, unheard: Sequence[str]) -> None:
+def _say_before(runs: Runs) -> None:
     """What a reader should know before the table."""
     if runs.kept:
         runs.say(f"{runs.kept} of {runs.wanted} runs were there already, and the same: kept")
@@ -120,8 +120,6 @@ def _say_before(runs: Runs, unheard: Sequence[str]) -> None:
         runs.say("note: under every seed the workload is the same, so each arm is run once")
     if runs.changed:
         runs.say(f"note: {changed_note(runs.changed)}")
-    for line in unheard:
-        runs.say(f"note: {line}")
 
 
 def _write_table(reading: Reading, arms: Arms | None, folder: Path) -> None:

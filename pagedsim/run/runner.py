@@ -65,7 +65,6 @@ class Life:
         self.study, self.command = study, command
         self.runs = Runs(command, quiet=quiet)
         self.published: Published | None = None
-        self._notes: list[str] = []
 
     def live(self) -> None:
         """All of it; raises what is wrong, once what there is has been told."""
@@ -73,7 +72,7 @@ class Life:
         jobs = self._begin()
         self._run(jobs)
         if self._readable():
-            self.published = publish(self.study, self.runs, self._notes)
+            self.published = publish(self.study, self.runs)
         self._complain()
 
     def _begin(self) -> list[Job]:
@@ -84,7 +83,8 @@ class Life:
         if refused := check_arms(self.study, jobs):
             raise complaint_of(refused)
         keep_configuration(self.command.config, self.command.folder)
-        self._notes = unheard(self.study, self.command, arms, jobs)
+        for line in unheard(self.study, self.command, arms, jobs):
+            self.runs.say(f"note: {line}")
         return jobs
 
     def _run(self, jobs: Sequence[Job]) -> None:

@@ -280,8 +280,8 @@ def test_a_log_that_is_not_there() -> None:
             ["requests={}"],
             "{}: study.split=0.5 fits to 15 of its 30 requests: must be at least 20, and",
         ),
-        (["requests={}", "study.split=1"], "study.split=1: must be below 1"),
-        (["requests={}", "study.split=-1"], "study.split=-1: must be a number above 0, at most 1"),
+        (["requests={}", "study.split=1"], "study.split=1: must be a number above 0, below 1"),
+        (["requests={}", "study.split=-1"], "study.split=-1: must be a number above 0, below 1"),
         (["requests={}", "study.split=0.8", "backend=engine"], "backend=engine: must be sim: "),
         (
             ["requests={}", "study.split=0.8", "server.max_model_len=1000"],

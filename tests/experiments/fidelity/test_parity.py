@@ -117,9 +117,12 @@ def test_each_is_a_validation_of_its_own(
         (["policy"], "over: policy: must be of the form key=value,value"),
         (["policy=fcfs,"], "over: policy=fcfs,: must be of the form key=value,value"),
         (["policy=fcfs,fifo"], "policy=fifo: policy=fifo: unknown; "),
-        (["memory.kind=paged,reserved_max"], "memory.kind=reserved_max: memory.kind=reserved_max:"),
-        (["backend=sim"], "backend=sim: backend=sim: must be engine, which is validated"),
-        (["backend.clock=cpu,moon"], "backend.clock=moon: backend.clock=moon: unknown; "),
+        (
+            ["memory.kind=paged,reserved_max"],
+            "memory.kind=reserved_max: backend=engine has paged and prefix",
+        ),
+        (["backend=sim"], "backend=sim: must be engine, which is validated"),
+        (["backend.clock=cpu,moon"], "backend.clock=moon: unknown; choose from"),
     ],
 )
 def test_all_is_refused_before_anything_runs(
