@@ -86,6 +86,7 @@ def failing(model: LoadedModel) -> None:
     model.ranks.replies()
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_here_ends_them() -> None:
     engine = LLMEngine(model="tiny", **SMALL)
     (pid,) = pids(engine.model)
@@ -96,6 +97,7 @@ def test_a_step_that_fails_here_ends_them() -> None:
     assert not there(pid)
 
 
+@pytest.mark.slow
 def test_they_end_with_the_engine() -> None:
     llm = LLM("tiny", device="cpu", tensor_parallel_size=2, num_gpu_blocks=8, max_model_len=32)
     (pid,) = pids(llm.engine.model)

@@ -92,6 +92,7 @@ def perform(folder: Path, *words: str) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_simulated_server_are_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
