@@ -21,7 +21,7 @@ class Queue:
     """First come, first served; who was preempted goes back to the front."""
 
     settled = True
-    """Whether the last `arrange` found it in order."""
+    """Whether the last `arrange` found it in the order in which arrivals had left it."""
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
@@ -81,7 +81,7 @@ class RankedQueue(Queue):
         self._in_order = False
 
     def arrange(self) -> None:
-        self.settled = self._in_order and not self._changes
+        self.settled = self._in_order
         if self._in_order and not self._expired:
             return
         if self._expired:

@@ -255,6 +255,16 @@ def test_unified_rebuilds_a_group_in_chunks_that_leave_no_position_out() -> None
     assert a.generated == 5
 
 
+def test_a_group_that_yields_while_it_is_rebuilt_loses_what_it_had_rebuilt() -> None:
+    server = crowded("unified", budget=11)
+    a = server.scheduler.requests["a"]
+    server.steps(6)
+    assert (a.recomputed_tokens, a.computed) == (14, 0)
+    plan = server.plan()
+    assert server.scheduler.queues.preempt(plan, a) == 3  # for somebody who needs its memory
+    assert a.recomputed_tokens == 14 + 11
+
+
 def test_tokens_of_a_rebuilt_group_are_those_from_before() -> None:
     server = Server(blocks=6)
     server.add("c", 4)
@@ -334,3 +344,17 @@ def test_unified_finishes_or_rejects_a_group_wider_than_the_budget() -> None:
     for _ in range(50):
         server.step()
     assert not a.alive
+
+
+def test_unified_a_group_that_yields_gives_its_decodes_back_to_the_prompts_behind() -> None:
+    """Eight sequences are more than a step computes, so prompts begin while one group waits."""
+    server = Server(20, 1, batching="unified", policy="priority", budget=7, max_seqs=10)
+    server.add("g", 1, n=4, priority=9)
+    server.add("held", 1, n=4, priority=9)
+    server.step()
+    server.add("d", 6, priority=1)
+    assert server.step() == {"prefill": {"d": 3}, "decode": ["g"], "held": ["held"]}
+    server.add("e", 5, priority=2)
+    assert server.step() == {"prefill": {"e": 3}, "decode": ["g"], "held": ["held"]}
+    server.scheduler.abort("held", server.now)
+    assert server.step() == {"prefill": {"d": 3, "e": 2}, "preempted": ["g"]}

@@ -1,5 +1,7 @@
 """Who holds which block: paged memory, its prefix cache, and Orca's reservations."""
 
+from collections import deque
+
 import pytest
 
 from pagedsim.core import (
@@ -15,7 +17,11 @@ from pagedsim.core import (
     ReservedOracle,
     ReservedPow2,
     SamplingParams,
+    Scheduler,
+    StepPlan,
+    Unified,
 )
+from pagedsim.core.answer import sampled_in
 from pagedsim.core.memory.buddy import BuddyAllocator, power_of_two
 from tests.core.drive import Server
 
@@ -287,6 +293,43 @@ def test_a_hit_is_shared_while_in_use_and_revived_when_free() -> None:
     memory.admit(c, 9, memory.lookup(c))
     assert (memory.free, memory.cached) == (1, 0)
     memory.check([c])
+
+
+def test_what_others_share_is_found_though_who_computed_it_gave_it_up() -> None:
+    server = Server(20, cache=True)
+    for name in "ab":
+        server.add(name, range(9))
+    plan = server.plan()
+    assert {r.id: tokens for r, tokens in plan.hits} == {"a": 0, "b": 8}
+    server.scheduler.abort("a", server.now)  # its chunk is on its way, and b reads what it writes
+    server.commit(plan)
+    server.add("c", range(9))
+    assert server.step()["hits"] == {"c": 8}
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("size", [1, 4])
+def test_async_scheduling_leaves_the_same_blocks_in_the_cache(size: int, told: bool) -> None:
+    """Those with generated tokens, too: under their tokens, where these are told, and else as
+    nobody else's."""
+    found = []
+    for ahead in (False, True):
+        memory = PrefixMemory(32, size)
+        scheduler = Scheduler(memory=memory, batching=Unified(), async_scheduling=ahead)
+        if told:
+            scheduler.expect_tokens()
+        scheduler.add(Request("a", range(5)), 0.0, output_len=8)
+        flying: deque[StepPlan] = deque()
+        while scheduler.unfinished:
+            while scheduler.runnable and len(flying) <= ahead:
+                flying.append(scheduler.plan(0.0))
+                scheduler.launch(flying[-1])
+            plan = flying.popleft()
+            sampled = {request.id: 5 + request.told for request in sampled_in(plan)}
+            scheduler.tell(plan, 0.0, sampled if told else None)
+        scheduler.check()
+        found.append((memory.cached, len(memory.lookup(Request("b", range(13))))))
+    assert found == [(12 // size, (12 if told else 5) // size)] * 2
 
 
 def test_idle_hits_take_free_blocks_too() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedsim.core import ConfigError
-from tests.core.drive import Server, Step
+from tests.core.drive import Server, Step, names
 
 
 def test_rule_01_a_request_is_in_one_of_three_queues() -> None:
@@ -530,3 +530,17 @@ def test_rule_22_a_full_shared_tail_is_not_copied() -> None:
     assert plan.copies == {}
     assert a.tables == [[0, 1, 2], [0, 1, 3]]
     server.commit(plan)
+
+
+def test_a_step_that_sorts_newcomers_is_not_quiet() -> None:
+    """The one in front did not fit; the next step looks at another."""
+    server = Server(5, policy="priority")
+    server.add("a", 4, priority=0)
+    server.step()
+    server.add("x", 17, priority=9)
+    server.add("u", 4, priority=5)
+    plan = server.plan()
+    assert (names(plan.decodes), server.waiting) == (["a"], ["u", "x"])
+    assert server.scheduler.quiet(plan) == 0
+    server.commit(plan)
+    assert server.step() == {"prefill": {"u": 4}}
