@@ -12,7 +12,12 @@ from typing import Any, Literal, TypeVar
 
 from hypothesis import strategies as st
 
-from pagedsim.build import make_batching, make_memory, make_preemption
+from pagedsim.build import (
+    PREEMPTIONS,
+    make_batching,
+    make_memory,
+    make_preemption,
+)
 from pagedsim.core import Batching, Memory, Policy, Preemption, Request, SamplingParams, Scheduler
 from policies.fcfs import FCFS
 from policies.priority import Priority
@@ -28,9 +33,6 @@ from tests.core.odd_policies import (
 T = TypeVar("T")
 Ends = Literal["hidden", "told"]
 
-MEMORIES = ("paged", "prefix", "reserved_max", "reserved_pow2", "reserved_oracle")
-BATCHINGS = ("prefill_first", "unified", "static")
-PREEMPTIONS = ("recompute", "swap", "cheapest")
 STEADY = ("fcfs", "random_victims", "mixed", "small_batches", "counting")
 RANKED = ("priority", "srpt", "aging")
 

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from pagedsim.build import BATCHINGS
 from pagedsim.core import (
     Arrived,
     ConfigError,
@@ -20,9 +21,6 @@ from pagedsim.core import (
 )
 from policies.priority import Priority
 from tests.core.drive import Server, shown, spans
-
-BATCHINGS = ["prefill_first", "unified", "static"]
-
 
 # Priority with swap
 

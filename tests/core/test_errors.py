@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from pagedsim.build import make_batching, make_memory, make_policy, make_preemption, make_scheduler
+from pagedsim.build import (
+    BATCHINGS,
+    make_batching,
+    make_memory,
+    make_policy,
+    make_preemption,
+    make_scheduler,
+)
 from pagedsim.core import (
     ConfigError,
     Continuation,
@@ -39,7 +46,7 @@ def says(error: type[PagedsimError], message: str) -> Any:
 # Infeasible requests are rejected in the plan, and the run goes on
 
 
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+@pytest.mark.parametrize("batching", BATCHINGS)
 def test_a_prompt_with_max_tokens_beyond_capacity_is_rejected_with_the_numbers(
     batching: str,
 ) -> None:
@@ -69,7 +76,7 @@ def test_a_prompt_with_max_tokens_beyond_capacity_is_rejected_with_the_numbers(
     ],
     ids=["prompt", "group", "seats"],
 )
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+@pytest.mark.parametrize("batching", BATCHINGS)
 def test_what_can_never_be_served_is_rejected(
     batching: str, prompt: int, params: SamplingParams, reason: str
 ) -> None:

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from pagedsim.build import BATCHINGS
 from pagedsim.core import Continuation, PlanError, ReservedMax
 from tests.core.drive import Server, Step, spans
-
-BATCHINGS = ["prefill_first", "unified", "static"]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)

@@ -15,7 +15,8 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from tests.core.cases import BATCHINGS, MEMORIES, Case, Job, Server, cases
+from pagedsim.build import BATCHINGS, MEMORIES
+from tests.core.cases import Case, Job, Server, cases
 from tests.core.run import Run
 
 EXAMPLES = settings().max_examples  # for each pair of batching and memory
