@@ -12,6 +12,7 @@ import pytest
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from pagedsim.run.listing import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -206,6 +207,24 @@ def test_every_decision_stands_in_the_index() -> None:
     index = PAGES["docs/decisions/README.md"]
     names = [path.name for path in (ROOT / "docs" / "decisions").glob("*.md")]
     assert [name for name in names if name != "README.md" and f"]({name})" not in index] == []
+
+
+def test_the_table_of_backends_is_what_studies_say() -> None:
+    table = re.search(r"^\| experiments \|.*\n\|.*\n((?:\|.*\n)+)", PAGES["docs/studies.md"], re.M)
+    assert table
+    told = {}
+    for row in table[1].splitlines():
+        names, backends, left = (cell.strip() for cell in row.strip("|").split("|"))
+        for name in re.findall(r"`(\w+)`", names):
+            assert name not in told
+            told[name] = (backends, left)
+    assert told == {
+        one.name: (
+            ", ".join(f"`{backend}`" for backend in one.backends),
+            "tables, a timeline" if one.keeps_tables else "summaries" if one.runs else "–",
+        )
+        for one in experiments()
+    }
 
 
 # -- the commands of a developer -------------------------------------------------------------------
