@@ -227,6 +227,12 @@ def test_the_table_of_backends_is_what_studies_say() -> None:
     }
 
 
+def test_the_table_of_vllms_names_is_that_of_the_engine() -> None:
+    llm = pytest.importorskip("pagedsim.engine.llm")
+    rows = re.findall(r"^\| `([\w.]+)` \| `(\w+)`[^|]*\|$", PAGES["docs/engine.md"], re.M)
+    assert {ours.rpartition(".")[2]: vllms for ours, vllms in rows} == llm.VLLM_NAMES
+
+
 # -- the commands of a developer -------------------------------------------------------------------
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
