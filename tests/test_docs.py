@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+
 from pagedsim.run.listing import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +21,7 @@ PAGES = {
     for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 }
 FOLDERS = tuple(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
+Call = Callable[..., tuple[int, str, str]]
 ELSEWHERE = ("outputs/", "studies/")
 """Folders of a reader's own."""
 
@@ -90,17 +92,37 @@ def test_every_command_composes(hydra: None) -> None:
             raise AssertionError(f"{page}: {' '.join(words)}: {error}") from error
 
 
+def own_study(name: str) -> str:
+    """The YAML block that the studies' page shows for studies/experiment/NAME.yaml."""
+    shown = re.search(
+        rf"`studies/experiment/{name}.yaml`:\n\n```yaml\n(.*?)^```",
+        PAGES["docs/studies.md"],
+        re.DOTALL | re.MULTILINE,
+    )
+    assert shown, name
+    return shown[1]
+
+
 def test_the_study_of_ones_own_composes(hydra: None, tmp_path: Path) -> None:
-    """The YAML block that is shown, under the name that the command beside it takes."""
-    [(_, words)] = [one for one in commands("python -m pagedsim") if "--config-dir" in one[1]]
-    assert words == ("--config-dir", "studies", "experiment=mine")
-    [(_, text)] = [one for one in blocks("yaml") if one[1].startswith("# @package _global_")]
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    (tmp_path / "experiment" / "mine.yaml").write_text(own_study("mine"))
     config = compose(
         "config", overrides=[f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
     )
     assert list(config.study["values"]) == [32, 64, 128]
+
+
+def test_the_study_in_python_runs(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = [code for _, code in blocks("python") if "class Seats(Study)" in code]
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    Path("seats.py").write_text(code)
+    Path("studies/experiment").mkdir(parents=True)
+    Path("studies/experiment/seats.yaml").write_text(own_study("seats"))
+    [(_, words)] = [one for one in commands("python -m pagedsim") if "experiment=seats" in one[1]]
+    quick = ("workload.requests=60", "jobs=1", "tracking=none", "report=false")
+    status, told, errors = call(*words, *quick, "hydra.run.dir=out")
+    assert (status, errors) == (0, "")
+    assert re.search(r"^\d+ seats are enough", told, re.MULTILINE)
 
 
 def test_every_module_that_is_run_exists() -> None:
