@@ -19,9 +19,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.metrics.study import Run
-from pagedsim.metrics.study import Study as Arms
 from pagedsim.report.comparison import COLUMNS, columns_of, comparison_rows
 from pagedsim.report.load import load_of
 from pagedsim.report.result import tables

@@ -13,9 +13,9 @@ import pytest
 
 from pagedsim import report
 from pagedsim.core import ConfigError
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.result import Listing, Result, Row
-from pagedsim.metrics.study import Run, Study
 from pagedsim.report.comparison import comparison_rows
 from pagedsim.report.plots import drawings_of
 from pagedsim.tracking import track
@@ -36,14 +36,14 @@ LISTING = Listing("More", ["", "of it", ""], [["first", "1", "low"], ["second", 
 
 
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Sequence[Path]]:
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Arms, Sequence[Path]]:
     study = study_of(tmp_path_factory.mktemp("tracked"), seeds=2)
     result = replace(result_of(study), rows=[Row("ratio", 3.0, (2.7, 8), "×")], listings=[LISTING])
     report.write(result, drawings_of(study), study.folder, study)
     return study, whole(track(result, study.folder, study.runs, arms=study))
 
 
-def test_one_run_an_arm_in_a_group(tracked: tuple[Study, Sequence[Path]]) -> None:
+def test_one_run_an_arm_in_a_group(tracked: tuple[Arms, Sequence[Path]]) -> None:
     study, folders = tracked
     runs = [run_of(folder) for folder in folders]
     assert [run.display_name for run in runs] == ["fcfs", "urgent", "comparison"]
@@ -59,7 +59,7 @@ def test_one_run_an_arm_in_a_group(tracked: tuple[Study, Sequence[Path]]) -> Non
     assert config["arms"] == ["fcfs", "urgent"]
 
 
-def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, Sequence[Path]]) -> None:
+def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Arms, Sequence[Path]]) -> None:
     study, folders = tracked
     for arm, folder in zip(study.arms, folders, strict=False):
         first, second = study.of(arm)
@@ -84,7 +84,7 @@ def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Study, Sequence[Pat
         assert [row[0] for row in table["data"]] == [0, 1]
 
 
-def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Study, Sequence[Path]]) -> None:
+def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Arms, Sequence[Path]]) -> None:
     study, folders = tracked
     (row,) = history_of(records(folders[-1]))
     table = table_of(folders[-1], "comparison")
@@ -96,13 +96,13 @@ def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Study, Sequence[
     assert "cuts the chat TTFT" in summary_of(records(folders[-1]))["finding"]
 
 
-def test_time_is_what_every_load_is_drawn_over(tracked: tuple[Study, Sequence[Path]]) -> None:
+def test_time_is_what_every_load_is_drawn_over(tracked: tuple[Arms, Sequence[Path]]) -> None:
     for folder in tracked[1][:2]:
         assert steps_of_metrics(records(folder)) == {"load/*": "time"}
 
 
 def test_the_tables_of_a_result_are_tables_of_the_comparison(
-    tracked: tuple[Study, Sequence[Path]],
+    tracked: tuple[Arms, Sequence[Path]],
 ) -> None:
     _, folders = tracked
     first, second = (table_of(folders[-1], f"tables/{number}") for number in range(2))
@@ -114,7 +114,7 @@ def test_the_tables_of_a_result_are_tables_of_the_comparison(
 
 
 def test_the_data_of_a_result_is_the_summary_of_the_comparison(
-    tracked: tuple[Study, Sequence[Path]],
+    tracked: tuple[Arms, Sequence[Path]],
 ) -> None:
     study, folders = tracked
     kept = summary_of(records(folders[-1]))

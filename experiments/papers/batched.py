@@ -12,8 +12,8 @@ import numpy as np
 from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, INK, QUEUED, key, margins, new_figure, tidy
 from pagedsim.run.study import Reading

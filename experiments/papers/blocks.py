@@ -14,9 +14,9 @@ from experiments.studies.block_list import require_sizes
 from experiments.studies.slot_waste import unused_slots
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import RESULT, read_json
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import Run
 from pagedsim.report.block_sizes import draw_blocks
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing

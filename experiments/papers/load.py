@@ -14,8 +14,8 @@ from experiments.papers.load_curve import Curve, normalized_latency, ratio, sust
 from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import Run
 from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import MUTED, key, looks, margins, new_figure, tidy

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 
 Floats = NDArray[np.float64]
 Curve = Mapping[float, float]

@@ -15,8 +15,8 @@ from experiments.papers.memory_observed import KINDS
 from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import (
     DECODE,

@@ -12,8 +12,8 @@ from experiments.studies.block_list import require_sizes
 from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import Run
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.preemption import draw_preemption

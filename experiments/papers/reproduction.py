@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run.kinds import require_kinds
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Arm, BackendName, Reading, Study

@@ -27,8 +27,8 @@ from experiments.papers.sharing_case import (
 )
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import Run
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, MUTED, QUEUED, key, looks, margins, new_figure, tidy
 from pagedsim.run.study import Reading

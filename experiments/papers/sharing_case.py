@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing
-from pagedsim.metrics.study import Run
 from pagedsim.report.style import MUTED, key, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from experiments.studies.block_list import require_sizes
 from experiments.studies.slot_waste import unused_slots
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.engine_model import replica_of
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import Run
 from pagedsim.report.block_sizes import draw_sizes
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.machine import the_machine, threads

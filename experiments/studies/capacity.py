@@ -11,8 +11,8 @@ from experiments.studies.compare import check_overrides
 from experiments.studies.objective import bounds_of, missed, refuse_strangers
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.notice import added_up
-from pagedsim.metrics.study import Run
 from pagedsim.report import capacity as report
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
+from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.finding import finding
-from pagedsim.metrics.study import METRICS
 from pagedsim.report.plots import drawings_of
 from pagedsim.run.command import group_of
 from pagedsim.run.job import Job
@@ -36,7 +36,7 @@ class Compare(Study):
     question: str
     arms: Mapping[str, Sequence[str]]
     baseline: str | None = None
-    metrics: Sequence[str] = METRICS
+    metrics: Sequence[str] = DEFAULT_METRICS
     swept: str | None = None
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 
 
 def unused_slots(run: Run, block_size: int) -> float:

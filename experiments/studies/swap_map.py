@@ -13,9 +13,9 @@ from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
 from pagedsim.fidelity.engine_model import Prices
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import Run
 from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.swap_map import draw_map

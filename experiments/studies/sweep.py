@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from experiments.studies.compare import Compare, refuse_of_an_arm
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import METRICS
+from pagedsim.metrics.arms import DEFAULT_METRICS
 
 
 def sweep(
@@ -15,7 +15,7 @@ def sweep(
     over: str,
     values: Sequence[object],
     baseline: object = None,
-    metrics: Sequence[str] = METRICS,
+    metrics: Sequence[str] = DEFAULT_METRICS,
 ) -> Compare:
     """The comparison of `over=value` for each of `values`."""
     if not isinstance(values, (list, tuple)) or not values:

@@ -12,9 +12,9 @@ from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded
 from pagedsim.fidelity.steplog import predicted, samples_of
 from pagedsim.metrics.agreement import JUDGED, Regime
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.metrics.study import Run
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.backend import Settings
 from pagedsim.run.job import Job

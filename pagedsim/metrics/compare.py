@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, metric_of
-from pagedsim.metrics.study import Study
 from pagedsim.metrics.tables import Floats
 
 # The 97.5 % quantile of Student's t for 1, 2, 3... degrees of freedom. scipy.special.stdtrit has
@@ -134,7 +134,7 @@ class Comparison:
         return more == (way > 0)
 
 
-def compare(study: Study, metrics: Iterable[str] | None = None) -> list[Comparison]:
+def compare(study: Arms, metrics: Iterable[str] | None = None) -> list[Comparison]:
     """Every other arm against the baseline, in `metrics` (default: the study's).
 
     Each client comes first, where the study tells several apart, then all requests together.
@@ -155,12 +155,12 @@ def compare(study: Study, metrics: Iterable[str] | None = None) -> list[Comparis
     return found
 
 
-def baseline_of(study: Study) -> str:
+def baseline_of(study: Arms) -> str:
     """The arm that the others are held against: the first, unless the study names one."""
     return study.baseline if study.baseline in study.arms else study.arms[0]
 
 
-def groups_of(study: Study) -> list[str | None]:
+def groups_of(study: Arms) -> list[str | None]:
     """Each client where there are several, and all requests together (None)."""
     return [*(study.clients if len(study.clients) > 1 else ()), None]
 
@@ -172,14 +172,14 @@ def value_of(summary: dict[str, Any], key: str, client: str | None = None) -> fl
     return math.nan if value is None else float(value)
 
 
-def values_of(study: Study, arm: str, key: str, client: str | None = None) -> dict[int, float]:
+def values_of(study: Arms, arm: str, key: str, client: str | None = None) -> dict[int, float]:
     """A metric of an arm, seed by seed, where it is there."""
     values = {run.seed: value_of(run.summary, key, client) for run in study.of(arm)}
     return {seed: value for seed, value in values.items() if not math.isnan(value)}
 
 
 def compare_two(
-    study: Study, arm: str, baseline: str, key: str, client: str | None = None
+    study: Arms, arm: str, baseline: str, key: str, client: str | None = None
 ) -> Comparison | None:
     """One arm against any other in one metric; None where they have no seed in common."""
     ours, theirs = values_of(study, arm, key, client), values_of(study, baseline, key, client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import (
     Comparison,
@@ -15,13 +16,12 @@ from pagedsim.metrics.compare import (
     groups_of,
     values_of,
 )
-from pagedsim.metrics.study import Study
 
 FEW = 4
 """Up to so many arms each gets a sentence of its own."""
 
 
-def finding(study: Study) -> list[str]:
+def finding(study: Arms) -> list[str]:
     """Sentences that answer the study's question, the most telling first."""
     arms = study.arms
     if not arms:
@@ -44,7 +44,7 @@ def finding(study: Study) -> list[str]:
     return [*sentences, *_sureness(study)]
 
 
-def sentence(found: Sequence[Comparison], study: Study) -> str:
+def sentence(found: Sequence[Comparison], study: Arms) -> str:
     """What one arm buys, and what it costs, against the baseline."""
     arm, baseline = found[0].arm, found[0].baseline
     telling = [one for one in found if _telling(one, study)]
@@ -92,7 +92,7 @@ def _percent(share: float) -> str:
     return f"{share * 100:.0f}" if whole else f"{min(share * 100, 99.9 if share < 1 else 1e9):.1f}"
 
 
-def _telling(one: Comparison, study: Study) -> bool:
+def _telling(one: Comparison, study: Arms) -> bool:
     """Where clients are told apart, a latency is told of each, and the rest of all together.
 
     A difference of 0.0 % is none.
@@ -123,7 +123,7 @@ def _strength(one: Comparison) -> float:
     return abs(math.log(ratio)) if ratio > 0 else math.inf if ratio == 0 else 0.0
 
 
-def _alone(study: Study, arm: str) -> str:
+def _alone(study: Arms, arm: str) -> str:
     parts = []
     for key in keys_of(study.metrics):
         value = estimate(list(values_of(study, arm, key).values())).mean
@@ -132,7 +132,7 @@ def _alone(study: Study, arm: str) -> str:
     return f"{arm}: {', '.join(parts)}."
 
 
-def _extremes(study: Study) -> list[str]:
+def _extremes(study: Arms) -> list[str]:
     """For each metric the best arm and the worst."""
     what = study.swept.rpartition(".")[2] if study.swept else ""
     sentences = []
@@ -158,7 +158,7 @@ def _extremes(study: Study) -> list[str]:
     return sentences
 
 
-def _doubt(study: Study, key: str, best: str, means: Mapping[str, float]) -> str:
+def _doubt(study: Arms, key: str, best: str, means: Mapping[str, float]) -> str:
     """Whether another arm, the nearest first, might be as good as the best."""
     others = [arm for arm in means if arm != best]
     for other in sorted(others, key=lambda arm: abs(means[arm] - means[best])):
@@ -174,7 +174,7 @@ def _one(key: str, means: dict[str, float]) -> str:
     return text_of(key, next(iter(means.values())))
 
 
-def _sureness(study: Study) -> list[str]:
+def _sureness(study: Arms) -> list[str]:
     seeds = {len(study.of(arm)) for arm in study.arms}
     if max(seeds) == 1:
         return ["One seed gives no confidence interval: how sure this is cannot be said."]

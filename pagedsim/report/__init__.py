@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pagedsim.report.console import show
 
 if TYPE_CHECKING:
+    from pagedsim.metrics.arms import Arms
     from pagedsim.metrics.result import Result
-    from pagedsim.metrics.study import Study as Arms
     from pagedsim.report.pictures import Drawing
 
 __all__ = ["show", "write"]

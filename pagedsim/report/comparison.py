@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import compare
-from pagedsim.metrics.study import Study
 
 COLUMNS = (
     *("client", "metric", "arm", "baseline", "seeds", "ours", "theirs"),
@@ -18,7 +18,7 @@ COLUMNS = (
 )
 
 
-def comparison_rows(study: Study) -> list[list[Any]]:
+def comparison_rows(study: Arms) -> list[list[Any]]:
     """Every arm against the baseline, a row each metric and client; None for what is not known."""
     return [
         [
@@ -30,7 +30,7 @@ def comparison_rows(study: Study) -> list[list[Any]]:
     ]
 
 
-def write_comparison(study: Study, path: Path) -> None:
+def write_comparison(study: Arms, path: Path) -> None:
     """Write the rows as CSV; no file where there is nothing to compare."""
     if rows := comparison_rows(study):
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -12,10 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.metrics.study import Study as Arms
 from pagedsim.report.result import reasons, tables
 from pagedsim.report.table import Cell, Section, sections
 

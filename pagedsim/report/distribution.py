@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import Scale, label_of, latency_of, scale_of
 from pagedsim.metrics.compare import groups_of
-from pagedsim.metrics.study import Study
 from pagedsim.metrics.tables import Requests
 from pagedsim.report.style import (
     Look,
@@ -35,7 +35,7 @@ _SHARES = np.linspace(0, 1, 241)
 _MOST_CLIENTS = 4
 
 
-def draw_latency(study: Study) -> Figure:
+def draw_latency(study: Arms) -> Figure:
     """A row of panels a client, a panel each for TTFT, TPOT and E2E; seeds together."""
     groups = groups_of(study)
     groups = groups[:-1] if 1 < len(groups) <= _MOST_CLIENTS + 1 else [None]  # without all together
@@ -80,7 +80,7 @@ def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
     return scale
 
 
-def _curves(study: Study, name: str, groups: list[str | None]) -> dict[str | None, Curves]:
+def _curves(study: Arms, name: str, groups: list[str | None]) -> dict[str | None, Curves]:
     curves: dict[str | None, Curves] = {group: {} for group in groups}
     for arm in study.arms:
         runs = [run.by_column() for run in study.of(arm)]

@@ -6,9 +6,9 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import Comparison, baseline_of, compare, estimate, values_of
-from pagedsim.metrics.study import Study
 from pagedsim.report.style import GRID, INK, MUTED, key, looks, margins, new_figure, short, tidy
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def without_ratio(study: Study) -> list[str]:
+def without_ratio(study: Arms) -> list[str]:
     """Names of what differs and cannot be a multiple: from or to 0, or below it."""
     found = [one for one in compare(study) if not one.ratio.mean > 0 and one.ours != one.theirs]
     return list(dict.fromkeys(_name(one.client, one.key) for one in found))
 
 
-def draw_effect(study: Study) -> Figure:
+def draw_effect(study: Arms) -> Figure:
     """Ratios to the baseline with their intervals, one row a metric and client."""
     found = [one for one in compare(study) if one.ratio.mean > 0]
     others = [arm for arm in study.arms if arm != baseline_of(study)]
@@ -52,7 +52,7 @@ def draw_effect(study: Study) -> Figure:
     return figure
 
 
-def draw_sweep(study: Study) -> Figure:
+def draw_sweep(study: Arms) -> Figure:
     """Each metric against the swept setting, with its interval."""
     keys = keys_of(study.metrics)
     columns = min(3, len(keys))

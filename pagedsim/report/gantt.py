@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import baseline_of
-from pagedsim.metrics.study import Run, Study
 from pagedsim.report.style import (
     DECODE,
     INK,
@@ -35,7 +35,7 @@ ROWS = 60
 MOST_ARMS = 3
 
 
-def draw_gantt(study: Study) -> Figure:
+def draw_gantt(study: Arms) -> Figure:
     """The same requests under each arm, side by side, grouped by client.
 
     Arms that had different workloads show each its own.
@@ -62,7 +62,7 @@ def draw_gantt(study: Study) -> Figure:
     return figure
 
 
-def shown_arms(study: Study) -> list[str]:
+def shown_arms(study: Arms) -> list[str]:
     """At most `MOST_ARMS`: the baseline, and the ends of what is left."""
     arms = study.arms
     if len(arms) <= MOST_ARMS:
@@ -88,7 +88,7 @@ def busiest(run: Run, count: int) -> NDArray[np.int64]:
     return order[first : first + count]
 
 
-def _panel(axes: Axes, study: Study, run: Run, rows: NDArray[np.int64], first: bool) -> None:
+def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bool) -> None:
     columns = {name: values[rows] for name, values in _columns(run).items()}
     clients = np.asarray(run.requests("client")["client"].take(rows).to_pylist(), dtype=object)
     names = [*study.clients, *sorted(set(clients) - set(study.clients))]

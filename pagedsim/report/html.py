@@ -8,11 +8,11 @@ from importlib.resources import files
 from typing import Any
 
 import pagedsim
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, metric_of
 from pagedsim.metrics.compare import baseline_of, compare
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.metrics.study import Study as Arms
 from pagedsim.report.plots import COLOURS, Plot
 from pagedsim.report.result import reasons, tables
 from pagedsim.report.style import DARK, GRID, INK, MUTED, PAPER

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import value_of
-from pagedsim.metrics.study import Run, Study
 from pagedsim.report.style import entries, key, looks, margins, new_figure, tidy
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BINS = 320
 
 
-def draw_load(study: Study) -> Figure:
+def draw_load(study: Arms) -> Figure:
     """Requests waiting and running and KV use of every arm's first seed, one panel each."""
     look = looks(study.arms, bool(study.swept))
     figure = new_figure(4.7)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import baseline_of
-from pagedsim.metrics.study import Study as Arms
 from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep, without_ratio
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pagedsim.metrics.study import Study
+    from pagedsim.metrics.arms import Arms
 
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 QUEUED, PREFILL, DECODE, YIELD = "#b1bac4", "#e69f01", "#0072b3", "#d55e01"
@@ -186,7 +186,7 @@ def short(name: str, most: int = 36) -> str:
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
-def entries(study: Study, look: dict[str, Look]) -> dict[str, Any]:
+def entries(study: Arms, look: dict[str, Look]) -> dict[str, Any]:
     """What `key` is to say of arms; of a sweep also what its values are of."""
     if not study.swept:
         return dict(look)

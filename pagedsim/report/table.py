@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import (
     Comparison,
@@ -15,7 +16,6 @@ from pagedsim.metrics.compare import (
     groups_of,
     values_of,
 )
-from pagedsim.metrics.study import Study
 from pagedsim.report.percent import signed
 
 
@@ -90,7 +90,7 @@ def _difference(one: Comparison) -> str:
     return f"{sign}{scale.number(abs(difference))} {suffix}".rstrip()
 
 
-def sections(study: Study) -> list[Section]:
+def sections(study: Arms) -> list[Section]:
     """A section for each client, where the study tells several apart, and one for all requests."""
     versus = {(one.arm, one.client, one.key): one for one in compare(study)}
     found = []
@@ -106,7 +106,7 @@ def sections(study: Study) -> list[Section]:
 
 
 def _column(
-    study: Study,
+    study: Arms,
     key: str,
     client: str | None,
     versus: dict[tuple[str, str | None, str], Comparison],

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import value_of
-from pagedsim.metrics.study import Run, Study
 
 REQUESTS = 500
 STEPS = 6000
@@ -32,7 +32,7 @@ Events = Iterator[dict[str, Any]]
 
 
 def write_timeline(
-    study: Study, path: Path, *, requests: int = REQUESTS, steps: int = STEPS, arms: int = ARMS
+    study: Arms, path: Path, *, requests: int = REQUESTS, steps: int = STEPS, arms: int = ARMS
 ) -> Path:
     """Write the first seed of the first `arms` arms, as far as the caps allow; returns `path`."""
     events: list[dict[str, Any]] = []

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.notice import Notice, as_records, notice_of
 from pagedsim.metrics.steps import Steps
-from pagedsim.metrics.study import Run
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.backend import Settings
 from pagedsim.run.failure import Failure, failure_of

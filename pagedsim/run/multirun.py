@@ -19,9 +19,9 @@ from rich.progress import Progress, ProgressColumn, Task, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
-from pagedsim.metrics.study import Study
 from pagedsim.run.progress import on_terminal
 from pagedsim.user_error import Interruption, UserError, line, shown
 
@@ -78,7 +78,7 @@ class _Ended(ProgressColumn):
 
 
 def record_job(
-    folder: Path, overrides: Sequence[str], study: Study | None, error: Exception | None
+    folder: Path, overrides: Sequence[str], study: Arms | None, error: Exception | None
 ) -> None:
     """Leave what came out of one job, for the table at the end."""
     record = {
@@ -91,7 +91,7 @@ def record_job(
     (folder / _NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _means(study: Study) -> dict[str, dict[str, float | None]]:
+def _means(study: Arms) -> dict[str, dict[str, float | None]]:
     """Every arm's metrics, as means over its seeds; null for what was not measured."""
     means: dict[str, dict[str, float | None]] = {}
     for arm in study.arms:

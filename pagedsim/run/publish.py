@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.files import COMPARISON, RESULT, TIMELINE, write_json
 from pagedsim.metrics.result import Result
-from pagedsim.metrics.study import Study as Arms
 from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison, write_rows
 from pagedsim.report.timeline import write_timeline

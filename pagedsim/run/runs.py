@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Settings
 from pagedsim.run.command import Command
 from pagedsim.run.failure import Failure

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pagedsim
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import read_json, read_summary, write_json
-from pagedsim.metrics.study import Run
 from pagedsim.run import code
 from pagedsim.run.job import Job
 

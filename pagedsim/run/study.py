@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.metrics.study import METRICS
 from pagedsim.report.pictures import Drawing
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Study(ABC):
     """The keys that it reads, where all other settings are those of the runs that it takes up."""
     source: str = ""
     """Where published numbers are from."""
-    metrics: Sequence[str] = METRICS
+    metrics: Sequence[str] = DEFAULT_METRICS
     """The columns of comparisons."""
     baseline: str | None = None
     """The arm that the others are held against; None: the first."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.files import write_run
@@ -16,7 +17,6 @@ from pagedsim.metrics.finding import finding
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.result import Result
 from pagedsim.metrics.slo import Slo
-from pagedsim.metrics.study import Run, Study
 from pagedsim.metrics.summary import summarise
 
 NAN = float("nan")
@@ -137,7 +137,7 @@ def with_tables(run: Run, requests: pa.Table, steps: pa.Table) -> Run:
     return replace(run, summary=summary)
 
 
-def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urgent")) -> Study:
+def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urgent")) -> Arms:
     """Arms of which the first makes chat wait ten times as long as the others do."""
     runs = [
         run_of(
@@ -150,7 +150,7 @@ def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urg
         for arm in arms
         for seed in range(seeds)
     ]
-    return Study(
+    return Arms(
         name="small",
         title="Who <goes> first?",
         question="What does being urgent buy & cost?",
@@ -163,7 +163,7 @@ def study_of(folder: Path, seeds: int = 3, arms: tuple[str, ...] = ("fcfs", "urg
     )
 
 
-def result_of(study: Study) -> Result:
+def result_of(study: Arms) -> Result:
     """What a comparison of these runs tells."""
     means = {
         arm: {

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import _ratio, compare, estimate, paired_ratio, student_t
 from pagedsim.metrics.finding import finding
-from pagedsim.metrics.study import Run, Study
 from tests.metrics.tables import study_of
 
 
-def study(values: dict[str, list[float]], key: str = "ttft_mean", **more: Any) -> Study:
+def study(values: dict[str, list[float]], key: str = "ttft_mean", **more: Any) -> Arms:
     folder = Path()
     runs = [
         Run(arm, seed, folder, {}, {key: value, "finished": 2})
         for arm, series in values.items()
         for seed, value in enumerate(series)
     ]
-    return Study("s", "t", "q", folder, "c", runs, metrics=(key,), **more)
+    return Arms("s", "t", "q", folder, "c", runs, metrics=(key,), **more)
 
 
 @pytest.mark.parametrize(

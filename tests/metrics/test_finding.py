@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import Comparison, Estimate
 from pagedsim.metrics.finding import finding, in_words
-from pagedsim.metrics.study import Run, Study
 
 NAN = math.nan
 UNKNOWN = (NAN, NAN)
@@ -75,7 +75,7 @@ def test_a_comparison_in_words(comparison: Comparison, words: str) -> None:
 Values = dict[str, list[float]]
 
 
-def study(arms: dict[str, Values], **more: Any) -> Study:
+def study(arms: dict[str, Values], **more: Any) -> Arms:
     """Arms with the values of each metric, seed by seed."""
     keys = tuple(next(iter(arms.values())))
     runs = [
@@ -85,7 +85,7 @@ def study(arms: dict[str, Values], **more: Any) -> Study:
     ]
     for run in runs:
         run.summary["finished"] = 2
-    return Study("s", "t", "q", Path(), "c", runs, metrics=keys, **more)
+    return Arms("s", "t", "q", Path(), "c", runs, metrics=keys, **more)
 
 
 def test_what_is_gained_and_what_it_costs() -> None:

@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.result import Listing
-from pagedsim.metrics.study import Study
 from pagedsim.report.console import _change
 from pagedsim.report.table import sections
 from tests.metrics.tables import result_of, study_of, with_rejected
 
 
-def shown(study: Study, width: int = 100) -> str:
+def shown(study: Arms, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
     report.show(result_of(study), study if study.runs else None, console)
     assert isinstance(console.file, io.StringIO)

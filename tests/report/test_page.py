@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import compare, estimate, values_of
-from pagedsim.metrics.study import Study
 from pagedsim.report import html
 from pagedsim.report.pictures import drawn
 from pagedsim.report.plots import drawings_of
@@ -53,7 +53,7 @@ class Reader(HTMLParser):
             self.texts.append(data)
 
 
-def written(study: Study) -> Path:
+def written(study: Arms) -> Path:
     """The page of a comparison, with its pictures."""
     return report.write(result_of(study), drawings_of(study), study.folder, study)
 

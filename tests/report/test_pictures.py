@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import compare, estimate, value_of, values_of
-from pagedsim.metrics.study import Study
 from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
@@ -29,13 +29,13 @@ def styled() -> Iterator[None]:
         yield
 
 
-def sweep_of(folder: Path, *metrics: str) -> Study:
+def sweep_of(folder: Path, *metrics: str) -> Arms:
     study = study_of(folder, arms=("1", "2", "4"))
     study.swept, study.metrics = "server.max_seqs", metrics
     return study
 
 
-def means(study: Study, key: str) -> list[float]:
+def means(study: Arms, key: str) -> list[float]:
     return [estimate(list(values_of(study, arm, key).values())).mean for arm in study.arms]
 
 
@@ -50,7 +50,7 @@ def test_a_sweep_s_lines_are_the_means(tmp_path: Path) -> None:
     assert first.get_ylim()[0] == 0
 
 
-def negative(study: Study) -> Study:
+def negative(study: Arms) -> Arms:
     for run in study.runs:
         run.summary["kv_waste_mean"] = -0.9 + 0.1 * study.arms.index(run.arm)
     return study

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from pagedsim.metrics.study import Run, Study
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.report.timeline import write_timeline
 from tests.metrics.tables import NAN, REQUESTS, STEPS, requests_of, steps_of, study_of, with_tables
 
 
-def written(study: Study, **caps: int) -> list[dict[str, Any]]:
+def written(study: Arms, **caps: int) -> list[dict[str, Any]]:
     page = json.loads(write_timeline(study, study.folder / "timeline.json", **caps).read_text())
     events: list[dict[str, Any]] = page["traceEvents"]
     return events
 
 
-def of(requests: Any, steps: Any, folder: Path) -> Study:
+def of(requests: Any, steps: Any, folder: Path) -> Arms:
     run = with_tables(Run("fcfs", 0, folder, {}, {}), requests, steps)
-    return Study("s", "t", "q", folder, "c", [run])
+    return Arms("s", "t", "q", folder, "c", [run])
 
 
 def slices(events: list[dict[str, Any]], process: int) -> list[tuple[Any, ...]]:

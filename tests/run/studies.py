@@ -10,7 +10,7 @@ from typing import Any, cast
 from hydra import compose
 from omegaconf import OmegaConf
 
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Settings
 from pagedsim.run.command import Command
 from pagedsim.run.job import Job, run_job

@@ -9,7 +9,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 

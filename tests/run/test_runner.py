@@ -10,9 +10,9 @@ import pytest
 from experiments.studies.compare import Compare
 from experiments.studies.sweep import sweep
 from pagedsim.core import ConfigError, Scheduler, StepPlan
+from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.files import read_summary
-from pagedsim.metrics.study import Run
 from pagedsim.run import code
 from pagedsim.run.check import unheard
 from pagedsim.run.failure import Failure

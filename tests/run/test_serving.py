@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.fidelity.engine_model import replica_of
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run import machine, serving
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Interrupted, Job, run_job

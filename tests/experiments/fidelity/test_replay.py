@@ -22,7 +22,7 @@ import pagedsim
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
 from pagedsim.fidelity.replay import replayed
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.run.store import Tables, recipe

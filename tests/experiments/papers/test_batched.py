@@ -10,7 +10,7 @@ import pytest
 
 from experiments.papers.batched import Batched, batched
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from tests.metrics.tables import requests_of, steps_of
 from tests.run.studies import run_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from experiments.papers.blocks import Blocks, Load, Variant
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 
 SIZES = (1, 16, 256)
 

@@ -19,7 +19,7 @@ from experiments.papers.load_curve import (
     sustained,
 )
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from tests.metrics.tables import requests_of
 from tests.run.studies import run_of
 

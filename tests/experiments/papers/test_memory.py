@@ -13,7 +13,7 @@ from hydra import compose
 from experiments.papers.memory import MemoryUse
 from experiments.papers.memory_observed import KINDS, Observed
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload.lengths import make_lengths

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from experiments.papers.preemption import Preemptions
 from experiments.studies.swap_prices import Priced
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from tests.sim.shapes import CONF
 
 SIZES = (1, 16, 64)

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run.command import Command
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs

@@ -13,7 +13,7 @@ import pytest
 from experiments.papers.sharing import Sharing, draw_load, draw_saved, met_at
 from experiments.papers.sharing_case import Case, draw_sustained, saving, sustained
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from tests.metrics.tables import requests_of, steps_of
 from tests.run.studies import run_of
 

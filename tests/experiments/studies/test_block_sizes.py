@@ -12,7 +12,7 @@ import pytest
 from experiments.studies.block_sizes import BlockSizes
 from experiments.studies.slot_waste import unused_slots
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 
 SIZES = (1, 16, 256)
 SUMMARY = {"kv_waste_mean": 0.1, "output_tokens_per_s": 100.0}

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from experiments.studies.swap_map import WAYS, SwapMap
 from pagedsim.core import ConfigError
-from pagedsim.metrics.study import Run
+from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Backend
 from pagedsim.run.serving import Engine
 from pagedsim.run.simulated import Simulated

@@ -37,12 +37,12 @@ class Run:
         return read_table(self.folder / STEPS, *columns)
 
 
-METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
+DEFAULT_METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
 """The columns of a comparison, unless it names others."""
 
 
 @dataclass
-class Study:
+class Arms:
     """All runs of an experiment, in the order of its arms.
 
     `title` and `question` are for a reader; `metrics` names the columns that the study is about,
@@ -55,7 +55,7 @@ class Study:
     folder: Path
     command: str
     runs: list[Run] = field(default_factory=list)
-    metrics: tuple[str, ...] = METRICS
+    metrics: tuple[str, ...] = DEFAULT_METRICS
     clients: tuple[str, ...] = ()
     baseline: str | None = None
     swept: str | None = None
