@@ -183,6 +183,20 @@ def test_every_path_that_is_named_exists() -> None:
     assert lost == []
 
 
+def test_every_file_that_a_run_leaves_is_written_somewhere() -> None:
+    code = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("pagedsim", "experiments")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    lost = []
+    for page, text in PAGES.items():
+        if page.startswith("docs/") or page == "README.md":
+            names = re.findall(r"`(\w+\.(?:csv|json|parquet|html))`", text)
+            lost += [f"{page}: {name}" for name in names if f'{name}"' not in code]
+    assert lost == []
+
+
 def test_every_experiment_stands_on_its_page() -> None:
     studies = PAGES["docs/studies.md"]
     there = [path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")]
