@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.compare import compare
+from pagedsim.metrics.catalogue import keys_of
+from pagedsim.metrics.compare import compare, estimate, groups_of, values_of
 
 COLUMNS = (
     *("client", "metric", "arm", "baseline", "seeds", "ours", "theirs"),
@@ -31,10 +32,23 @@ def comparison_rows(study: Arms) -> list[list[Any]]:
 
 
 def write_comparison(study: Arms, path: Path) -> None:
-    """Write the rows as CSV; no file where there is nothing to compare."""
-    if rows := comparison_rows(study):
-        with path.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *rows])
+    """Write the rows as CSV; of one arm alone, its metrics."""
+    if len(study.arms) == 1:
+        write_rows(_alone(study), path)
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *comparison_rows(study)])
+
+
+def _alone(study: Arms) -> list[dict[str, object]]:
+    (arm,) = study.arms
+    rows: list[dict[str, object]] = []
+    for client in groups_of(study):
+        for key in keys_of(study.metrics):
+            values = list(values_of(study, arm, key, client).values())
+            row: dict[str, object] = {"client": client or "all", "metric": key, "arm": arm}
+            rows.append(row | {"seeds": len(values)} | estimate(values)._asdict())
+    return rows
 
 
 def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from experiments import regenerate
 from experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
 from pagedsim.metrics.files import RESULT
+from pagedsim.run.listing import experiments
+from tests.experiments.leaves import check_leaves
 
 QUICK = ("fcfs_vs_priority",)
 """Studies that take a few seconds."""
@@ -27,7 +29,10 @@ def test_the_index_is_of_what_is_there() -> None:
     ],
 )
 def test_a_result_comes_out_again(name: str, tmp_path: Path) -> None:
-    keep(run(name, tmp_path / "run"), tmp_path / "again")
+    made = run(name, tmp_path / "run")
+    (kind,) = (one for one in experiments() if one.name == name)
+    check_leaves(made, kind)
+    keep(made, tmp_path / "again")
     assert (tmp_path / "again" / RESULT).read_text() == (RESULTS / name / RESULT).read_text()
     pictures = {path.name for path in (RESULTS / name).glob("*.png")}
     assert {path.name for path in (tmp_path / "again").glob("*.png")} == pictures

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedsim.metrics.compare import compare
+from pagedsim.metrics.compare import compare, estimate, values_of
 from pagedsim.report.comparison import COLUMNS, write_comparison, write_rows
 from tests.metrics.tables import study_of
 
@@ -28,9 +28,19 @@ def test_every_comparison_is_a_row(tmp_path: Path) -> None:
         assert named["sure"] == str(one.sure)
 
 
-def test_one_arm_has_nothing_to_compare(tmp_path: Path) -> None:
-    write_comparison(study_of(tmp_path, arms=("a",)), tmp_path / "comparison.csv")
-    assert not (tmp_path / "comparison.csv").exists()
+def test_one_arm_has_its_metrics_alone(tmp_path: Path) -> None:
+    study = study_of(tmp_path, arms=("a",))
+    write_comparison(study, tmp_path / "comparison.csv")
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        client = None if row["client"] == "all" else row["client"]
+        values = values_of(study, "a", row["metric"], client)
+        assert (row["arm"], int(row["seeds"])) == ("a", len(values))
+        assert float(row["mean"] or "nan") == pytest.approx(
+            estimate(list(values.values())).mean, nan_ok=True
+        )
+    assert {row["client"] for row in rows} == {"chat", "batch", "all"}
 
 
 def test_rows_of_any_kind_are_written_and_what_is_not_known_is_empty(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Every experiment in conf/ leaves the files that --help says it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.fidelity import validate
+from experiments.regenerate import STUDIES
+from pagedsim.fidelity import step_grid
+from pagedsim.run.listing import Experiment, experiments
+from tests.experiments.leaves import check_leaves
+from tests.run.studies import carried_out
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+FEW = ("workload.requests=40", "seeds=1")
+ENGINE = ("backend=engine", "backend.clock=cpu", "backend.cache_tokens=128", "backend.shrink=1")
+LENGTHS = {"prompt_min": 1, "prompt_max": 24, "output_min": 2, "output_max": 8}
+SHORT = (
+    *("workload.max_len=40", "workload.lengths.shape=uniform"),
+    *(f"+workload.lengths.{name}={value}" for name, value in LENGTHS.items()),
+)
+VALIDATED = (
+    *(*ENGINE, *SHORT, "study.repeats=1", "study.seconds=0.1"),
+    *(f"study.calibration.{one}.workload.requests=8" for one in ("few", "some", "many")),
+    *(
+        f"study.calibration.{one}.workload.lengths.{name}={value}"
+        for one in ("few", "some", "many")
+        for name, value in LENGTHS.items()
+    ),
+)
+SMALLEST: dict[str, tuple[str, ...]] = {
+    "block_sizes": (*FEW, "study.sizes=[8,16]"),
+    "calibrate": ENGINE,
+    "capacity": (*FEW, "study.arms={a: []}", "study.tolerance=0.3"),
+    "compare": (*FEW, "study.arms={a: ['policy=fcfs'], b: ['policy=priority']}"),
+    "estimate": (),
+    "fcfs_vs_priority": FEW,
+    "hit_rate": ("workload=sharegpt", *FEW, "+workload.prefixes={tokens: 64}", "memory.blocks=900"),
+    "parity": (*VALIDATED, "study.over=['policy=fcfs']"),
+    "preemption": FEW,
+    "record": (*FEW, *ENGINE, *SHORT),
+    "replay": (),
+    "single": FEW,
+    "swap_vs_recompute": (*FEW, "study.models=[opt-13b]", "study.modern=opt-13b"),
+    "sweep": (*FEW, "study.over=server.max_seqs", "study.values=[8,16]"),
+    "tune": (*FEW, "study.trials=2", "study.batch=2", "workload.rate=6"),
+    "validate": VALIDATED,
+}
+"""The least of each that says something. A new experiment wants a line here; the paper's figures
+are run whole by test_regenerate.py, which checks what they leave."""
+SMALL = [one for one in experiments() if not one.name.startswith("paper_")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", SMALL, ids=lambda one: one.name)
+def test_it_leaves_what_the_manual_says(
+    one: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    words = SMALLEST[one.name]
+    if ENGINE[0] in words or one.name == "replay":
+        pytest.importorskip("torch")
+        request.getfixturevalue("a_small_model")
+        monkeypatch.setattr(validate, "FEWEST", 4)
+        monkeypatch.setattr(step_grid, "ROUNDS", 1)
+    if one.name == "replay":
+        carried_out(tmp_path / "recorded", "experiment=record", *SMALLEST["record"])
+        words = (f"run={tmp_path / 'recorded'}",)
+    if one.name == "tune":
+        pytest.importorskip("optuna")
+    folder = tmp_path / "out"
+    carried_out(folder, f"experiment={one.name}", "report=true", "tracking=wandb", *words)
+    check_leaves(folder, one)
+
+
+def test_the_paper_s_figures_are_run_whole() -> None:
+    assert {one.name for one in experiments() if one not in SMALL} <= set(STUDIES)
