@@ -11,11 +11,12 @@ from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.finding import finding
 from pagedsim.report.plots import drawings_of
+from pagedsim.run.arm import Arm
 from pagedsim.run.command import group_of
 from pagedsim.run.job import Job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 
 _NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
 """What there is once in a study, whatever its arms."""

@@ -13,7 +13,7 @@ from pagedsim.metrics.catalogue import keys_of, metric_of
 from pagedsim.metrics.compare import baseline_of, compare
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.report.plots import COLOURS, Plot
+from pagedsim.report.pictures import COLOURS, Plot
 from pagedsim.report.result import reasons, tables
 from pagedsim.report.style import DARK, GRID, INK, MUTED, PAPER
 from pagedsim.report.table import Cell, Section, sections

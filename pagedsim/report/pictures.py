@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedsim.report.style import drawing
+from pagedsim.report.style import DARK, DPI, drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from pagedsim.report.plots import Plot
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,24 @@ class Drawing:
     draw: Callable[[], Figure]
 
 
+@dataclass(frozen=True)
+class Plot:
+    """One picture, drawn."""
+
+    name: str
+    title: str
+    caption: str
+    png: bytes
+    svg: str
+    """For a page: without a header, its colours variables of `COLOURS`."""
+
+
+COLOURS = {light: f"--c{light[1:]}" for light in DARK}
+"""The variable that stands for each colour in a plot's SVG."""
+
+
 def drawn(drawings: Mapping[str, Drawing]) -> list[Plot]:
     """The pictures; matplotlib is imported here, not before."""
-    from pagedsim.report.plots import Plot, render
-
     with drawing():
         return [
             Plot(name, one.title, one.caption, *render(name, one.draw()))
@@ -43,3 +57,30 @@ def write_page(folder: Path, text: str, plots: Sequence[Plot]) -> Path:
     report = folder / "report.html"
     report.write_text(text, encoding="utf-8")
     return report
+
+
+def render(name: str, figure: Figure) -> tuple[bytes, str]:
+    """A figure as PNG, and as SVG for a page."""
+    png, svg = io.BytesIO(), io.StringIO()
+    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    return png.getvalue(), _for_page(name, svg.getvalue())
+
+
+def _for_page(name: str, svg: str) -> str:
+    """An SVG that can stand among others in a page, and follows the page's colours and font."""
+    svg = re.sub(r"^.*?(?=<svg)", "", svg, count=1, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', svg, count=1)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
+    svg = re.sub(r'="[^"]*"', _shortened, svg)
+    svg = re.sub(
+        r"#[0-9a-f]{6}\b", lambda m: f"var({COLOURS[m[0]]})" if m[0] in COLOURS else m[0], svg
+    )
+    return svg.replace("'DejaVu Sans'", "inherit")
+
+
+def _shortened(attribute: re.Match[str]) -> str:
+    """An attribute, such as a path, with two decimals: a hundredth of a point is not seen."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", attribute[0])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,26 +13,9 @@ from pagedsim.report.effect import draw_effect, draw_sweep, without_ratio
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load
 from pagedsim.report.pictures import Drawing
-from pagedsim.report.style import DARK, DPI
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One picture, drawn."""
-
-    name: str
-    title: str
-    caption: str
-    png: bytes
-    svg: str
-    """For a page: without a header, its colours variables of `COLOURS`."""
-
-
-COLOURS = {light: f"--c{light[1:]}" for light in DARK}
-"""The variable that stands for each colour in a plot's SVG."""
 
 
 def drawings_of(study: Arms) -> dict[str, Drawing]:
@@ -86,30 +66,3 @@ def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figur
         "its bar includes the time until it ran again.",
         draw_gantt,
     )
-
-
-def render(name: str, figure: Figure) -> tuple[bytes, str]:
-    """A figure as PNG, and as SVG for a page."""
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
-    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    return png.getvalue(), _for_page(name, svg.getvalue())
-
-
-def _for_page(name: str, svg: str) -> str:
-    """An SVG that can stand among others in a page, and follows the page's colours and font."""
-    svg = re.sub(r"^.*?(?=<svg)", "", svg, count=1, flags=re.DOTALL)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', svg, count=1)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
-    svg = re.sub(r'="[^"]*"', _shortened, svg)
-    svg = re.sub(
-        r"#[0-9a-f]{6}\b", lambda m: f"var({COLOURS[m[0]]})" if m[0] in COLOURS else m[0], svg
-    )
-    return svg.replace("'DejaVu Sans'", "inherit")
-
-
-def _shortened(attribute: re.Match[str]) -> str:
-    """An attribute, such as a path, with two decimals: a hundredth of a point is not seen."""
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", attribute[0])

@@ -13,11 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from pagedsim.config import Config, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, require_flag, require_whole
+from pagedsim.run.arm import Arm
 from pagedsim.run.command import Command, group_of
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.job import Job
 from pagedsim.run.parts import backend_of, build
-from pagedsim.run.study import Arm, Study
+from pagedsim.run.study import Study
 from pagedsim.tracking import SETTINGS, check_mode
 from pagedsim.workload import Workload
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pagedsim.metrics.arms import Run
+from pagedsim.run.arm import Arm
 from pagedsim.run.backend import Settings
 from pagedsim.run.command import Command
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Interrupted, Job, Outcome, Repeated
 from pagedsim.run.pool import inside_a_worker, run_jobs
 from pagedsim.run.store import Store
-from pagedsim.run.study import Arm
 from pagedsim.user_error import shown
 
 Key = tuple[str, int]

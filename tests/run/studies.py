@@ -11,6 +11,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.metrics.arms import Run
+from pagedsim.run.arm import Arm
 from pagedsim.run.backend import Settings
 from pagedsim.run.command import Command
 from pagedsim.run.job import Job, run_job
@@ -19,7 +20,7 @@ from pagedsim.run.runner import Life
 from pagedsim.run.runs import Runs
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.run.store import Summaries, Tables
-from pagedsim.run.study import Arm, Study
+from pagedsim.run.study import Study
 
 
 def command(folder: Path, *words: str) -> Command:
