@@ -12,7 +12,7 @@ from experiments.studies.block_list import require_sizes
 from experiments.studies.swap_prices import Price, Priced, require_prices
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
-from pagedsim.fidelity.engine_model import Prices
+from pagedsim.fidelity.engine_model import RecordedPrices
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
@@ -311,7 +311,7 @@ class SwapMap(Reproduction):
 
     def _read_engine(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
         prices = {
-            arm: (of[0].summary["machine"], Prices(of[0].summary["machine"]["prices"]))
+            arm: (of[0].summary["machine"], RecordedPrices(of[0].summary["machine"]["prices"]))
             for arm, of in runs.items()
             if arm.startswith("cheapest")
         }

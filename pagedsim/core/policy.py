@@ -1,4 +1,4 @@
-"""The policy interface: who goes first, who yields its memory, and how.
+"""The policy interface: which request runs first, which yields its memory, and how.
 
 A policy sees what a real server knows about a request, and never the length that its output will
 have. Override the hooks that your idea needs; each has a default.
@@ -89,7 +89,7 @@ class Policy:
     with priorities; under `batching=prefill_first` it costs urgent requests a step or two."""
 
     def rank(self, request: Request, state: ServerState) -> float:
-        """Who goes first: smaller is sooner. Not overridden: first come, first served."""
+        """Which request runs first: smaller is sooner. Not overridden: first come, first served."""
         return 0.0
 
     def admit(self, request: Request, state: ServerState) -> bool:

@@ -3,7 +3,7 @@
 It decides who runs, who waits, and who yields its memory and how. It reads no clock (`now` is an
 argument) and does no work itself: an executor carries each plan out and commits it. Who is where,
 and the moves between, is the queues' affair (`queues.py`); how a step is composed of these moves
-is the batching's (`batching/`); who goes first is the policy's.
+is the batching's (`batching/`); which request runs first is the policy's.
 
 With `async_scheduling` a step is planned while the one before it runs: `launch` says that a plan
 is under way and everybody in it is a token longer, `tell`, later, which tokens these are, and who

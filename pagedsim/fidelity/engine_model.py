@@ -65,7 +65,7 @@ class ModelledEngine(Stage):
         return self._cost.notices
 
 
-class Prices:
+class RecordedPrices:
     """What a preemption cost on the engine's machine."""
 
     def __init__(self, prices: Mapping[str, Sequence[float]] | None) -> None:
@@ -86,7 +86,7 @@ def scheduler_of(config: Settings, machine: Settings, kind: type[S]) -> S:
     """A scheduler with the engine's limits and sizes, whatever they came from."""
     server = server_of(config).of_sizes(machine)
     if server.weighs_prices:
-        server = server.priced(Prices(machine.get("prices")))
+        server = server.priced(RecordedPrices(machine.get("prices")))
     scheduler = server.scheduler(kind)
     assert isinstance(scheduler, kind)
     return scheduler

@@ -1,4 +1,4 @@
-"""Who goes on in a simulated beam search: a law, since a simulation knows no probabilities."""
+"""Which beams go on in a simulated search: a law, since a simulation knows no probabilities."""
 
 from __future__ import annotations
 

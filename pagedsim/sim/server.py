@@ -56,7 +56,7 @@ class Server:
         """`overlap`: swaps out go on beside the computation, over one bus.
 
         `copy_seconds` is what a step takes longer for each block that it copies on the GPU.
-        `beams` says who goes on in a beam search; without it every beam does. Without
+        `beams` says which beams of a search go on; without it every beam does. Without
         `fast_forward` every step is planned and committed by itself; what comes out is the same.
         """
         self.environment = environment

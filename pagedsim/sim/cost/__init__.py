@@ -1,6 +1,6 @@
 """How long a step takes: from data sheets, from a fit, or from a recording."""
 
-from pagedsim.sim.cost.base import Breakdown, CostModel, Prices, Term
+from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term
 from pagedsim.sim.cost.fitted import Coefficients, Fitted
 from pagedsim.sim.cost.fitting import Fit, Sample
 from pagedsim.sim.cost.replay import Replay
@@ -12,7 +12,7 @@ __all__ = [
     "CostModel",
     "Fit",
     "Fitted",
-    "Prices",
+    "ModelledPrices",
     "Replay",
     "Roofline",
     "Sample",

@@ -136,12 +136,12 @@ class CostModel(ABC):
     def work(self, plan: StepPlan) -> Work:
         """FLOP and bytes of a step on one GPU, as `mfu` and `mbu` want them."""
 
-    def prices(self) -> Prices:
+    def prices(self) -> ModelledPrices:
         """What `preemption=cheapest` compares."""
-        return Prices(self)
+        return ModelledPrices(self)
 
 
-class Prices:
+class ModelledPrices:
     """A cost model as a preemption sees it: swapping costs the way out and the way back."""
 
     __slots__ = ("_swap_seconds", "recompute_seconds")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pagedsim.core import ConfigError, PagedsimError, StepPlan
 from pagedsim.core.errors import require_number
-from pagedsim.sim.cost.base import Breakdown, CostModel, Prices, Term, kind_of
+from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term, kind_of
 from pagedsim.sim.cost.roofline import Roofline
 from pagedsim.sim.cost.work import Work
 from pagedsim.sim.replica import Replica
@@ -78,7 +78,7 @@ class Replay(CostModel):
         term = Term(f"step {plan.number}", self.step_seconds(plan), "recorded")
         return Breakdown(kind_of(plan), (term,), self.work(plan))
 
-    def prices(self) -> Prices:
+    def prices(self) -> ModelledPrices:
         return self.estimate.prices()
 
 
