@@ -63,6 +63,7 @@ class ByTerms(CostModel):
         "_alone",
         "_decodes",
         "_host",
+        "_host_form",
         "_overlaps",
         "_read",
         "_sums",
@@ -76,6 +77,7 @@ class ByTerms(CostModel):
         self.terms = tuple(terms)
         self._unchosen = unchosen
         self._host = _added(term.seconds for term in terms if term.bound == "host")
+        self._host_form = _form(self._host)
         kernels = [_by_resource(same) for same in _kernels(terms)]
         overlaps = [_longest(ways) for ways in kernels if len(ways) > 1]
         self._alone = _added(ways[0] for ways in kernels if len(ways) == 1)
@@ -91,8 +93,8 @@ class ByTerms(CostModel):
     def step_seconds(self, plan: StepPlan) -> float:
         if not plan.ahead:
             return self._in_turn(plan)
-        sequences = len(plan.chunks) + plan.decode_count
-        host = sequences * self._host.sequence + self._host.step
+        totals = self._totals(plan)
+        host = sum(totals[index] * each for index, each in self._host_form)
         return max(self._in_turn(plan) - host, host)
 
     def _in_turn(self, plan: StepPlan) -> float:
@@ -118,26 +120,26 @@ class ByTerms(CostModel):
             )
             for ways in self._overlaps
         )
-        return longest, sequences * (self._alone.token + self._alone.sequence), self._alone.step
+        constant = self._alone.step + unchosen * self._alone.unchosen
+        return longest, sequences * (self._alone.token + self._alone.sequence), constant
 
     def recompute_seconds(self, tokens: int) -> float:
         if not tokens:
             return 0.0
-        pairs = tokens * (tokens + 1) // 2
-        return self._sum((tokens, 1, pairs, 0, 0, 1, self._unchosen**tokens))
+        pairs, unchosen = tokens * (tokens + 1) // 2, self._unchosen**tokens
+        return self._sum(Totals(token=tokens, sequence=1, pair=pairs, step=1, unchosen=unchosen))
 
-    def _totals(self, plan: StepPlan) -> tuple[float, ...]:
-        """Those of `Totals`, in their order."""
+    def _totals(self, plan: StepPlan) -> Totals:
         tokens = plan.prefill_tokens
         every = tokens + plan.decode_count
-        return (
-            every,
-            len(plan.chunks) + plan.decode_count,
-            plan.prefill_pairs,
-            plan.prefill_context - tokens,  # its own are still in the caches
-            plan.decode_context,
-            1,
-            self._unchosen**every,
+        return Totals(
+            token=every,
+            sequence=len(plan.chunks) + plan.decode_count,
+            pair=plan.prefill_pairs,
+            chunk_context=plan.prefill_context - tokens,  # its own are still in the caches
+            decode_context=plan.decode_context,
+            step=1,
+            unchosen=self._unchosen**every,
         )
 
     def _sum(self, totals: Sequence[float]) -> float:
@@ -169,7 +171,7 @@ class ByTerms(CostModel):
                 if term.bound == "host":
                     yield Term(term.name, term.seconds.step, term.bound)
             return
-        totals = Totals(*self._totals(plan))
+        totals = self._totals(plan)
         for kernel in _kernels(self.terms):
             ways: dict[str, list[Term]] = {}
             for term in kernel:
