@@ -1,13 +1,17 @@
 """Trace files: what each format says, slices, scaling and clipping."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.workload import TokenRuns, Workload, trace
+from pagedsim.workload.traces import sniff
+from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
+from pagedsim.workload.traces.rows import Chunk, Clock, Options
 from tests.workload.files import (
     AZURE_2023,
     AZURE_2024,
@@ -214,3 +218,31 @@ def test_labels_and_columns(tmp_path: Path) -> None:
     assert [(r.client, r.priority, r.predicted_len) for r, _ in drawn.requests()] == [
         ("a", 3, 5.0)
     ] * 2
+
+
+class Gateway(JsonLines):
+    """JSON lines of other fields."""
+
+    name = "gateway"
+    time, prompt, output = "at", "sent", "answered"
+    options = ()
+    fields: ClassVar[Mapping[str, Field]] = {
+        time: (is_number, "a number of seconds"),
+        prompt: TOKENS,
+        output: TOKENS,
+    }
+
+    def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
+        at, sent, answered = (np.array([row[name] for row in rows]) for name in self.fields)
+        return Chunk(lines, Clock(lines, at), at, sent, answered)
+
+
+def test_a_format_of_json_lines_is_its_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sniff, "FORMATS", {**sniff.FORMATS, "gateway": Gateway()})
+    lines = '{"at": 0.5, "sent": 9, "answered": 2}\n{"at": 1.0, "sent": 8, "answered": 3}\n'
+    assert rows(trace(path=written(tmp_path, lines))) == [(0.5, 9, 2), (1.0, 8, 3)]
+    assert len(trace(path=written(tmp_path, MOONCAKE))) == 3
+    with pytest.raises(ConfigError, match=r":1: no field 'answered' \(format gateway\)"):
+        trace(path=written(tmp_path, lines.replace('"answered"', '"took"', 1)))
