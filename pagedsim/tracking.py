@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -81,39 +81,47 @@ def track(
         by_arm.setdefault(run.arm, []).append(run)
     for some in by_arm.values():
         some.sort(key=lambda run: run.seed)  # they may come as they were completed
-    ids = _ids(folder, by_arm)
+    points = max(100, min(400, POINTS // max(len(by_arm), 1))) if series else 0
+    folders: list[Path] = []
+    try:
+        begin = _begin(result, folder, by_arm, mode=mode, project=project, entity=entity)
+
+        def arm(name: str) -> Path:
+            config = by_arm[name][0].config | {"arm": name, "seed": by_arm[name][0].seed}
+            with begin(name, "arm", config=config) as tracked:
+                _log_arm(tracked, by_arm[name], points)
+                return _folder(tracked)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            folders += pool.map(arm, by_arm)
+        with begin("comparison", "comparison") as tracked:
+            _log_result(tracked, result, folder, arms, table, list(by_arm))
+            folders.append(_folder(tracked))
+    except (wandb.Error, OSError, ValueError) as error:
+        told = f"tracking.mode={mode}: Weights & Biases says: {error}"
+        return Tracked(folders, PagedsimError(told))
+    return Tracked(folders)
+
+
+def _begin(
+    result: Result, folder: Path, arms: Iterable[str], **account: str | None
+) -> Callable[..., Any]:
+    """What begins a run of this study: told its name, its kind and its configuration."""
+    import wandb
+
+    ids = _ids(folder, arms)
     common: dict[str, Any] = {
-        "mode": mode,
-        "project": project,
-        "entity": entity,
+        **account,
         "group": _group(result.name, folder),
         "dir": str(folder),
         "reinit": "create_new",
     }
-    points = max(100, min(400, POINTS // max(len(by_arm), 1))) if series else 0
 
-    def arm(name: str) -> Path:
-        config = by_arm[name][0].config | {"arm": name, "seed": by_arm[name][0].seed}
-        own = {"name": name, "id": ids[name], "job_type": "arm", "config": config}
-        with wandb.init(**common | own, settings=_settings()) as tracked:
-            _log_arm(tracked, by_arm[name], points)
-            return _folder(tracked)
+    def begin(name: str, kind: str, **more: Any) -> Any:
+        own = {"name": name, "id": ids[name if kind == "arm" else ""], "job_type": kind}
+        return wandb.init(**common | own | more, settings=_settings())
 
-    def comparison() -> Path:
-        own = {"name": "comparison", "id": ids[""], "job_type": "comparison"}
-        with wandb.init(**common | own, settings=_settings()) as tracked:
-            _log_result(tracked, result, folder, arms, table, list(by_arm))
-            return _folder(tracked)
-
-    folders: list[Path] = []
-    try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            folders += pool.map(arm, by_arm)
-        folders.append(comparison())
-    except wandb.Error as error:
-        told = f"tracking.mode={mode}: Weights & Biases says: {error}"
-        return Tracked(folders, PagedsimError(told))
-    return Tracked(folders)
+    return begin
 
 
 def _group(name: str, folder: Path) -> str:
@@ -133,7 +141,9 @@ def _ids(folder: Path, arms: Iterable[str]) -> dict[str, str]:
             shutil.rmtree(old)
     ids |= {arm: secrets.token_hex(4) for arm in ("", *arms) if arm not in ids}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+    new.replace(path)
     return ids
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,16 @@ _KINDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or 
 
 
 class UserError(PagedsimError):
-    """What went wrong, a line each; `study` is what there is nevertheless."""
+    """What went wrong, a line each."""
 
-    def __init__(self, lines: Sequence[str], expected: bool = True, study: Any = None) -> None:
+    def __init__(self, lines: Sequence[str], expected: bool = True) -> None:
         super().__init__("; ".join(lines))
         self.lines = lines
         self.expected = expected
-        self.study = study
 
 
 class Interruption(KeyboardInterrupt):
     """A Ctrl-C that left something; its text says what."""
-
-    def __init__(self, text: str, study: Any = None) -> None:
-        super().__init__(text)
-        self.study = study
 
 
 def guarded(run: Callable[[], None]) -> int:
@@ -212,15 +208,28 @@ def _dotted(names: Sequence[str]) -> str:
     return ".".join(names)
 
 
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Configurations of conf/ alone can be composed; what was composed before goes on after it."""
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("conf", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = before  # the instance is another one now
+
+
 def _composed(words: Sequence[str]) -> Any:
     """The configuration as the group choices among `words` make it, or else the default."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
+    from hydra import compose
     from omegaconf import OmegaConf
 
     choices = [word for word in words if re.fullmatch(r"[a-z]+=[\w./-]+", word)]
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
+    with _own_hydra():
         for overrides in (choices, []):
             try:
                 return OmegaConf.to_container(compose("config", overrides=overrides))
@@ -231,11 +240,9 @@ def _composed(words: Sequence[str]) -> Any:
 
 def _not_an_option(words: Sequence[str]) -> str:
     """The first group among `words` that is set to what can be no option's name."""
-    from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
 
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
+    with _own_hydra():
         loader = GlobalHydra.instance().config_loader()
         for word in words:
             group, _, name = word.partition("=")

@@ -15,7 +15,7 @@ from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import signed
 from pagedsim.run.arm import Arm
-from pagedsim.run.failure import Failure, complaint_of
+from pagedsim.run.failure import Failure, error_of, failure_of
 from pagedsim.run.objects import locate
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
@@ -36,7 +36,7 @@ class Parity(Validate):
     whole = False
 
     over: Sequence[str]
-    _failed: dict[Changes, str] = field(default_factory=dict, init=False, repr=False)
+    _failed: dict[Changes, Failure] = field(default_factory=dict, init=False, repr=False)
     _configured: dict[Changes, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,9 +59,8 @@ class Parity(Validate):
                 runs.say(f"\n{number} of {len(self._combinations())}: {_said(changes)}")
             try:
                 arms = some.ask()
-            except Exception as error:  # the others may still tell something
-                self._failed[changes] = line(error)
-                runs.say(f"failed: {self._failed[changes]}")
+            except Exception as error:
+                self._fail(changes, error, runs)
                 continue
             if arms:
                 return [replace(arm, name=prefix + arm.name) for arm in arms]
@@ -69,14 +68,18 @@ class Parity(Validate):
 
     def read(self, runs: Runs) -> Reading | None:
         """A row for each load of each validation that is complete."""
-        readings = {
-            changes: self._one(changes, runs).read()
-            for changes in self._combinations()
-            if changes not in self._failed and not runs.interrupted
-        }
-        wrong = {_said(changes): Failure(why) for changes, why in self._failed.items()}
+        readings: dict[Changes, Reading] = {}
+        for changes in self._combinations():
+            one = self._one(changes, runs)
+            if changes in self._failed or not one.complete:
+                continue
+            try:
+                readings[changes] = one.read()
+            except Exception as error:
+                self._fail(changes, error, runs)
+        wrong = {_said(changes): failure for changes, failure in self._failed.items()}
         if not readings and wrong:
-            raise complaint_of(wrong)
+            raise error_of(wrong)
         if not readings:
             return None
         rows = [row for changes, one in readings.items() for row in _rows(changes, one.data)]
@@ -95,9 +98,15 @@ class Parity(Validate):
                 "validations": {_said(changes): one.data for changes, one in readings.items()},
             },
             table=rows,
-            failed={_said(changes): why for changes, why in self._failed.items()},
+            failed={whose: str(failure) for whose, failure in wrong.items()},
             wrong=wrong,
         )
+
+    def _fail(self, changes: Changes, error: Exception, runs: Runs) -> None:
+        """Note it: the others may still tell something."""
+        failure = failure_of(error, self._configured[changes]["policy"], None)
+        self._failed[changes] = failure
+        runs.say(f"failed: {failure}")
 
     def progress(self, runs: Runs) -> str:
         combinations = self._combinations()

@@ -18,6 +18,7 @@ from pagedsim.fidelity.validation import Validation
 from pagedsim.metrics.agreement import Regime
 from pagedsim.run.arm import Arm
 from pagedsim.run.backend import Settings
+from pagedsim.run.failure import error_of
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading, Study
@@ -131,17 +132,31 @@ class Validated:
         """A calibration; each round's loads with the next; at last the simulator's runs."""
         if self.runs.failed:
             ((arm, _), failure) = next(iter(self.runs.failed.items()))
-            raise UserError([f"{arm}: {failure}"], expected=failure.expected)
+            raise error_of({arm: failure})
         for again in range(self.study.repeats):
             if not self._calibrations(again):
                 return self._calibrating(again)
             if not self._served(again):
                 return self._serving(again)
-        if any(not self.runs.of(_simulated(name)) for name in self.study.regimes):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._fit().save(self.path)
+        if not self.complete:
+            self._save(self._fit())
             return [self._simulating(name) for name in self.study.regimes]
         return []
+
+    @property
+    def complete(self) -> bool:
+        """Whether it can be read."""
+        return all(self.runs.of(_simulated(name)) for name in self.study.regimes)
+
+    def _save(self, cost: Fitted) -> None:
+        """Write cost.json, unless it is there: runs that were made with it are to be kept."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(".new")
+        cost.save(new)
+        if self.path.exists() and self.path.read_bytes() == new.read_bytes():
+            new.unlink()
+        else:
+            new.replace(self.path)
 
     def read(self) -> Reading:
         """Everything, once it is there."""

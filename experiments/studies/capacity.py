@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from experiments.studies.bisection import Bisection
@@ -51,6 +51,7 @@ class Capacity(Study):
     baseline: str | None = None
     start: float | None = None
     tolerance: float = 0.02
+    _own: list[float] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_number("tolerance", self.tolerance, 0.001, 0.5)
@@ -77,6 +78,15 @@ class Capacity(Study):
             for search in Searches(self, runs).open
             if (rate := search.next()) is not None
         ]
+
+    def started(self, runs: Runs) -> float:
+        """The first rate to be tried: a trace's own is looked up once."""
+        config = runs.config
+        rate: float | None = self.start or config["workload"].get("rate")
+        if rate is None and not self._own:
+            workload = backend_of(config).workload(config["workload"], config["seed"])
+            self._own.append(workload.rate)
+        return self._own[0] if rate is None else rate
 
     def probe(self, search: Search, rate: float, first: int) -> Arm:
         """An ordinary run at a rate; left out where seeds after the first change nothing."""
@@ -134,10 +144,7 @@ class Searches:
     def __init__(self, study: Capacity, runs: Runs) -> None:
         self.study, self.runs = study, runs
         self.bounds = bounds_of(study.bounds)
-        start = study.start or runs.config["workload"].get("rate")
-        if start is None:
-            config = runs.config
-            start = backend_of(config).workload(config["workload"], config["seed"]).rate
+        start = study.started(runs)
         self.searches: dict[Key, Search] = {}
         self.failed: dict[str, Failure] = {}
         """By arm."""

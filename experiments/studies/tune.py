@@ -17,7 +17,6 @@ from pagedsim.metrics.compare import value_of
 from pagedsim.report import tune as report
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.arm import Arm
-from pagedsim.run.command import key_of
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
@@ -95,7 +94,7 @@ class Tune(Study):
         return f"{told} of {self.trials} trials are complete"
 
     def key_of(self, arm: str) -> str:
-        return "study" if arm == DEFAULT else f"study.space.{key_of(arm)}"
+        return "study" if arm == DEFAULT else "study.space"
 
     def _search(self, runs: Runs) -> Search:
         if not self._searches:
@@ -147,8 +146,9 @@ class Search:
             yield from self._until([arm for _, arm in asked], seeds)
             self._tell(asked)
             done = len(self.study.trials)
-            print(f"{done} of {self.tune.trials} trials", file=sys.stderr, flush=True)
-        if self.values:
+            if not self.runs.quiet:
+                print(f"{done} of {self.tune.trials} trials", file=sys.stderr, flush=True)
+        if self.values and not self.runs.repeated:  # else other seeds are the same requests
             others = [seed + OTHER_SEEDS for seed in seeds]
             yield from self._until([DEFAULT, self.best], others, confirm=True)
 
@@ -224,8 +224,8 @@ class Search:
             data=done.data(),
             drawings={"tune": picture} if done.trials else {},
             table=done.table(),
-            again={"The best of its trials": done.best_command},
-            used={"again": done.best_command},
+            again={"The best of its trials": again} if (again := done.best_command) else {},
+            used={"again": again} if again else {},
             failed=done.failed,
             wrong=self.failed,
         )

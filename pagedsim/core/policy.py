@@ -7,11 +7,12 @@ have. Override the hooks that your idea needs; each has a default.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from inspect import signature
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from pagedsim.core.errors import ConfigError, PolicyError
 from pagedsim.core.plan import StepPlan
@@ -66,6 +67,9 @@ class Preemption:
     def keep(self, victim: Request, state: ServerState) -> Keep:
         """Recompute or swap?"""
         return Keep.RECOMPUTE
+
+
+_HOOKS = ("rank", "admit", "displaces", "victim", "keep", "observe")
 
 
 class Policy:
@@ -131,9 +135,23 @@ def observes(policy: Policy) -> bool:
     return type(policy).observe is not Policy.observe
 
 
-def refuse_old_hooks(policy: Policy) -> None:
-    """Raise ConfigError if a hook takes `now`, as some did before all of them got `state`."""
-    for hook in ("rank", "admit", "displaces", "victim", "keep"):
+def refuse_slips(policy: Policy) -> None:
+    """Raise ConfigError for what a class says that nobody asks.
+
+    That is a hook that takes `now`, as some did before all of them got `state`, a method that is
+    called nearly like a hook, and a `rank_changes` that is none.
+    """
+    if policy.rank_changes not in get_args(RankChanges):
+        name = f"{type(policy).__name__}.rank_changes={policy.rank_changes!r}"
+        raise ConfigError(f"{name}: must be one of {', '.join(map(repr, get_args(RankChanges)))}")
+    own_names = vars(type(policy))
+    for name, value in own_names.items():
+        close = get_close_matches(name, _HOOKS, 1, cutoff=0.8)
+        if close and callable(value) and not name.startswith("_") and close[0] not in own_names:
+            raise ConfigError(
+                f"{type(policy).__name__}.{name}: no such hook; did you mean {close[0]!r}?"
+            )
+    for hook in _HOOKS:
         own = getattr(type(policy), hook)
         if own is not getattr(Policy, hook) and "now" in signature(own).parameters:
             name = f"{type(policy).__name__}.{hook}"

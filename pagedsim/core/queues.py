@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from pagedsim.core.errors import IntegrityError
+from pagedsim.core.errors import IntegrityError, PolicyError
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.places import Limits, Places
 from pagedsim.core.plan import Rejection, StepPlan
@@ -168,7 +168,15 @@ class Queues(Places):
     def _keep(self, victim: Request) -> Keep:
         if victim.computed == 0 or not self.memory.cpu_room(victim):
             return Keep.RECOMPUTE
-        return self.policy.keep(victim, self.state) or self.preemption.keep(victim, self.state)
+        for asked in (self.policy, self.preemption):
+            if (keep := asked.keep(victim, self.state)) is not None:
+                if not isinstance(keep, Keep):
+                    name = f"{type(asked).__name__}.keep"
+                    raise PolicyError(
+                        f"{name} gave {keep!r}: must be one of {', '.join(map(str, Keep))}"
+                    )
+                return keep
+        raise PolicyError(f"{type(self.preemption).__name__}.keep gave None: no answer")
 
     # -- who comes back ----------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pagedsim.core import Scheduler
-from pagedsim.fidelity.engine_model import scheduler_of
+from pagedsim.fidelity.engine_model import ModelledEngine
 from pagedsim.fidelity.recorded import Recorded
 from pagedsim.fidelity.steplog import predicted, samples_of
 from pagedsim.metrics.agreement import JUDGED, Regime
@@ -20,7 +19,6 @@ from pagedsim.run.backend import Settings
 from pagedsim.run.job import Job
 from pagedsim.run.parts import backend_of
 from pagedsim.sim.cost import Fitted
-from pagedsim.sim.simulate import simulate
 
 
 def measured(
@@ -56,10 +54,9 @@ def requests_per_s(job: Job, machine: Settings, cost: Fitted) -> float:
 
 def _simulated(config: Settings, machine: Settings, seed: int, cost: Fitted) -> dict[str, Any]:
     """The summary of a run of the engine, as the simulator has it; nothing is kept of it."""
-    recorder, scheduler = Recorder(), scheduler_of(config, machine, Scheduler)
+    recorder = Recorder()
     workload = backend_of(config).workload(config["workload"], seed)
-    # Where there is a bus, the engine lets blocks go out beside the computation.
-    simulate(scheduler, workload, cost, recorder, overlap=machine.get("cuda") is not None)
+    ModelledEngine(config, machine, cost).run(workload, recorder)
     return _summary(recorder.requests_table(), recorder.steps_table(), machine)
 
 

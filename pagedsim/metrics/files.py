@@ -14,6 +14,7 @@ from pagedsim.metrics.steps import Batches
 REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
 """Of a run."""
 RESULT, COMPARISON, TIMELINE = "result.json", "comparison.csv", "timeline.json"
+REPORT = "report.html"
 """Of a study."""
 
 
@@ -26,7 +27,7 @@ def write_run(folder: Path, requests: pa.Table, steps: Batches, summary: dict[st
     with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
         for part in steps.to_batches():
             file.write_batch(part)
-    write_json(folder / SUMMARY, summary)
+    write_json(folder / SUMMARY, summary, ordered=True)  # clients are in the order of reports
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -46,9 +47,9 @@ def read_table(path: Path, *columns: str) -> pa.Table:
         return file.read(columns or None)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Sorted keys, and null for NaN, which JSON does not know."""
-    text = json.dumps(_without_nan(content), indent=2, sort_keys=True, allow_nan=False)
+def write_json(path: Path, content: dict[str, Any], ordered: bool = False) -> None:
+    """Sorted keys, unless their order is told too, and null for NaN, which JSON does not know."""
+    text = json.dumps(_without_nan(content), indent=2, sort_keys=not ordered, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -97,6 +97,7 @@ class Result:
             "notes": list(self.notes),
             "data": dict(self.data),
             "pictures": list(pictures),
+            **({"failed": dict(self.failed)} if self.failed else {}),
         }
         rounded: dict[str, Any] = _rounded(content)
         return rounded

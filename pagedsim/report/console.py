@@ -52,6 +52,8 @@ def show(result: Result, arms: Arms | None = None, console: Console | None = Non
             console.print(Text(listing.note, style="dim"))
     for reason in reasons(result):
         console.print(Text(reason, style="dim"))
+    for what, why in result.failed.items():
+        console.print(Text(f"missing: {what}: {why}"), soft_wrap=True)
     for note in result.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 

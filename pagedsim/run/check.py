@@ -74,6 +74,8 @@ def _refuse_unused_model(config: DictConfig) -> None:
 def check_backend(study: Study, command: Command) -> None:
     """Raise ConfigError for a backend that the study cannot be served by."""
     name = command.choices.get("backend")
+    if name not in ("sim", "engine"):  # one of the user's own
+        name = "engine" if backend_of(command.config).alone else "sim"
     if name not in study.backends:
         raise ConfigError(
             f"backend={name}: experiment={command.experiment} takes "
@@ -118,7 +120,9 @@ def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
     return 1 if alone else wanted
 
 
-def unheard(study: Study, command: Command, arms: Sequence[Arm], jobs: Sequence[Job]) -> list[str]:
+def unused_words(
+    study: Study, command: Command, arms: Sequence[Arm], jobs: Sequence[Job]
+) -> list[str]:
     """What was typed and changes nothing, a line each."""
     if study.reads is not None:
         whose = f"the settings are those of run={command.config['run']}"

@@ -52,9 +52,9 @@ class Command:
         first: int = self.config["seed"]
         return list(range(first, first + self.config["seeds"]))
 
-    def line(self, without: Iterable[str] = _NO_MATTER) -> str:
-        """The line that gives the same results; words that begin with one of `without` left out."""
-        return command_line(word for word in self.words if not word.startswith(tuple(without)))
+    def line(self) -> str:
+        """The line that gives the same results: without words that change none."""
+        return command_line(word for word in self.words if not word.startswith(_NO_MATTER))
 
     def configured(
         self, whose: str, overrides: Sequence[str], changes: Mapping[str, Any] | None = None

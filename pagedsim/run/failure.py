@@ -29,17 +29,14 @@ class Failure:
         return self.reason + self.when
 
 
-def complaint_of(failures: Mapping[str, Failure], study: Any = None) -> UserError:
-    """A line for each failure, after whose it is; with `hydra.verbose=true` prints the tracebacks.
-
-    `study` is what there is nevertheless.
-    """
+def error_of(failures: Mapping[str, Failure]) -> UserError:
+    """A line for each failure, after whose it is; `hydra.verbose=true` prints tracebacks, too."""
     if verbose():
         for failure in failures.values():
             print(failure.trace, end="", file=sys.stderr)
     lines = [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
     expected = all(failure.expected for failure in failures.values())
-    return UserError(lines, expected=expected, study=study)
+    return UserError(lines, expected=expected)
 
 
 def failure_of(error: BaseException, policy: Any, now: float | None) -> Failure:

@@ -17,7 +17,8 @@ from pagedsim.user_error import shown
 
 _NAME = "config.yaml"
 _FREE = ("study", "tracking", "report", "jobs", "seed", "seeds", "hydra")
-"""Keys that may change when a study goes on: they change no run that is there."""
+"""Keys that may change when a study goes on, while it is of the same kind: they change no run that
+is there."""
 
 
 @contextmanager
@@ -111,6 +112,8 @@ def _difference(path: Path, here: Settings) -> str:
         return ""
     if not isinstance(there, Mapping) or not there:
         return ""
+    if (was := _target(there)) and was != (target := _target(here)):
+        return f"study._target_={was}, not {target}"
     before, now = _flat(there), _flat(here)
     before_arms, now_arms = _arms(there), _arms(here)
     for key in dict.fromkeys([*now, *before]):
@@ -122,6 +125,11 @@ def _difference(path: Path, here: Settings) -> str:
     if before_arms and now_arms and not before_arms.keys() & now_arms.keys():
         return f"the arms {', '.join(before_arms)}, not {', '.join(now_arms)}"
     return ""
+
+
+def _target(config: Any) -> str | None:
+    study = config.get("study")
+    return study.get("_target_") if isinstance(study, Mapping) else None
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -78,12 +78,17 @@ class _Ended(ProgressColumn):
 
 
 def record_job(
-    folder: Path, overrides: Sequence[str], study: Arms | None, error: Exception | None
+    folder: Path,
+    overrides: Sequence[str],
+    study: Arms | None,
+    finding: Sequence[str],
+    error: Exception | None,
 ) -> None:
     """Leave what came out of one job, for the table at the end."""
     record = {
         "overrides": list(overrides),
         "error": None if error is None else line(error),
+        "finding": list(finding),
         "metrics": keys_of(study.metrics) if study else [],
         "arms": _means(study) if study else {},
     }
@@ -153,11 +158,17 @@ def _show(folder: Path, jobs: Mapping[int, Job]) -> None:
     """The table, and where it lies."""
     varying = _varying(jobs)
     console = Console()
-    if rows := _rows(jobs, varying):
+    rows = _rows(jobs, varying)
+    if rows:
         _write_csv(folder / "sweep.csv", rows)
         console.print()
         console.print(_table(rows, varying, console.width))
+    for number, job in jobs.items():
+        if job["finding"] and not job["arms"]:  # no table says what it found
+            print(f"job {number} ({_words(job, varying)}): {job['finding'][0]}")
+    if rows or any(job["finding"] for job in jobs.values()):
         print(f"results   {shown(folder)}")
+    if rows:
         print(f"table     {shown(folder / 'sweep.csv')}")
 
 

@@ -28,7 +28,7 @@ class _NotBegun(KeyboardInterrupt):
     """Asked to stop before the first step."""
 
 
-class Attention:
+class StopSignal:
     """Notes a signal, and stops the run between two steps, where all that is recorded is whole."""
 
     def __init__(self, patient: bool) -> None:
@@ -70,8 +70,8 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
     over: list[Job] = []
 
     def told(job: Job, outcome: Outcome) -> None:
-        over.append(job)
         done(job, outcome)
+        over.append(job)  # last, so that who is stopped in between is told again
 
     if processes <= 1 or len(jobs) <= 1:
         return _here(jobs, board, over, told)
@@ -84,11 +84,11 @@ def inside_a_worker() -> bool:
 
 
 def _here(jobs: Sequence[Job], board: Board | None, over: list[Job], done: Done) -> bool:
-    attention = Attention(patient=False)
-    with _handling(attention), bar(board, over):
+    stop = StopSignal(patient=False)
+    with _handling(stop), bar(board, over):
         for number, job in enumerate(jobs):
-            done(job, attention.run(number, job, board))
-            if attention.asked:
+            done(job, stop.run(number, job, board))
+            if stop.asked:
                 return True
     return False
 
@@ -145,7 +145,7 @@ def _kill() -> None:
 
 # -- in a worker -----------------------------------------------------------------------------------
 
-_attention = Attention(patient=True)
+_stop_signal = StopSignal(patient=True)
 _board: Board | None = None
 
 
@@ -154,13 +154,13 @@ def _enter(board: Board | None) -> None:
     global _board
     _board = board
     for number in _SIGNALS:
-        signal.signal(number, _attention)
+        signal.signal(number, _stop_signal)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _work(number: int, job: Job) -> Outcome:
-    return _attention.run(number, job, _board)
+    return _stop_signal.run(number, job, _board)
 
 
 # -- signals ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.files import COMPARISON, RESULT, TIMELINE, write_json
+from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison, write_rows
@@ -41,6 +41,7 @@ def publish(study: Study, runs: Runs) -> Published | None:
         arms = arms_of(study, runs) if study.keeps_tables and runs.finished else None
         result = _result(study, runs, reading, arms)
         _say_before(runs)
+        _clear(folder)
         if not runs.quiet:
             show(result, arms if reading.compares else None)
         drawings = reading.drawings if runs.config["report"] else None
@@ -54,6 +55,8 @@ def publish(study: Study, runs: Runs) -> Published | None:
                 write_timeline(arms, folder / TIMELINE)
         tracked = _track(study, runs, result, reading, arms)
     except KeyboardInterrupt:
+        if not study.asks:
+            raise
         told = study.progress(runs)
         raise Interruption(f"while reporting; {told}; {goes_on(folder)}") from None
     if not runs.quiet:
@@ -110,6 +113,14 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
         failed={**(arms.failed if arms is not None else {}), **reading.failed},
         again=reading.again,
     )
+
+
+def _clear(folder: Path) -> None:
+    """Take away what an earlier part of the study has told; other arms may have been in it."""
+    for name in (REPORT, COMPARISON, TIMELINE):
+        (folder / name).unlink(missing_ok=True)
+    for picture in (folder / "plots").glob("*.png"):
+        picture.unlink()
 
 
 def _say_before(runs: Runs) -> None:

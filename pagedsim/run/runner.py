@@ -10,9 +10,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.run.check import check_arms, check_backend, check_base, processes_of, unheard
+from pagedsim.run.check import check_arms, check_backend, check_base, processes_of, unused_words
 from pagedsim.run.command import Command
-from pagedsim.run.failure import complaint_of
+from pagedsim.run.failure import error_of
 from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Job
 from pagedsim.run.multirun import record_job
@@ -34,31 +34,32 @@ def run_experiment(config: DictConfig) -> None:
     if hydra.mode != RunMode.MULTIRUN:
         own = any(one.startswith("hydra.run.dir=") for one in hydra.overrides.hydra)
         with claimed(folder, own) as folder:
-            begun(config, folder).live()
+            begun(config, folder).execute()
         return
-    life: Life | None = None
+    life: Execution | None = None
     error: Exception | None = None
     try:
         with claimed(folder, own=True):
             life = begun(config, folder, quiet=True)
-            life.live()
+            life.execute()
     except Exception as other:
         error = other
-    arms = life.published.arms if life and life.published else None
-    record_job(folder, list(hydra.overrides.task), arms, error)
+    found = life.published if life else None
+    arms, told = (found.arms, found.result.finding) if found else (None, ())
+    record_job(folder, list(hydra.overrides.task), arms, told, error)
 
 
-def begun(config: DictConfig, folder: Path, quiet: bool = False) -> Life:
+def begun(config: DictConfig, folder: Path, quiet: bool = False) -> Execution:
     """The study that a configuration describes; raises ConfigError for what is wrong with it."""
     check_base(config)
     settings = OmegaConf.to_container(config.study, resolve=True)
     study: Study = make("study", settings, Study)
     for missing in sorted(OmegaConf.missing_keys(config)):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
-    return Life(study, Command.given(config, folder), quiet)
+    return Execution(study, Command.given(config, folder), quiet)
 
 
-class Life:
+class Execution:
     """One study, from its first question to what it leaves."""
 
     def __init__(self, study: Study, command: Command, quiet: bool = False) -> None:
@@ -66,7 +67,7 @@ class Life:
         self.runs = Runs(command, quiet=quiet)
         self.published: Published | None = None
 
-    def live(self) -> None:
+    def execute(self) -> None:
         """All of it; raises what is wrong, once what there is has been told."""
         check_backend(self.study, self.command)
         jobs = self._begin()
@@ -81,9 +82,9 @@ class Life:
         jobs = self.runs.jobs_of(arms, self.study.key_of)
         self._processes = processes_of(self.command.config["jobs"], jobs)
         if refused := check_arms(self.study, jobs):
-            raise complaint_of(refused)
+            raise error_of(refused)
         keep_configuration(self.command.config, self.command.folder)
-        for line in unheard(self.study, self.command, arms, jobs):
+        for line in unused_words(self.study, self.command, arms, jobs):
             self.runs.say(f"note: {line}")
         return jobs
 
@@ -92,12 +93,24 @@ class Life:
         store: Store = Tables() if self.study.keeps_tables else Summaries()
         try:
             while jobs:
-                self.runs.serve(jobs, self._processes, store)
+                asked_to_stop = self.runs.serve(jobs, self._processes, store)
                 if self.runs.interrupted:
                     return
-                jobs = self.runs.jobs_of(self.study.ask(self.runs), self.study.key_of)
+                jobs = self._next()
+                if asked_to_stop and jobs:
+                    self.runs.interrupted = True
+                    return
         except KeyboardInterrupt:  # between two runs
             self.runs.interrupted = True
+
+    def _next(self) -> list[Job]:
+        """What the study asks for now; what cannot be configured is told as failed."""
+        while True:
+            failed = len(self.runs.failed)
+            arms = self.study.ask(self.runs)
+            jobs = self.runs.jobs_of(arms, self.study.key_of)
+            if jobs or len(self.runs.failed) == failed:
+                return jobs
 
     def _readable(self) -> bool:
         return not (self.study.whole and (self.runs.interrupted or self.runs.failed))
@@ -108,9 +121,9 @@ class Life:
         if runs.interrupted:
             raise Interruption(f"{self._told(runs)}; {goes_on(folder)}")
         if self.published and self.published.wrong:
-            raise complaint_of(self.published.wrong)
+            raise error_of(self.published.wrong)
         if runs.failed:
-            raise complaint_of(runs.reasons)
+            raise error_of(runs.reasons)
         arms = self.published.arms if self.published else None
         if arms is not None and arms.runs and not arms.finished:
             raise UserError([": ".join(["no request finished", *arms.notes[:1]])])
@@ -124,4 +137,5 @@ class Life:
             told += f", {some} in the report"
         if runs.stopped:
             told += f"; {runs.stopped} more left the tables of what they had simulated"
-        return told
+        failed = (f"{whose}: {one}" if whose else str(one) for whose, one in runs.reasons.items())
+        return "; failed: ".join([told, *failed])

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
+from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.run.arm import Arm
 from pagedsim.run.backend import Settings
 from pagedsim.run.command import Command
-from pagedsim.run.failure import Failure
-from pagedsim.run.job import Interrupted, Job, Outcome, Repeated
+from pagedsim.run.failure import Failure, failure_of
+from pagedsim.run.job import Job, Outcome, Repeated
 from pagedsim.run.pool import inside_a_worker, run_jobs
 from pagedsim.run.store import Store
 from pagedsim.user_error import shown
@@ -70,30 +71,45 @@ class Runs:
     # -- asking ------------------------------------------------------------------------------------
 
     def jobs_of(self, arms: Sequence[Arm], key_of: Callable[[str], str]) -> list[Job]:
-        """Every arm under every seed that was not asked for before, each with its configuration.
+        """Every arm under every seed of which nothing is known, each with its configuration.
 
         Where seeds are the study's own: seed by seed, so that what an interrupted study has of its
-        arms can be compared. Else in the order in which they are asked for.
+        arms can be compared. Else in the order in which they are asked for. An arm that cannot be
+        configured raises ConfigError if nothing has run yet; later it is one that failed.
         """
-        asked = {(job.arm, job.number) for job in self.jobs}
-        made = []
+        made: list[Job] = []
         for arm in arms:
-            config = self.command.configured(key_of(arm.name), arm.overrides, arm.changes)
-            place = self.command.folder / "runs" / _as_file_name(arm.name)
-            seeds = self.command.seeds if arm.seeds is None else arm.seeds
-            first = arm.first if arm.first is not None else seeds[0]
-            for seed in seeds:
-                for repeat in arm.repeats:
-                    folder = place / f"seed-{seed + repeat}"
-                    made.append(Job(arm.name, seed, config, folder, seed != first, repeat))
-        new = [job for job in made if (job.arm, job.number) not in asked]
+            try:
+                config = self.command.configured(key_of(arm.name), arm.overrides, arm.changes)
+            except ConfigError as error:
+                if not self.jobs:
+                    raise
+                self._fail(arm, error)
+                continue
+            made += self._under_seeds(arm, config)
+        new = [job for job in made if not self.settled(job)]
         own = all(arm.seeds is None for arm in arms)
         return sorted(new, key=lambda job: job.seed) if own else new
 
-    def serve(self, jobs: Sequence[Job], processes: int | None, store: Store) -> None:
+    def _under_seeds(self, arm: Arm, config: Settings) -> Iterator[Job]:
+        place = self.command.folder / "runs" / _as_file_name(arm.name)
+        seeds = self.command.seeds if arm.seeds is None else arm.seeds
+        first = arm.first if arm.first is not None else seeds[0]
+        for seed in seeds:
+            for repeat in arm.repeats:
+                folder = place / f"seed-{seed + repeat}"
+                yield Job(arm.name, seed, config, folder, seed != first, repeat)
+
+    def _fail(self, arm: Arm, error: ConfigError) -> None:
+        for job in self._under_seeds(arm, self.config):
+            self.jobs.append(job)
+            self.failed[job.arm, job.number] = failure_of(error, None, None)
+
+    def serve(self, jobs: Sequence[Job], processes: int | None, store: Store) -> bool:
         """Run what is not there; what one of them does wrong stops no other.
 
-        `processes`: None for as many as there are cores.
+        `processes`: None for as many as there are cores. Returns whether somebody asked to stop;
+        `interrupted` says whether anything is missing by that.
         """
         self.jobs += jobs
         missing, recipes = [], {}
@@ -106,12 +122,9 @@ class Runs:
                 store.forget(job)
                 recipes[job.arm, job.number] = recipe
                 missing.append(job)
-        over = 0
 
         def done(job: Job, outcome: Outcome) -> None:
-            nonlocal over
             key = job.arm, job.number
-            over += not isinstance(outcome, Interrupted)
             if isinstance(outcome, Run):
                 if not store.store(job, recipes[key], outcome):
                     self.changed.add(job.arm)
@@ -124,7 +137,13 @@ class Runs:
                 self.stopped += outcome.folder is not None
 
         asked = run_jobs(missing, 1 if inside_a_worker() else processes or cores(), done)
-        self.interrupted = asked and over < len(missing)
+        self.interrupted = asked and not all(self.settled(job) for job in missing)
+        return asked
+
+    def settled(self, job: Job) -> bool:
+        """Whether it is known what became of a job."""
+        key = job.arm, job.number
+        return key in self.finished or key in self.failed or key in self.repeated
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ _OWN = ("study", "experiment", "seed", "seeds", "jobs", "report", "tracking")
 
 
 def single(command: Command, changes: Sequence[str], job: Job) -> str:
-    """The command of `experiment=single` that does what `job` does.
+    """The command of `experiment=single` that does what `job` does; empty where there is none.
 
     Of the words that were typed and `changes`, those of the study are left out; what the
     experiment itself has set is added.
@@ -27,7 +27,10 @@ def single(command: Command, changes: Sequence[str], job: Job) -> str:
     words = [word for word in typed if re.split(r"[.@]", key_of(word))[0] not in _OWN]
     chosen = list(_chosen(command, words))
     words = ["experiment=single", *chosen, *words, f"seed={job.seed}", "seeds=1"]
-    plain = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    try:
+        plain = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    except Exception:  # such as a key that only the study's own workload has
+        return ""
     return command_line([*words, *_changes(_flat(plain), _flat(job.config))])
 
 

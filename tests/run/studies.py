@@ -16,7 +16,7 @@ from pagedsim.run.backend import Settings
 from pagedsim.run.command import Command
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.objects import make
-from pagedsim.run.runner import Life
+from pagedsim.run.runner import Execution
 from pagedsim.run.runs import Runs
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.run.store import Summaries, Tables
@@ -41,7 +41,7 @@ def carried_out(folder: Path, *words: str, study: Study | None = None) -> dict[s
     if study is None:
         resolved = OmegaConf.to_container(OmegaConf.create(given.config), resolve=True)
         study = make("study", cast(Settings, resolved)["study"], Study)
-    Life(study, given).live()
+    Execution(study, given).execute()
     found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return found
 

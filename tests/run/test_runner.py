@@ -14,7 +14,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.files import read_summary
 from pagedsim.run import code
-from pagedsim.run.check import unheard
+from pagedsim.run.check import unused_words
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Interrupted, Job, Outcome, run_job
 from pagedsim.run.pool import run_jobs
@@ -45,7 +45,7 @@ def told(plan: Study, *words: str) -> list[str]:
     """The words that change nothing, as the runner tells of them."""
     runs = Runs(command(Path("out"), *words))
     arms = plan.ask(runs)
-    lines = unheard(plan, runs.command, arms, runs.jobs_of(arms, plan.key_of))
+    lines = unused_words(plan, runs.command, arms, runs.jobs_of(arms, plan.key_of))
     return [line.partition(" changes nothing")[0] for line in lines]
 
 

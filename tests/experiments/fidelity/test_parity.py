@@ -56,6 +56,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         error = 0.5 if "policy=priority" in self.overrides else 0.01
         return Reading(finding=[], notes=["it is uneven"], data=result(error))
 
+    monkeypatch.setattr(Validated, "complete", True)
     monkeypatch.setattr(Validated, "ask", ask)
     monkeypatch.setattr(Validated, "read", read)
     return asked
