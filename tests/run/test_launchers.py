@@ -32,9 +32,9 @@ from pagedsim.core import Policy
 
 class Mortal(Policy):
     def rank(self, request, state):
-        if now > 1 and Path("deadly").exists():
+        if state.now > 1 and Path("deadly").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        return now
+        return state.now
 """
 
 
