@@ -143,8 +143,16 @@ def test_without_anything_published_there_are_results() -> None:
 
 
 def test_a_result_may_have_words_alone() -> None:
-    text = printed(replace(RESULT_OF_TWO, rows=[], listings=[], notes=[]))
+    text = printed(replace(RESULT_OF_TWO, rows=[], listings=[], notes=[], failed={}))
     assert text.strip().splitlines()[-1] == "Some <is> not."
+
+
+def test_what_is_missing_is_told() -> None:
+    text = printed(RESULT_OF_TWO)
+    for what, why in RESULT_OF_TWO.failed.items():
+        assert f"missing: {what}: {why}" in text
+    assert RESULT_OF_TWO.record()["failed"] == dict(RESULT_OF_TWO.failed) != {}
+    assert "failed" not in replace(RESULT_OF_TWO, failed={}).record()
 
 
 def test_what_could_not_be_measured_is_a_dash() -> None:
@@ -168,7 +176,8 @@ WIDE = Listing(
 
 
 def test_a_table_has_its_title_its_note_and_its_words_as_they_are() -> None:
-    lines = printed(replace(RESULT_OF_TWO, rows=[], listings=[WIDE], notes=[])).splitlines()
+    alone = replace(RESULT_OF_TWO, rows=[], listings=[WIDE], notes=[], failed={})
+    lines = printed(alone).splitlines()
     title, *head, first, second, note = (line.strip() for line in lines[-6:])
     assert title == WIDE.title and note == WIDE.note
     assert " ".join(" ".join(head).split()) == "output against requests/s tokens/s [fcfs] binds"
