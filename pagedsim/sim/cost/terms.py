@@ -64,6 +64,7 @@ class ByTerms(CostModel):
         "_decodes",
         "_host",
         "_host_form",
+        "_host_is_plain",
         "_overlaps",
         "_read",
         "_sums",
@@ -78,6 +79,8 @@ class ByTerms(CostModel):
         self._unchosen = unchosen
         self._host = _added(term.seconds for term in terms if term.bound == "host")
         self._host_form = _form(self._host)
+        plain = Totals(sequence=self._host.sequence, step=self._host.step)
+        self._host_is_plain = self._host == plain
         kernels = [_by_resource(same) for same in _kernels(terms)]
         overlaps = [_longest(ways) for ways in kernels if len(ways) > 1]
         self._alone = _added(ways[0] for ways in kernels if len(ways) == 1)
@@ -93,9 +96,15 @@ class ByTerms(CostModel):
     def step_seconds(self, plan: StepPlan) -> float:
         if not plan.ahead:
             return self._in_turn(plan)
-        totals = self._totals(plan)
-        host = sum(totals[index] * each for index, each in self._host_form)
+        host = self._host_seconds(plan)
         return max(self._in_turn(plan) - host, host)
+
+    def _host_seconds(self, plan: StepPlan) -> float:
+        if self._host_is_plain:  # to make all totals takes longer than the rest of a decode
+            sequences = len(plan.chunks) + plan.decode_count
+            return sequences * self._host.sequence + self._host.step
+        totals = self._totals(plan)
+        return sum(totals[index] * each for index, each in self._host_form)
 
     def _in_turn(self, plan: StepPlan) -> float:
         """A step that the host begins when the one before has ended."""
