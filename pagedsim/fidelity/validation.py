@@ -50,7 +50,8 @@ class Validation:
     def listings(self) -> Iterator[Listing]:
         """Two tables a load."""
         for regime in self.regimes:
-            yield Listing(_headline(regime), *_metrics(regime), f"{_pace(regime)}. {_NOTE}")
+            note = f" {_NOTE}" if regime is self.regimes[0] else ""
+            yield Listing(_headline(regime), *_metrics(regime), f"{_pace(regime)}.{note}")
             yield Listing(f"{regime.name}: request by request", *_requests(regime), _NEAR)
 
     def table(self) -> list[dict[str, object]]:
