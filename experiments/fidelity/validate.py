@@ -13,7 +13,7 @@ from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
 from pagedsim.fidelity.regime import doubts, measured, requests_per_s
 from pagedsim.fidelity.replay import replayed
-from pagedsim.fidelity.steplog import log_of
+from pagedsim.fidelity.steplog import StepLog, log_of
 from pagedsim.fidelity.validation import Validation
 from pagedsim.metrics.agreement import Regime
 from pagedsim.run.arm import Arm
@@ -139,7 +139,7 @@ class Validated:
             if not self._served(again):
                 return self._serving(again)
         if not self.complete:
-            self._save(self._fit())
+            self._save(fitted(self._log()))
             return [self._simulating(name) for name in self.study.regimes]
         return []
 
@@ -161,16 +161,15 @@ class Validated:
     def read(self) -> Reading:
         """Everything, once it is there."""
         study = self.study
-        fits = [run for again in range(study.repeats) for run in self._calibrations(again)]
-        cost = self._fit()
+        log = self._log()
+        cost = fitted(log)
         regimes = [self._regime(name, cost) for name in study.regimes]
-        engine = [*fits, *(run for name in study.regimes for run in self._recorded(name))]
-        log = log_of(fits, f"{len(fits)} runs to calibrate on")
+        served = [run for name in study.regimes for run in self._recorded(name)]
         calibration = Calibration(log, cost)
         done = Validation(
             regimes=regimes,
-            machine=fits[0].machine,
-            steps=sum(run.steps.num_rows for run in engine),
+            machine=log.machine,
+            steps=sum(run.steps.num_rows for run in (*self._fitted_to, *served)),
             calibration=calibration.data(),
             notes=[*calibration.notes(), *cost.notices, *doubts(regimes)],
         )
@@ -305,9 +304,14 @@ class Validated:
 
     # -- what is found -----------------------------------------------------------------------------
 
-    def _fit(self) -> Fitted:
-        fits = [run for again in range(self.study.repeats) for run in self._calibrations(again)]
-        return fitted(log_of(fits, f"{len(fits)} runs to calibrate on"))
+    @property
+    def _fitted_to(self) -> list[Recorded]:
+        """The calibrations of all rounds."""
+        return [run for again in range(self.study.repeats) for run in self._calibrations(again)]
+
+    def _log(self) -> StepLog:
+        fits = self._fitted_to
+        return log_of(fits, f"{len(fits)} runs to calibrate on")
 
     def _regime(self, name: str, cost: Fitted) -> Regime:
         (simulated,) = self.runs.of(_simulated(name))

@@ -57,11 +57,7 @@ class Compare(Study):
         return [Arm(name, changes) for name, changes in self.arms.items()]
 
     def check(self, jobs: Sequence[Job]) -> None:
-        objective = any(b is not None for job in jobs for b in job.config["slo"].values())
-        if "goodput_per_s" in keys_of(self.metrics) and not objective:
-            raise ConfigError(
-                "study.metrics: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="
-            )
+        check_objective("study.metrics", self.metrics, jobs)
 
     def read(self, runs: Runs) -> Reading | None:
         arms = arms_of(self, runs)
@@ -83,6 +79,15 @@ class Compare(Study):
 
     def key_of(self, arm: str) -> str:
         return f"study.arms.{arm}" if self.swept is None else f"study.over={self.swept}"
+
+
+def check_objective(where: str, metrics: Sequence[str], jobs: Sequence[Job]) -> None:
+    """Raise ConfigError for goodput where no job has an objective."""
+    objective = any(b is not None for job in jobs for b in job.config["slo"].values())
+    if "goodput_per_s" in keys_of(metrics) and not objective:
+        raise ConfigError(
+            f"{where}: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="
+        )
 
 
 def check_overrides(arms: object) -> None:

@@ -9,10 +9,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from experiments.studies.compare import check_objective
 from experiments.studies.tune_space import Setting, space_of
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole
-from pagedsim.metrics.catalogue import keys_of, metric_of
+from pagedsim.metrics.catalogue import metric_of
 from pagedsim.metrics.compare import value_of
 from pagedsim.report import tune as report
 from pagedsim.report.pictures import Drawing
@@ -79,11 +80,7 @@ class Tune(Study):
         return self._search(runs).ask()
 
     def check(self, jobs: Sequence[Job]) -> None:
-        objective = any(b is not None for job in jobs for b in job.config["slo"].values())
-        if "goodput_per_s" in keys_of([self.goal]) and not objective:
-            raise ConfigError(
-                "study.goal: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="
-            )
+        check_objective("study.goal", [self.goal], jobs)
 
     def read(self, runs: Runs) -> Reading | None:
         search = self._search(runs)

@@ -34,9 +34,14 @@ def error_of(failures: Mapping[str, Failure]) -> UserError:
     if verbose():
         for failure in failures.values():
             print(failure.trace, end="", file=sys.stderr)
-    lines = [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
+    lines = lines_of(failures)
     expected = all(failure.expected for failure in failures.values())
     return UserError(lines, expected=expected)
+
+
+def lines_of(failures: Mapping[str, Failure]) -> list[str]:
+    """A line for each, after whose it is."""
+    return [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
 
 
 def failure_of(error: BaseException, policy: Any, now: float | None) -> Failure:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pagedsim.core import ConfigError
 from pagedsim.run.check import check_arms, check_backend, check_base, processes_of, unused_words
 from pagedsim.run.command import Command
-from pagedsim.run.failure import error_of
+from pagedsim.run.failure import error_of, lines_of
 from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Job
 from pagedsim.run.multirun import record_job
@@ -137,5 +137,4 @@ class Execution:
             told += f", {some} in the report"
         if runs.stopped:
             told += f"; {runs.stopped} more left the tables of what they had simulated"
-        failed = (f"{whose}: {one}" if whose else str(one) for whose, one in runs.reasons.items())
-        return "; failed: ".join([told, *failed])
+        return "; failed: ".join([told, *lines_of(runs.reasons)])

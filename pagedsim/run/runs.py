@@ -18,7 +18,7 @@ from pagedsim.run.command import Command
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.job import Job, Outcome, Repeated
 from pagedsim.run.pool import inside_a_worker, run_jobs
-from pagedsim.run.store import Store
+from pagedsim.run.store import Store, recipe
 from pagedsim.user_error import shown
 
 Key = tuple[str, int]
@@ -114,13 +114,13 @@ class Runs:
         self.jobs += jobs
         missing, recipes = [], {}
         for job in jobs:
-            recipe = store.recipe(job)
-            if run := store.stored(job, recipe):
+            made_of = recipe(job)
+            if run := store.stored(job, made_of):
                 self.finished[job.arm, job.number] = run
                 self.kept += 1
             else:
                 store.forget(job)
-                recipes[job.arm, job.number] = recipe
+                recipes[job.arm, job.number] = made_of
                 missing.append(job)
 
         def done(job: Job, outcome: Outcome) -> None:

@@ -31,10 +31,6 @@ Recipe = dict[str, Any]
 class Store(ABC):
     """What remains of a run."""
 
-    def recipe(self, job: Job) -> Recipe:
-        """What `job` is made of, as it is now."""
-        return recipe(job)
-
     @abstractmethod
     def stored(self, job: Job, made_of: Recipe) -> Run | None:
         """The run as it was left, if it is complete and made of the same."""

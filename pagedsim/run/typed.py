@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra import compose
 from omegaconf import OmegaConf
 
-from pagedsim.run.command import Command, command_line, key_of
+from pagedsim.run.command import Command, command_line, group_of, key_of
 from pagedsim.run.job import Job
 
 _OWN = ("study", "experiment", "seed", "seeds", "jobs", "report", "tracking")
@@ -24,7 +23,7 @@ def single(command: Command, changes: Sequence[str], job: Job) -> str:
     experiment itself has set is added.
     """
     typed = [*command.words, *changes]
-    words = [word for word in typed if re.split(r"[.@]", key_of(word))[0] not in _OWN]
+    words = [word for word in typed if group_of(word) not in _OWN]
     chosen = list(_chosen(command, words))
     words = ["experiment=single", *chosen, *words, f"seed={job.seed}", "seeds=1"]
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +39,10 @@ def run(arm: str, *notices: str) -> Run:
     return Run(arm, 0, Path(), {}, {"notices": [{"what": what} for what in notices]})
 
 
-def with_runs(*runs: Run, changed: set[str] = frozenset()) -> Runs:  # type: ignore[assignment]
+def with_runs(*runs: Run, changed: Iterable[str] = ()) -> Runs:
     finished = {(run.arm, run.seed): run for run in runs}
     jobs = [Job(run.arm, run.seed, {}, Path()) for run in runs]
-    return Runs(Command([], {}, Path()), jobs, finished, changed=changed)
+    return Runs(Command([], {}, Path()), jobs, finished, changed=set(changed))
 
 
 def test_what_must_be_known_of_the_runs_is_told_once() -> None:
