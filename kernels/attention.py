@@ -16,7 +16,7 @@ import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
 from pagedsim.kernels.rounding import readable
-from pagedsim.kernels.softmax import fold
+from pagedsim.kernels.softmax import fold, place
 from pagedsim.kernels.tiles import Tiles, power_of_two
 
 
@@ -32,6 +32,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     max_query_len: int,
+    rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
@@ -60,6 +61,7 @@ def paged_attention(
         readable(k_cache),
         readable(v_cache),
         block_tables,
+        rows,
         query_start,
         context_lens,
         sequences,
@@ -110,7 +112,12 @@ def _owner(tile, base, query_start_ptr, sequences, QUERIES: tl.constexpr):
 # batch's tensors are often the end of longer ones, after the decodes, so their alignment varies.
 @triton.jit(
     do_not_specialize=["sequences", "window", "table_stride"],
-    do_not_specialize_on_alignment=["tables_ptr", "query_start_ptr", "context_lens_ptr"],
+    do_not_specialize_on_alignment=[
+        "tables_ptr",
+        "rows_ptr",
+        "query_start_ptr",
+        "context_lens_ptr",
+    ],
 )
 def _attention(
     out_ptr,
@@ -118,6 +125,7 @@ def _attention(
     k_ptr,
     v_ptr,
     tables_ptr,
+    rows_ptr,  # None where sequence i has row i
     query_start_ptr,
     context_lens_ptr,
     sequences,
@@ -177,7 +185,7 @@ def _attention(
     total = tl.zeros([ROWS], tl.float32)
     k_ptr += head * k_head_stride
     v_ptr += head * v_head_stride
-    table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
+    table_ptr = tables_ptr + place(rows_ptr, sequence) * table_stride
     if WINDOWED:
         whole = tl.maximum(start + first + 1 - window, 0) // KEYS * KEYS
     else:

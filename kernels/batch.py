@@ -30,7 +30,7 @@ class AttentionBatch:
     """
 
     block_tables: torch.Tensor
-    """[sequences, most blocks] int32; what stands past a sequence's last block is never read."""
+    """[rows, most blocks] int32; what stands past a sequence's last block is never read."""
     query_start: torch.Tensor
     """[sequences + 1] int32: where each sequence's tokens begin, and the end of the last."""
     context_lens: torch.Tensor
@@ -40,6 +40,10 @@ class AttentionBatch:
     num_decodes: int
     chunks: tuple[tuple[int, int], ...] = ()
     """(tokens in this step, context length) of each sequence after the decodes, in their order."""
+    rows: torch.Tensor | None = None
+    """[sequences] int32: the row of `block_tables` that each sequence's blocks stand in, some row
+    for padding; None: sequence i has row i. So tables may stay on the device, in places of their
+    own, and row numbers are all that a step brings along."""
     _memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -79,6 +83,12 @@ class AttentionBatch:
             decodes,
             tuple(zip(lengths[decodes:], contexts[decodes:], strict=True)),
         )
+
+    def tables(self, which: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`block_tables` and `rows` of some of the sequences."""
+        if self.rows is None:
+            return self.block_tables[which], None
+        return self.block_tables, self.rows[which]
 
     @cached_property
     def num_tokens(self) -> int:

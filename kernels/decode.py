@@ -17,7 +17,7 @@ import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
 from pagedsim.kernels.rounding import readable
-from pagedsim.kernels.softmax import fold
+from pagedsim.kernels.softmax import fold, place
 from pagedsim.kernels.tiles import Split, Tiles, power_of_two
 
 
@@ -31,6 +31,7 @@ def paged_decode(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tiles: Tiles | None = None,
     split: Split | None = None,
@@ -66,6 +67,7 @@ def paged_decode(
         readable(k_cache),
         readable(v_cache),
         block_tables,
+        rows,
         context_lens,
         factor,
         cap,
@@ -113,7 +115,9 @@ def _bounds(
     return first, last, tl.maximum(tl.cdiv(last - first, SEGMENTS), LEAST)
 
 
-@triton.jit(do_not_specialize=["window", "table_stride"])
+@triton.jit(
+    do_not_specialize=["window", "table_stride"], do_not_specialize_on_alignment=["rows_ptr"]
+)
 def _part(
     part_ptr,
     peak_ptr,
@@ -122,6 +126,7 @@ def _part(
     k_ptr,
     v_ptr,
     tables_ptr,
+    rows_ptr,  # None where sequence i has row i
     context_lens_ptr,
     scale,
     cap,
@@ -169,7 +174,7 @@ def _part(
         tl.zeros([ROWS], tl.int32) + (context - 1),
         k_ptr + head * k_head_stride,
         v_ptr + head * v_head_stride,
-        tables_ptr + sequence * table_stride,
+        tables_ptr + place(rows_ptr, sequence) * table_stride,
         begin * KEYS,
         tl.minimum((begin + each) * KEYS, context),
         scale,

@@ -74,29 +74,33 @@ def attend_cached(
     )
     n = batch.num_decodes
     if n:
+        tables, rows = batch.tables(slice(0, n))
         decode.paged_decode(
             q[:n],
             k_cache,
             v_cache,
-            batch.block_tables[:n],
+            tables,
             batch.context_lens[:n],
             scale=scale,
             window=window,
             softcap=softcap,
+            rows=rows,
             out=out[:n],
         )
     if batch.chunks:
+        tables, rows = batch.tables(slice(n, None))
         attention.paged_attention(
             q,
             k_cache,
             v_cache,
-            batch.block_tables[n:],
+            tables,
             batch.query_start[n:],
             batch.context_lens[n:],
             scale=scale,
             window=window,
             softcap=softcap,
             max_query_len=batch.max_query_len,
+            rows=rows,
             out=out,
         )
     return out
@@ -114,6 +118,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     max_query_len: int,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of a flat batch of prefills, chunks and decodes, in any order, from the cache.
 
@@ -136,8 +141,9 @@ def paged_attention(
             window=window,
             softcap=softcap,
             max_query_len=max_query_len,
+            rows=rows,
         )
-    batch = reference.batch_of(block_tables, query_start, context_lens)
+    batch = reference.batch_of(block_tables, query_start, context_lens, rows)
     return reference.attention(
         q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
     )
@@ -153,6 +159,7 @@ def paged_decode(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention where every sequence has one query token: q is [sequences, heads, dim].
 
@@ -172,8 +179,11 @@ def paged_decode(
             scale=scale,
             window=window,
             softcap=softcap,
+            rows=rows,
         )
-    batch = AttentionBatch(block_tables, context_lens, context_lens, context_lens, len(q))
+    batch = AttentionBatch(
+        block_tables, context_lens, context_lens, context_lens, len(q), rows=rows
+    )
     return reference.attention(
         q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
     )

@@ -23,6 +23,16 @@ def factors(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 @triton.jit
+def place(rows_ptr, sequence):
+    """The row of the block tables that a sequence's stands in."""
+    if rows_ptr is None:
+        row = sequence
+    else:
+        row = tl.load(rows_ptr + sequence)
+    return row.to(tl.int64)
+
+
+@triton.jit
 def rows(base, column, held, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr):
     """One row of HEAD_DIM elements from each address in `base`, padded to DIM with zeros."""
     at = base[:, None] + column[None, :]

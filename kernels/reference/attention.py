@@ -60,14 +60,19 @@ def attention(
 
 
 def batch_of(
-    block_tables: torch.Tensor, query_start: torch.Tensor, context_lens: torch.Tensor
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    rows: torch.Tensor | None = None,
 ) -> AttentionBatch:
     """A batch to attend with (it has no slots) from tensors on the CPU, in any order."""
     lengths = query_start.diff().tolist()
     contexts = context_lens.tolist()
     n = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
     chunks = tuple(zip(lengths[n:], contexts[n:], strict=True))
-    return AttentionBatch(block_tables, query_start, context_lens, context_lens, n, chunks)
+    return AttentionBatch(
+        block_tables, query_start, context_lens, context_lens, n, chunks, rows=rows
+    )
 
 
 def _see_decodes(
@@ -79,8 +84,13 @@ def _see_decodes(
     seen = (contexts - first).clamp_(min=1)
     column = torch.arange(int(seen.max()))
     position = first + torch.minimum(column, seen - 1)
-    blocks = batch.block_tables[:n].long()
-    rows = blocks.gather(1, position // block_size) * between + position % block_size
+    tables, places = batch.tables(slice(0, n))
+    block = position // block_size
+    if places is None:
+        blocks = tables.gather(1, block)
+    else:
+        blocks = tables[places.long()[:, None], block]
+    rows = blocks.long() * between + position % block_size
     bias = torch.zeros(rows.shape, dtype=dtype).masked_fill_(column >= seen, -torch.inf)
     blind = None
     if bool((contexts == 0).any()):
@@ -122,8 +132,9 @@ def _see_chunk(
     start = context - length
     first = 0 if window is None else max(0, start + 1 - window)
     key = torch.arange(first, context)
-    blocks = batch.block_tables[batch.num_decodes + index].long()
-    rows = blocks[key // block_size] * between + key % block_size
+    sequence = batch.num_decodes + index
+    table = batch.block_tables[sequence if batch.rows is None else batch.rows[sequence]]
+    rows = table[key // block_size].long() * between + key % block_size
     if start == first == 0 and (window is None or window >= context):
         return Sight(rows, None)
     query = torch.arange(start, context)[:, None]

@@ -40,6 +40,8 @@ class Case:
     spread: float = 1.0
     """Scores are about this large; a large one makes the softmax peaked."""
     device: str = "cpu"
+    seats: bool = False
+    """Tables stand anywhere in a store, and rows say where."""
     seed: int = 0
 
     def __str__(self) -> str:
@@ -47,6 +49,7 @@ class Case:
         name = f"{sequences}-h{self.kv_heads}x{self.group}-d{self.head_dim}-b{self.block_size}"
         name += f"-{str(self.dtype).removeprefix('torch.')}"
         name += f"-{self.cache}" if self.cache != AUTO else ""
+        name += "-seats" if self.seats else ""
         name += f"-w{self.window}" if self.window is not None else ""
         return name + (f"-cap{self.softcap:g}" if self.softcap is not None else "")
 
@@ -71,7 +74,7 @@ class Case:
         decodes = next((n for n, length in enumerate(lengths) if length != 1), len(lengths))
         chunks = self.sequences[decodes:]
         return AttentionBatch(
-            i.block_tables, i.query_start, i.context_lens, i.slots, decodes, chunks
+            i.block_tables, i.query_start, i.context_lens, i.slots, decodes, chunks, i.rows
         )
 
 
@@ -90,6 +93,7 @@ class Inputs(NamedTuple):
     """fp64, on the CPU."""
     allowed: torch.Tensor
     """How far each element may be from the answer."""
+    rows: torch.Tensor | None
 
     @property
     def k_cache(self) -> torch.Tensor:
@@ -156,7 +160,13 @@ def _inputs(case: Case) -> Inputs:
     blank = torch.zeros(case.tail, heads, case.head_dim, dtype=torch.float64)
     width = 2 + max((len(table) for table in tables), default=0)
     padded = [table + [NOWHERE] * (width - len(table)) for table in tables]
-    to = case.device
+    to, rows = case.device, None
+    if case.seats:
+        seats = rng.sample(range(len(tables) + 2), len(tables))
+        store = [[NOWHERE] * width for _ in range(len(tables) + 2)]
+        for seat, table in zip(seats, padded, strict=True):
+            store[seat] = table
+        padded, rows = store, torch.tensor(seats, dtype=torch.int32, device=to)
     return Inputs(
         fused.to(to)[:, :-1],
         kv.to(to),
@@ -168,6 +178,7 @@ def _inputs(case: Case) -> Inputs:
         new_v.to(to),
         torch.cat([*answers, blank]),
         torch.cat([*allowances, blank]) + torch.finfo(torch.float32).tiny,
+        rows,
     )
 
 

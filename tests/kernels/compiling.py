@@ -144,13 +144,14 @@ def call(case: Call) -> None:
             tiles = prefill_tiles(dim, group, item, capability, tokens, eight)
             attention.paged_attention(
                 q, k_cache, v_cache, tables, ints[:9], ints[:8], scale=0.1,
-                max_query_len=tokens, tiles=replace(tiles, **case.get("tiles", {})), **masks,
+                max_query_len=tokens, rows=ints[:8],
+                tiles=replace(tiles, **case.get("tiles", {})), **masks,
             )  # fmt: skip
         case "decode":
             tiles = decode_tiles(dim, group, item, capability, eight)
             decode.paged_decode(
                 q[:8], k_cache, v_cache, tables, ints[:8], scale=0.1,
-                tiles=replace(tiles, **case.get("tiles", {})),
+                rows=ints[:8], tiles=replace(tiles, **case.get("tiles", {})),
                 split=Split(**case.get("split", {})), **masks,
             )  # fmt: skip
         case "write":

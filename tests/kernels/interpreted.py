@@ -51,6 +51,7 @@ MASKS: list[dict[str, Any]] = [
     {"softcap": 2.0, **PEAKED},
     {"softcap": 50.0, "window": 20, **HALF},
     PEAKED,
+    {"seats": True},
 ]
 CACHES: list[dict[str, Any]] = [
     {"cache": cache, **change}
@@ -84,6 +85,7 @@ def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
         window=case.window,
         softcap=case.softcap,
         max_query_len=max(length for length, _ in case.sequences),
+        rows=i.rows,
         tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
     )
 
@@ -99,6 +101,7 @@ def decode_all(case: Case, segments: int = 16, tiles: Tiles | None = None) -> to
         scale=case.scale,
         window=case.window,
         softcap=case.softcap,
+        rows=i.rows,
         split=Split(segments),
         tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
     )
@@ -234,7 +237,9 @@ def test_copy(dtype: torch.dtype) -> None:
 def test_a_step_as_on_a_gpu(
     sequences: tuple[tuple[int, int], ...], tail: int, cache: str, as_on_a_gpu: None
 ) -> None:
-    case = Case(sequences, kv_heads=1, block_size=12, window=25, tail=tail, cache=cache)
+    case = Case(
+        sequences, kv_heads=1, block_size=12, window=25, tail=tail, cache=cache, seats=tail > 0
+    )
     i = case.inputs
     kv = i.kv.clone()
     forget(kv, i.slots)

@@ -51,6 +51,7 @@ CHANGES: list[dict[str, Any]] = [
     {"softcap": 2.0, "spread": 4.0},
     {"softcap": 50.0, "window": 64, "head_dim": 256},
     {"spread": 20.0},
+    {"seats": True},
     *({"cache": cache, "head_dim": dim} for cache in FORMATS for dim in (64, 80, 128, 256)),
     *({"cache": cache, "block_size": 12, "group": 5, "kv_heads": 1} for cache in FORMATS),
     {"cache": "fp8_e4m3", "window": 100, "softcap": 2.0, "spread": 4.0},
@@ -86,6 +87,7 @@ def test_decodes_both_ways(change: dict[str, Any], dtype: torch.dtype) -> None:
         "scale": case.scale,
         "window": case.window,
         "softcap": case.softcap,
+        "rows": i.rows,
     }
     args = (i.q, i.k_cache, i.v_cache, i.block_tables)
     check(kernels.paged_decode(*args, i.context_lens, **masks), case)

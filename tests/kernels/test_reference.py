@@ -30,6 +30,7 @@ def attention(case: Case) -> torch.Tensor:
         window=case.window,
         softcap=case.softcap,
         max_query_len=max(length for length, _ in case.sequences),
+        rows=i.rows,
     )
 
 
@@ -44,6 +45,7 @@ def decode(case: Case) -> torch.Tensor:
         scale=case.scale,
         window=case.window,
         softcap=case.softcap,
+        rows=i.rows,
     )
 
 
@@ -57,6 +59,7 @@ def decode(case: Case) -> torch.Tensor:
         {"softcap": 2.0, "spread": 4.0},
         {"softcap": 30.0, "window": 9},
         {"tail": 3},
+        {"seats": True, "window": 8},
         {"block_size": 1},
         {"block_size": 12},
         {"block_size": 128},
@@ -90,6 +93,7 @@ def cases(draw: st.DrawFn) -> Case:
         softcap=draw(st.none() | st.sampled_from([1.0, 20.0])),
         cache=draw(st.sampled_from(["auto", *FORMATS])),
         tail=draw(st.integers(0, 2)),
+        seats=draw(st.booleans()),
         seed=draw(st.integers(0, 9)),
     )
 
