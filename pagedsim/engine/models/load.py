@@ -17,8 +17,8 @@ from pagedsim.engine.models.dtypes import parse_dtype
 from pagedsim.engine.models.dummy import dummy
 from pagedsim.engine.models.loaded import LoadedModel
 from pagedsim.engine.models.native import Native
-from pagedsim.engine.models.native_reach import FAMILIES
-from pagedsim.engine.models.native_reach import unknown as unknown_to_native
+from pagedsim.engine.models.native.reach import FAMILIES
+from pagedsim.engine.models.native.reach import unknown as unknown_to_native
 from pagedsim.engine.models.positions import hold_frequencies, longest
 from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
 from pagedsim.engine.models.shard import WHOLE, Shard
@@ -53,7 +53,7 @@ def load_model(
     taken over and belongs to the engine from then on. `load_format="dummy"` makes random weights
     from the configuration alone; on one kind of device they follow from `seed`. `dtype="auto"` is
     what the configuration says. `model_impl` is whose forward pass runs: `"transformers"`, or
-    `"native"`, our own (native.py), which is refused for models that it does not know; `"auto"` is
+    `"native"`, our own (native/), which is refused for models that it does not know; `"auto"` is
     native where that knows the model. `max_model_len` may be less than the model's. Of a native
     model it may be one rank's `shard` alone, which computes as if there were no other ranks until
     its native pass is given their group.

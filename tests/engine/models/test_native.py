@@ -13,7 +13,10 @@ from torch import nn
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from pagedsim.core.errors import ConfigError
-from pagedsim.engine.models import LoadedModel, load_model, native_layer
+from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models.native.attention import GroupedQuery
+from pagedsim.engine.models.native.mlp import MLP
+from pagedsim.engine.models.native.packing import packed
 from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build, reference
 from tests.engine.models.serving import alone, served, staggered, texts
 
@@ -100,7 +103,10 @@ def storages(model: LoadedModel) -> dict[int, int]:
     """Where the weights of a model lie, and how many bytes there are."""
     native = model.native
     assert native is not None
-    layers = [getattr(layer, name) for layer in native._layers for name in ("qkv", "gate_up")]
+    layers: list[torch.Tensor] = []
+    for layer in native._layers:
+        assert isinstance(layer.attention, GroupedQuery) and isinstance(layer.feed_forward, MLP)
+        layers += [layer.attention.qkv.weight, layer.feed_forward.gate_up.weight]
     parts = [part.untyped_storage() for part in [*model.module.parameters(), *layers]]
     return {part.data_ptr(): part.nbytes() for part in parts}
 
@@ -118,15 +124,14 @@ def test_packing_takes_no_memory(name: str) -> None:
 def test_no_more_than_one_matrix_is_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     module = copy.deepcopy(reference("qwen2"))
     taken: list[int] = []
-    pack = native_layer.packed
 
     def watched(parts: Any) -> torch.Tensor:
-        whole = pack(parts)
+        whole = packed(parts)
         held = [weight.untyped_storage() for weight in module.parameters()]
         taken.append(sum({part.data_ptr(): part.nbytes() for part in held}.values()))
         return whole
 
-    monkeypatch.setattr(native_layer, "packed", watched)
+    monkeypatch.setattr("pagedsim.engine.models.native.linear.packed", watched)
     load_model(module, model_impl="native")
     assert len(taken) == 3 * 3  # matrices and biases of q, k and v, and gate and up, a layer
     assert set(taken) == {sum(weight.nbytes for weight in module.parameters())}

@@ -1,0 +1,80 @@
+"""Our own decoder for Llama, Mistral, Qwen2 and Qwen3, over the weights of transformers' model.
+
+Less is launched for a layer than transformers' modules launch: queries, keys and values are one
+product, gate and up another; norms take the residual sum along, the rotation writes into the cache.
+Attention is that of every other model. In the last layer only the tokens whose logits are wanted go
+on behind attention.
+
+Over several ranks (`shard.py`) each computes this with its own weights; what attention and the MLP
+give, two tensors a layer, is summed over them, and the logits come together on rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import embedding
+
+from pagedsim.engine.models.native.attention import Tokens, View
+from pagedsim.engine.models.native.layer import Layer, layer_of
+from pagedsim.engine.models.native.linear import linear_of
+from pagedsim.engine.models.native.stream import Norm, Stream
+from pagedsim.engine.models.probe import Sight
+from pagedsim.kernels.batch import AttentionBatch
+
+if TYPE_CHECKING:
+    from pagedsim.engine.parallel.group import RankGroup
+
+
+class Native:
+    """The forward pass of a model that `reach.unknown` knows.
+
+    Its large weights are the module's own: packing them has made the module's projections views of
+    the packed ones.
+    """
+
+    def __init__(self, module: Any, sights: Sequence[Sight]) -> None:
+        decoder, eps = module.model, module.config.rms_norm_eps
+        self._embedding: torch.Tensor = decoder.embed_tokens.weight
+        self._layers: list[Layer] = []
+        for layer, sight in zip(decoder.layers, sights, strict=True):
+            self._layers.append(layer_of(layer, sight, eps))
+            if self._embedding.is_cuda:  # the parts, too small to hold the next layer's whole
+                torch.cuda.empty_cache()
+        self._rotary: Any = decoder.rotary_emb
+        self._norm = Norm(decoder.norm.weight, eps)
+        self._head = linear_of(module.lm_head)
+        self.group: RankGroup | None = None
+        """The ranks that have the other shards of the model, where this is one."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batch: AttentionBatch,
+        views: Sequence[View],
+        logits_at: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `LoadedModel.forward`, in the model's own precision, with a view a layer."""
+        embedded = embedding(input_ids, self._embedding)
+        stream = Stream(embedded, self.group)
+        tokens = Tokens(batch, *self._rotation(embedded, positions))
+        for layer, view in zip(self._layers, views, strict=True):
+            rows = logits_at if layer is self._layers[-1] else None
+            layer.attention.forward(stream, tokens, view, rows)
+            layer.feed_forward.forward(stream)
+        logits = self._head.normed(self._norm, stream)
+        return logits if self.group is None else self.group.collect(logits, len(self._embedding))
+
+    def _rotation(
+        self, like: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `ops.rotate` takes, from the module's own rotary embedding, whatever its kind.
+
+        transformers negates the second half of a head as it swaps the two; here `sin` is negated.
+        """
+        cos, sin = self._rotary(like, positions.unsqueeze(0))
+        first, second = sin[0].chunk(2, -1)
+        return cos[0], torch.cat((-first, second), -1)
