@@ -138,6 +138,7 @@ def measure(
             **{name: asker(model, load, settings) for name, settings in OURS.items()},
             PEER: lambda: peer.answers(load),
         }
+        peer.start()
         wanted = askers[PEER]()
         alike = {name: agreement(askers[name](), wanted, model.dtype) for name in OURS}
         enough = 1.0 if model.dtype == torch.float32 else ALIKE
@@ -211,8 +212,11 @@ class Peer:
         self._manager = module.init_continuous_batching(
             generation_config=config, continuous_batching_config=room
         )
-        self._manager.start()
         self._config = module.config
+
+    def start(self) -> None:
+        """Start its thread: after graphs were captured, since it waits for the whole device."""
+        self._manager.start()
 
     @property
     def attention(self) -> str:
@@ -232,7 +236,7 @@ class Peer:
         return [done[name] for name in names]
 
     def close(self) -> None:
-        """Stop its thread."""
+        """Stop its thread, if it runs."""
         self._manager.stop(block=True)
 
 

@@ -21,6 +21,8 @@ from typing import Protocol
 
 import torch
 
+from pagedsim.core import ConfigError
+from pagedsim.engine.capturing import Unrecordable, uncollected, watched
 from pagedsim.engine.inputs import Places
 from pagedsim.engine.models import LoadedModel
 
@@ -51,9 +53,11 @@ class Recorder(Protocol):
     """What can repeat work."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Do `work` once, as it is done without a graph, and return what does it again.
+        """Do `work` once at least, as it is done without a graph, and return what does it again.
 
-        Raises RuntimeError where the work cannot be recorded, such as when it waits for the GPU.
+        Raises Unrecordable where it is seen beforehand that the work cannot be recorded. Another
+        RuntimeError says that recording it has failed, and then nothing is to be recorded here any
+        more.
         """
 
 
@@ -68,13 +72,18 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):  # also leaves it if a capture ends in an error
-            work()  # what is compiled or allocated at first use must not be captured
-            with torch.cuda.graph(
-                graph, self._pool, self._stream, capture_error_mode="thread_local"
-            ):
-                work()
-        here.wait_stream(self._stream)
+        try:
+            # The stream is left also if a capture ends in an error.
+            with torch.cuda.stream(self._stream), uncollected():
+                work()  # what is compiled or allocated at first use must not be captured
+                with watched():
+                    work()
+                with torch.cuda.graph(
+                    graph, self._pool, self._stream, capture_error_mode="thread_local"
+                ):
+                    work()
+        finally:
+            here.wait_stream(self._stream)
         return graph.replay
 
 
@@ -116,15 +125,29 @@ class Graphs:
         return self._logits.nbytes
 
     def capture(self, size: int) -> None:
-        """Make the graph of one size; raises RuntimeError where that cannot be."""
-        self._replays[size] = self._recorder.record(partial(self._compute, size))
+        """Make the graph of one size.
+
+        Raises Unrecordable if the model waits for the GPU on the way, and ConfigError if it cannot
+        be captured for another reason: torch 2.11 does not get over a capture that has failed, so
+        nobody is served after one.
+        """
+        try:
+            self._replays[size] = self._recorder.record(partial(self._compute, size))
+        except Unrecordable:
+            raise
+        except RuntimeError as error:
+            raise ConfigError(
+                f"a decode step of {self._model.name} for {size} sequences cannot be captured in "
+                f"a CUDA graph: {_reason(error)}; give enforce_eager=True"
+            ) from error
 
     def capture_all(self) -> bool:
-        """Make all graphs. If the model cannot be captured, say so, and return False."""
+        """Make all graphs. If the model waits for the GPU, say so, and return False."""
         try:
-            for size in reversed(self.sizes):
-                self.capture(size)
-        except RuntimeError as error:
+            with uncollected():
+                for size in reversed(self.sizes):
+                    self.capture(size)
+        except Unrecordable as error:
             log.warning(
                 "%s cannot be captured in a CUDA graph, so its steps are launched kernel by "
                 "kernel: %s",

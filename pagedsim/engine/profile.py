@@ -10,6 +10,7 @@ import torch
 
 from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
+from pagedsim.engine.capturing import Unrecordable
 from pagedsim.engine.graphs import Graphs, Recorder, recorder_of
 from pagedsim.engine.inputs import Places
 from pagedsim.engine.memory_check import GIB
@@ -89,10 +90,8 @@ def graph_bytes(
         for size in graphs.sizes[:-3:-1]:
             graphs.capture(size)
             left.append(free())
-    except RuntimeError:
-        if model.group is not None:  # the other ranks go on, and wait for this one
-            raise
-        return 0  # they are tried once more, and then it is said that there are none
+    except Unrecordable:  # as on all ranks; it is said when all are to be made
+        return 0
     first, *others = (max(before - after, 0) for before, after in pairwise(left))
     more = sum(others) * (len(graphs.sizes) - 1)
     return graphs.nbytes + first + more

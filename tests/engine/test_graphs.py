@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import logging
 import random
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pagedsim.core import SamplingParams
+from pagedsim.core import ConfigError, SamplingParams
+from pagedsim.engine import capturing
 from pagedsim.engine import graphs as graphs_module
 from pagedsim.engine import profile as profile_module
 from pagedsim.engine import runner as runner_module
 from pagedsim.engine.cache import CacheShape
+from pagedsim.engine.capturing import Unrecordable
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.graphs import CudaRecorder, Graphs, recorder_of, sizes
 from pagedsim.engine.inputs import Places
@@ -42,12 +48,14 @@ class Replayer:
     `replayed` are the places of the recorded work, in the order of its replays.
     """
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, waits_at: int | None = None) -> None:
         self.recorded = 0
         self.replayed: list[int] = []
-        self.fails_at = fails_at
+        self.fails_at, self.waits_at = fails_at, waits_at
 
     def record(self, work: Work) -> Work:
+        if self.recorded == self.waits_at:
+            raise Unrecordable("called a synchronizing CUDA operation\nException raised from")
         if self.recorded == self.fails_at:
             try:
                 raise RuntimeError("operation not permitted when capturing\nCUDA kernel ...")
@@ -205,20 +213,34 @@ def test_chunks_and_larger_batches_are_launched_anew(
     assert tokens(engine) == tokens(server("llama", blocks=6 * BLOCKS))
 
 
-@pytest.mark.parametrize("fails_at", [0, 2])
-def test_a_model_that_cannot_be_captured_serves_without(
-    fails_at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("waits_at", [0, 2])
+def test_a_model_that_waits_for_the_gpu_serves_without(
+    waits_at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replayer = Replayer(fails_at)
+    replayer = Replayer(waits_at=waits_at)
     monkeypatch.setattr(runner_module, "recorder_of", lambda device: replayer)
     with caplog.at_level(logging.WARNING, graphs_module.__name__):
         engine = server("llama")
         found = tokens(engine)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
-    assert lines[0].endswith("kernel by kernel: operation not permitted when capturing")
+    assert lines[0].endswith("kernel by kernel: called a synchronizing CUDA operation")
     assert not replayer.replayed and engine.runner.graphs is None
     assert found == tokens(server("llama", enforce_eager=True))
+
+
+@pytest.mark.parametrize("fails_at", [0, 2])
+def test_nobody_is_served_after_a_capture_that_failed(
+    fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "recorder_of", lambda device: Replayer(fails_at))
+    with pytest.raises(ConfigError) as caught:
+        server("llama")
+    size = SIZES[::-1][fails_at]
+    assert str(caught.value).endswith(
+        f"for {size} sequences cannot be captured in a CUDA graph: "
+        "operation not permitted when capturing; give enforce_eager=True"
+    )
 
 
 @pytest.mark.parametrize("model_impl", ["native", "transformers"])
@@ -279,7 +301,10 @@ def test_memory_of_graphs_is_that_of_the_largest_and_of_the_others() -> None:
     assert taken(recorder=replayer) == 100 * tiny.vocab_size * 4 + 600 + 13 * 10
     assert replayer.recorded == 2
     left = iter([1000, 400])
-    assert taken(recorder=Replayer(fails_at=1)) == 0
+    assert taken(recorder=Replayer(waits_at=1)) == 0
+    left = iter([1000, 400])
+    with pytest.raises(ConfigError, match="give enforce_eager=True"):
+        taken(recorder=Replayer(fails_at=1))
 
 
 class Cuda:
@@ -288,6 +313,16 @@ class Cuda:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.stream_now = "main"
+        self.mode: int | str = 1
+
+    def get_sync_debug_mode(self) -> int | str:
+        return self.mode
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        self.mode = mode
+        self.calls.append(f"waiting: {mode}")
+        if mode == "error":  # once in a process
+            warnings.warn("Synchronization debug mode is a prototype", stacklevel=1)
 
     def Stream(self, device: torch.device) -> Any:
         return SimpleNamespace(device=device, name="side", wait_stream=self._waits("side"))
@@ -325,24 +360,84 @@ class Cuda:
         return lambda other: self.calls.append(f"{who} waits for {other.name}")
 
 
+class Garbage:
+    """What is called of `gc`."""
+
+    def __init__(self, calls: list[str], enabled: bool = True) -> None:
+        self.calls, self.enabled = calls, enabled
+
+    def isenabled(self) -> bool:
+        return self.enabled
+
+    def collect(self) -> None:
+        self.calls.append("collect")
+
+    def disable(self) -> None:
+        self.enabled = False
+        self.calls.append("collect no more")
+
+    def enable(self) -> None:
+        self.enabled = True
+        self.calls.append("collect again")
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     one = Cuda()
-    monkeypatch.setattr(graphs_module, "torch", SimpleNamespace(cuda=one))
+    for module in (graphs_module, capturing):
+        monkeypatch.setattr(module, "torch", SimpleNamespace(cuda=one))
+    monkeypatch.setattr(capturing, "gc", Garbage(one.calls))
     graphs_module._stream_of.cache_clear()
     yield one
     graphs_module._stream_of.cache_clear()
 
 
-def test_work_is_done_once_before_it_is_captured(cuda: Cuda) -> None:
+RECORDED = [
+    "side waits for main",
+    *("collect", "collect no more", "work on side"),
+    *("waiting: error", "work on side", "waiting: 1"),
+    *("capture in pool on side", "work on side", "captured"),
+    *("collect again", "main waits for side"),
+]
+
+
+def test_work_is_done_and_watched_before_it_is_captured(cuda: Cuda) -> None:
     recorder = CudaRecorder(torch.device("cuda"))
     replay = recorder.record(lambda: cuda.calls.append(f"work on {cuda.stream_now}"))
     replay()
-    assert cuda.calls == [
-        *("side waits for main", "work on side"),
-        *("capture in pool on side", "work on side", "captured"),
-        *("main waits for side", "replay"),
-    ]
+    assert cuda.calls == [*RECORDED, "replay"]
+    assert cuda.mode == 1 and cuda.stream_now == "main"
+
+
+def test_garbage_is_collected_once_for_all(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = CudaRecorder(torch.device("cuda"))
+    with capturing.uncollected():
+        for _ in range(2):
+            recorder.record(lambda: cuda.calls.append(f"work on {cuda.stream_now}"))
+    once = [call for call in RECORDED if "collect" not in call]
+    assert cuda.calls == ["collect", "collect no more", *once, *once, "collect again"]
+    cuda.calls.clear()
+    garbage = Garbage(cuda.calls, enabled=False)
+    monkeypatch.setattr(capturing, "gc", garbage)
+    recorder.record(lambda: None)
+    assert not garbage.enabled and not any("collect" in call for call in cuda.calls)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [("called a synchronizing CUDA operation", Unrecordable), ("no kernel", RuntimeError)],
+)
+def test_what_waits_is_not_captured(cuda: Cuda, said: str, kind: type[Exception]) -> None:
+    def fails_when_watched() -> None:
+        if cuda.mode == "error":
+            raise RuntimeError(said)
+
+    with pytest.raises(RuntimeError, match=said) as caught:
+        CudaRecorder(torch.device("cuda")).record(fails_when_watched)
+    assert caught.type is kind
+    assert not any("capture" in call for call in cuda.calls)
+    assert cuda.mode == 1 and cuda.stream_now == "main"
+    assert cuda.calls[-2:] == ["collect again", "main waits for side"]
 
 
 def test_a_failed_capture_leaves_its_stream(cuda: Cuda) -> None:
@@ -352,7 +447,8 @@ def test_a_failed_capture_leaves_its_stream(cuda: Cuda) -> None:
 
     with pytest.raises(RuntimeError, match="no"):
         CudaRecorder(torch.device("cuda")).record(fails_when_captured)
-    assert cuda.stream_now == "main"
+    assert cuda.stream_now == "main" and cuda.mode == 1
+    assert cuda.calls[-2:] == ["collect again", "main waits for side"]
 
 
 # -- on a GPU ------------------------------------------------------------------------------------
@@ -398,21 +494,47 @@ def test_random_runs_on_a_gpu(seed: int) -> None:
 
 
 @on_gpu
-def test_a_model_that_waits_for_the_gpu_serves_without_graphs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("what", ["waits", "is_refused"])
+def test_what_cannot_be_captured(what: str) -> None:
+    """In a process of its own: one in which a capture has failed is of no use to others."""
+    code = f"from tests.engine import test_graphs; test_graphs.{what}()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def waits() -> None:
+    """A model that reads what it computes serves without graphs, and nothing has failed."""
     wanted = tokens(on("cuda"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graphs, "_compute", _then(lambda logits: logits.sum().item()))
+        engine = on("cuda")
+    assert engine.runner.graphs is None
+    torch.cuda.empty_cache()  # would fail after a capture that did
+    assert tokens(engine) == wanted
+
+
+def is_refused() -> None:
+    """What is not seen before the capture fails in it: a line, and nobody is served."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graphs, "_compute", _then(lambda logits: torch.cuda.synchronize()))
+        with pytest.raises(ConfigError, match="give enforce_eager=True"):
+            on("cuda")
+
+
+def _then(more: Callable[[torch.Tensor], object]) -> Callable[[Graphs, int], None]:
     forward = Graphs._compute
 
-    def waits(graphs: Graphs, size: int) -> None:
+    def both(graphs: Graphs, size: int) -> None:
         forward(graphs, size)
-        graphs._logits.sum().item()
+        more(graphs._logits)
 
-    monkeypatch.setattr(Graphs, "_compute", waits)
-    with caplog.at_level(logging.WARNING, graphs_module.__name__):
-        engine = on("cuda")
-    assert len(caplog.records) == 1 and engine.runner.graphs is None
-    assert tokens(engine) == wanted
+    return both
 
 
 @on_gpu

@@ -55,7 +55,7 @@ def test_ranks_replay_the_same_sizes(ahead: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_rank_without_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "recorder_of", lambda device: Replayer(fails_at=0))
+    monkeypatch.setattr(runner_module, "recorder_of", lambda device: Replayer(waits_at=0))
     with groups(1) as made:
         (model,) = shards(CONFIGS["llama"](), made)
         with pytest.raises(ConfigError, match="give enforce_eager=True"):
