@@ -22,8 +22,9 @@ class Arguments:
     """
 
     model: Any = "tiny"
-    """A folder, a name on the Hugging Face Hub, "tiny", which needs no download, one of
-    transformers' own objects: a configuration, or a model; or a model that is loaded already."""
+    """A folder, a GGUF file, a name on the Hugging Face Hub, "tiny", which needs no download,
+    "smollm2", which a package carries, one of transformers' own objects: a configuration, or a
+    model; or a model that is loaded already."""
     tokenizer: str | None = None
     """If it is not the model's own."""
     dtype: str = "auto"

@@ -13,10 +13,14 @@ from pagedsim.core import ConfigError, RequestError, SamplingParams
 from pagedsim.core.errors import unknown
 from pagedsim.engine.arguments import SETTINGS, Arguments
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.models.reading import brief
 from pagedsim.engine.output import RequestOutput
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""
+
+Chat = Sequence[Mapping[str, str]]
+"""Messages, each with its `role` and its `content`."""
 
 VLLM_NAMES: Mapping[str, str] = {
     "max_seqs": "max_num_seqs",
@@ -88,9 +92,30 @@ class LLM:
         finally:
             self._drop(added)
 
+    def chat(
+        self,
+        messages: Chat | Sequence[Chat],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one chat or several, each put into the words of the model's chat template."""
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        prompts = [self._templated(chat) for chat in ([messages] if one else messages)]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
     def close(self) -> None:
         """End the processes that share the model, if there are any."""
         self.engine.close()
+
+    def _templated(self, chat: Any) -> list[int]:
+        backend: Any = getattr(self.engine.tokenizer, "backend", None)
+        if getattr(backend, "chat_template", None) is None:
+            raise RequestError("chat: the model's tokenizer has no chat template")
+        try:
+            return list(backend.apply_chat_template(chat, add_generation_prompt=True)["input_ids"])
+        except Exception as error:  # a template raises what it likes
+            raise RequestError(f"messages: the template refuses them: {brief(error)}") from error
 
     def _answers(self, names: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         answers: dict[str, RequestOutput] = {}

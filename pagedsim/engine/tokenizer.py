@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import tiny
-from pagedsim.engine.models.source import brief, folder_of
+from pagedsim.engine.models.reading import brief
+from pagedsim.engine.models.source import folder_of
 
 VOCABULARIES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
@@ -76,8 +77,9 @@ class HuggingFaceTokenizer:
 def load_tokenizer(model: str | os.PathLike[str] | Any) -> Tokenizer | None:
     """The tokenizer of a model as `load_model` takes it; None where there is none.
 
-    `"tiny"`, a folder or a name on the Hugging Face hub; a transformers object has no tokenizer,
-    and neither has a folder without a vocabulary. Raises ConfigError for one that is broken.
+    `"tiny"`, `"smollm2"`, a GGUF file, a folder or a name on the Hugging Face hub; a transformers
+    object has no tokenizer, and neither has a folder without a vocabulary. Raises ConfigError for
+    one that is broken.
     """
     if not isinstance(model, str | os.PathLike):
         return None

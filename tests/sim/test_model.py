@@ -20,6 +20,7 @@ PUBLISHED = {  # model cards; OPT: the checkpoints' own counts
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
     "qwen3-0.6b": 596_049_920,
+    "smollm2-135m": 134_515_008,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
     "mixtral-8x7b": 46_702_792_704,

@@ -21,8 +21,9 @@ from pagedsim.engine.models.native.reach import FAMILIES
 from pagedsim.engine.models.native.reach import unknown as unknown_to_native
 from pagedsim.engine.models.positions import hold_frequencies, longest
 from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
+from pagedsim.engine.models.reading import brief
 from pagedsim.engine.models.shard import WHOLE, Shard
-from pagedsim.engine.models.source import brief, read_config
+from pagedsim.engine.models.source import folder_of, read_config
 from pagedsim.engine.models.trial import try_out
 
 FORMATS = ("auto", "dummy")
@@ -48,15 +49,15 @@ def load_model(
 ) -> LoadedModel:
     """Load a model that attends through the paged kernels; raises ConfigError where it cannot.
 
-    `model` is `"tiny"` (see tiny.py), a folder with a config.json, a name on the Hugging Face hub,
-    or a transformers object: a configuration, which gets random weights, or a model, which is
-    taken over and belongs to the engine from then on. `load_format="dummy"` makes random weights
-    from the configuration alone; on one kind of device they follow from `seed`. `dtype="auto"` is
-    what the configuration says. `model_impl` is whose forward pass runs: `"transformers"`, or
-    `"native"`, our own (native/), which is refused for models that it does not know; `"auto"` is
-    native where that knows the model. `max_model_len` may be less than the model's. Of a native
-    model it may be one rank's `shard` alone, which computes as if there were no other ranks until
-    its native pass is given their group.
+    `model` is `"tiny"` (see tiny.py), `"smollm2"` or a GGUF file (see gguf.py), a folder with a
+    config.json, a name on the Hugging Face hub, or a transformers object: a configuration, which
+    gets random weights, or a model, which is taken over and belongs to the engine from then on.
+    `load_format="dummy"` makes random weights from the configuration alone; on one kind of device
+    they follow from `seed`. `dtype="auto"` is what the configuration says. `model_impl` is whose
+    forward pass runs: `"transformers"`, or `"native"`, our own (native/), which is refused for
+    models that it does not know; `"auto"` is native where that knows the model. `max_model_len` may
+    be less than the model's. Of a native model it may be one rank's `shard` alone, which computes
+    as if there were no other ranks until its native pass is given their group.
 
     Before it returns, a few tokens are computed through a paged cache and compared with what
     transformers computes for them.
@@ -207,7 +208,9 @@ class Source:
             module = weights.random(self.config, dtype, device, seed)
         if self.stored:
             with suppress(OSError):  # many models have no generation_config.json
-                module.generation_config = GenerationConfig.from_pretrained(self.name)
+                module.generation_config = GenerationConfig.from_pretrained(
+                    os.fspath(folder_of(self.name) or self.name)
+                )
         return module
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pagedsim.engine.models.source import quiet
+from pagedsim.engine.models.reading import quiet
 
 NAME = "pagedsim_probe"
 TOKENS = 4

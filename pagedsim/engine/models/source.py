@@ -1,15 +1,15 @@
-"""Where a model comes from: a folder, the Hugging Face hub, or an object."""
+"""Where a model comes from: a folder, a GGUF file, the Hugging Face hub, or an object."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pagedsim.core.errors import ConfigError
+from pagedsim.engine.models.gguf import is_packed, unpacked
+from pagedsim.engine.models.reading import brief
 
 WEIGHTS = (
     "model.safetensors",
@@ -20,7 +20,12 @@ WEIGHTS = (
 
 
 def folder_of(model: str | os.PathLike[str]) -> Path | None:
-    """The folder that `model` names; None for a name on the hub. Raises ConfigError."""
+    """The folder that `model` names; None for a name on the hub. Raises ConfigError.
+
+    That of a GGUF file is the one that it was unpacked into (gguf.py).
+    """
+    if is_packed(model):
+        return unpacked(model)
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -78,25 +83,6 @@ def not_on_hub(model: str | os.PathLike[str], error: Exception) -> ConfigError:
         f"model={model}: no such folder, and not to be had from the Hugging Face hub: "
         f"{brief(error)}"
     )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Within, transformers logs errors only: what it would warn of is checked and refused here."""
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-def brief(error: Exception, most: int = 200) -> str:
-    """An error's text in one line that is not too long."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _check_json(model: str | os.PathLike[str], path: Path) -> None:

