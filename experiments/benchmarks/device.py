@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from experiments.benchmarks.code import digest
 from pagedsim.kernels.float8 import AUTO, FORMATS
-from pagedsim.metrics.files import write_json
+from pagedsim.metrics.jsons import write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,6 +79,9 @@ def require_gpu(otherwise: str = "") -> None:
 def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, Any]:
     """What a number means nothing without."""
     cuda = device.type == "cuda"
+    command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    command.add_argument("--out")  # where it went says nothing of it
+    words = command.parse_known_args(list(words))[1]
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
         "capability": torch.cuda.get_device_capability(device) if cuda else None,
@@ -89,6 +93,7 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "-m", module, *words]),
+        "code": digest(module),
     }
 
 
@@ -110,12 +115,22 @@ def keep(place: Path | None, name: str, result: Mapping[str, Any]) -> None:
     """Write `name`.json, as far as it has come."""
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-        write_json(place / f"{name}.json", dict(result))
+        part = place / f".{name}.part"  # who is killed here leaves what was there
+        write_json(part, dict(result))
+        part.replace(place / f"{name}.json")
 
 
-def end(place: Path | None, name: str, result: Mapping[str, Any], picture: Figure) -> None:
-    """Write it with its picture, and say so."""
+def end(
+    place: Path | None, name: str, result: Mapping[str, Any], draw: Callable[[Any], Figure]
+) -> None:
+    """Write it with its picture, where something can draw one, and say so."""
     keep(place, name, result)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        told(place, name, "; there is no matplotlib for a picture")
+        return
+    picture = draw(result)
     if place is not None:
         picture.savefig(place / f"{name}.png", metadata={"Software": None})
     told(place, name, " and .png")
@@ -129,11 +144,18 @@ def told(place: Path | None, name: str, more: str = "") -> None:
         print(f"\n{place / name}.json{more}")
 
 
+def noise(size: int, device: torch.device, pinned: bool = False) -> torch.Tensor:
+    """Bytes of all kinds. A GPU may pack zeros, and takes less power for them."""
+    room = torch.empty(size // 8, dtype=torch.int64, device=device, pin_memory=pinned)
+    generator = torch.Generator(device).manual_seed(0)
+    return room.random_(-(2**63), None, generator=generator).view(torch.uint8)
+
+
 class Copy:
     """One large copy within the device: what its memory does at best."""
 
     def __init__(self, device: torch.device, tiny: bool) -> None:
-        self._here = torch.zeros(FEW_COPIED if tiny else COPIED, dtype=torch.uint8, device=device)
+        self._here = noise(FEW_COPIED if tiny else COPIED, device)
         self._there = torch.empty_like(self._here)
         self.moved = 2 * self._here.nbytes
         """Bytes, read and written."""
@@ -153,7 +175,7 @@ def medians(
 ) -> dict[str, float]:
     """Seconds that the device takes for a call, by name; all take turns in every round."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    spoil = torch.zeros(SPOILT // 4, device=device) if device.type == "cuda" else None
+    spoil = noise(SPOILT, device).view(torch.int32) if device.type == "cuda" else None
     for number in range(rounds + WARM):
         timed = {name: _timed(call, spoil) for name, call in calls.items()}
         if number >= WARM:

@@ -30,7 +30,7 @@ import torch
 from experiments.benchmarks.device import Plain, facts, folder_of, keep, require_gpu, table
 from experiments.benchmarks.shapes import BASE
 from pagedsim.kernels import tuning
-from pagedsim.metrics.files import read_json
+from pagedsim.metrics.jsons import read_json
 
 ROOT = Path(__file__).parents[2]
 DONE, FAILED, CUT, AHEAD = "done", "failed", "out of time", "not begun"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,8 +30,10 @@ from experiments.benchmarks.device import (
     table,
 )
 from experiments.benchmarks.peers import PEERS, Contender
-from experiments.benchmarks.roofline import draw
 from experiments.benchmarks.shapes import Case, Problem, grid
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIDE, SHORT_SIDE = 8192, 256
 """Of the product that is a limit, and where sizes are tiny."""
@@ -67,10 +69,17 @@ def main(words: Sequence[str] | None = None) -> None:
         keep(place, "kernels", result)
         print(line(found), file=sys.stderr, flush=True)
     print(written(result, asked.peers))
-    end(place, "kernels", result, draw(result))
+    end(place, "kernels", result, draw)
     wrong = [one["case"] for one in result["cases"] if "of_limit" not in one]
     if wrong:
         sys.exit(f"wrong: {'; '.join(wrong)}")
+
+
+def draw(result: Mapping[str, Any]) -> Figure:
+    """A roofline; what draws is imported here alone."""
+    from experiments.benchmarks import roofline
+
+    return roofline.draw(result)
 
 
 class Limits:

@@ -25,6 +25,7 @@ from experiments.benchmarks.device import (
     facts,
     folder,
     keep,
+    noise,
     options,
     table,
     wait,
@@ -36,7 +37,6 @@ from pagedsim.core.memory import Pairs
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.mover import LAYOUTS, Mover
 from pagedsim.kernels.float8 import AUTO, FORMATS
-from pagedsim.report.style import DECODE, YIELD, drawing, margins, new_figure, plain_log_ticks, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ def main(words: Sequence[str] | None = None) -> None:
         keep(place, name, result)
         print(line(found), file=sys.stderr, flush=True)
     print(written(result))
-    end(place, name, result, draw(result))
+    end(place, name, result, draw)
     wrong = [one["swap"] for one in result["swaps"] if not one["right"]]
     if wrong:
         sys.exit(f"wrong: {'; '.join(wrong)}")
@@ -131,8 +131,11 @@ def measure(
     if not found["right"]:
         return found
     size = blocks * shape.block_bytes
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    there = torch.empty(size, dtype=torch.uint8, device=device)
+    host = noise(size, torch.device("cpu"), pinned=device.type == "cuda")
+    there = noise(size, device)
+    # Pools are full of anything, as a server's are.
+    for pool in (cache.gpu, cache.cpu):
+        pool.view(torch.uint8).random_()
     calls: dict[str, Callable[[], object]] = {
         "swap out": lambda: mover.move(plan_of("out", pairs)),
         "swap in": lambda: mover.move(plan_of("in", pairs)),
@@ -219,6 +222,16 @@ def written(result: Mapping[str, Any]) -> str:
 
 def draw(result: Mapping[str, Any]) -> Figure:
     """How much of a pinned copy's speed is left, by the bytes of one copy."""
+    from pagedsim.report.style import (
+        DECODE,
+        YIELD,
+        drawing,
+        margins,
+        new_figure,
+        plain_log_ticks,
+        tidy,
+    )
+
     with drawing():
         figure = new_figure(3.8)
         axes = figure.subplots()

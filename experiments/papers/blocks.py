@@ -15,7 +15,8 @@ from experiments.studies.slot_waste import unused_slots
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.files import RESULT, read_json
+from pagedsim.metrics.files import RESULT
+from pagedsim.metrics.jsons import read_json
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.block_sizes import draw_blocks
 from pagedsim.report.percent import percent

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagedsim.run.backend import Settings
-
 if TYPE_CHECKING:
     from pagedsim.engine.engine import LLMEngine
+    from pagedsim.run.backend import Settings
 
 
 def facts_of(engine: LLMEngine, name: str) -> Settings:

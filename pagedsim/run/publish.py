@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
+from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE
+from pagedsim.metrics.jsons import write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison, write_rows

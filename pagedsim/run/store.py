@@ -16,7 +16,8 @@ from typing import Any
 
 import pagedsim
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.files import read_json, read_summary, write_json
+from pagedsim.metrics.files import read_summary
+from pagedsim.metrics.jsons import read_json, write_json
 from pagedsim.run import code
 from pagedsim.run.job import Job
 

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from pagedsim import report
-from pagedsim.metrics.files import RESULT, write_json
+from pagedsim.metrics.files import RESULT
+from pagedsim.metrics.jsons import write_json
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import margins, new_figure

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from experiments.benchmarks import device, engine, host, kernels, step, swap, table
 from experiments.benchmarks.shapes import BASE, HEADLINES, WIDE, Case, grid
-from pagedsim.metrics.files import read_json, write_json
+from pagedsim.metrics.jsons import read_json, write_json
 
 PAGE = (Path(__file__).parents[3] / "docs" / "performance.md").read_text(encoding="utf-8")
 QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
