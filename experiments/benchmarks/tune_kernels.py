@@ -29,7 +29,7 @@ from experiments.benchmarks.shapes import SHAPES, Case, Problem
 from pagedsim.kernels import tuning
 from pagedsim.kernels.float8 import AUTO
 from pagedsim.kernels.tiles import MIN_ROWS, Split, Tiles, decode_tiles, power_of_two, prefill_tiles
-from pagedsim.kernels.tuning import Cut, Entry, Heads
+from pagedsim.kernels.tuning import DEFAULT, Cut, Entry, Heads
 
 DTYPE = torch.bfloat16
 DECODES = ((1, 512), (1, 4096), (8, 4096), (64, 512), (64, 4096), (256, 1024))
@@ -107,8 +107,7 @@ def tuned(
     grid: Grid = FULL,
 ) -> list[Entry]:
     """The entries of a model's shape; says what it found."""
-    shape = SHAPES[model]
-    heads = Heads(shape.kv_heads, shape.group, shape.head_dim, DTYPE.itemsize, cache)
+    heads = heads_of(model, cache)
     what = model if cache == AUTO else f"{model}, {cache}"
     entries = []
     for kernel, work in (("prefill", best_prefill), ("decode", best_decode)):
@@ -120,34 +119,43 @@ def tuned(
     return entries
 
 
+def heads_of(model: str, cache: str) -> Heads:
+    """A model's shape as kernels are tuned for it."""
+    shape = SHAPES[model]
+    return Heads(shape.kv_heads, shape.group, shape.head_dim, DTYPE.itemsize, cache)
+
+
+def usual(kernel: str, heads: Heads, capability: tuple[int, int]) -> Cut:
+    """The defaults, where there are query tokens enough to fill a prefill's rows."""
+    _, group, head_dim, itemsize, cache = heads
+    if kernel == "decode":
+        return Cut(decode_tiles(head_dim, group, itemsize, capability, cache != AUTO), DEFAULT)
+    longest = max(queries for _, queries, _ in PREFILLS)
+    tiles = prefill_tiles(head_dim, group, itemsize, capability, longest, cache != AUTO)
+    return Cut(tiles, DEFAULT)
+
+
 def best_prefill(
     model: str, capability: tuple[int, int], race: Race, cache: str, grid: Grid
 ) -> Winner:
     """Tiles of prefills and chunks."""
-    shape = SHAPES[model]
-    longest = max(queries for _, queries, _ in PREFILLS)
-    usual = prefill_tiles(
-        shape.head_dim, shape.group, DTYPE.itemsize, capability, longest, cache != AUTO
-    )
     candidates = [
-        Cut(Tiles(rows, keys, warps, stages), tuning.DEFAULT)
+        Cut(Tiles(rows, keys, warps, stages), DEFAULT)
         for rows, keys, warps, stages in product(*grid[:4])
-        if rows >= max(MIN_ROWS, power_of_two(shape.group))
+        if rows >= max(MIN_ROWS, power_of_two(SHAPES[model].group))
     ]
     cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
-    return best([Cut(usual, tuning.DEFAULT), *candidates], cases, race)
+    return best([usual("prefill", heads_of(model, cache), capability), *candidates], cases, race)
 
 
 def best_decode(
     model: str, capability: tuple[int, int], race: Race, cache: str, grid: Grid
 ) -> Winner:
     """Tiles of decodes, then the parts that these tiles do best in."""
-    shape = SHAPES[model]
-    usual = decode_tiles(shape.head_dim, shape.group, DTYPE.itemsize, capability, cache != AUTO)
-    default = Cut(usual, tuning.DEFAULT)
+    default = usual("decode", heads_of(model, cache), capability)
     cases = [Case(model, batch, 1, context, cache=cache) for batch, context in DECODES]
     candidates = [
-        default._replace(tiles=replace(usual, keys=keys, warps=warps, stages=stages))
+        default._replace(tiles=replace(default.tiles, keys=keys, warps=warps, stages=stages))
         for keys, warps, stages in product(*grid[1:4])
     ]
     first = best([default, *candidates], cases, race)

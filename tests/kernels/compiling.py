@@ -1,34 +1,24 @@
 """Compile the kernels for a GPU that is not there, and say what they take of it.
 
-A program of its own (`test_compile.py` runs it), because it puts a stand-in in the place of
-Triton's driver. The kernels are called as the engine calls them, with tensors on the CPU; where
-Triton would load and launch what it compiled, this stops. So what is measured is what a GPU would
-get: the same specialisation, tile sizes and options.
+A program of its own (`test_compile.py` runs it): `experiments/benchmarks/ahead.py` says how.
 
     python -m tests.kernels.compiling < cases.json     # a list of cases, see Call
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import re
 import sys
-import tempfile
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
-from pagedsim.kernels import attention, copy, decode, gate, norm, nucleus, rotary, tuning, write
+from experiments.benchmarks.ahead import launched, stand_in, taken
+from pagedsim.kernels import attention, copy, decode, gate, norm, nucleus, rotary, write
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
-
-PRODUCTS = ("wgmma", "mma.sync")
 
 
 class Call(TypedDict, total=False):
@@ -58,74 +48,8 @@ class Call(TypedDict, total=False):
     """What to change in how a decode's context is cut."""
 
 
-class Taken(TypedDict):
-    """What one compiled kernel takes of a multiprocessor."""
-
-    name: str
-    spilled: int
-    """Bytes of registers stored to memory and loaded back, and of stack."""
-    registers: int
-    shared: int
-    warps: int
-    products: str
-    """The tensor cores' instruction that does its matrix products; "none" for none."""
-
-
-class StandIn:
-    """As much of a driver as compiling asks for."""
-
-    capability = 90
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability  # Triton asks for the target once a device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def compiled(case: Call, known: dict[str, Taken]) -> list[Taken]:
-    """Call the case's kernel; every Triton kernel that this would launch."""
-    taken: list[Taken] = []
-
-    def stop_before_launch(self: Any, grid: Any) -> Any:
-        def compile_only(*args: Any, **kwargs: Any) -> None:
-            log = io.StringIO()
-            with contextlib.redirect_stdout(log):
-                kernel = self.run(*args, grid=grid, warmup=True, **kwargs)
-            if kernel.hash not in known:  # what was compiled before is not compiled again
-                known[kernel.hash] = measured(kernel, log.getvalue())
-            taken.append(known[kernel.hash])
-
-        return compile_only
-
-    original = JITFunction.__getitem__
-    JITFunction.__getitem__ = stop_before_launch
-    try:
-        call(case)
-    finally:
-        JITFunction.__getitem__ = original
-    return taken
-
-
-def measured(kernel: Any, log: str) -> Taken:
-    """`log` is what ptxas -v said; without one there is nothing to go by."""
-    spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log)
-    registers = re.search(r"Used (\d+) registers", log)
-    assert len(spills) == 3 and registers, f"ptxas said nothing of spills: {log!r}"
-    return {
-        "name": kernel.name,
-        "spilled": sum(map(int, spills)),
-        "registers": int(registers[1]),
-        "shared": kernel.metadata.shared,
-        "warps": kernel.metadata.num_warps,
-        "products": next((p for p in PRODUCTS if p in kernel.asm["ptx"]), "none"),
-    }
-
-
 def call(case: Call) -> None:
+    """Call the case's kernel as the engine does."""
     capability = divmod(case["capability"], 10)
     dtype = getattr(torch, case["dtype"])
     dim, group, size = case.get("head_dim", 128), case.get("group", 4), case.get("block_size", 16)
@@ -176,17 +100,10 @@ def call(case: Call) -> None:
 
 
 def main() -> None:
-    gpu = StandIn()
-    triton.runtime.driver.set_active(gpu)
-    setattr(tuning, "capability", lambda device: divmod(gpu.capability, 10))  # noqa: B010
-    triton.knobs.nvidia.dump_ptxas_log = True
-    with tempfile.TemporaryDirectory() as cache:  # what is in a cache is not compiled, nor logged
-        triton.knobs.cache.dir = cache
-        known: dict[str, Taken] = {}
-        found = []
-        for case in json.load(sys.stdin):
-            gpu.capability = case["capability"]
-            found.append(compiled(case, known))
+    found = []
+    for case in json.load(sys.stdin):
+        stand_in(case["capability"])
+        found.append([taken(kernel)._asdict() for kernel in launched(partial(call, case))])
     json.dump(found, sys.stdout)
 
 

@@ -23,7 +23,7 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024}
 CHOSEN = {80: 99 * 1024, 90: 227 * 1024}
 """The same for tiles that the kernels choose: 8.6 and 8.9 have less than 8.0 and get the same."""
 
-FEW = 128
+FEW = 40
 """Bytes that may spill in fp32, which does without tensor cores and is for checking, and in toy
 models' heads of less than 64 dims. To fit more programs side by side, ptxas now and then stops at
 56 to 96 registers there and spills a handful; more than that is a fault."""

@@ -1,0 +1,96 @@
+"""What attention's kernels are once they are compiled, for GPUs that need not be there.
+
+    python -m experiments.benchmarks.compiled [--model llama-3.1-8b] [--capabilities 80 90]
+
+One line for each kernel, kind of cache and GPU, in bf16: the instructions of one warp for one tile
+of keys, its matrix products and its loads of 16 bytes a thread, then registers, bytes that spill
+and shared memory. No time is measured: it says what a GPU has to do, not how fast it does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from experiments.benchmarks.ahead import Taken, disassembled, launched, stand_in, taken
+from experiments.benchmarks.device import Plain, table
+from experiments.benchmarks.sass import Loop, main_loop
+from experiments.benchmarks.shapes import BASE, SHAPES, Case, Problem
+from experiments.benchmarks.tune_kernels import DTYPE, heads_of, run, usual
+from pagedsim.kernels.float8 import AUTO, FORMATS
+from pagedsim.kernels.tiles import Tiles
+
+CAPABILITIES = (80, 90, 100, 120)
+QUERIES = {"prefill": 512, "decode": 1}
+MAIN = {"prefill": "_attention", "decode": "_part"}
+
+
+class Line(NamedTuple):
+    """One kernel for one GPU."""
+
+    capability: int
+    kernel: str
+    cache: str
+    tiles: Tiles
+    loop: Loop | None
+    taken: Taken
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Compile and print."""
+    words = sys.argv[1:] if words is None else words
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser.add_argument("--model", choices=list(SHAPES), default=BASE)
+    parser.add_argument("--capabilities", type=int, nargs="+", default=CAPABILITIES)
+    asked = parser.parse_args(words)
+    print(written(list(lines(asked.model, asked.capabilities))))
+
+
+def lines(model: str, capabilities: Sequence[int]) -> Iterator[Line]:
+    """What each kernel of a model takes, with the tiles that are taken where none were tuned."""
+    for capability in capabilities:
+        stand_in(capability)
+        for kernel, queries in QUERIES.items():
+            for cache in (AUTO, *FORMATS):
+                case = Case(model, 1, queries, max(queries, 64), cache=cache)
+                cut = usual(kernel, heads_of(model, cache), divmod(capability, 10))
+                problem = Problem(case, DTYPE, torch.device("cpu"))
+                found = launched(partial(run, problem, cut))
+                (one,) = (one for one in found if one.name == MAIN[kernel])
+                loop = main_loop(disassembled(one))
+                yield Line(capability, kernel, cache, cut.tiles, loop, taken(one))
+
+
+def written(found: Sequence[Line]) -> str:
+    """As Markdown."""
+    head = ["GPU", "kernel", "cache", "rows × keys, warps, stages", "instructions", "products"]
+    head += ["loads", "of 16 bytes", "registers", "spilled", "shared KiB"]
+    rows = []
+    for line in found:
+        tiles, loop, one = line.tiles, line.loop, line.taken
+        rows.append(
+            [
+                f"{line.capability / 10:.1f}",
+                line.kernel,
+                "bf16" if line.cache == AUTO else line.cache,
+                f"{tiles.rows} × {tiles.keys}, {tiles.warps}, {tiles.stages}",
+                *([str(number) for number in _order(loop)] if loop else [""] * 4),
+                str(one.registers),
+                str(one.spilled),
+                f"{one.shared / 1024:.0f}",
+            ]
+        )
+    return table(head, rows)
+
+
+def _order(loop: Loop) -> tuple[int, ...]:
+    return loop.instructions, loop.products, loop.loads, loop.wide
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Loops are found in a disassembly, and the table of what is compiled has a line for each."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.benchmarks.sass import Loop, main_loop
+
+ROOT = Path(__file__).parents[3]
+ASSEMBLY = """
+        /*0000*/                   LDG.E R2, desc[UR12][R2.64] ;
+.L_x_1:
+        /*0010*/              @!P0 LDGSTS.E.BYPASS.128 [R5], desc[UR16][R2.64] ;
+        /*0020*/                   LDGDEPBAR ;
+        /*0030*/                   LDG.E R7, desc[UR12][R6.64] ;
+        /*0040*/                   HMMA.16816.F32.BF16 R60, R56, R60, RZ ;
+        /*0050*/              @!P3 BRA `(.L_x_1) ;
+.L_x_2:
+        /*0060*/                   HMMA.16816.F32.BF16 R60, R56, R60, RZ ;
+        /*0070*/                   FSEL R1, R2, -INF , P0 ;
+        /*0080*/               @P1 BRA `(.L_x_4) ;
+        /*0090*/                   LDG.E.128 R8, desc[UR12][R6.64] ;
+        /*00a0*/                   MUFU.EX2 R1, R1 ;
+        /*00b0*/                   MUFU.EX2 R1, R1 ;
+.L_x_4:
+        /*00c0*/              @!P3 BRA `(.L_x_2) ;
+        /*00d0*/                   EXIT ;
+.L_x_3:
+        /*00e0*/                   BRA `(.L_x_3);
+"""
+
+
+def test_the_main_loop_is_the_shortest_with_products() -> None:
+    assert main_loop(ASSEMBLY) == Loop(instructions=5, products=1, loads=2, wide=1)
+    without = ASSEMBLY.replace("HMMA", "FFMA")
+    assert main_loop(without) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_every_kernel_has_a_line() -> None:
+    command = [sys.executable, "-m", "experiments.benchmarks.compiled", "--capabilities", "90"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| 9.0")]
+    assert [row[1] for row in rows] == ["prefill"] * 3 + ["decode"] * 3
+    for row in rows:
+        *_, instructions, products, loads, wide, registers, spilled, shared = row
+        assert 0 < int(products) < int(instructions) and 0 < int(wide) <= int(loads)
+        assert int(registers) <= 255 and spilled == "0" and float(shared.rstrip(" |")) <= 227
