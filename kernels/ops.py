@@ -238,6 +238,33 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return reference.silu_mul(gate_up)
 
 
+def experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What a mixture of experts makes of x, [tokens, size]: the sum of those that a token chose.
+
+    `gate_up` is [experts, 2 × inner, size], `down` [experts, size, inner], and an expert is down ×
+    `silu_mul` of gate_up × x. `chosen` (integers) and `weights` are [tokens, experts a token]: no
+    token chooses one twice. `shared`, like x, is added to the sum, whose order is that of `chosen`.
+
+    Nothing is read back from a GPU, and the launches depend on the shapes alone.
+    """
+    if chosen.shape != weights.shape or len(chosen) != len(x):
+        raise ValueError(f"{tuple(chosen.shape)} and {tuple(weights.shape)} for {len(x)} tokens")
+    if not (gate_up.is_contiguous() and down.is_contiguous() and x.stride(1) == 1):
+        raise ValueError("the experts and the elements of a token must be contiguous")
+    if on_gpu(x):
+        from pagedsim.kernels import grouped
+
+        return grouped.experts(x, gate_up, down, chosen, weights, shared)
+    return reference.experts(x, gate_up, down, chosen, weights, shared)
+
+
 def write_kv(
     k: torch.Tensor,
     v: torch.Tensor,

@@ -2,6 +2,7 @@
 
 from pagedsim.kernels.reference.attention import attention, batch_of
 from pagedsim.kernels.reference.copy import copy_blocks
+from pagedsim.kernels.reference.experts import experts
 from pagedsim.kernels.reference.gate import silu_mul
 from pagedsim.kernels.reference.norm import rms_norm
 from pagedsim.kernels.reference.nucleus import keep_top_p
@@ -12,6 +13,7 @@ __all__ = [
     "attention",
     "batch_of",
     "copy_blocks",
+    "experts",
     "keep_top_p",
     "rms_norm",
     "rotate",

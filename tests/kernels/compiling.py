@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 import torch
 
 from experiments.benchmarks.ahead import launched, stand_in, taken
-from pagedsim.kernels import attention, copy, decode, gate, norm, nucleus, rotary, write
+from pagedsim.kernels import attention, copy, decode, gate, grouped, norm, nucleus, rotary, write
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
 
@@ -34,6 +34,10 @@ class Call(TypedDict, total=False):
     group: int
     block_size: int
     queries: int
+    experts: int
+    """Of a mixture of which a token chooses 8, or 2 if there are no more than 8."""
+    inner: int
+    """Dims of an expert between its products."""
     size: int
     """Elements of a token, for what does not know of heads; tokens of a vocabulary."""
     summed: bool
@@ -90,6 +94,13 @@ def call(case: Call) -> None:
             rotary.rotate(qkv, turn, turn, k_cache, v_cache, slots, weight=weight, eps=1e-6)
         case "gate":
             gate.silu_mul(torch.zeros(tokens, 2 * case["size"], dtype=dtype))
+        case "grouped":
+            x, count = torch.zeros(tokens, case["size"], dtype=dtype), case["experts"]
+            up = torch.zeros(1, 2 * case["inner"], case["size"], dtype=dtype).expand(count, -1, -1)
+            chosen = torch.zeros(tokens, 8 if count > 8 else 2, dtype=torch.int64)
+            down = up[:, : case["inner"]].transpose(1, 2)
+            shared = x if case.get("summed") else None
+            grouped.experts(x, up, down, chosen, chosen.to(dtype), shared)
         case "nucleus":
             x = torch.zeros(8, case["size"])
             nucleus.keep_top_p(x, x, torch.zeros(8, 1, dtype=torch.float64))

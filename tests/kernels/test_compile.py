@@ -59,7 +59,9 @@ def faults(call: dict[str, Any], kernels: list[dict[str, Any]], capability: int)
             found.append(f"spills: {says}")
         if kernel["shared"] > CHOSEN[capability]:
             found.append(f"too much shared memory: {says}")
-        if kernel["name"] in ("_attention", "_part") and half == (kernel["products"] == "none"):
+        if kernel["name"] in ("_attention", "_part", "_up", "_down") and half == (
+            kernel["products"] == "none"
+        ):
             found.append(f"the wrong units: {says}")
     return found
 
@@ -83,6 +85,11 @@ MODEL: list[dict[str, Any]] = [
     {"kernel": "rotary", "dtype": "bfloat16", "cache": "fp8_e5m2", "normed": True},
     {"kernel": "copy", "dtype": "bfloat16", "cache": "fp8_e4m3"},
 ]
+MIXTURE: dict[str, Any] = {"experts": 128, "size": 2048, "inner": 768}  # Qwen3-30B-A3B's
+MIXTURES: list[dict[str, Any]] = [
+    {"kernel": "grouped", "dtype": "bfloat16", "queries": queries, **MIXTURE}
+    for queries in (1, 8192)
+]
 VOCABULARIES: list[dict[str, Any]] = [  # rows of one tile, or many; at multiples of 16, or not
     {"kernel": "nucleus", "dtype": "float32", "size": size} for size in (97, 50257, 128256)
 ]
@@ -91,8 +98,10 @@ SPILLS = {"kernel": "attention", "dtype": "bfloat16", "tiles": {"keys": 64, "war
 
 @pytest.fixture(scope="module")
 def quick() -> dict[int, list[list[dict[str, Any]]]]:
-    """What a model runs, its vocabularies and, on 8.0, what spills: compiled by one process."""
-    calls = {80: [*MODEL, *VOCABULARIES, SPILLS], 90: [*MODEL, *VOCABULARIES]}
+    """What a model runs, its vocabularies, a mixture of experts and, on 8.0, what spills: compiled
+    by one process."""
+    calls = {80: [*MODEL, *VOCABULARIES, *MIXTURES, SPILLS]}
+    calls[90] = calls[80][:-1]
     both = [{**call, "capability": one} for one, of_one in calls.items() for call in of_one]
     found = iter(taken(both))
     return {one: [next(found) for _ in of_one] for one, of_one in calls.items()}
@@ -127,6 +136,41 @@ def test_no_vocabulary_spills(capability: int, quick: dict[int, Any]) -> None:
     for call, (kernel,) in zip(VOCABULARIES, kernels, strict=True):
         assert kernel["name"] == "_nucleus"
         assert kernel["spilled"] == 0, (call, kernel)
+
+
+@BOTH
+def test_a_mixture_of_experts(capability: int, quick: dict[int, Any]) -> None:
+    few, many = quick[capability][len(MODEL) + len(VOCABULARIES) :][: len(MIXTURES)]
+    for call, launched in zip(MIXTURES, (few, many), strict=True):
+        names = [kernel["name"] for kernel in launched]
+        assert names == ["_count", "_list", "_up", "_down", "_sum"]
+        assert faults(call, launched, capability) == []
+    assert {kernel["products"] for kernel in few[2:4]} == {"mma.sync"}
+    units = "wgmma" if capability == 90 else "mma.sync"
+    assert {kernel["products"] for kernel in many[2:4]} == {units}
+
+
+@pytest.mark.slow
+@BOTH
+def test_every_mixture(capability: int) -> None:
+    """Widths of Mixtral 8x7B, DeepSeek-V3 and a toy, and tokens from a decode's to a prefill's."""
+    shapes = ((8, 4096, 14336), (256, 7168, 2048), (4, 64, 48), (3, 33, 65))
+    calls: list[dict[str, Any]] = [
+        {
+            "kernel": "grouped",
+            "dtype": dtype,
+            "queries": queries,
+            "experts": count,
+            "size": size,
+            "inner": inner,
+            "summed": count == 256,
+        }
+        for (count, size, inner), queries, dtype in itertools.product(
+            shapes, (1, 512, 8192), ("bfloat16", "float32")
+        )
+    ]
+    found = zip(calls, taken(calls, capability), strict=True)
+    assert [fault for call, launched in found for fault in faults(call, launched, capability)] == []
 
 
 def test_a_spill_is_seen(quick: dict[int, Any]) -> None:

@@ -26,6 +26,7 @@ from tests.kernels.fused import (
     check_norm,
     check_rotary,
 )
+from tests.kernels.mixtures import MIXTURES, Mixture, check_alone, check_mixture, drawn
 from tests.kernels.stored import check_no_number, check_stored
 
 pytestmark = [
@@ -214,3 +215,32 @@ def test_rotary(case: Rotary, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", [*GATES, Gate(3000, 14336)], ids=str)
 def test_gate(case: Gate, dtype: torch.dtype) -> None:
     check_gate(replace(case, dtype=dtype, device="cuda"))
+
+
+LARGE = [Mixture(tokens, 64, 8, 512, 256) for tokens in (3, 700)]
+"""Tiles of every size."""
+
+
+@DTYPES
+@pytest.mark.parametrize("case", [*MIXTURES, *LARGE], ids=str)
+def test_mixture(case: Mixture, dtype: torch.dtype) -> None:
+    check_mixture(replace(case, dtype=dtype, device="cuda"))
+
+
+def test_a_token_does_not_feel_who_else_has_its_experts() -> None:
+    check_alone(Mixture(300, 16, 4, 256, 128, torch.bfloat16, device="cuda"), others=37)
+
+
+def test_a_graph_holds_a_mixture() -> None:
+    """Captured with all choices alike, replayed with others."""
+    case = Mixture(24, 16, 4, 256, 128, torch.bfloat16, device="cuda")
+    given, other = drawn(case), drawn(replace(case, crowded=True))
+    kernels.experts(**given)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernels.experts(**given)
+    for name in ("chosen", "weights"):
+        given[name].copy_(other[name])
+    graph.replay()
+    assert torch.equal(out, kernels.experts(**given))

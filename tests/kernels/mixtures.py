@@ -1,0 +1,109 @@
+"""Cases for mixtures of experts, and the answers in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagedsim.kernels import ops as kernels
+from tests.kernels.fused import near
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Tokens that choose `each` of so many experts."""
+
+    tokens: int = 9
+    count: int = 5
+    each: int = 2
+    size: int = 48
+    inner: int = 40
+    dtype: torch.dtype = torch.float32
+    shared: bool = False
+    crowded: bool = False
+    """All tokens choose the same experts, the last ones."""
+    device: str = "cpu"
+
+
+HALF: dict[str, Any] = {"dtype": torch.float16}
+MIXTURES = [
+    Mixture(),
+    Mixture(shared=True, **HALF),
+    Mixture(tokens=1, count=8, each=3, **HALF),
+    Mixture(tokens=0),
+    Mixture(count=1, each=1, shared=True),
+    Mixture(tokens=40, crowded=True, **HALF),  # tiles that are full, and experts without any
+    Mixture(tokens=40, count=3, size=33, inner=65),
+    Mixture(size=160, inner=136, **HALF),  # more than one tile of columns and of depth
+]
+
+
+def drawn(case: Mixture) -> dict[str, torch.Tensor]:
+    """The arguments of `ops.experts`; x is a view into something wider."""
+    torch.manual_seed(0)
+    to = {"device": case.device, "dtype": case.dtype}
+    x = torch.randn(case.tokens, case.size + 3).to(**to)[:, : case.size]
+    gate_up = (torch.randn(case.count, 2 * case.inner, case.size) * case.size**-0.5).to(**to)
+    down = (torch.randn(case.count, case.size, case.inner) * case.inner**-0.5).to(**to)
+    scores = torch.rand(case.tokens, case.count)
+    if case.crowded:
+        scores += torch.arange(case.count)
+    weights, chosen = scores.topk(case.each)
+    found = {"x": x, "gate_up": gate_up, "down": down}
+    found |= {"chosen": chosen.to(case.device), "weights": weights.to(case.device)}
+    return found | ({"shared": torch.randn_like(x)} if case.shared else {})
+
+
+def check_mixture(case: Mixture) -> None:
+    """Fail unless `ops.experts` gives the case's answer, as exactly as its dtype allows."""
+    given = drawn(case)
+    answer, magnitude = _answer(**given)
+    near(kernels.experts(**given), answer, magnitude, 3)
+
+
+def check_alone(case: Mixture, others: int) -> None:
+    """Fail unless a token's result is the same to the bit whoever else is there.
+
+    The same number of tokens, as many as make the same tiles.
+    """
+    given = drawn(case)
+    whole = kernels.experts(**given)
+    for token in range(0, case.tokens, others):
+        moved = given | {
+            name: given[name].roll(-token, 0)
+            for name in ("x", "chosen", "weights", "shared")
+            if name in given
+        }
+        moved["x"] = moved["x"].clone()
+        moved["x"][1:] = 7.0
+        assert torch.equal(kernels.experts(**moved)[0], whole[token])
+
+
+def _answer(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token by token, and how large the terms of each sum are that were rounded."""
+    answer = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    magnitude = answer.clone()
+    if shared is not None:
+        answer += shared.double()
+        magnitude += shared.double().abs()
+    for token in range(len(x)):
+        row = x[token].double()
+        for expert, weight in zip(chosen[token].tolist(), weights[token].tolist(), strict=True):
+            matrix, back = gate_up[expert].double(), down[expert].double()
+            gate, up = (matrix @ row).chunk(2)
+            sizes, more = (matrix.abs() @ row.abs()).chunk(2)
+            inside = gate * gate.sigmoid() * up
+            answer[token] += weight * (back @ inside)
+            # SiLU's slope is less than 1.1.
+            error = inside.abs() + 1.1 * sizes * up.abs() + gate.abs() * more
+            magnitude[token] += weight * (back.abs() @ error)
+    return answer, magnitude
