@@ -107,9 +107,10 @@ def _listed(
     """
     chosen = chosen.contiguous()
     choices = chosen.numel()
-    whole = {"dtype": torch.int32, "device": chosen.device}
-    counts, order = torch.empty(count, **whole), torch.empty(choices, **whole)
-    listed = torch.empty(3, most, **whole)
+    counts, order = (
+        torch.empty(size, dtype=torch.int32, device=chosen.device) for size in (count, choices)
+    )
+    listed = counts.new_empty(3, most)
     _count[(count,)](counts, chosen, choices, CHUNK=CHUNK, num_warps=4)
     _list[(count,)](
         order, listed, counts, chosen, choices, most,

@@ -1,4 +1,4 @@
-"""Ten small models with random weights, one of each architecture."""
+"""Eleven small models with random weights, one of each architecture."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB = 97
@@ -40,6 +41,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2Config(**GROUPED),
     "qwen3": lambda: Qwen3Config(**GROUPED, head_dim=12),
     "mixtral": lambda: MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **{**GROUPED, "head_dim": 12}, moe_intermediate_size=24, num_experts=8,
+        num_experts_per_tok=3,
+    ),
     "gemma2": lambda: Gemma2Config(
         **GROUPED, head_dim=8, sliding_window=9, query_pre_attn_scalar=8,
         attn_logit_softcapping=5.0, final_logit_softcapping=5.0,

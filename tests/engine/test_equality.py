@@ -19,7 +19,7 @@ from tests.engine.architectures import CONFIGS, VOCAB, made
 PROMPTS, LONGEST, TOKENS = 8, 14, 16
 BLOCKS, BLOCK = 10, 4
 """Hardly more than one request at its full length takes."""
-NATIVE = ("llama", "mistral", "qwen2", "qwen3")
+NATIVE = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 BOTH = [*((name, "transformers") for name in CONFIGS), *((name, "native") for name in NATIVE)]
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
 

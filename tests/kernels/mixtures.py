@@ -43,7 +43,7 @@ MIXTURES = [
 def drawn(case: Mixture) -> dict[str, torch.Tensor]:
     """The arguments of `ops.experts`; x is a view into something wider."""
     torch.manual_seed(0)
-    to = {"device": case.device, "dtype": case.dtype}
+    to: dict[str, Any] = {"device": case.device, "dtype": case.dtype}
     x = torch.randn(case.tokens, case.size + 3).to(**to)[:, : case.size]
     gate_up = (torch.randn(case.count, 2 * case.inner, case.size) * case.size**-0.5).to(**to)
     down = (torch.randn(case.count, case.size, case.inner) * case.inner**-0.5).to(**to)

@@ -17,7 +17,7 @@ from pagedsim.engine.models.dtypes import parse_dtype
 from pagedsim.engine.models.dummy import dummy
 from pagedsim.engine.models.loaded import LoadedModel
 from pagedsim.engine.models.native import Native
-from pagedsim.engine.models.native.reach import FAMILIES
+from pagedsim.engine.models.native.reach import FAMILIES, SPLIT
 from pagedsim.engine.models.native.reach import unknown as unknown_to_native
 from pagedsim.engine.models.positions import hold_frequencies, longest
 from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
@@ -249,6 +249,11 @@ def _require_native(source: Source, module: Any, shard: Shard) -> None:
         raise ConfigError(
             f"tensor_parallel={shard.size}: model={source.name}: {why}; only the native "
             "decoder is split"
+        )
+    if (kind := type(module).__name__) not in SPLIT:
+        raise ConfigError(
+            f"tensor_parallel={shard.size}: model={source.name}: the experts of {kind} are not "
+            "split over GPUs; give tensor_parallel=1"
         )
 
 

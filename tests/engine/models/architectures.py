@@ -19,6 +19,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -72,6 +73,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=16),
     "mixtral": lambda: MixtralConfig(
         **SHAPE, sliding_window=None, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **{**SHAPE, "head_dim": 16}, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=3,
+        norm_topk_prob=True, mlp_only_layers=[1],
     ),
     "gemma2": lambda: Gemma2Config(
         **SHAPE, head_dim=16, sliding_window=WINDOW, attn_logit_softcapping=3.0,

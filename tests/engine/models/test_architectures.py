@@ -30,7 +30,9 @@ SCHEDULES = {
 }
 
 
-NATIVE = ("llama", "llama-3.1", "llama-yarn", "mistral", "qwen2", "qwen3")
+NATIVE = (
+    *("llama", "llama-3.1", "llama-yarn", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe"),
+)
 BOTH = [*((name, "transformers") for name in CONFIGS), *((name, "native") for name in NATIVE)]
 
 
@@ -73,7 +75,7 @@ def test_any_block_size(name: str, block_size: int) -> None:
     ("name", "model_impl"),
     [
         *((name, "transformers") for name in ("llama", "gemma2", "opt", "gpt-neox")),
-        *((name, "native") for name in ("llama", "qwen2", "qwen3")),
+        *((name, "native") for name in ("llama", "qwen2", "qwen3", "mixtral", "qwen3-moe")),
     ],
 )
 def test_half_precision(name: str, model_impl: str, dtype: torch.dtype) -> None:

@@ -10,18 +10,28 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.native.attention import GroupedQuery
+from pagedsim.engine.models.native.experts import Experts
 from pagedsim.engine.models.native.mlp import MLP
 from pagedsim.engine.models.native.packing import packed
 from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build, reference
 from tests.engine.models.serving import alone, served, staggered, texts
 
 LENGTHS = (23, 1, 14, 30)
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = (*DENSE, "mixtral", "qwen3-moe")
 SEEDS = 12
 
 
@@ -57,6 +67,25 @@ def drawn(family: str, rng: Random) -> PreTrainedConfig:
         return LlamaConfig(**shape, attention_bias=some[0], mlp_bias=some[1])
     if family == "mistral":
         return MistralConfig(**shape, sliding_window=rng.choice((None, 1, 9)))
+    experts: dict[str, Any] = shape | {  # transformers' own product takes but multiples of 16 bytes
+        "hidden_size": kv_heads * group * 8,
+        "intermediate_size": rng.choice((8, 64)),
+        "num_experts_per_tok": rng.choice((1, 2, 3)),
+    }
+    if family == "mixtral":
+        experts["num_local_experts"] = rng.choice((3, 8))
+        return MixtralConfig(**experts, sliding_window=rng.choice((None, 9)))
+    if family == "qwen3-moe":
+        return Qwen3MoeConfig(
+            **experts,
+            num_experts=rng.choice((4, 9)),
+            moe_intermediate_size=rng.choice((8, 32)),
+            norm_topk_prob=some[0],
+            attention_bias=some[1],
+            decoder_sparse_step=rng.choice((1, 2)),
+            sliding_window=9,
+            use_sliding_window=rng.random() < 0.5,
+        )
     windows: dict[str, Any] = {
         "use_sliding_window": some[0],
         "sliding_window": rng.choice((1, 9)),
@@ -90,6 +119,7 @@ def test_the_configurations_are_of_every_kind() -> None:
     for name, count in {
         "rope_parameters.rope_type": 6, "tie_word_embeddings": 2, "attention_bias": 2,
         "mlp_bias": 2, "sliding_window": 3, "num_key_value_heads": 3, "head_dim": 6,
+        "norm_topk_prob": 2, "decoder_sparse_step": 2, "num_experts_per_tok": 3,
     }.items():  # fmt: skip
         first, *rest = name.split(".")
         values = [getattr(config, first) for config in configs if hasattr(config, first)]
@@ -105,8 +135,11 @@ def storages(model: LoadedModel) -> dict[int, int]:
     assert native is not None
     layers: list[torch.Tensor] = []
     for layer in native._layers:
-        assert isinstance(layer.attention, GroupedQuery) and isinstance(layer.feed_forward, MLP)
-        layers += [layer.attention.qkv.weight, layer.feed_forward.gate_up.weight]
+        assert isinstance(layer.attention, GroupedQuery)
+        feed = layer.feed_forward
+        assert isinstance(feed, MLP | Experts)
+        packed = feed.gate_up.weight if isinstance(feed, MLP) else feed.gate_up
+        layers += [layer.attention.qkv.weight, packed]
     parts = [part.untyped_storage() for part in [*model.module.parameters(), *layers]]
     return {part.data_ptr(): part.nbytes() for part in parts}
 
@@ -212,11 +245,11 @@ def subclass() -> Any:
 
 
 KNOWN = (
-    "it is none of transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM "
-    "and Qwen3ForCausalLM"
+    "it is none of transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
+    "Qwen3ForCausalLM, MixtralForCausalLM and Qwen3MoeForCausalLM"
 )
 UNKNOWN = {
-    "another family": (lambda: build(CONFIGS["mixtral"]()), KNOWN),
+    "another family": (lambda: build(CONFIGS["olmo2"]()), KNOWN),
     "a subclass": (subclass, KNOWN),
     "another activation": (other_activation, "its MLP has hidden_act=gelu, not silu"),
     "a replaced part": (replaced, "its model.layers.1.mlp.down_proj is a Quantised"),
@@ -243,8 +276,8 @@ def test_it_is_refused_before_weights_are_made(monkeypatch: pytest.MonkeyPatch) 
     from pagedsim.engine.models import weights
 
     monkeypatch.delattr(weights, "random")
-    with pytest.raises(ConfigError, match="model_impl=native: model=MixtralConfig: it is none of"):
-        load_model(CONFIGS["mixtral"](), model_impl="native")
+    with pytest.raises(ConfigError, match="model_impl=native: model=Olmo2Config: it is none of"):
+        load_model(CONFIGS["olmo2"](), model_impl="native")
 
 
 def test_an_implementation_that_does_not_exist() -> None:

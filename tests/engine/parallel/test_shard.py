@@ -16,7 +16,7 @@ from pagedsim.engine.models.load import check_shards
 from pagedsim.engine.models.shard import Shard
 from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build
 from tests.engine.models.serving import alone, served, staggered, texts
-from tests.engine.models.test_native import FAMILIES, drawn
+from tests.engine.models.test_native import DENSE, drawn
 from tests.engine.parallel.together import at_once, groups, shards
 
 LENGTHS = (14, 1, 9)
@@ -28,7 +28,7 @@ def split(config: PreTrainedConfig) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_any_configuration(family: str, seed: int, tmp_path: Path) -> None:
     rng = Random(seed)
     config = drawn(family, rng)
@@ -119,8 +119,10 @@ def weight_bytes(model: Any) -> int:
         (LlamaConfig(**SHAPE), 2, {"model_impl": "transformers"}, "tensor_parallel=2: "
          "model_impl=transformers: only the native decoder is split"),
         (CONFIGS["phi3"](), 2, {}, "tensor_parallel=2: model=Phi3Config: it is none of "
-         "transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and "
-         "Qwen3ForCausalLM; only the native decoder is split"),
+         "transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
+         "MixtralForCausalLM and Qwen3MoeForCausalLM; only the native decoder is split"),
+        (CONFIGS["mixtral"](), 2, {}, "tensor_parallel=2: model=MixtralConfig: the experts of "
+         "MixtralForCausalLM are not split over GPUs; give tensor_parallel=1"),
         (LlamaConfig(**SHAPE, hidden_act="gelu"), 2, {}, "its MLP has hidden_act=gelu, not silu; "
          "only the native decoder is split"),
         (build(CONFIGS["llama"]()), 2, {}, "tensor_parallel=2: model=LlamaForCausalLM: every "

@@ -1,4 +1,4 @@
-"""Our own decoder for Llama, Mistral, Qwen2 and Qwen3, over the weights of transformers' model.
+"""Our own decoder for the families of `reach.py`, over the weights of transformers' model.
 
 Less is launched for a layer than transformers' modules launch: queries, keys and values are one
 product, gate and up another; norms take the residual sum along, the rotation writes into the cache.

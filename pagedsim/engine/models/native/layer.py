@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from pagedsim.engine.models.native.attention import Tokens, View, grouped_query_of
-from pagedsim.engine.models.native.mlp import mlp_of
+from pagedsim.engine.models.native.experts import feed_forward_of
 from pagedsim.engine.models.native.stream import Stream
 from pagedsim.engine.models.probe import Sight
 
@@ -40,4 +40,4 @@ class Layer:
 
 def layer_of(layer: Any, sight: Sight, eps: float) -> Layer:
     """A layer of transformers' model, packed; the model goes on working, with the same memory."""
-    return Layer(grouped_query_of(layer, sight, eps), mlp_of(layer, eps))
+    return Layer(grouped_query_of(layer, sight, eps), feed_forward_of(layer, eps))

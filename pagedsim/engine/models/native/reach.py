@@ -9,7 +9,9 @@ from torch import nn
 
 from pagedsim.engine.models.weights import skeleton
 
-FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SPLIT = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Those of which there are shards."""
+FAMILIES = (*SPLIT, "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 
 
 def unknown(module: Any) -> str | None:
