@@ -18,6 +18,8 @@ import torch
 from pagedsim.kernels import reference
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS
+from pagedsim.kernels.row_norm import RowNorm
+from pagedsim.kernels.tiles import FEW
 
 
 def attend(
@@ -265,6 +267,54 @@ def experts(
     return reference.experts(x, gate_up, down, chosen, weights, shared)
 
 
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    *,
+    norm: RowNorm | None = None,
+    gated: bool = False,
+) -> torch.Tensor:
+    """x @ weightᵀ × scale + bias, in one kernel with what stands around it.
+
+    x is [tokens, in], `weight` [out, in] in its dtype, or in int8 or float8_e4m3fn with a `scale`
+    of [out] in float32; `bias` is [out]. With a `norm` x is normed first. `gated` gives SiLU of the
+    first half of the outputs times the second.
+    """
+    _check_product(x, weight)
+    if on_gpu(x):
+        from pagedsim.kernels import product
+
+        return product.product(x, weight, bias, scale, norm=norm, gated=gated)
+    return reference.product(x, weight, bias, scale, norm=norm, gated=gated)
+
+
+def add_product(
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Add x @ weightᵀ × scale + bias, as in `product`, to `residual` in place.
+
+    Returns the squares of each of its tokens, in so many sums, as a `RowNorm` takes them.
+    """
+    _check_product(x, weight)
+    if on_gpu(x):
+        from pagedsim.kernels import product
+
+        return product.add_product(residual, x, weight, bias, scale)
+    return reference.add_product(residual, x, weight, bias, scale)
+
+
+def few(x: torch.Tensor) -> bool:
+    """Whether `product` and `add_product` are faster for so many tokens, [tokens, in], than a
+    product by itself and what stands around it by itself; see `tiles.FEW`."""
+    return on_gpu(x) and len(x) <= FEW
+
+
 def write_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -347,3 +397,10 @@ def _check_qkv(qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) 
     if qkv.stride(1) != 1:
         raise ValueError("the elements of a token must be contiguous")
     _check(qkv.unflatten(1, (heads, head_dim))[:, : heads - 2 * kv_heads], k_cache, v_cache)
+
+
+def _check_product(x: torch.Tensor, weight: torch.Tensor) -> None:
+    if x.shape[1] != weight.shape[1]:
+        raise ValueError(f"x {tuple(x.shape)} does not fit weights {tuple(weight.shape)}")
+    if x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError("the elements of a token, and all weights, must be contiguous")

@@ -28,6 +28,15 @@ class Tiles:
     5 and 6 two, 7 three."""
 
 
+FEW = 32
+"""Tokens of which `product` is asked, where weights have the tokens' own dtype. A program of it
+reads the tokens and some 32 columns of weights, the tokens from the L2 cache. Beyond so many they
+would be most of what it reads, and the libraries' products, which share them, are the better."""
+
+PROGRAMS = 128
+"""About as many as large GPUs have multiprocessors: 108 in an A100, 132 in an H100."""
+
+
 class Split(NamedTuple):
     """How decode cuts a context into parts that run side by side.
 
@@ -109,3 +118,46 @@ def _warps(rows: int, keys: int, dim: int, eight: bool) -> int:
     if rows < 64 and (keys >= 64 or eight):  # more would share rows, and have registers spill
         return 4
     return 8 if rows * dim >= 64 * 64 else 4
+
+
+@dataclass(frozen=True)
+class ProductTiles:
+    """Sizes of one program's work in `product`."""
+
+    rows: int
+    """Tokens."""
+    columns: int
+    """Outputs; of a gate, and as many again of what it gates."""
+    depth: int
+    """Inputs of one loop iteration."""
+    warps: int
+    stages: int
+
+
+def product_tiles(
+    tokens: int,
+    outputs: int,
+    inputs: int,
+    itemsizes: tuple[int, int],
+    capability: tuple[int, int],
+    gated: bool = False,
+) -> ProductTiles:
+    """Tiles of `product`: tokens and weights of so many bytes an element.
+
+    Few tokens: as many programs as there are multiprocessors, if narrow ones, and 16 KiB of weights
+    an iteration, several of which are on their way at a time. Many: tiles that reuse what they
+    read, as any product has them.
+    """
+    item, weight_item = itemsizes
+    hopper = capability >= (9, 0)
+    if item > 2:  # see prefill_tiles
+        return ProductTiles(MIN_ROWS, 32, 32, 4, 2)
+    if tokens > 64:
+        return ProductTiles(128, 64 if gated else 128, 64 if hopper else 32, 8, 3)
+    rows = max(MIN_ROWS, power_of_two(tokens))
+    columns = next((c for c in (64, 32) if c * PROGRAMS <= outputs), 16)
+    width = columns * (2 if gated else 1) * weight_item
+    depth = max(32, min(16384 // width, 4096 // rows, power_of_two(inputs)))
+    stage = depth * (width + rows * item)
+    room = (96 if hopper else 64) * 1024
+    return ProductTiles(rows, columns, depth, 4, 1 + min(6, max(1, room // stage)))

@@ -6,15 +6,18 @@ from pagedsim.kernels.reference.experts import experts
 from pagedsim.kernels.reference.gate import silu_mul
 from pagedsim.kernels.reference.norm import rms_norm
 from pagedsim.kernels.reference.nucleus import keep_top_p
+from pagedsim.kernels.reference.product import add_product, product
 from pagedsim.kernels.reference.rotary import rotate
 from pagedsim.kernels.reference.write import write_kv, write_step
 
 __all__ = [
+    "add_product",
     "attention",
     "batch_of",
     "copy_blocks",
     "experts",
     "keep_top_p",
+    "product",
     "rms_norm",
     "rotate",
     "silu_mul",

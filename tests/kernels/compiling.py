@@ -16,9 +16,22 @@ from typing import Any, TypedDict
 import torch
 
 from experiments.benchmarks.ahead import launched, stand_in, taken
-from pagedsim.kernels import attention, copy, decode, gate, grouped, norm, nucleus, rotary, write
+from pagedsim.kernels import (
+    attention,
+    copy,
+    decode,
+    gate,
+    grouped,
+    norm,
+    nucleus,
+    product,
+    rotary,
+    write,
+)
 from pagedsim.kernels.float8 import FORMATS
+from pagedsim.kernels.row_norm import RowNorm
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
+from tests.kernels.products import WEIGHTS
 
 
 class Call(TypedDict, total=False):
@@ -46,6 +59,11 @@ class Call(TypedDict, total=False):
     """With a norm of queries and keys."""
     window: int | None
     softcap: float | None
+    outputs: int
+    around: str
+    """Of a product: what stands around it, of normed, bias, gated and added."""
+    weights: str
+    """The format of a product's weights, if they are not in the dtype."""
     tiles: dict[str, int]
     """What to change in the tile sizes that the kernel chooses."""
     split: dict[str, int]
@@ -101,6 +119,8 @@ def call(case: Call) -> None:
             down = up[:, : case["inner"]].transpose(1, 2)
             shared = x if case.get("summed") else None
             grouped.experts(x, up, down, chosen, chosen.to(dtype), shared)
+        case "product":
+            run_product(case, dtype)
         case "nucleus":
             x = torch.zeros(8, case["size"])
             nucleus.keep_top_p(x, x, torch.zeros(8, 1, dtype=torch.float64))
@@ -108,6 +128,21 @@ def call(case: Call) -> None:
             copy.copy_blocks(kv, slots[:2], slots[:2])
         case other:
             raise ValueError(other)
+
+
+def run_product(case: Call, dtype: torch.dtype) -> None:
+    tokens, outputs = case["queries"], case["outputs"]
+    around = case.get("around", "")
+    x = torch.zeros(tokens, case["size"], dtype=dtype)
+    weights = WEIGHTS.get(case.get("weights", ""), dtype)
+    weight = torch.zeros(outputs * (2 if "gated" in around else 1), case["size"], dtype=weights)
+    scale = None if weights is dtype else torch.zeros(len(weight))
+    if "added" in around:
+        product.add_product(torch.zeros(tokens, outputs, dtype=dtype), x, weight, None, scale)
+    else:
+        front = RowNorm(x[0], torch.zeros(tokens, 64), 1e-6) if "normed" in around else None
+        bias = weight[:, 0].to(dtype) if "bias" in around else None
+        product.product(x, weight, bias, scale, norm=front, gated="gated" in around)
 
 
 def main() -> None:

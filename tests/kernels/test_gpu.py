@@ -27,6 +27,7 @@ from tests.kernels.fused import (
     check_rotary,
 )
 from tests.kernels.mixtures import MIXTURES, Mixture, check_alone, check_mixture, drawn
+from tests.kernels.products import PRODUCTS, Product, check_product
 from tests.kernels.stored import check_no_number, check_stored
 
 pytestmark = [
@@ -215,6 +216,12 @@ def test_rotary(case: Rotary, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", [*GATES, Gate(3000, 14336)], ids=str)
 def test_gate(case: Gate, dtype: torch.dtype) -> None:
     check_gate(replace(case, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("case", PRODUCTS, ids=str)
+def test_product(case: Product, dtype: torch.dtype) -> None:
+    check_product(replace(case, dtype=dtype, device="cuda"))
 
 
 LARGE = [Mixture(tokens, 64, 8, 512, 256) for tokens in (3, 700)]

@@ -2,6 +2,7 @@
 
 Less is launched for a layer than transformers' modules launch: queries, keys and values are one
 product, gate and up another; norms take the residual sum along, the rotation writes into the cache.
+On a GPU products of a few tokens take norms, gate and residual sum along themselves (`linear.py`).
 Attention is that of every other model. In the last layer only the tokens whose logits are wanted go
 on behind attention.
 
@@ -65,7 +66,7 @@ class Native:
             rows = logits_at if layer is self._layers[-1] else None
             layer.attention.forward(stream, tokens, view, rows)
             layer.feed_forward.forward(stream)
-        logits = self._head.normed(self._norm, stream)
+        logits = self._head(self._norm(stream))
         return logits if self.group is None else self.group.collect(logits, len(self._embedding))
 
     def _rotation(

@@ -10,14 +10,15 @@ from torch.nn import functional
 
 from pagedsim.engine.models.native.packing import packed
 from pagedsim.engine.models.native.stream import Norm, Stream
-from pagedsim.kernels.ops import silu_mul
+from pagedsim.kernels.ops import add_product, product, silu_mul
+from pagedsim.kernels.row_norm import RowNorm
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """x @ weightᵀ + bias, and what stands in front of or behind it in a layer.
 
-    What holds its weights in another way overrides `__call__`, and whatever else it does better.
+    For a few tokens on a GPU that is one kernel (`Stream.fused`), else one after the other.
     """
 
     weight: torch.Tensor
@@ -30,15 +31,31 @@ class Linear:
 
     def normed(self, norm: Norm, stream: Stream) -> torch.Tensor:
         """The product with the stream, normed."""
-        return self(norm(stream))
+        if (known := self._known(norm, stream)) is None:
+            return self(norm(stream))
+        return product(stream.sum, self.weight, self.bias, norm=known)
 
     def gated(self, norm: Norm, stream: Stream) -> torch.Tensor:
-        """SiLU of the product's first half times its second, [tokens, out / 2]."""
-        return silu_mul(self.normed(norm, stream))
+        """SiLU of that product's first half times its second, [tokens, out / 2]."""
+        if not stream.fused:
+            return silu_mul(self(norm(stream)))
+        known = self._known(norm, stream)
+        x = stream.sum if known else norm(stream)
+        return product(x, self.weight, self.bias, norm=known, gated=True)
 
     def add_to(self, stream: Stream, x: torch.Tensor) -> None:
         """Add the product with x to the stream."""
-        stream.add(self(x))
+        if stream.fused and stream.group is None:
+            stream.check_nothing_waits()
+            stream.squares = add_product(stream.sum, x, self.weight, self.bias)
+        else:
+            stream.add(self(x))
+
+    def _known(self, norm: Norm, stream: Stream) -> RowNorm | None:
+        """What a product needs to norm the stream by itself, where that is known."""
+        if stream.squares is None:
+            return None
+        return RowNorm(norm.weight, stream.squares, norm.eps)
 
 
 def linear_of(*projections: Any) -> Linear:
