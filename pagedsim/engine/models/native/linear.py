@@ -16,7 +16,7 @@ from pagedsim.kernels.row_norm import RowNorm
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x @ weightᵀ + bias, and what stands in front of or behind it in a layer.
+    """x @ weightᵀ × scale + bias, and what stands in front of or behind it in a layer.
 
     For a few tokens on a GPU that is one kernel (`Stream.fused`), else one after the other.
     """
@@ -24,16 +24,20 @@ class Linear:
     weight: torch.Tensor
     """[out, in]"""
     bias: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    """[out] in float32, of weights in int8 or float8_e4m3fn: what each output is multiplied by."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product with x, [tokens, in]."""
-        return functional.linear(x, self.weight, self.bias)
+        if self.scale is None:
+            return functional.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias, self.scale)
 
     def normed(self, norm: Norm, stream: Stream) -> torch.Tensor:
         """The product with the stream, normed."""
         if (known := self._known(norm, stream)) is None:
             return self(norm(stream))
-        return product(stream.sum, self.weight, self.bias, norm=known)
+        return product(stream.sum, self.weight, self.bias, self.scale, norm=known)
 
     def gated(self, norm: Norm, stream: Stream) -> torch.Tensor:
         """SiLU of that product's first half times its second, [tokens, out / 2]."""
@@ -41,13 +45,13 @@ class Linear:
             return silu_mul(self(norm(stream)))
         known = self._known(norm, stream)
         x = stream.sum if known else norm(stream)
-        return product(x, self.weight, self.bias, norm=known, gated=True)
+        return product(x, self.weight, self.bias, self.scale, norm=known, gated=True)
 
     def add_to(self, stream: Stream, x: torch.Tensor) -> None:
         """Add the product with x to the stream."""
         if stream.fused and stream.group is None:
             stream.check_nothing_waits()
-            stream.squares = add_product(stream.sum, x, self.weight, self.bias)
+            stream.squares = add_product(stream.sum, x, self.weight, self.bias, self.scale)
         else:
             stream.add(self(x))
 
