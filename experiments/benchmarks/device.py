@@ -9,15 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from experiments.benchmarks.code import digest
+from experiments.benchmarks.code import LENGTH, digest
+from pagedsim.kernels import tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
-from pagedsim.metrics.jsons import write_json
+from pagedsim.metrics.jsons import read_json, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +48,9 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
     parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with what was measured there the same way"
+    )
     return parser
 
 
@@ -79,11 +84,12 @@ def require_gpu(otherwise: str = "") -> None:
 def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, Any]:
     """What a number means nothing without."""
     cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU"
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     command.add_argument("--out")  # where it went says nothing of it
     words = command.parse_known_args(list(words))[1]
     return {
-        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
+        "device": name,
         "capability": torch.cuda.get_device_capability(device) if cuda else None,
         "driver": _driver(device) if cuda else None,
         "cuda": torch.version.cuda,
@@ -94,6 +100,7 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "-m", module, *words]),
         "code": digest(module),
+        "tiles": tiles(name),
     }
 
 
@@ -107,8 +114,20 @@ def folder(device: torch.device, asked: argparse.Namespace) -> Path | None:
 
 def folder_of(device: torch.device) -> Path:
     """Where the results of a GPU go."""
-    name = torch.cuda.get_device_name(device).lower()
+    return folder_named(torch.cuda.get_device_name(device))
+
+
+def folder_named(gpu: str) -> Path:
+    """The same by its name."""
+    name = gpu.lower()
     return RESULTS / "-".join(name.removeprefix("nvidia ").removeprefix("geforce ").split())
+
+
+def tiles(gpu: str) -> str:
+    """A digest of the tiles that were tuned for a GPU; \"default\" where none were."""
+    tuned = {one.key: (one.tiles, one.split) for one in tuning.read() if one.gpu == gpu}
+    found = sha256(repr(sorted(tuned.items())).encode()).hexdigest()
+    return found[:LENGTH] if tuned else "default"
 
 
 def keep(place: Path | None, name: str, result: Mapping[str, Any]) -> None:
@@ -118,6 +137,22 @@ def keep(place: Path | None, name: str, result: Mapping[str, Any]) -> None:
         part = place / f".{name}.part"  # who is killed here leaves what was there
         write_json(part, dict(result))
         part.replace(place / f"{name}.json")
+
+
+SAME = ("device", "code", "tiles", "dtype", "rounds", "quick")
+
+
+def before(
+    place: Path | None, name: str, result: Mapping[str, Any], lines: str
+) -> list[dict[str, Any]]:
+    """The lines that `name`.json has already, if they were measured as those of `result` will be:
+    on this device, by this code, with these tiles, and the same way."""
+    path = None if place is None else place / f"{name}.json"
+    if path is None or not path.exists():
+        return []
+    kept = read_json(path)
+    same = all(kept.get(key) == result.get(key) for key in SAME)
+    return list(kept[lines]) if same else []
 
 
 def end(

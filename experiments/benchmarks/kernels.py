@@ -20,6 +20,7 @@ import torch
 
 from experiments.benchmarks.device import (
     Copy,
+    before,
     device_of,
     end,
     facts,
@@ -30,7 +31,7 @@ from experiments.benchmarks.device import (
     table,
 )
 from experiments.benchmarks.peers import PEERS, Contender
-from experiments.benchmarks.shapes import Case, Problem, grid
+from experiments.benchmarks.shapes import Case, Problem, grid, headlines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,6 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="none: just ours"
     )
+    parser.add_argument("--headlines", action="store_true", help="what bars are about, alone")
     asked = parser.parse_args(words)
     device = device_of(asked)
     place = folder(device, asked)
@@ -57,10 +59,16 @@ def main(words: Sequence[str] | None = None) -> None:
         **facts(device, "experiments.benchmarks.kernels", words),
         "dtype": str(dtype).removeprefix("torch."),
         "rounds": asked.rounds,
-        "cases": [],
+        "quick": asked.quick,
         "left_out": [],
     }
-    for case in grid(asked.quick):
+    known = before(place, "kernels", result, "cases") if asked.resume else []
+    result["cases"] = [one for one in known if "of_limit" in one]
+    there = {one["case"] for one in result["cases"]}
+    wanted = headlines(asked.quick) if asked.headlines else grid(asked.quick)
+    for case in wanted:
+        if str(case) in there:
+            continue
         if not _fits(case, dtype, device):
             result["left_out"].append(str(case))
             continue

@@ -148,6 +148,11 @@ HEADLINES += [replace(case, cache="fp8_e4m3") for case in (DECODE, PREFILL, LONE
 """What bars and goals are about."""
 
 
+def headlines(quick: bool) -> list[Case]:
+    """The first of the grid."""
+    return list(grid(quick))[:2] if quick else HEADLINES
+
+
 def grid(quick: bool) -> Iterator[Case]:
     """Those that the table of all benchmarks names; then batch and context over one model, what the
     cache holds, models and block sizes at one batch and context each."""

@@ -29,6 +29,7 @@ import torch
 
 from experiments.benchmarks.device import (
     Copy,
+    before,
     device_of,
     facts,
     folder,
@@ -85,6 +86,10 @@ class Arm(NamedTuple):
         words += ["async_scheduling"] * self.ahead
         return ", ".join([*words, *([] if self.cache == AUTO else [self.cache])])
 
+    def headline(self, graphs: bool) -> bool:
+        """Whether bars are about it, where there are graphs or not."""
+        return self.model_impl == "native" and self.graphs == graphs
+
 
 def arms(graphs: bool) -> Iterator[Arm]:
     """All of them, those that bars are about first."""
@@ -97,7 +102,9 @@ def arms(graphs: bool) -> Iterator[Arm]:
 def main(words: Sequence[str] | None = None) -> None:
     """Measure all of them; print a table, and keep the results."""
     words = sys.argv[1:] if words is None else words
-    asked = options(__doc__).parse_args(words)
+    parser = options(__doc__)
+    parser.add_argument("--headlines", action="store_true", help="what bars are about, alone")
+    asked = parser.parse_args(words)
     device = device_of(asked)
     torch.set_num_threads(1)
     place = folder(device, asked)
@@ -109,9 +116,16 @@ def main(words: Sequence[str] | None = None) -> None:
         "dtype": str(bench.model.dtype).removeprefix("torch."),
         "batch": size.batch,
         "rounds": asked.rounds,
-        "arms": [],
+        "quick": asked.quick,
     }
-    for arm in arms(graphs=bench.has_graphs):
+    wanted = list(arms(graphs=bench.has_graphs))
+    if asked.headlines:
+        wanted = [arm for arm in wanted if arm.headline(bench.has_graphs)]
+    result["arms"] = whole(before(place, "step", result, "arms"), wanted) if asked.resume else []
+    there = {one["arm"] for one in result["arms"]}
+    for arm in wanted:
+        if str(arm) in there:
+            continue
         result["arms"].append(bench.measured(arm))
         keep(place, "step", result)
         print(line(result["arms"][-1]), file=sys.stderr, flush=True)
@@ -119,6 +133,18 @@ def main(words: Sequence[str] | None = None) -> None:
     told(place, "step")
     if failed := [one["arm"] for one in result["arms"] if "seconds" not in one]:
         sys.exit(f"not timed: {'; '.join(failed)}")
+
+
+def whole(known: Sequence[dict[str, Any]], wanted: Sequence[Arm]) -> list[dict[str, Any]]:
+    """Those of the known lines that need not be measured again.
+
+    With async_scheduling tokens are held against those without: both are measured, or neither.
+    """
+    timed = {one["arm"]: one for one in known if "seconds" in one}
+    for arm in wanted:
+        if arm.ahead and str(arm) not in timed:
+            timed.pop(str(arm._replace(ahead=False)), None)
+    return list(timed.values())
 
 
 class Bench:

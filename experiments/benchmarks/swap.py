@@ -20,6 +20,7 @@ import torch
 
 from experiments.benchmarks.device import (
     add_cache,
+    before,
     device_of,
     end,
     facts,
@@ -88,10 +89,15 @@ def main(words: Sequence[str] | None = None) -> None:
         **facts(device, "experiments.benchmarks.swap", words),
         "dtype": str(dtype).removeprefix("torch."),
         "rounds": asked.rounds,
-        "swaps": [],
+        "quick": asked.quick,
     }
+    known = before(place, name, result, "swaps") if asked.resume else []
+    result["swaps"] = [one for one in known if one["right"]]
+    there = {one["swap"] for one in result["swaps"]}
     moved = LITTLE if asked.quick else MOVED
     for swap in swaps(asked.quick):
+        if str(swap) in there:
+            continue
         found = measure(swap, dtype, device, moved, asked.rounds)
         result["swaps"].append(found)
         keep(place, name, result)

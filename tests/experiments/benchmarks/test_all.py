@@ -1,8 +1,15 @@
-"""One command for all that a GPU has to tell: what fails leaves the others, and it can go on."""
+"""One command for all that a GPU has to tell, in slices: what fails, is stopped or killed, and what
+is known on the next machine."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +19,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.benchmarks import gpu  # noqa: E402
-from experiments.benchmarks.gpu import AHEAD, CUT, DONE, FAILED, Part, parts, run  # noqa: E402
+from experiments.benchmarks import code  # noqa: E402
+from experiments.benchmarks.gpu import __main__ as gpu  # noqa: E402
+from experiments.benchmarks.gpu import archive, work  # noqa: E402
+from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger  # noqa: E402
+from experiments.benchmarks.gpu.parts import Part, marked, parts  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
 from pagedsim.kernels.tiles import Tiles  # noqa: E402
 from pagedsim.kernels.tuning import Entry, Heads  # noqa: E402
@@ -25,14 +35,25 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where parts find their modules."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    place = tmp_path / "modules"
+    place.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(place))
     for name, text in {
         "fine": "print('fine')",
         "broken": "raise SystemExit('this is why')",
         "endless": "import time\nprint('begun', flush=True)\ntime.sleep(60)",
+        "writes": "import sys\nopen(sys.argv[1] + '/written.json', 'w').write('{}')",
     }.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    return tmp_path
+        (place / f"{name}.py").write_text(text)
+    return place
+
+
+def slice_of(
+    wanted: Sequence[Part], place: Path, seconds: float = 60, packed: Path | None = None
+) -> Ledger:
+    ledger = Ledger(place, TOLD, packed)
+    gpu.run(wanted, ledger, seconds)
+    return ledger
 
 
 def states(place: Path) -> dict[str, str]:
@@ -40,52 +61,208 @@ def states(place: Path) -> dict[str, str]:
     return {name: one["state"] for name, one in kept["parts"].items()}
 
 
-def test_what_fails_leaves_the_others(modules: Path, tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    run([Part("a", ("broken",)), Part("b", ("fine",))], place, dict(TOLD), 60)
-    kept = json.loads((place / "gpu.json").read_text())
-    assert states(place) == {"a": FAILED, "b": DONE}
+def test_what_fails_leaves_the_others(
+    modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = [Part("a", ("broken",)), Part("b", ("fine",))]
+    ledger = slice_of(wanted, tmp_path)
+    kept = json.loads((tmp_path / "gpu.json").read_text())
+    assert states(tmp_path) == {"a": FAILED, "b": DONE}
     assert kept["parts"]["a"]["said"] == ["this is why"]
     assert kept["parts"]["b"]["command"] == "python -m fine" and "said" not in kept["parts"]["b"]
     assert {name: kept[name] for name in TOLD} == TOLD
+    assert gpu.verdict(ledger, wanted) == 1
+    assert "not done: a (failed); the same command tries again" in capsys.readouterr().err
 
 
 def test_the_same_command_goes_on(
     modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place, wanted = tmp_path / "out", [Part("a", ("fine",)), Part("b", ("broken",))]
-    run(wanted, place, dict(TOLD), 60)
+    wanted = [Part("a", ("fine",)), Part("b", ("broken",))]
+    slice_of(wanted, tmp_path)
     wanted.append(Part("c", ("fine", "--new")))
     (modules / "broken.py").write_text("print('mended')")
     capsys.readouterr()
-    run(wanted, place, dict(TOLD), 60)
-    assert states(place) == {"a": DONE, "b": DONE, "c": DONE}
+    ledger = slice_of(wanted, tmp_path)
+    assert states(tmp_path) == {"a": DONE, "b": DONE, "c": DONE}
     said = [line for line in capsys.readouterr().out.splitlines() if line]
     assert said == ["a: done already", "c: python -m fine --new", "fine",
                     "b: python -m broken", "mended"]  # fmt: skip
-    run([Part("a", ("fine", "--other"))], place, dict(TOLD), 60)
+    assert gpu.verdict(ledger, wanted) == 0
+    slice_of([Part("a", ("fine", "--other"))], tmp_path)
     assert "done already" not in capsys.readouterr().out
 
 
+def test_another_machine_goes_on_from_the_archive(
+    modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the folders are called, and whether time was over or the archive came late."""
+    wanted = [Part("a", ("writes", "{out}")), Part("b", ("fine",), least=1e6)]
+    ledger = slice_of(wanted, tmp_path / "here", packed=tmp_path / "one.tar.gz")
+    assert gpu.verdict(ledger, wanted) == gpu.GOES_ON
+    assert "1 of 2 parts are done; the same command goes on with: b" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "here")
+    there = tmp_path / "there" / "deep"
+    archive.Archive(tmp_path / "one.tar.gz").unpack(there, "Pretend")
+    assert (there / "written.json").read_text() == "{}"
+    wanted[1] = wanted[1]._replace(least=0.0)
+    ledger = slice_of(wanted, there, packed=tmp_path / "two.tar.gz")
+    assert "a: done already\nb: python -m fine" in capsys.readouterr().out
+    assert gpu.verdict(ledger, wanted) == 0
+    assert set(archive.Archive(tmp_path / "two.tar.gz").ledger["parts"]) == {"a", "b"}
+
+
+def test_other_code_is_measured_again(
+    modules: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = [Part("a", ("fine",)), Part("b", ("fine", "--new"))]
+    slice_of(wanted[:1], tmp_path)
+    capsys.readouterr()
+    monkeypatch.setattr("experiments.benchmarks.gpu.parts.digest", lambda *modules: "other")
+    slice_of(wanted, tmp_path)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "measured by other code, so measured again: a"
+    assert "a: python -m fine" in said
+    assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["a"]["code"] == "other"
+
+
+def test_other_tiles_are_measured_after_what_is_new(
+    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [Part("a", ("fine",), tiled=True), Part("b", ("fine", "--b")), Part("c", ("fine",))]
+    ledger = slice_of(wanted[:2], tmp_path)
+    monkeypatch.setattr("experiments.benchmarks.gpu.parts.tiles", lambda gpu: "tuned")
+    assert [part.name for part in ledger.left(wanted)] == ["c", "a"]
+    assert ledger.of_other_code(wanted) == []
+
+
 @pytest.mark.slow
-def test_a_part_that_does_not_end_takes_half(modules: Path, tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    run([Part("a", ("endless",)), Part("b", ("fine",))], place, dict(TOLD), 12.0)
-    assert states(place) == {"a": CUT, "b": DONE}
-    kept = json.loads((place / "gpu.json").read_text())["parts"]
-    assert kept["a"]["said"] == ["begun"] and 6 <= kept["a"]["seconds"] < 12
+def test_what_does_not_end_is_stopped(modules: Path, tmp_path: Path) -> None:
+    """What hangs comes last from then on; what the end of a slice stops goes on in its place."""
+    wanted = [Part("a", ("endless",), most=4.0), Part("b", ("fine",)), Part("c", ("endless",))]
+    ledger = slice_of(wanted, tmp_path, 12.0)
+    assert states(tmp_path) == {"a": CUT, "b": DONE, "c": BEGUN}
+    assert ledger.parts["a"]["said"] == ["begun"] and 4 <= ledger.parts["a"]["seconds"] < 8
+    assert [part.name for part in ledger.left(wanted)] == ["c", "a"]
 
 
 def test_when_the_time_is_over_nothing_begins(modules: Path, tmp_path: Path) -> None:
-    run([Part("a", ("fine",))], tmp_path, dict(TOLD), gpu.LEAST / 2)
-    kept = json.loads((tmp_path / "gpu.json").read_text())["parts"]["a"]
-    assert (kept["state"], kept["seconds"]) == (AHEAD, 0)
+    part = Part("a", ("fine",))
+    ledger = slice_of([part], tmp_path, part.least / 2)
+    assert ledger.state(part) == AHEAD and ledger.parts == {}
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from experiments.benchmarks.gpu import __main__ as gpu, work
+from experiments.benchmarks.gpu.ledger import Ledger
+from experiments.benchmarks.gpu.parts import Part
+place, packed = map(Path, sys.argv[1:])
+gpu.signal.signal(gpu.signal.SIGTERM, gpu.signal.default_int_handler)
+wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
+gpu.run(wanted, Ledger(place, {"device": "Pretend"}, packed), 60)
+"""
+LEAVES = """
+import os, sys, time
+open(sys.argv[1] + "/pid.txt", "w").write(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda one: one.name)
+def test_a_killed_run_loses_the_part_under_way(
+    number: signal.Signals, modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (modules / "leaves.py").write_text(LEAVES)
+    place, packed = tmp_path / "out", tmp_path / "gpu.tar.gz"
+    words = [sys.executable, "-c", KILLED, str(place), str(packed)]
+    path = os.pathsep.join([str(modules), str(ROOT)])
+    with subprocess.Popen(
+        words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE
+    ) as run:
+        pid = waited_for(place / "pid.txt")
+        run.send_signal(number)
+        run.communicate()
+    assert run.returncode != 0
+    shutil.rmtree(place)
+    assert gone(pid), "the part under way has ended, too"
+    archive.Archive(packed).unpack(place, "Pretend")
+    assert states(place) == {"a": DONE, "b": BEGUN}
+    (modules / "leaves.py").write_text("print('mended')")
+    wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
+    slice_of(wanted, place, packed=packed)
+    said = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert said == ["a: done already", "b: python -m leaves FOLDER", "mended",
+                    "c: python -m fine --c", "fine"]  # fmt: skip
+    assert states(place) == {"a": DONE, "b": DONE, "c": DONE}
+
+
+def waited_for(path: Path) -> int:
+    for _ in range(600):
+        if path.exists() and (text := path.read_text()):
+            return int(text)
+        time.sleep(0.1)
+    raise AssertionError("the part has not begun within a minute")
+
+
+def gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_lines_that_are_done_come_with_an_archive_while_a_part_runs(
+    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "TICK", 0.05)
+    seen: list[int] = []
+    found = work.carried_out(Part("a", ("endless",)), tmp_path, 0.5, lambda: seen.append(1))
+    assert found.code is None and len(seen) >= 3
+
+
+def test_an_archive_is_small_and_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    for name in ("gpu.json", "a.png", "b.xml", "c.md", "trace.gz", ".d.json"):
+        (place / name).write_text('{"device": "Pretend"}')
+    (place / "large.json").write_bytes(bytes(archive.LARGEST + 1))
+    (place / "random.json").write_bytes(os.urandom(10**5))
+    assert archive.pack(place, tmp_path / "x" / "a.tar.gz") == ["large.json"]
+    monkeypatch.setattr(archive, "MOST", 50_000)
+    assert archive.pack(place, tmp_path / "a.tar.gz") == ["large.json", "random.json"]
+    assert (tmp_path / "a.tar.gz").stat().st_size < 50_000
+    archive.Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Pretend")
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {"gpu.json", "a.png", "b.xml", "c.md"}
+    with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is of Pretend, and this is Another"):
+        archive.Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Another")
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None])
+def test_what_is_no_archive_gets_one_line(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    if content is None:
+        archive.pack(tmp_path, path)  # a good one, of nothing
+    else:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is none that this [^\n]*$"):
+        archive.Archive(path)
 
 
 def test_results_of_another_gpu_are_left_alone(modules: Path, tmp_path: Path) -> None:
-    run([Part("a", ("fine",))], tmp_path, dict(TOLD), 60)
+    slice_of([Part("a", ("fine",))], tmp_path)
     with pytest.raises(SystemExit, match=r"^--out [^\n]*: is of Pretend, and this is Another"):
-        run([Part("a", ("fine",))], tmp_path, {**TOLD, "device": "Another"}, 60)
+        Ledger(tmp_path, {**TOLD, "device": "Another"})
 
 
 def test_tiles_that_were_tuned_are_taken_over(
@@ -101,10 +278,13 @@ def test_tiles_that_were_tuned_are_taken_over(
     monkeypatch.setattr(
         tuning, "write", lambda all_of, path=tmp_path / "there.json": write(all_of, path)
     )
+    before = parts("cuda", False)[1].identity("Pretend")
     gpu.take_over(tmp_path / "nothing.json")
     assert entries(tmp_path / "there.json") == [there]
     gpu.take_over(tmp_path / "tuned.json")
     assert entries(tmp_path / "there.json") == [there, new]
+    after = parts("cuda", False)[1].identity("Pretend")
+    assert before.pop("tiles") != after.pop("tiles") and before == after
 
 
 entries, write = tuning.read, tuning.write
@@ -112,16 +292,15 @@ entries, write = tuning.read, tuning.write
 
 def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command is one that its module understands; on a GPU, and quick."""
+    whole = [part.name for part in parts("cuda", False)]
+    assert len(set(whole)) == len(whole)
     for device, quick in (("cuda", False), ("cuda", True), ("cpu", True)):
-        found = parts(device, quick, Path("somewhere"))
+        found = parts(device, quick)
         names = [part.name for part in found]
-        assert len(set(names)) == len(names)
-        assert [name for name in names if "tune" not in name] == [
-            *("tests", "kernels", "swap", "swap, 8 bits", "step", "engine", "host")
-        ]
-        assert ("tune" in names) == (not quick)
-        for part in found[1:]:
-            understands(part, monkeypatch)
+        assert names == [name for name in whole if not quick or "tiles" not in name]
+        for part in found:
+            if part.words[0] != "pytest":
+                understands(part, monkeypatch)
 
 
 class Understood(Exception):
@@ -142,10 +321,31 @@ def understands(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpu_tests_are_found() -> None:
-    found = gpu.tests()
+    found = marked()
     assert "tests/kernels/test_gpu.py" in found and "tests/engine/test_gpu.py" in found
     assert "tests/run/test_runner.py" not in found
     assert all((ROOT / path).exists() for path in found)
+
+
+def test_smoke_is_the_first_case_of_each(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n  slow\n")
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.gpu\n@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_a(x): assert x == 1\n"
+        "@pytest.mark.gpu\n@pytest.mark.slow\ndef test_b(): pass\n"
+        "@pytest.mark.gpu\ndef test_c(): pass\n"
+        "def test_d(): pass\n"
+    )
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "test_more.py").write_text(
+        "import pytest\n@pytest.mark.gpu\ndef test_e(): pass\n"
+    )
+    smoke = ["-m", "gpu", "-p", "experiments.benchmarks.gpu.smoke", "-p", "no:cacheprovider"]
+    for workers in ([], ["-n", "2"]):
+        words = [sys.executable, "-m", "pytest", "-v", *smoke, *workers, str(tmp_path)]
+        found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert "2 passed" in found.stdout and found.returncode == 0, found.stdout
+        assert "test_a[1]" in found.stdout and "test_c" in found.stdout
 
 
 @pytest.mark.parametrize(
@@ -154,6 +354,8 @@ def test_gpu_tests_are_found() -> None:
         (["--device", "cpu"], "--out: what is quick is written nowhere by itself; give a folder"),
         (["--device", "cpu", "--out", "x", "--minutes", "0"], "--minutes 0: must be above 0"),
         (["--out", "x"], "no CUDA device here, and this measures one; "),
+        (["--unpack"], "--unpack: there is nothing to unpack; give --archive"),
+        (["--unpack", "--archive", "nowhere.gz"], "--archive nowhere.gz: is none that this "),
     ],
 )
 def test_bad_words_get_one_line(
@@ -165,10 +367,67 @@ def test_bad_words_get_one_line(
     assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
 
 
+def test_unpacked_results_stand_where_the_table_reads_them(
+    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "gpu.tar.gz"
+    slice_of([Part("a", ("fine",))], tmp_path / "there", packed=packed)
+    monkeypatch.setattr("experiments.benchmarks.device.RESULTS", tmp_path / "results")
+    gpu.main(["--unpack", "--archive", str(packed)])
+    assert states(tmp_path / "results" / "pretend") == {"a": DONE}
+
+
+def clone(place: Path) -> Path:
+    """What a fresh clone has, without git."""
+    place.mkdir(parents=True)
+    for name in ("pagedsim", "policies", "kernels", "conf", "tests", "experiments"):
+        ignored = shutil.ignore_patterns("__pycache__", "results")
+        shutil.copytree(ROOT / name, place / name, symlinks=True, ignore=ignored)
+    (place / "experiments" / "results").mkdir()
+    shutil.copy(ROOT / "pyproject.toml", place)
+    return place
+
+
+def call(root: Path, packed: Path, minutes: float) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", gpu.NAME, "--device", "cpu", "--quick", "--out", "found"]
+    words += ["--archive", str(packed), "--minutes", f"{minutes:g}"]
+    path = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(words, cwd=root, env=path, capture_output=True, text=True)
+
+
 @pytest.mark.slow
-def test_the_whole_way(tmp_path: Path) -> None:
-    """All parts that need no GPU, at tiny sizes."""
-    gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path), "--minutes", "10"])
-    assert set(states(tmp_path).values()) == {DONE}
+def test_the_whole_way_over_two_clones(tmp_path: Path) -> None:
+    """All parts that need no GPU, at tiny sizes: stopped in the middle, done in another clone."""
+    one, other = clone(tmp_path / "one"), clone(tmp_path / "deep" / "another")
+    packed = tmp_path / "carried.tar.gz"
+    for _ in range(6):  # a slow machine needs more slices for the first part
+        first = call(one, packed, minutes=0.3)
+        assert first.returncode == gpu.GOES_ON, first.stdout + first.stderr
+        done = [name for name, state in states(one / "found").items() if state == DONE]
+        if done:
+            break
+    assert f"{len(done)} of " in first.stderr and "the same command goes on with: " in first.stderr
+    written = {path.name: path.read_bytes() for path in (one / "found").glob("*.json")}
+    shutil.rmtree(one)
+    second = call(other, packed, minutes=20)
+    assert second.returncode == 0, second.stdout + second.stderr
+    for name in done:
+        assert f"{name}: done already\n" in second.stdout
+    assert "other code" not in second.stdout
+    assert set(states(other / "found").values()) == {DONE}
+    if "host" in done:
+        assert (other / "found" / "host.json").read_bytes() == written["host.json"]
     for name in ("kernels", "swap", "swap-fp8_e4m3", "step", "engine", "host"):
-        assert (tmp_path / f"{name}.json").exists()
+        kept = json.loads((other / "found" / f"{name}.json").read_text())
+        assert {"device", "driver", "torch", "triton", "command", "code", "date"} <= set(kept)
+        assert str(tmp_path) not in kept["command"]
+    third = call(other, packed, minutes=20)
+    everything = len(parts("cpu", True))
+    assert third.returncode == 0 and f"all {everything} parts are done" in third.stdout
+    assert third.stdout.count("done already") == everything and "python -m" not in third.stdout
+    with (other / "kernels" / "decode.py").open("a") as file:
+        file.write("\n# a line more\n")
+    again = call(other, packed, minutes=0.001)
+    assert "measured by other code, so measured again: smoke, headlines, " in again.stdout
+    assert again.returncode == gpu.GOES_ON
+    assert code.ROOT == ROOT

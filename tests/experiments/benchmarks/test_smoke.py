@@ -16,8 +16,8 @@ from experiments import benchmarks
 from experiments.benchmarks.yardstick import timeout_seconds
 
 COMMANDS = sorted(
-    path.stem
-    for path in Path(benchmarks.__path__[0]).glob("*.py")
+    path.parent.name if path.stem == "__main__" else path.stem
+    for path in Path(benchmarks.__path__[0]).rglob("*.py")
     if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
 )
 SMALLEST = {

@@ -1,0 +1,171 @@
+"""All that a GPU has to tell, in slices: tests, tiles, and every benchmark of a device.
+
+    python -m experiments.benchmarks.gpu --minutes 8 --archive gpu.tar.gz
+    python -m experiments.benchmarks.gpu --unpack --archive gpu.tar.gz    (where there is no GPU)
+    python -m experiments.benchmarks.gpu --device cpu --quick --out FOLDER
+
+The parts run one after another, each in a process of its own, and what fails leaves the others
+alone. What they measure is in a folder, by default experiments/results/<GPU>, and how far they came
+in its gpu.json. With --archive all of it is one small file besides, read when the command begins
+and written again whenever something is done: take it to another machine, and the same command goes
+on there, whatever the folder of its clone is called. Killed at any moment, at most the part under
+way is lost, and of most of these no more than the line under way.
+
+What is done is known by the GPU, the part's command, the sources that it runs, and for attention
+the tiles that were tuned. Where one of these differs the part runs again. Tiles go into
+kernels/tuned.json as soon as they are known: what follows is timed with them.
+
+The exit code is 0 when all is done, 3 when time was over, and 1 if what is left has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from experiments.benchmarks.device import Plain, facts, folder_named, require_gpu, table
+from experiments.benchmarks.gpu.archive import Archive
+from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger
+from experiments.benchmarks.gpu.parts import Part, parts
+from experiments.benchmarks.gpu.work import carried_out
+from pagedsim.kernels import tuning
+
+NAME = "experiments.benchmarks.gpu"
+GOES_ON = 3
+"""The exit code of a slice that others must follow."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run what is not done yet; say how each went."""
+    words = sys.argv[1:] if words is None else words
+    asked = _options().parse_args(words)
+    _check(asked)
+    if asked.unpack:
+        print(unpacked(asked.archive, asked.out))
+        return
+    if asked.device == "cuda":
+        require_gpu("; --device cpu --quick --out FOLDER goes the whole way at tiny sizes")
+    told = facts(torch.device(asked.device), f"{NAME}.__main__", words)
+    told["command"] = " ".join(["python", "-m", NAME, *words])
+    place = (asked.out or folder_named(told["device"])).resolve()
+    if asked.archive is not None and asked.archive.exists():
+        Archive(asked.archive).unpack(place, told["device"])
+    take_over(place / "tuned.json")
+    ledger = Ledger(place, told, asked.archive)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    wanted = parts(asked.device, asked.quick or asked.device == "cpu")
+    try:
+        run(wanted, ledger, asked.minutes * 60)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        sys.exit(130)
+    print(written(ledger, wanted))
+    sys.exit(verdict(ledger, wanted))
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; a cpu has no others")
+    parser.add_argument("--minutes", type=float, default=25.0, help="for this slice")
+    parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
+    parser.add_argument("--archive", type=Path, help="a .tar.gz to go on with, and to leave")
+    parser.add_argument("--unpack", action="store_true", help="the archive, and nothing else")
+    return parser
+
+
+def _check(asked: argparse.Namespace) -> None:
+    if asked.minutes <= 0:
+        sys.exit(f"--minutes {asked.minutes:g}: must be above 0")
+    if asked.unpack and asked.archive is None:
+        sys.exit("--unpack: there is nothing to unpack; give --archive")
+    if not asked.unpack and (asked.quick or asked.device == "cpu") and asked.out is None:
+        sys.exit("--out: what is quick is written nowhere by itself; give a folder")
+
+
+def unpacked(path: Path, out: Path | None) -> str:
+    """Put an archive's results, and the tiles in it, where the repository has them."""
+    archive = Archive(path)
+    device = archive.ledger["device"]
+    place = out or folder_named(device)
+    archive.unpack(place, device)
+    take_over(place / "tuned.json")
+    return f"{path}: {len(archive.ledger['parts'])} parts of {device}, in {place}"
+
+
+def run(wanted: Sequence[Part], ledger: Ledger, budget: float) -> None:
+    """Run what is not done, for `budget` seconds."""
+    end = time.monotonic() + budget
+    if others := ledger.of_other_code(wanted):
+        print(f"measured by other code, so measured again: {', '.join(others)}", flush=True)
+    for part in wanted:
+        if ledger.state(part) == DONE:
+            print(f"{part.name}: done already", flush=True)
+    tried: list[tuple[str, dict[str, str]]] = []
+    while True:
+        seconds = end - time.monotonic()
+        able = [
+            part
+            for part in ledger.left(wanted)
+            if part.least <= seconds and (part.name, part.identity(ledger.device)) not in tried
+        ]
+        if not able:
+            return
+        tried.append((able[0].name, able[0].identity(ledger.device)))
+        _carry_out(able[0], ledger, seconds)
+        take_over(ledger.place / "tuned.json")
+
+
+def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
+    print(f"{part.name}: {part.command}", flush=True)
+    ledger.put(part, BEGUN)
+    found = carried_out(part, ledger.place, min(seconds, part.most), ledger.pack)
+    if found.code is not None:
+        state = FAILED if found.code else DONE
+    else:  # what was stopped for want of time goes on; what hangs comes last
+        state = BEGUN if seconds < part.most else CUT
+    said = {} if state == DONE else {"said": found.said}
+    ledger.put(part, state, seconds=found.seconds, **said)
+
+
+def take_over(tuned: Path) -> None:
+    """Put what was tuned into the table that kernels read."""
+    if tuned.exists():
+        tuning.write([*tuning.read(), *tuning.read(tuned)])
+
+
+def written(ledger: Ledger, wanted: Sequence[Part]) -> str:
+    """How the parts went, as Markdown."""
+    rows = []
+    for part in wanted:
+        seconds = ledger.parts.get(part.name, {}).get("seconds")
+        rows.append([part.name, ledger.state(part), "" if seconds is None else f"{seconds:.0f}"])
+    return f"{ledger.device}\n\n{table(['part', '', 'seconds'], rows)}"
+
+
+def verdict(ledger: Ledger, wanted: Sequence[Part]) -> int:
+    """The exit code; says what is left."""
+    states = {part.name: ledger.state(part) for part in wanted}
+    if goes_on := [name for name, state in states.items() if state in (AHEAD, BEGUN)]:
+        done = sum(state == DONE for state in states.values())
+        print(
+            f"{done} of {len(wanted)} parts are done; the same command goes on with: "
+            f"{', '.join(goes_on)}",
+            file=sys.stderr,
+        )
+        return GOES_ON
+    if wrong := [f"{name} ({state})" for name, state in states.items() if state != DONE]:
+        print(f"not done: {', '.join(wrong)}; the same command tries again", file=sys.stderr)
+        return 1
+    print(f"all {len(wanted)} parts are done")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

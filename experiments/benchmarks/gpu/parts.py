@@ -1,0 +1,121 @@
+"""What there is to run on a GPU, in the order in which it is worth most."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.benchmarks.code import ROOT, digest
+from experiments.benchmarks.device import tiles
+from experiments.benchmarks.shapes import BASE
+
+FOLDER = "{out}"
+"""Stands in the words of a part for the folder of results, which is another one everywhere."""
+EIGHT = ("--kv-cache-dtype", "fp8_e4m3")
+SMOKE = "experiments.benchmarks.gpu.smoke"
+WORKERS = 8
+
+
+class Part(NamedTuple):
+    """A command, run by this Python in a process of its own."""
+
+    name: str
+    words: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+    """Whose code it runs, where that is not its first word alone."""
+    tiled: bool = False
+    """Whether what it measures depends on the tiles of the attention kernels."""
+    most: float = 600.0
+    """Seconds after which something must be wrong."""
+    least: float = 5.0
+    """Seconds: with fewer left it is not begun."""
+
+    @property
+    def command(self) -> str:
+        """As results name it."""
+        return " ".join(["python", "-m", *self.words]).replace(FOLDER, "FOLDER")
+
+    def identity(self, device: str) -> dict[str, str]:
+        """What must be the same for what was measured before to hold."""
+        known = {"command": self.command, "code": digest(*(self.modules or self.words[:1]))}
+        return {**known, "tiles": tiles(device)} if self.tiled else known
+
+
+def parts(device: str, quick: bool) -> list[Part]:
+    """All of them, in their order."""
+    found = _tiny(device) if quick else _whole()
+    if quick:  # whatever they take
+        return [part._replace(least=Part._field_defaults["least"]) for part in found]
+    return found
+
+
+def _whole() -> list[Part]:
+    sizes = ("--rounds", "10")
+    tune = ("--short", "--rounds", "5", "--models", BASE, "--table", f"{FOLDER}/tuned.json")
+    return [
+        _tests("smoke", "-p", SMOKE)._replace(most=180, least=60),
+        _benchmark("headlines", "kernels", *sizes, "--resume", "--headlines", "--peers"),
+        _benchmark("step", "step", *sizes, "--resume", "--headlines", least=90),
+        _tuner("tiles", *tune),
+        _tuner("tiles, 8 bits", *tune, *EIGHT),
+        _benchmark("swap", "swap", *sizes, "--resume"),
+        _benchmark("swap, 8 bits", "swap", *sizes, "--resume", *EIGHT),
+        _benchmark("host", "host", "--device", "cuda"),
+        _tests("tests")._replace(least=120),
+        _benchmark("kernels", "kernels", *sizes, "--resume", "--peers", "sdpa", "flashinfer"),
+        _benchmark("step, all", "step", *sizes, "--resume", least=90),
+        _benchmark("engine", "engine", "--device", "cuda", "--repeats", "1", least=120),
+    ]
+
+
+def _tiny(device: str) -> list[Part]:
+    """The same ones but the tuner's, which needs a GPU's clock."""
+    sizes = ("--device", device, "--quick", "--rounds", "2", "--resume")
+    few = ("--prompts", "8", "--tokens", "8", "--repeats", "1")
+    short = ("--running", "1", "64", "--steps", "20", "--rounds", "2")
+    return [
+        _tests("smoke", "-p", SMOKE),
+        _benchmark("headlines", "kernels", *sizes, "--headlines", "--peers"),
+        _benchmark("step", "step", *sizes, "--headlines"),
+        _benchmark("swap", "swap", *sizes),
+        _benchmark("swap, 8 bits", "swap", *sizes, *EIGHT),
+        _benchmark("host", "host", "--device", device, *short),
+        _tests("tests"),
+        _benchmark("kernels", "kernels", *sizes, "--peers", "sdpa", "flashinfer"),
+        _benchmark("step, all", "step", *sizes),
+        _benchmark("engine", "engine", "--device", device, *few),
+    ]
+
+
+def _benchmark(name: str, module: str, *words: str, least: float = 45.0) -> Part:
+    full = f"experiments.benchmarks.{module}"
+    tiled = module not in ("swap", "host")
+    return Part(name, (full, *words, "--out", FOLDER), tiled=tiled, least=least)
+
+
+def _tuner(name: str, *words: str) -> Part:
+    return Part(name, ("experiments.benchmarks.tune_kernels", *words), least=120)
+
+
+def _tests(name: str, *words: str) -> Part:
+    """Without conftest.py, so that neither simpy nor hydra nor wandb need be there."""
+    files = marked()
+    together = ("-n", str(WORKERS)) if _many() else ()
+    report = f"--junitxml={FOLDER}/{name}.xml"
+    command = ("pytest", "-q", "-m", "gpu", "--noconftest", *together, *words, report, *files)
+    modules = [path.removesuffix(".py").replace("/", ".") for path in files]
+    return Part(name, command, (*modules, SMOKE))
+
+
+def _many() -> bool:
+    """Whether tests can run side by side: most of their time they compile."""
+    return importlib.util.find_spec("xdist") is not None and (os.cpu_count() or 1) >= WORKERS
+
+
+def marked() -> list[str]:
+    """The files with tests for a GPU; others may need what is not installed."""
+    files = sorted(Path(ROOT, "tests").rglob("test_*.py"))
+    found = [path for path in files if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
+    return [path.relative_to(ROOT).as_posix() for path in found]
