@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
-from pagedsim.kernels.rounding import readable
+from pagedsim.kernels.rounding import fitting, readable
 from pagedsim.kernels.softmax import fold, place
 from pagedsim.kernels.tiles import Tiles, power_of_two
 
@@ -174,6 +174,7 @@ def _attention(
     query_head = (head * GROUP + row % GROUP)[:, None]
     q_at = q_ptr + token * q_token_stride + query_head * q_head_stride + column[None, :]
     q = tl.load(q_at, mask=held, other=0.0)
+    q, scale = fitting(q, scale, k_ptr)
 
     # Keys [0, whole) are seen by every row, [whole, end) by some; a window hides others in front.
     start = tl.load(context_lens_ptr + sequence) - length

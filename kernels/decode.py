@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
-from pagedsim.kernels.rounding import readable
+from pagedsim.kernels.rounding import fitting, readable
 from pagedsim.kernels.softmax import fold, place
 from pagedsim.kernels.tiles import Split, Tiles, power_of_two
 
@@ -166,6 +166,7 @@ def _part(
     held = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
     q_at = q_ptr + sequence * q_token_stride + query_head[:, None] * q_head_stride
     q = tl.load(q_at + column[None, :], mask=held, other=0.0)
+    q, scale = fitting(q, scale, k_ptr)
     acc, peak, total = fold(
         tl.zeros([ROWS, DIM], tl.float32),
         tl.full([ROWS], float("-inf"), tl.float32),

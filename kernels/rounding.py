@@ -1,9 +1,10 @@
 """8-bit floats inside a kernel: read from a cache, rounded into it.
 
 A read costs a few instructions an element, and they count: by its data sheet an H200 does six for
-each byte that it reads (132 multiprocessors × 128 lanes × 1.8 GHz over 4.8 TB/s). So it goes the
-way that packs elements in pairs, through fp16 and fp32, which hold them exactly. A write is integer
-arithmetic, the same bits on every GPU, and takes little beside the bytes it moves.
+each byte that it reads (132 multiprocessors × 128 lanes × 1.8 GHz over 4.8 TB/s). So elements
+become fp16, which holds both formats exactly and is made of them in pairs, and queries of 16 bits
+are made to fit that. A write is integer arithmetic, the same bits on every GPU, and takes little beside the
+bytes it moves.
 """
 
 import torch
@@ -31,17 +32,38 @@ def mantissa(cache: torch.Tensor) -> int:
 
 
 @triton.jit
+def fitting(q, scale, cache_ptr):
+    """Query rows as products with such a cache take them, and what scores are then scaled by.
+
+    bf16 reaches further than fp16: each row is multiplied by the power of two that takes its
+    largest element to between 2¹⁴ and 2¹⁵, and its scores are divided by it. Both are exact, but
+    for what is 2²⁸ times smaller than that element.
+    """
+    if q.dtype == tl.bfloat16 and cache_ptr.dtype.element_ty.primitive_bitwidth == 8:
+        wide = q.to(tl.float32)
+        largest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True)
+        exponent = tl.maximum(largest >> 23, 15)  # so that both factors are normal numbers
+        up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        fit = (wide * up[:, None]).to(tl.float16)
+        factor = (scale * down)[:, None]
+    else:
+        fit = q
+        factor = scale
+    return fit, factor
+
+
+@triton.jit
 def widened(x, like):
-    """Elements of a cache in the dtype of `like`; from a cache of that dtype they come as such."""
+    """Elements of a cache in the dtype of `like`, fp16 or fp32 where the cache has 8 bits."""
     if x.dtype == like.dtype:
         wide = x
     elif x.dtype == tl.uint8:
         # e4m3, whose bits are also e4b15's: the same number with an exponent that is 8 less. What
         # e4m3 calls NaN is ±480 so, but no finite key or value is stored as that.
-        half = x.to(tl.float8e4b15, bitcast=True).to(tl.float16) * 256.0
-        wide = half.to(tl.float32).to(like.dtype)
+        wide = (x.to(tl.float8e4b15, bitcast=True).to(tl.float16) * 256.0).to(like.dtype)
     else:
-        wide = x.to(tl.float16).to(tl.float32).to(like.dtype)
+        wide = x.to(tl.float16).to(like.dtype)
     return wide
 
 

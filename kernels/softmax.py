@@ -4,7 +4,7 @@ For M query rows and N keys of D dims: 4·M·N·D FLOP on 4·N·D bytes (K and V
 program reads a key once for all its rows. The running state is what a softmax needs that sees its
 scores tile by tile: the highest score so far, the sum of weights and the weighted values. All of it
 is in fp32 and in powers of two, since the hardware's exponential is exp2. Keys and values in 8 bits
-are half the bytes; products are in the queries' dtype all the same.
+are half the bytes; products with them are in fp16, see `rounding.fitting`.
 """
 
 import triton
@@ -13,6 +13,9 @@ import triton.language as tl
 from pagedsim.kernels.rounding import widened
 
 LOG2E = 1.4426950408889634
+LIFT = tl.constexpr(15.0)
+"""A weight of fp16 is 2¹⁵ times what it says at most 1 for, as far up as fp16 goes: so 2²⁹ times
+smaller ones still have all their bits. The sum of weights is as large, so that it cancels."""
 
 
 def factors(scale: float, softcap: float | None) -> tuple[float, float]:
@@ -49,14 +52,14 @@ def fold(
     acc,  # [ROWS, DIM] weighted sum of the values so far
     peak,  # [ROWS] highest score so far, -inf before the first
     total,  # [ROWS] sum of the weights, relative to peak
-    q,  # [ROWS, DIM]
+    q,  # [ROWS, DIM], of the dtype that products are in
     positions,  # [ROWS] each row's position in its sequence
     k_ptr,  # the cache, from this KV head on
     v_ptr,
     table_ptr,  # this sequence's blocks
     begin,  # first key, a multiple of KEYS
     end,  # one past the last key that any row that counts sees
-    scale,  # see factors()
+    scale,  # see factors(); one number, or one for each row
     cap,
     window,
     k_block_stride,
@@ -99,8 +102,10 @@ def fold(
         higher = tl.maximum(peak, tl.max(score, 1))
         # A row that has seen no key yet is at -inf, and -inf - -inf is NaN.
         level = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp2(score - level[:, None])
         decay = tl.exp2(peak - level)
+        if q.dtype == tl.float16:
+            level -= LIFT
+        weight = tl.exp2(score - level[:, None])
         total = total * decay + tl.sum(weight, 1)
         v = widened(rows(v_at, column, held, HEAD_DIM, DIM, MASKED), q)
         acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")

@@ -51,6 +51,14 @@ class Split(NamedTuple):
     parts of a short context, thus fewer bytes of partial results, and longer loops to pipeline."""
 
 
+def roomy(capability: tuple[int, int]) -> bool:
+    """Whether a multiprocessor has 228 KiB of shared memory, as Hopper and its like do.
+
+    Others have 160, and small chips, those of 12.x among them, 100.
+    """
+    return (9, 0) <= capability < (12, 0)
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
@@ -69,15 +77,17 @@ def prefill_tiles(
     `eight`: those of the cache have 8 bits. What they become on their way takes registers, so
     tiles have fewer keys where there are none to spare, and no pipeline in fp32.
     """
-    hopper, dim = capability >= (9, 0), power_of_two(head_dim)
+    large, dim = roomy(capability), power_of_two(head_dim)
     if itemsize > 2:  # tensor cores do no full fp32: small tiles, kept in registers
         most, keys, stages = 32, 16, (1 if eight else 2)
     elif dim > 128:
-        most = 128 if hopper else 64
+        most = 128 if large else 64
         keys, stages = (16, 5) if eight else (32, 3)
-    elif hopper or (dim <= 64 and not eight):
+    elif large and (dim <= 64 or eight or group == power_of_two(group)):
+        most, keys, stages = 128, 128, 3
+    elif large or (dim <= 64 and not eight):  # a row more to spare takes a register too many
         most, keys, stages = 128, 64, 5
-    else:  # 160 KiB of shared memory a multiprocessor (100 on small chips) instead of 228
+    else:
         most, keys, stages = 128, (16 if dim <= 64 else 32), 5
     eight = eight and itemsize == 2  # without a pipeline there are registers enough
     tiles = Tiles(most, keys, _warps(most, keys, dim, eight), stages)
@@ -92,6 +102,8 @@ def fitted(
     rows = max(least, min(tiles.rows, power_of_two(max_query_len * group)))
     if rows == tiles.rows:
         return tiles
+    if eight and rows < 64 < tiles.keys:  # by fewer warps, for which that is too much
+        tiles = replace(tiles, keys=64, stages=5)
     warps = _warps(rows, tiles.keys, power_of_two(head_dim), eight)
     return replace(tiles, rows=rows, warps=warps)
 
@@ -105,7 +117,7 @@ def decode_tiles(
     if itemsize > 2:
         stages = 1 if eight else 2
     else:
-        stages = 5 if capability >= (9, 0) else 3
+        stages = 5 if roomy(capability) else 3
     return Tiles(decode_rows(group), keys, 4, stages)
 
 

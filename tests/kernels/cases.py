@@ -40,6 +40,10 @@ class Case:
     spread: float = 1.0
     """Scores are about this large; a large one makes the softmax peaked."""
     device: str = "cpu"
+    reach: float = 1.0
+    """Queries are about this large; scores stay what they are."""
+    wide: bool = False
+    """The result is looked at in fp32, before it is rounded to the dtype."""
     seats: bool = False
     """Tables stand anywhere in a store, and rows say where."""
     seed: int = 0
@@ -49,18 +53,31 @@ class Case:
         name = f"{sequences}-h{self.kv_heads}x{self.group}-d{self.head_dim}-b{self.block_size}"
         name += f"-{str(self.dtype).removeprefix('torch.')}"
         name += f"-{self.cache}" if self.cache != AUTO else ""
-        name += "-seats" if self.seats else ""
+        name += f"-reach{self.reach:g}" if self.reach != 1 else ""
+        name += "-wide" * self.wide + "-seats" * self.seats
         name += f"-w{self.window}" if self.window is not None else ""
         return name + (f"-cap{self.softcap:g}" if self.softcap is not None else "")
 
     @property
     def scale(self) -> float:
-        return self.spread * self.head_dim**-0.5
+        return self.spread * self.head_dim**-0.5 / self.reach
 
     @property
     def held(self) -> torch.dtype:
         """The cache's dtype."""
         return FORMATS.get(self.cache, self.dtype)
+
+    @property
+    def written(self) -> torch.dtype:
+        """The result's dtype."""
+        return torch.float32 if self.wide else self.dtype
+
+    @property
+    def eps(self) -> float:
+        """Of the coarsest rounding: that of the result or of the weights."""
+        halves = is_float8(self.held) and self.dtype.itemsize == 2
+        rounded_to = (torch.float16 if halves else self.dtype), self.written
+        return max(torch.finfo(dtype).eps for dtype in rounded_to)
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -121,7 +138,7 @@ def forget(kv: torch.Tensor, slots: torch.Tensor) -> None:
 def check(out: torch.Tensor, case: Case) -> None:
     """Fail unless `out` is the case's answer, as exactly as its dtype allows."""
     found, inputs = out.double().cpu(), case.inputs
-    assert out.dtype == case.dtype
+    assert out.dtype == case.written
     assert found.shape == inputs.answer.shape
     assert not found.isnan().any(), f"NaN in rows {found.isnan().any((1, 2)).nonzero().flatten()}"
     excess = ((found - inputs.answer).abs() / inputs.allowed).flatten(1).amax(1)
@@ -139,7 +156,7 @@ def _inputs(case: Case) -> Inputs:
     kv = kv.to(case.held)
     tokens = sum(length for length, _ in case.sequences) + case.tail
     # As a fused projection gives it: a view into something wider, so that strides matter.
-    fused = torch.randn(tokens, heads + 1, case.head_dim).to(case.dtype)
+    fused = (torch.randn(tokens, heads + 1, case.head_dim) * case.reach).to(case.dtype)
     q = fused[:, :-1]
     new_k, new_v = torch.randn(2, tokens, case.kv_heads, case.head_dim).to(case.dtype)
     starts, answers, allowances = [0], [], []
@@ -206,8 +223,8 @@ def _answer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one sequence's queries in fp64, and how far off each element may be.
 
-    Weights are rounded to the dtype before they meet the values, and the result is rounded: an
-    eps of Σ weight × |value| for the two. Scores are fp32 sums of head_dim products, and a score
+    Weights are rounded before they meet the values, and the result is rounded: an eps of
+    Σ weight × |value| for the two. Scores are fp32 sums of head_dim products, and a score
     that is off by x makes its weight off by a factor 1 + x: some eps of fp32 times the largest.
     """
     q, k, v = q.double(), k.double(), v.double()
@@ -229,5 +246,5 @@ def _answer(
             weights = torch.softmax(scores, 0)
             answer[i, head] = weights @ values
             magnitude[i, head] = weights @ values.abs()
-    eps = torch.finfo(case.dtype).eps + 4 * torch.finfo(torch.float32).eps * (2 + largest)
+    eps = case.eps + 4 * torch.finfo(torch.float32).eps * (2 + largest)
     return answer, eps * magnitude

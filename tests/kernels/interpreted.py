@@ -5,12 +5,14 @@ Not collected by itself: the interpreter is chosen for a whole process, when ker
 
     TRITON_INTERPRET=1 pytest tests/kernels/interpreted.py
 
-A loop iteration over a tile of keys takes about 5 ms, so the cases are small. bf16 is left out:
-the interpreter computes it wrongly and says nothing.
+A loop iteration over a tile of keys takes about 5 ms, so the cases are small. bf16 is left out
+where products are in it: the interpreter computes them wrongly and says nothing.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +88,7 @@ def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
         softcap=case.softcap,
         max_query_len=max(length for length, _ in case.sequences),
         rows=i.rows,
+        out=torch.zeros_like(i.q, dtype=case.written),
         tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
     )
 
@@ -102,6 +105,7 @@ def decode_all(case: Case, segments: int = 16, tiles: Tiles | None = None) -> to
         window=case.window,
         softcap=case.softcap,
         rows=i.rows,
+        out=torch.zeros_like(i.q, dtype=case.written),
         split=Split(segments),
         tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
     )
@@ -144,6 +148,38 @@ def test_a_cache_of_8_bits(
     check(attend(case), case)
     case = replace(DECODES, **change)
     check(decode_all(case, tiles=SMALL), case)
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("cache", "reach"),
+    [*itertools.product(FORMATS, (1e-6, 6e4)), ("fp8_e4m3", 1e-30), ("fp8_e5m2", 1e30)],
+)
+def test_queries_of_any_size_meet_8_bits(
+    cache: str, reach: float, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of bf16 reach further than fp16, which products are in; seen before it is rounded."""
+    monkeypatch.setattr(tuning, "capability", lambda device: capability)
+    change: dict[str, Any] = {"cache": cache, "reach": reach, "dtype": torch.bfloat16, "wide": True}
+    case = replace(MIXED, **change)
+    check(attend(case), case)
+    case = replace(DECODES, spread=20.0, **change)
+    check(decode_all(case, tiles=SMALL), case)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_weights_count_in_8_bits(dtype: torch.dtype) -> None:
+    """16 keys with 2⁻²³·³ of another's weight are all that is seen where that one's value is 0."""
+    kv = torch.ones(1, 2, 32, 1, 16)
+    kv[0, 0, 1:] = -1
+    kv[0, 1, 0] = 0
+    k, v = kv.to(torch.float8_e4m3fn).unbind(1)
+    q, ints = torch.ones(1, 1, 16, dtype=dtype), torch.tensor([0, 17], dtype=torch.int32)
+    scale = 23.3 * math.log(2) / 32  # scores are ±16 times it
+    out = torch.empty(1, 1, 16)
+    decode.paged_decode(q, k, v, ints[:1, None], ints[1:], scale=scale, out=out)
+    small = 16 * 2**-23.3
+    assert torch.allclose(out, torch.tensor(small / (1 + small)), rtol=2**-10, atol=0)
 
 
 @EITHER

@@ -57,6 +57,7 @@ CHANGES: list[dict[str, Any]] = [
     *({"cache": cache, "head_dim": dim} for cache in FORMATS for dim in (64, 80, 128, 256)),
     *({"cache": cache, "block_size": 12, "group": 5, "kv_heads": 1} for cache in FORMATS),
     {"cache": "fp8_e4m3", "window": 100, "softcap": 2.0, "spread": 4.0},
+    *({"cache": cache, "reach": reach} for cache in FORMATS for reach in (1e-3, 1e3)),
 ]
 
 
