@@ -3,8 +3,8 @@
 A read costs a few instructions an element, and they count: by its data sheet an H200 does six for
 each byte that it reads (132 multiprocessors × 128 lanes × 1.8 GHz over 4.8 TB/s). So elements
 become fp16, which holds both formats exactly and is made of them in pairs, and queries of 16 bits
-are made to fit that. A write is integer arithmetic, the same bits on every GPU, and takes little beside the
-bytes it moves.
+are made to fit that. A write is integer arithmetic, the same bits on every GPU, and takes little
+beside the bytes it moves.
 """
 
 import torch
