@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from pagedsim.engine.inputs import Inputs
-from pagedsim.engine.rows import Computing
+from pagedsim.engine.rows import Changes, Computing
 from pagedsim.engine.step_inputs import Mixed
+from pagedsim.engine.tables import Tables
 from pagedsim.kernels.batch import AttentionBatch
 
 
@@ -25,31 +26,31 @@ class Batch:
     """[rows] int64: the tokens after which something is sampled."""
 
     @classmethod
-    def of(cls, computing: Computing, mixed: Mixed) -> Batch:
-        """On the host, over the same memory where the types are the same."""
-        attention = AttentionBatch(
-            torch.from_numpy(computing.tables),
+    def of(
+        cls,
+        computing: Computing,
+        mixed: Mixed,
+        changes: Changes,
+        tables: Tables,
+        inputs: Inputs | None = None,
+    ) -> Batch:
+        """On the device of `tables`, which are changed as is asked.
+
+        With `inputs` it is good as long as nothing else is placed there; without, all is on the
+        host, over the same memory where types are the same.
+        """
+        here = [
+            *map(torch.from_numpy, (computing.ids, computing.positions, mixed.sampling)),
+            torch.from_numpy(computing.rows),
             torch.from_numpy(mixed.starts).int(),
             torch.from_numpy(computing.contexts).int(),
             torch.from_numpy(computing.slots),
-            mixed.decodes,
-            mixed.chunks,
+            *map(torch.from_numpy, changes),
+        ]
+        there = here if inputs is None else inputs.place(here)
+        ids, positions, at, rows, starts, contexts, slots, *changed = there
+        tables.set(*changed)
+        attention = AttentionBatch(
+            tables.store, starts, contexts, slots, mixed.decodes, mixed.chunks, rows
         )
-        return cls(
-            torch.from_numpy(computing.ids),
-            torch.from_numpy(computing.positions),
-            attention,
-            torch.from_numpy(mixed.sampling),
-        )
-
-    def on(self, inputs: Inputs) -> Batch:
-        """The same on the device of `inputs`, as long as nothing else is placed there."""
-        host = self.attention
-        ids, positions, rows, tables, starts, contexts, slots = inputs.place(
-            [
-                *(self.input_ids, self.positions, self.logits_at),
-                *(host.block_tables, host.query_start, host.context_lens, host.slots),
-            ]
-        )
-        attention = AttentionBatch(tables, starts, contexts, slots, host.num_decodes, host.chunks)
-        return Batch(ids, positions, attention, rows)
+        return cls(ids, positions, attention, at)

@@ -353,6 +353,7 @@ class LLMEngine:
                         self.scheduler.abort(request.id, now)
                         outputs.append(self._leave(request, "error"))
             self.scheduler.memory.forget()
+            self.runner.forget()
             for plan in plans:
                 if self.scheduler.in_flight(plan):
                     self.scheduler.launch(plan)

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pagedsim.engine.rows import Column, Computing
+from pagedsim.engine.rows import Changes, Column, Computing
+from pagedsim.engine.tables import Tables
 from pagedsim.kernels.batch import AttentionBatch
 
 ALIGNMENT = 16
 """Bytes: kernels read faster from addresses that are multiples of it, and are compiled for that."""
+CHANGE = 12
+"""Bytes of a change: a place and a block."""
+ROOM = 512
+"""Changes that go along with a step of decodes, beside one a sequence."""
 
 
 class Crossing:
@@ -72,64 +77,72 @@ class Places:
 
     def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
         """For `seqs` sequences of `blocks` blocks at most."""
-        sizes = [seqs * width for width in (8, 8, 8, 4)] + [seqs * blocks * 4]
-        ends = np.cumsum([aligned(size) for size in sizes]).tolist()
-        begins = [0, *ends[:-1]]
-        self._packed = begins[-1]
-        self._crossing = Crossing(device, ends[-1])
-        host, there = self._crossing.host, self._crossing.there
+        self.tables = Tables(device, seqs, blocks)
         dtypes = (torch.int64, torch.int64, torch.int64, torch.int32, torch.int32)
+        sizes = [seqs * dtype.itemsize for dtype in dtypes]
+        ends = np.cumsum([aligned(size) for size in sizes]).tolist()
+        self._packed = ends[-1]
+        self._room = seqs + ROOM
+        self._crossing = Crossing(device, self._packed + CHANGE * self._room)
+        self._many = Inputs(device)  # changes for which there is no room
         here, columns = (
             [
                 buffer[begin : begin + size].view(dtype)
-                for begin, size, dtype in zip(begins, sizes, dtypes, strict=True)
+                for begin, size, dtype in zip([0, *ends], sizes, dtypes, strict=False)
             ]
-            for buffer in (host, there)
+            for buffer in (self._crossing.host, self._crossing.there)
         )
-        self._ids, self._positions, self._slots, self._contexts, self._tables = (
+        self._ids, self._positions, self._slots, self._contexts, self._rows = (
             column.numpy() for column in here
         )
-        self._ids[:] = self._positions[:] = self._contexts[:] = 0
+        self._changes = self._crossing.host[self._packed :].numpy()
+        self._crossing.host.zero_()
         self._slots[:] = -1
         self._crossing.send(self._packed)
-        self._columns = columns[:4]
-        self._arriving = columns[4]
-        self._widened = torch.zeros(seqs, blocks, dtype=torch.int32, device=device)
+        self._columns = columns
         self._starts = torch.arange(seqs + 1, dtype=torch.int32, device=device)
-        self._rows = torch.arange(seqs, device=device)
+        self._wanted = torch.arange(seqs, device=device)
         self._views: dict[int, list[torch.Tensor]] = {}
 
     @property
     def nbytes(self) -> int:
         """What is taken of the device's memory."""
-        return self._crossing.there.nbytes + self._widened.nbytes
+        return self._crossing.there.nbytes + self.tables.nbytes
 
-    def put(self, decoding: Computing, picked: torch.Tensor | None = None) -> None:
+    def put(
+        self, decoding: Computing, changes: Changes, picked: torch.Tensor | None = None
+    ) -> None:
         """The rows of a step, and padding behind them; `picked` as `feed` takes it."""
-        count, width = decoding.tables.shape
+        count, changed = len(decoding.ids), len(changes.places)
+        fits = changed <= self._room
+        if not fits:
+            self.tables.set(*self._many.place([*map(torch.from_numpy, changes)]))
         self._crossing.wait()
         self._ids[:count], self._ids[count:] = decoding.ids, 0
         self._positions[:count] = decoding.positions
         self._slots[:count], self._slots[count:] = decoding.slots, -1
         self._contexts[:count], self._contexts[count:] = decoding.contexts, 0
-        # Tables come over as wide as they are in use, and are laid out at their full width there.
-        used = count * width
-        self._tables[:used] = decoding.tables.reshape(-1)
-        self._crossing.send(self._packed + 4 * used)
+        self._rows[:count] = decoding.rows
+        if changed and fits:
+            places, end = 8 * changed, CHANGE * changed
+            self._changes[:places].view(np.int64)[:] = changes.places
+            self._changes[places:end].view(np.int32)[:] = changes.blocks
+            self._crossing.send(self._packed + end)
+            arrived = self._crossing.there[self._packed : self._packed + end]
+            self.tables.set(arrived[:places].view(torch.int64), arrived[places:].view(torch.int32))
+        else:
+            self._crossing.send(self._packed)
         feed(self._columns[0][:count], decoding.ids, picked)
-        self._widened[:count, :width].copy_(self._arriving[:used].view(count, width))
 
-    def batch(
-        self, count: int, width: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch, torch.Tensor]:
-        """The first `count` rows, with tables of `width` blocks, as a model's forward takes them:
-        ids, positions, the batch, and the rows whose logits are wanted, which are all."""
+    def batch(self, count: int) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch, torch.Tensor]:
+        """The first `count` rows, as a model's forward takes them: ids, positions, the batch, and
+        the rows whose logits are wanted, which are all."""
         if count not in self._views:
-            columns = [column[:count] for column in (*self._columns, self._rows)]
+            columns = [column[:count] for column in (*self._columns, self._wanted)]
             self._views[count] = [*columns, self._starts[: count + 1]]
-        ids, positions, slots, contexts, rows, starts = self._views[count]
-        tables = self._widened[:count] if width is None else self._widened[:count, :width]
-        return ids, positions, AttentionBatch(tables, starts, contexts, slots, count), rows
+        ids, positions, slots, contexts, rows, wanted, starts = self._views[count]
+        batch = AttentionBatch(self.tables.store, starts, contexts, slots, count, rows=rows)
+        return ids, positions, batch, wanted
 
 
 def feed(ids: torch.Tensor, known: Column, picked: torch.Tensor | None) -> None:

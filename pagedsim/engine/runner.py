@@ -15,8 +15,8 @@ from pagedsim.engine.inputs import Inputs, Places, feed
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearse
-from pagedsim.engine.rows import Computing, Rows
-from pagedsim.engine.step_inputs import Mixed, StepInputs, inputs_of
+from pagedsim.engine.rows import Rows
+from pagedsim.engine.step_inputs import StepInputs, inputs_of
 from pagedsim.kernels.ops import copy_blocks
 
 
@@ -40,7 +40,8 @@ class Runner:
         self._inputs = Inputs(device) if device.type == "cuda" else None
 
     def inputs_of(self, plan: StepPlan, before: StepPlan | None = None) -> StepInputs:
-        """What a plan has done, as numbers; each plan is asked about once, in their order.
+        """What a plan has done, as numbers; each plan is asked about once, in their order, and what
+        is said of it carried out in the same order.
 
         `before`: the plan before it, if its tokens were not told yet.
         """
@@ -55,23 +56,20 @@ class Runner:
         """
         # Inputs first: behind blocks that come in, the next step's would wait for them.
         batch = None
-        if inputs.computing is not None and inputs.mixed is not None:
-            batch = self._batch(inputs.computing, inputs.mixed, picked)
-        elif inputs.computing is not None:
-            self._places.put(inputs.computing, picked)
+        if (computing := inputs.computing) is not None:
+            if inputs.mixed is None:
+                self._places.put(computing, inputs.changes, picked)
+            else:
+                batch = Batch.of(
+                    computing, inputs.mixed, inputs.changes, self._places.tables, self._inputs
+                )
+                feed(batch.input_ids, computing.ids, picked)
         self.mover.move(inputs, partial(inputs.written, self.cache.shape.block_size))
         if batch is not None:
             return self._mixed(batch)
-        if inputs.computing is not None:
-            return self._decodes(inputs.computing)
+        if computing is not None:
+            return self._decodes(len(computing.ids))
         return torch.empty(0, self.model.vocab_size)
-
-    def _batch(self, computing: Computing, mixed: Mixed, picked: torch.Tensor | None) -> Batch:
-        batch = Batch.of(computing, mixed)
-        if self._inputs is not None:
-            batch = batch.on(self._inputs)
-        feed(batch.input_ids, computing.ids, picked)
-        return batch
 
     def _mixed(self, batch: Batch) -> torch.Tensor:
         if (group := self.model.group) is not None:  # rank 0 alone knows the tokens
@@ -80,14 +78,17 @@ class Runner:
             batch.input_ids, batch.positions, batch.attention, self.cache.gpu, batch.logits_at
         )
 
-    def _decodes(self, decoding: Computing) -> torch.Tensor:
-        count, width = decoding.tables.shape
+    def _decodes(self, count: int) -> torch.Tensor:
+        ids, positions, batch, rows = self._places.batch(count)
         if (group := self.model.group) is not None:
-            group.hand_out(self._places.batch(count)[0])
+            group.hand_out(ids)
         if self.graphs is not None and self.graphs.holds(count):
             return self.graphs.run(count)
-        ids, positions, batch, rows = self._places.batch(count, width)
         return self.model.forward(ids, positions, batch, self.cache.gpu, rows)
+
+    def forget(self) -> None:
+        """A step that `inputs_of` was asked about was not carried out, or not to its end."""
+        self._rows.forget()
 
     def check(self) -> None:
         """Raise RankError where other ranks are needed and gone: what was computed is nothing."""

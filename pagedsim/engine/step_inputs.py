@@ -6,17 +6,16 @@ be carried out elsewhere than where it was planned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagedsim.core import Chunk, Request, StepPlan
 from pagedsim.core.memory import Copies, Pairs
-from pagedsim.engine.rows import NOBODY, Column, Computing, Rows
+from pagedsim.engine.rows import Changes, Column, Computing, Rows
 
 Samplers = list[tuple[Request, int]]
 """Each request that samples and how many rows of logits it has, in the order of the rows: one a
@@ -47,6 +46,8 @@ class StepInputs:
     """Nothing may be computed at all."""
     mixed: Mixed | None
     """None: decodes alone, which all sample."""
+    changes: Changes
+    """Of the store of block tables."""
 
     def written(self, block_size: int) -> set[int]:
         """The blocks that what is computed is written to."""
@@ -60,13 +61,14 @@ def inputs_of(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> Ste
 
     `before`: the step before it, if its tokens were not told yet.
     """
+    rows.begin(plan)
     computing, mixed = None, None
-    picked = NOBODY if before is None else places_of(before)
     if plan.chunks:
-        computing, mixed = flat(plan, rows, picked)
+        computing, mixed = flat(plan, rows, before)
     elif plan.decodes:
-        computing = rows.decoding(plan.decodes, picked)
-    return StepInputs(plan.swap_out, plan.copies, plan.swap_in, computing, mixed)
+        computing = rows.decoding(plan, _last_tokens(plan, before))
+    moves = plan.swap_out, plan.copies, plan.swap_in
+    return StepInputs(*moves, computing, mixed, rows.changes())
 
 
 def samplers_of(plan: StepPlan) -> Samplers:
@@ -80,14 +82,12 @@ def places_of(plan: StepPlan) -> dict[Request, int]:
     return {request: place for place, (request, _) in enumerate(samplers_of(plan))}
 
 
-def flat(
-    plan: StepPlan, rows: Rows, picked: Mapping[Request, int] = NOBODY
-) -> tuple[Computing, Mixed]:
+def flat(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> tuple[Computing, Mixed]:
     """Decodes and chunks in one."""
-    first = [rows.decoding(plan.decodes, picked)] if plan.decodes else []
-    rest = [_computing(chunk, rows.block_size) for chunk in plan.chunks]
-    parts = [*first, *rest]
-    contexts = np.concatenate([part.contexts for part in parts])
+    first = [rows.decoding(plan, _last_tokens(plan, before))] if plan.decodes else []
+    rest = [rows.chunk(chunk, np.array(tokens_of(chunk))) for chunk in plan.chunks]
+    computing = Computing(*map(np.concatenate, zip(*first, *rest, strict=True)))
+    contexts = computing.contexts
     decodes = len(contexts) - len(rest)
     starts = [*range(decodes), *accumulate((len(part.ids) for part in rest), initial=decodes)]
     sampling = starts[:decodes]
@@ -98,38 +98,23 @@ def flat(
     lengths = [chunk.length for chunk in plan.chunks]
     single = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
     decodes += single
-    computing = Computing(
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.positions for part in parts]),
-        np.concatenate([part.slots for part in parts]),
-        contexts,
-        _stacked([part.tables for part in parts]),
-    )
     chunks = tuple(zip(lengths[single:], contexts[decodes:].tolist(), strict=True))
     return computing, Mixed(np.array(starts), np.array(sampling, dtype=np.int64), decodes, chunks)
 
 
-def _computing(chunk: Chunk, block_size: int) -> Computing:
-    """A chunk, whose table may be longer than it needs yet."""
-    positions = np.arange(chunk.start, chunk.context)
-    blocks, offsets = np.divmod(positions, block_size)
-    table = chunk.request.tables[chunk.sequence][: -(-chunk.context // block_size)]
-    tables = np.array([table], dtype=np.int32)
-    slots = tables[0, blocks].astype(np.int64) * block_size + offsets
-    return Computing(
-        np.array(tokens_of(chunk)), positions, slots, np.array([chunk.context]), tables
+def _last_tokens(plan: StepPlan, before: StepPlan | None) -> Column:
+    """The last token of each sequence that decodes; ~i where the step before picks it, at i."""
+    if before is None:
+        return np.array([output[-1] for request in plan.decodes for output in request.outputs])
+    if before.decodes is plan.decodes:  # one sequence each, in the same order
+        return ~np.arange(len(plan.decodes))
+    picked = places_of(before)
+    return np.array(
+        [
+            ~picked[request] if request in picked else request.outputs[0][-1]
+            for request in plan.decodes
+        ]
     )
-
-
-def _stacked(tables: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
-    """Tables below one another, as wide as the widest."""
-    width = max(part.shape[1] for part in tables)
-    stacked = np.zeros((sum(map(len, tables)), width), dtype=np.int32)
-    row = 0
-    for part in tables:
-        stacked[row : row + len(part), : part.shape[1]] = part
-        row += len(part)
-    return stacked
 
 
 def tokens_of(chunk: Chunk) -> Sequence[int]:

@@ -12,11 +12,12 @@ import torch
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.engine import inputs as inputs_module
 from pagedsim.engine.batch import Batch
 from pagedsim.engine.inputs import ALIGNMENT, Inputs, Places
-from pagedsim.engine.rows import Computing, Rows
-from pagedsim.engine.step_inputs import StepInputs, inputs_of, samplers_of
-from pagedsim.engine.step_inputs import flat as flat_of
+from pagedsim.engine.rows import Changes, Computing, Rows
+from pagedsim.engine.step_inputs import Mixed, StepInputs, inputs_of, samplers_of
+from pagedsim.engine.tables import Tables
 
 
 def server(**settings: Any) -> Scheduler:
@@ -24,8 +25,18 @@ def server(**settings: Any) -> Scheduler:
     return make_scheduler(memory=make_memory(blocks=16, block_size=4), **{**given, **settings})
 
 
-def flat(plan: StepPlan) -> Batch:
-    return Batch.of(*flat_of(plan, Rows(seqs=8, blocks=8, block_size=4)))
+CPU = torch.device("cpu")
+
+
+def flat(plan: StepPlan, inputs: Inputs | None = None) -> Batch:
+    """Whoever is in it is seen for the first time."""
+    found = inputs_of(plan, Rows(seqs=8, blocks=8, block_size=4))
+    tables = Tables(CPU, seqs=8, blocks=8)
+    if (mixed := found.mixed) is None:  # as if there were chunks too
+        count = sum(len(request.tables) for request in plan.decodes)
+        mixed = Mixed(np.arange(count + 1), np.arange(count), count, ())
+    assert found.computing is not None
+    return Batch.of(found.computing, mixed, found.changes, tables, inputs)
 
 
 def test_decodes_come_first_then_chunks() -> None:
@@ -99,6 +110,7 @@ def test_work_is_the_same_where_it_was_sent() -> None:
         assert (there.mixed is None) is (step == 2)
         assert there.computing is not None and inputs.computing is not None
         np.testing.assert_equal(there.computing._asdict(), inputs.computing._asdict())
+        np.testing.assert_equal(there.changes._asdict(), inputs.changes._asdict())
         assert (there.mixed or ())[2:] == (inputs.mixed or ())[2:]
         scheduler.commit(plan, 0, {request.id: 50 for request in sampling(plan)})
 
@@ -123,20 +135,21 @@ def test_a_batch_is_the_same_on_its_device() -> None:
     scheduler = server()
     scheduler.add(Request("a", [10, 11, 12]), now=0)
     scheduler.add(Request("b", range(20, 28)), now=0)
-    here = flat(scheduler.plan(0))
-    there = here.on(Inputs(torch.device("cpu")))
+    plan = scheduler.plan(0)
+    here, there = flat(plan), flat(plan, Inputs(CPU))
     for name in ("input_ids", "positions", "logits_at"):
         assert torch.equal(getattr(there, name), getattr(here, name))
-    for name in ("block_tables", "query_start", "context_lens", "slots"):
+    for name in ("block_tables", "rows", "query_start", "context_lens", "slots"):
         assert torch.equal(getattr(there.attention, name), getattr(here.attention, name))
     assert there.attention.chunks == here.attention.chunks
     assert there.attention.num_decodes == here.attention.num_decodes
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("swaps", [False, True])
 def test_rows_are_those_of_the_block_tables(seed: int, swaps: bool) -> None:
-    """Whoever comes, forks, reorders, is preempted and comes back, row by row."""
+    """Whoever comes, forks, reorders, is preempted and comes back, row by row; now and then all is
+    forgotten."""
     rng = random.Random(seed)
     size, seqs, longest = rng.choice([1, 2, 3]), 8, 24
     scheduler = make_scheduler(
@@ -146,33 +159,123 @@ def test_rows_are_those_of_the_block_tables(seed: int, swaps: bool) -> None:
         batching=rng.choice(["prefill_first", "unified"]), max_seqs=seqs, max_model_len=longest,
         max_batched_tokens=longest, preemption="swap" if swaps else "recompute",
     )  # fmt: skip
-    rows = Rows(seqs, -(-longest // size), size)
-    preempted = looked = 0
-    for number in range(300):
+    width = -(-longest // size)
+    rows, store = Rows(seqs, width, size), np.full((seqs, width), -1)
+    preempted = decoded = changed = 0
+    for number in range(400):
         if rng.random() < 0.4:
             params = SamplingParams(n=rng.randint(1, 3), max_tokens=rng.randint(1, 12))
             scheduler.add(Request(number, [rng.randrange(9) for _ in range(9)], params), now=0)
+        if rng.random() < 0.02:
+            rows.forget()
+            store[:] = -1
         plan = scheduler.plan(0)
         preempted += len(plan.preempted)
-        if plan.decodes and rng.random() < 0.9:
-            looked += 1
-            check(rows.decoding(plan.decodes), plan, size)
+        decoded += bool(plan.decodes)
+        inputs = inputs_of(plan, rows)
+        changed += set_in(store, inputs.changes)
+        if inputs.computing is not None:
+            check(inputs, store, plan, size)
         scheduler.commit(plan, 0, {request.id: answer(request, rng) for request in sampling(plan)})
-    assert preempted and looked > 50
+    assert preempted and decoded > 100 and changed
 
 
-def check(found: Computing, plan: StepPlan, size: int) -> None:
-    tables = [table for request in plan.decodes for table in request.tables]
-    lengths = [request.num_tokens for request in plan.decodes for _ in request.tables]
-    last = [output[-1] for request in plan.decodes for output in request.outputs]
-    assert found.ids.tolist() == last
-    assert found.contexts.tolist() == lengths
-    for i, (table, length) in enumerate(zip(tables, lengths, strict=True)):
-        blocks = -(-length // size)
-        assert found.tables[i, :blocks].tolist() == table[:blocks]
-        assert found.positions[i] == length - 1
-        assert found.slots[i] == table[blocks - 1] * size + (length - 1) % size
-    assert found.tables.shape[1] == -(-max(lengths) // size)
+def set_in(store: np.ndarray, changes: Changes) -> int:
+    assert len(set(changes.places.tolist())) == len(changes.places)
+    store.reshape(-1)[changes.places] = changes.blocks
+    return len(changes.places)
+
+
+def check(inputs: StepInputs, store: np.ndarray, plan: StepPlan, size: int) -> None:
+    """Against the plan, sequence by sequence."""
+    wanted = [
+        (table, request.num_tokens - 1, request.num_tokens, output[-1:])
+        for request in plan.decodes
+        for table, output in zip(request.tables, request.outputs, strict=True)
+    ]
+    for chunk in plan.chunks:
+        request = chunk.request
+        text = [*(request.prompt or ()), *(request.outputs or [[]])[chunk.sequence]]
+        table = request.tables[chunk.sequence]
+        wanted.append((table, chunk.start, chunk.context, text[chunk.start : chunk.context]))
+    found, begin = inputs.computing, 0
+    assert found is not None and len(set(found.rows.tolist())) == len(found.rows)
+    assert found.contexts.tolist() == [end for _, _, end, _ in wanted]
+    for row, (table, start, end, text) in zip(found.rows, wanted, strict=True):
+        blocks = -(-end // size)
+        assert store[row, :blocks].tolist() == table[:blocks]
+        here = slice(begin, begin := begin + end - start)
+        assert found.ids[here].tolist() == text
+        assert found.positions[here].tolist() == list(range(start, end))
+        slots = [table[at // size] * size + at % size for at in range(start, end)]
+        assert found.slots[here].tolist() == slots
+    assert begin == len(found.ids) == len(found.slots)
+
+
+def test_only_what_is_new_is_sent() -> None:
+    """A table once, then a block when the last one is full; who goes on is not walked through."""
+    scheduler = server(max_batched_tokens=32)
+    rows = Rows(seqs=8, blocks=8, block_size=4)
+    scheduler.add(Request("a", range(10, 19)), now=0)
+    counts = []
+    for step in range(12):
+        if step == 3:
+            scheduler.add(Request("b", range(3)), now=0)
+        plan = scheduler.plan(0)
+        counts.append(inputs_of(plan, rows).changes.places.tolist())
+        scheduler.commit(plan, 0, {request.id: 50 for request in sampling(plan)})
+    a, b = 0, 8  # where their rows begin
+    assert counts == [
+        [a, a + 1, a + 2], [], [], [b],
+        [a + 3], [b + 1], [], [],
+        [a + 4], [b + 2], [], [],
+    ]  # fmt: skip
+
+
+def test_a_block_that_becomes_another_is_sent_again() -> None:
+    """Where a plan copies blocks a table may change in place, though nobody forks or comes."""
+    scheduler = server()
+    scheduler.add(Request("a", range(10, 15)), now=0)
+    rows = Rows(seqs=8, blocks=8, block_size=4)
+    for step in range(3):
+        plan = scheduler.plan(0)
+        if step == 2:
+            table = scheduler.requests["a"].tables[0]
+            plan.copies, table[1] = {11: table[1]}, 11
+        inputs = inputs_of(plan, rows)
+        scheduler.commit(plan, 0, {"a": 50})
+    assert inputs.changes.places.tolist() == [1] and inputs.changes.blocks.tolist() == [11]
+    assert inputs.computing is not None and inputs.computing.slots.tolist() == [11 * 4 + 2]
+
+
+def test_a_step_that_nobody_asked_about_is_noticed() -> None:
+    scheduler = server()
+    scheduler.add(Request("a", range(10, 13)), now=0)
+    rows = Rows(seqs=8, blocks=8, block_size=4)
+    for step in range(9):
+        plan = scheduler.plan(0)
+        if step not in (2, 4, 5, 6, 7):
+            inputs = inputs_of(plan, rows)
+        scheduler.commit(plan, 0, {"a": 50})
+    assert inputs.computing is not None and inputs.computing.contexts.tolist() == [11]
+    assert inputs.changes.places.tolist() == [2]
+
+
+def test_rows_are_given_to_others_only_when_their_owners_have_gone() -> None:
+    """With chunks alone in many steps, those that pause keep what is known of them."""
+    scheduler = server(batching="prefill_first", max_batched_tokens=32, max_seqs=2)
+    rows = Rows(seqs=2, blocks=8, block_size=4)
+    scheduler.add(Request("a", range(9), SamplingParams(max_tokens=20)), now=0)
+    sent: dict[int, int] = {}
+    for step in range(12):
+        if step % 3 == 1:
+            scheduler.add(Request(step, range(5), SamplingParams(max_tokens=2)), now=0)
+        plan = scheduler.plan(0)
+        for place in inputs_of(plan, rows).changes.places.tolist():
+            sent[place] = sent.get(place, 0) + 1
+        scheduler.commit(plan, 0, {request.id: 50 for request in sampling(plan)})
+    first = {place: times for place, times in sent.items() if place < 8}
+    assert set(first.values()) == {1} and sent[8] == sent[9] == 4
 
 
 def sampling(plan: StepPlan) -> list[Request]:
@@ -190,27 +293,39 @@ def answer(request: Request, rng: random.Random) -> int | Continuation:
     return Continuation(tuple(rng.randrange(9) for _ in range(count)), parents)
 
 
-def test_places_hold_a_batch_and_padding_behind_it() -> None:
-    places = Places(torch.device("cpu"), seqs=4, blocks=3)
+@pytest.mark.parametrize("room", [512, 0])
+def test_places_hold_a_batch_and_padding_behind_it(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when more changes at once than there is room for."""
+    monkeypatch.setattr(inputs_module, "ROOM", room)
+    places = Places(CPU, seqs=4, blocks=3)
     ids, positions, slots, contexts = (np.arange(4) + k for k in (1, 5, 9, 13))
-    whole = Computing(ids, positions, slots, contexts, np.full((4, 2), 7, np.int32))
-    wide = np.full((1, 3), 8, np.int32)
-    part = Computing(ids[:1], positions[:1], slots[:1], contexts[:1], wide)
-    for put, wanted in [
-        (None, ([-1] * 4, [0] * 4)),
-        (whole, ([9, 10, 11, 12], [13, 14, 15, 16])),
-        (part, ([9, -1, -1, -1], [13, 0, 0, 0])),
+    whole = Computing(ids, positions, slots, contexts, np.array([2, 0, 3, 1], np.int32))
+    part = Computing(ids[:1], positions[:1], slots[:1], contexts[:1], np.array([3], np.int32))
+    many = Changes(np.array([0, 11, 4, 6, 7]), np.array([5, 6, 7, 8, 9], np.int32))
+    one = Changes(np.array([11]), np.array([4], np.int32))
+    nothing = Changes(np.array([], np.int64), np.array([], np.int32))
+    tables = [5, 0, 0, 0, 7, 0, 8, 9, 0, 0, 0, 6]
+    for put, changes, wanted in [
+        (None, nothing, ([-1] * 4, [0] * 4, [0] * 12)),
+        (whole, many, ([9, 10, 11, 12], [13, 14, 15, 16], tables)),
+        (part, one, ([9, -1, -1, -1], [13, 0, 0, 0], [*tables[:-1], 4])),
+        (whole, nothing, ([9, 10, 11, 12], [13, 14, 15, 16], [*tables[:-1], 4])),
     ]:
         if put is not None:
-            places.put(put)
-        ids_there, positions_there, batch, rows = places.batch(4)
-        assert (batch.slots.tolist(), batch.context_lens.tolist()) == wanted
-        assert rows.tolist() == [0, 1, 2, 3] and batch.query_start.tolist() == [0, 1, 2, 3, 4]
+            places.put(put, changes)
+        ids_there, positions_there, batch, wants = places.batch(4)
+        found = batch.slots.tolist(), batch.context_lens.tolist()
+        assert (*found, batch.block_tables.flatten().tolist()) == wanted
+        assert wants.tolist() == [0, 1, 2, 3] and batch.query_start.tolist() == [0, 1, 2, 3, 4]
+        assert batch.rows is not None
         if put is not None:
-            count, width = put.tables.shape
+            count = len(put.ids)
             assert ids_there[:count].tolist() == put.ids.tolist()
             assert positions_there[:count].tolist() == put.positions.tolist()
-            assert batch.block_tables[:count, :width].tolist() == put.tables.tolist()
-            assert places.batch(count, width)[2].block_tables.tolist() == put.tables.tolist()
-    for one in (ids_there, positions_there, batch.slots, batch.context_lens, batch.block_tables):
-        assert one.data_ptr() % ALIGNMENT == 0
+            assert batch.rows[:count].tolist() == put.rows.tolist()
+    assert batch.rows is not None
+    columns = ids_there, positions_there, batch.slots, batch.context_lens, batch.rows
+    for column in (*columns, batch.block_tables):
+        assert column.data_ptr() % ALIGNMENT == 0

@@ -257,7 +257,7 @@ def test_every_replay_reads_and_writes_the_same_memory(
         if not batch.chunks:
             tensors = (
                 *(ids, positions, batch.block_tables, batch.query_start, batch.context_lens),
-                *(batch.slots, *rest),
+                *(batch.rows, batch.slots, *rest),
             )
             places = tuple((one.data_ptr(), one.shape, one.stride()) for one in tensors)
             seen.setdefault(len(ids), set()).add((places, batch.num_decodes))
