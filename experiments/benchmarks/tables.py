@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -45,11 +46,8 @@ class Sent:
             self.bytes += size
             send(crossing, size)
 
-        Crossing.send = counted  # type: ignore[method-assign]
-        try:
+        with patch.object(Crossing, "send", counted):
             yield
-        finally:
-            Crossing.send = send  # type: ignore[method-assign]
 
 
 def full_batch(model: LoadedModel, running: int, blocks: int, steps: int) -> LLMEngine:
