@@ -198,7 +198,10 @@ def _factor(
 def _step(x, weight_at, held, acc):
     """What one tile of weights, [outputs, inputs], adds."""
     weight = tl.load(weight_at, mask=held, other=0.0)
-    weight = weight.to(x.dtype) if weight.dtype == tl.int8 else widened(weight, x)
+    if weight.dtype == tl.int8:
+        weight = weight.to(x.dtype)
+    elif weight.dtype != x.dtype:
+        weight = widened(weight, acc).to(x.dtype)
     return tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
 
 

@@ -161,15 +161,15 @@ def product_tiles(
     read, as any product has them.
     """
     item, weight_item = itemsizes
-    hopper = capability >= (9, 0)
+    large = roomy(capability)
     if item > 2:  # see prefill_tiles
         return ProductTiles(MIN_ROWS, 32, 32, 4, 2)
     if tokens > 64:
-        return ProductTiles(128, 64 if gated else 128, 64 if hopper else 32, 8, 3)
+        return ProductTiles(128, 64 if gated else 128, 64 if large else 32, 8, 3)
     rows = max(MIN_ROWS, power_of_two(tokens))
     columns = next((c for c in (64, 32) if c * PROGRAMS <= outputs), 16)
     width = columns * (2 if gated else 1) * weight_item
     depth = max(32, min(16384 // width, 4096 // rows, power_of_two(inputs)))
     stage = depth * (width + rows * item)
-    room = (96 if hopper else 64) * 1024
+    room = (96 if large else 64) * 1024
     return ProductTiles(rows, columns, depth, 4, 1 + min(6, max(1, room // stage)))

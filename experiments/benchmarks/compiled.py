@@ -1,10 +1,12 @@
-"""What attention's kernels are once they are compiled, for GPUs that need not be there.
+"""What kernels are once they are compiled, for GPUs that need not be there.
 
     python -m experiments.benchmarks.compiled [--model llama-3.1-8b] [--capabilities 80 90]
 
-One line for each kernel, kind of cache and GPU, in bf16: the instructions of one warp for one tile
-of keys, its matrix products and its loads of 16 bytes a thread, then registers, bytes that spill
-and shared memory. No time is measured: it says what a GPU has to do, not how fast it does it.
+One line for each kernel of attention, kind of cache and GPU, in bf16, and one for each product of a
+layer of Llama-3.1-8B, of up to 16 tokens, for each kind of weights: the instructions of one warp
+for one tile of keys or of weights, its matrix products and its loads of 16 bytes a thread, then
+registers, bytes that spill and shared memory. A tile is rows × keys, or outputs × inputs. No time
+is measured: it says what a GPU has to do, not how fast it does it.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ import torch
 
 from experiments.benchmarks.ahead import Taken, disassembled, launched, stand_in, taken
 from experiments.benchmarks.device import Plain, table
+from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.sass import Loop, main_loop
 from experiments.benchmarks.shapes import BASE, SHAPES, Case, Problem
 from experiments.benchmarks.tune_kernels import DTYPE, heads_of, run, usual
+from pagedsim.kernels import ops
 from pagedsim.kernels.float8 import AUTO, FORMATS
-from pagedsim.kernels.tiles import Tiles
+from pagedsim.kernels.tiles import product_tiles
 
 CAPABILITIES = (80, 90, 100, 120)
+TOKENS = 16
+"""Of the products: as many as the smallest tile has."""
 QUERIES = {"prefill": 512, "decode": 1}
 MAIN = {"prefill": "_attention", "decode": "_part"}
 
@@ -35,8 +41,9 @@ class Line(NamedTuple):
 
     capability: int
     kernel: str
-    cache: str
-    tiles: Tiles
+    held: str
+    """What the cache holds, or the weights."""
+    tiles: str
     loop: Loop | None
     taken: Taken
 
@@ -62,23 +69,46 @@ def lines(model: str, capabilities: Sequence[int]) -> Iterator[Line]:
                 problem = Problem(case, DTYPE, torch.device("cpu"))
                 found = launched(partial(run, problem, cut))
                 (one,) = (one for one in found if one.name == MAIN[kernel])
+                tiles = cut.tiles
+                size = f"{tiles.rows} × {tiles.keys}, {tiles.warps}, {tiles.stages}"
                 loop = main_loop(disassembled(one))
-                yield Line(capability, kernel, cache, cut.tiles, loop, taken(one))
+                yield Line(capability, kernel, cache, size, loop, taken(one))
+        yield from products(capability)
+
+
+def products(capability: int) -> Iterator[Line]:
+    """What each product of a layer takes."""
+    setattr(ops, "on_gpu", lambda tensor: True)  # noqa: B010
+    for weights in WEIGHTS:
+        layer = Layer(widths(), TOKENS, weights, DTYPE, torch.device("meta"))
+        for (name, weight), kernel in zip(layer.weights.items(), launched(layer.ours), strict=True):
+            gated = name == "gate_up"
+            tiles = product_tiles(
+                TOKENS,
+                len(weight.values) // (2 if gated else 1),
+                weight.values.shape[1],
+                (DTYPE.itemsize, weight.values.itemsize),
+                divmod(capability, 10),
+                gated,
+            )
+            size = f"{tiles.columns} × {tiles.depth}, {tiles.warps}, {tiles.stages}"
+            loop = main_loop(disassembled(kernel))
+            yield Line(capability, name, weights, size, loop, taken(kernel))
 
 
 def written(found: Sequence[Line]) -> str:
     """As Markdown."""
-    head = ["GPU", "kernel", "cache", "rows × keys, warps, stages", "instructions", "products"]
+    head = ["GPU", "kernel", "cache or weights", "tile, warps, stages", "instructions", "products"]
     head += ["loads", "of 16 bytes", "registers", "spilled", "shared KiB"]
     rows = []
     for line in found:
-        tiles, loop, one = line.tiles, line.loop, line.taken
+        loop, one = line.loop, line.taken
         rows.append(
             [
                 f"{line.capability / 10:.1f}",
                 line.kernel,
-                "bf16" if line.cache == AUTO else line.cache,
-                f"{tiles.rows} × {tiles.keys}, {tiles.warps}, {tiles.stages}",
+                "bf16" if line.held == AUTO else line.held,
+                line.tiles,
                 *([str(number) for number in _order(loop)] if loop else [""] * 4),
                 str(one.registers),
                 str(one.spilled),

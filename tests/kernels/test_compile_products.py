@@ -51,15 +51,15 @@ def test_what_a_layer_runs(capability: int) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_shape(dtype: str, capability: int) -> None:
     """Widths from a toy's to the largest Llama's, of as many tokens as there are tiles for."""
-    shapes = [(64, 96), (896, 1152), (1024, 3072), (4096, 4096), (16384, 53248)]
+    shapes = [(64, 96), (896, 1152), (16384, 53248)]
     calls = [
         {"dtype": dtype, "size": size, "outputs": outputs, "queries": queries, "around": around,
          "weights": weights}
-        for (size, outputs), queries, around, weights in itertools.product(
-            shapes, (1, 32, 64, 512), ("", "normed, gated", "bias, normed", "added"),
-            ("auto", *WEIGHTS),
-        )
-        if weights != "auto" or queries <= 32
-        if around == "" or queries <= 32
+        for size, outputs in shapes
+        for weights in ("auto", *WEIGHTS)
+        for queries, around in [
+            *itertools.product((1, 32), ("normed, gated", "bias, normed", "added")),
+            *(() if weights == "auto" else ((64, ""), (512, ""))),
+        ]
     ]  # fmt: skip
     assert faults(calls, capability) == []

@@ -47,7 +47,10 @@ def test_every_kernel_has_a_line() -> None:
     command = [sys.executable, "-m", "experiments.benchmarks.compiled", "--capabilities", "90"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| 9.0")]
-    assert [row[1] for row in rows] == ["prefill"] * 3 + ["decode"] * 3
+    assert [row[1] for row in rows] == [
+        *(["prefill"] * 3 + ["decode"] * 3),
+        *["qkv", "out", "gate_up", "down"] * 3,
+    ]
     for row in rows:
         *_, instructions, products, loads, wide, registers, spilled, shared = row
         assert 0 < int(products) < int(instructions) and 0 < int(wide) <= int(loads)
