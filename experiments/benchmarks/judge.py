@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.models.probe import attention
+from pagedsim.engine.sampler import Row, Sampler
 from pagedsim.kernels.float8 import AUTO, FORMATS, rounded
 
 FACTOR = 2.0
@@ -50,6 +51,12 @@ class Judge:
             self._known[key] = exact, _off(_after(self._own, tokens, cache), exact)
         exact, usual = self._known[key]
         return Verdict(_off(logits, exact), FACTOR * usual + 1e-5)
+
+
+def same_draws(logits: Tensor, rows: Sequence[Row]) -> bool:
+    """Whether the tokens that are drawn of logits are those that a CPU draws of them."""
+    here, there = (Sampler().sample(one, rows) for one in (logits, logits.cpu()))
+    return [one.token for one in here] == [one.token for one in there]
 
 
 def _off(logits: Tensor, exact: Tensor) -> float:

@@ -128,11 +128,16 @@ def _swap(file: str) -> Cell:
     return lambda kept: _told(_line(kept, file, "swaps", **line), words)
 
 
-def _step(cache: str, ahead: bool) -> Cell:
-    line = {"cache": cache, "model_impl": "native", "graphs": True, "ahead": ahead}
+def _step(cache: str, ahead: bool, sampled: bool = False) -> Cell:
+    line = {"cache": cache, "model_impl": "native", "graphs": True}
+    line |= {"ahead": ahead, "sampled": sampled}
     return lambda kept: _told(
         _line(kept, "step", "arms", **line), lambda one: f"{one['to_limit']:.2f} ×"
     )
+
+
+def _profile(words: Callable[[Line], str]) -> Cell:
+    return lambda kept: _told(kept.get("profile"), words)
 
 
 def _engine(name: str) -> Cell:
@@ -156,9 +161,10 @@ def _eight(case: Case) -> Case:
     return replace(case, cache="fp8_e4m3")
 
 
-FILES = ("kernels", "swap", "swap-fp8_e4m3", "step", "engine", "host")
+FILES = ("kernels", "swap", "swap-fp8_e4m3", "step", "profile", "engine", "host")
 AHEAD = "the same, `async_scheduling`"
 EIGHT = "the same, 8-bit cache"
+DRAWN = "the same, drawn"
 ROWS = (
     Row("decode attention, 64 × 4,096, blocks of 16: of a copy's bandwidth", "≥ 75 %", "90 %",
         _of_copy(DECODE)),
@@ -178,6 +184,13 @@ ROWS = (
     Row(AHEAD, "≤ 1.3 ×", "1.1 ×", _step("auto", True)),
     Row(EIGHT, "", "", _step("fp8_e4m3", False)),
     Row(f"{EIGHT}, `async_scheduling`", "", "", _step("fp8_e4m3", True)),
+    Row("the same, drawn with temperature 0.8 and top-p 0.95 of 128,256 tokens", "", "",
+        _step("auto", False, True)),
+    Row(f"{DRAWN}, `async_scheduling`", "", "", _step("auto", True, True)),
+    Row("launches a layer of that step, greedy", "", "",
+        _profile(lambda one: str(one["launches_a_layer"]))),
+    Row("the share of it in which kernels run", "", "",
+        _profile(lambda one: f"{one['busy']:.0%}")),
     Row("tokens a second: times transformers' `generate_batch`", "≥ 2 ×", "4 ×",
         _engine("pagedsim")),
     Row(AHEAD, "≥ 2 ×", "4 ×", _engine("pagedsim, async_scheduling")),

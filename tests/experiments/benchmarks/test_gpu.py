@@ -10,7 +10,16 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from experiments.benchmarks import engine, host, kernels, step, swap, tune_kernels  # noqa: E402
+from experiments.benchmarks import (  # noqa: E402
+    decoding,
+    engine,
+    host,
+    kernels,
+    profile,
+    step,
+    swap,
+    tune_kernels,
+)
 from experiments.benchmarks.shapes import BASE, Case  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.kernels.tiles import Split, Tiles, power_of_two  # noqa: E402
@@ -43,8 +52,18 @@ def test_swap(cache: str, tmp_path: Path) -> None:
 def test_step(tmp_path: Path) -> None:
     step.main([*QUICK, "--out", str(tmp_path)])
     result = json.loads((tmp_path / "step.json").read_text())
-    assert [one["arm"] for one in result["arms"]] == [str(arm) for arm in step.arms(graphs=True)]
+    assert [one["arm"] for one in result["arms"]] == [
+        str(arm) for arm in decoding.arms(graphs=True)
+    ]
     assert all(one["to_limit"] > 0 for one in result["arms"])
+
+
+def test_profile(tmp_path: Path) -> None:
+    profile.main([*QUICK, "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "profile.json").read_text())
+    assert result["arm"] == "native, graphs" and result["busy_seconds"] > 0
+    assert 4 <= result["launches_a_layer"] <= 40
+    assert any("paged" in one["name"] or "decode" in one["name"] for one in result["kernels"])
 
 
 def test_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.benchmarks import device, engine, host, kernels, step, swap, table
+from experiments.benchmarks import (
+    decoding,
+    device,
+    engine,
+    host,
+    kernels,
+    profile,
+    step,
+    swap,
+    table,
+)
 from experiments.benchmarks.shapes import BASE, HEADLINES, WIDE, Case, grid
 from pagedsim.metrics.jsons import read_json, write_json
 
@@ -47,6 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for cache in ("auto", "fp8_e4m3"):
         swap.main([*QUICK, "--kv-cache-dtype", cache, "--out", str(place)])
     step.main([*QUICK, "--out", str(place)])
+    profile.main([*QUICK, "--out", str(place)])
     few = ["--out", str(place)]
     engine.main(["--prompts", "3", "--tokens", "3", "--repeats", "1", *few])
     host.main(["--running", "64", "--steps", "2", "--rounds", "1", *few])
@@ -80,7 +91,10 @@ def test_every_cell_is_filled_from_what_the_benchmarks_write(place: Path) -> Non
     times = read_json(place / "step.json")["arms"][0]["to_limit"]
     assert columns["H200"][11] == f"{times:.2f} ×"
     rates = read_json(place / "engine.json")["rates"]
-    assert columns["H200"][15] == f"{rates['pagedsim'] / rates[engine.PEER]:.1f} ×"
+    assert (
+        told["tokens a second: times transformers' `generate_batch`"]
+        == f"{rates['pagedsim'] / rates[engine.PEER]:.1f} ×"
+    )
 
 
 def test_what_was_wrong_is_not_left_empty(place: Path, tmp_path: Path) -> None:
@@ -92,7 +106,7 @@ def test_what_was_wrong_is_not_left_empty(place: Path, tmp_path: Path) -> None:
             {key: value for key, value in one.items() if key not in untimed}
             for one in kept[name][lines]
         ]
-    del kept["engine"]["rates"]
+    del kept["engine"]["rates"], kept["profile"]["seconds"]
     assert set(cells(table.written({"H200": kept}))["H200"]) == {"failed"}
 
 
@@ -116,7 +130,8 @@ def test_what_has_a_bar_is_measured() -> None:
     assert Case(BASE, 64, 1, 4096, 16) == HEADLINES[0] and WIDE.block_size == 128
     assert any((one.model, one.block_size, one.layout) == (BASE, 16, "block")
                for one in swap.swaps(quick=False))  # fmt: skip
-    arms = list(step.arms(graphs=True))
-    for cache in step.CACHES:
+    arms = list(decoding.arms(graphs=True))
+    for cache in decoding.CACHES:
         for ahead in (False, True):
-            assert step.Arm(cache, "native", True, ahead) in arms
+            assert decoding.Arm(cache, "native", True, ahead) in arms
+    assert decoding.Arm("auto", "native", True, False, sampled=True) in arms

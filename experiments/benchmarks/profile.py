@@ -1,0 +1,152 @@
+"""Where the time of a decode step goes: milliseconds by kernel, and launches a layer.
+
+    python -m experiments.benchmarks.profile
+    python -m experiments.benchmarks.profile --device cpu --quick    (torch's operations, there)
+
+The greedy step of step.py with the native forward pass, captured once: its graph is replayed under
+torch's profiler. What is wrong is not profiled. A kernel belongs to a layer as often as each layer
+launches it. How long a step takes is measured without the profiler, many in a row; *busy* is the
+share of it in which kernels run. Results go to profile.json and profile.md in
+experiments/results/<GPU>.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from experiments.benchmarks.decoding import Arm, Bench, size_of
+from experiments.benchmarks.device import (
+    device_of,
+    facts,
+    folder,
+    keep,
+    options,
+    table,
+    told,
+    wait,
+    wall_medians,
+)
+from pagedsim.engine.engine import LLMEngine
+from pagedsim.kernels.float8 import AUTO
+
+REPLAYS = 10
+"""Steps that are profiled, and timed as one."""
+SHOWN, WIDTH = 30, 90
+"""Kernels of the table, and characters of their names."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Profile one step; print a table, and keep the results."""
+    words = sys.argv[1:] if words is None else words
+    asked = options(__doc__).parse_args(words)
+    device = device_of(asked)
+    torch.set_num_threads(1)
+    place = folder(device, asked)
+    size = size_of(asked.quick)
+    bench = Bench(size, device, asked.rounds, asked.quick)
+    arm = Arm(AUTO, "native", bench.has_graphs)
+    result: dict[str, Any] = {
+        **facts(device, "experiments.benchmarks.profile", words),
+        "model": size.shape.name,
+        "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "batch": size.batch,
+        "layers": size.shape.layers,
+        "arm": str(arm),
+        "rounds": asked.rounds,
+    }
+    result |= profiled(bench, bench.engine(arm), arm)
+    keep(place, "profile", result)
+    if "seconds" not in result:
+        sys.exit(f"{arm}: {result['failed']}, not profiled")
+    text = written(result)
+    print(text)
+    if place is not None:
+        (place / "profile.md").write_text(f"{text}\n", encoding="utf-8")
+    told(place, "profile", " and .md")
+
+
+def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
+    """A step's time by kernel, if its logits are right."""
+    runner, device, layers = engine.runner, bench.device, bench.size.shape.layers
+    if arm.graphs and runner.graphs is None:
+        return {"failed": "no graph was captured"}
+    plan = engine.scheduler.plan(engine.now)
+    inputs = runner.inputs_of(plan)
+    verdict = bench.verdict(plan, arm, runner.carry_out(inputs).clone())
+    if not verdict.right:
+        return {"failed": f"off by {verdict.error:.2g} of the norm"}
+
+    def steps() -> None:
+        for _ in range(REPLAYS):
+            runner.carry_out(inputs)
+
+    seconds = wall_medians({"steps": steps}, device, bench.rounds)["steps"] / REPLAYS
+    by_name(steps, device)  # the profiler's own first time
+    kernels: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "launches": launches / REPLAYS,
+            "a_layer": launches // (REPLAYS * layers),
+            "seconds": total / REPLAYS,
+        }
+        for name, (launches, total) in by_name(steps, device).items()
+    ]
+    kernels.sort(key=lambda one: one["seconds"], reverse=True)
+    busy = sum(one["seconds"] for one in kernels)
+    return {
+        "seconds": seconds,
+        "busy_seconds": busy,
+        "busy": busy / seconds,
+        "launches": sum(one["launches"] for one in kernels),
+        "launches_a_layer": sum(one["a_layer"] for one in kernels),
+        "kernels": kernels,
+    }
+
+
+def by_name(call: Callable[[], object], device: torch.device) -> dict[str, tuple[int, float]]:
+    """How often each kernel ran and how many seconds in all; on a CPU, each of torch's operations
+    without those that it calls."""
+    cuda = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
+    with profile(activities=[activity]) as found:
+        call()
+        wait(device)
+    sums: dict[str, tuple[int, float]] = {}
+    for event in found.events():
+        if cuda and (event.device_type != DeviceType.CUDA or event.is_user_annotation):
+            continue
+        took = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
+        launches, seconds = sums.get(event.name, (0, 0.0))
+        sums[event.name] = launches + 1, seconds + took / 1e6
+    return sums
+
+
+def written(result: Mapping[str, Any]) -> str:
+    """The results as Markdown."""
+    rows = [
+        [
+            f"`{one['name'][:WIDTH]}`",
+            f"{one['seconds'] * 1e3:.3f}",
+            f"{one['seconds'] / result['busy_seconds']:.1%}",
+            f"{one['launches']:g}",
+            str(one["a_layer"] or ""),
+        ]
+        for one in result["kernels"][:SHOWN]
+    ]
+    title = (
+        f"{result['model']}, {result['dtype']}, {result['batch']} requests, {result['arm']}, "
+        f"{result['device']}, torch {result['torch']}, {result['date']}: a step takes "
+        f"{result['seconds'] * 1e3:.3f} ms, kernels run for {result['busy']:.0%} of it, "
+        f"{result['launches_a_layer']} launches a layer, {result['launches']:g} in all"
+    )
+    return f"{title}\n\n{table(['kernel', 'ms a step', '', 'launches', 'a layer'], rows)}"
+
+
+if __name__ == "__main__":
+    main()
