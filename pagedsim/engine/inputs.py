@@ -20,14 +20,18 @@ ROOM = 512
 
 
 class Crossing:
-    """A buffer on the host and one as large on the device."""
+    """A buffer on the host and one as large on the device; where the host computes, the same."""
 
     def __init__(self, device: torch.device, room: int) -> None:
         """`room` in bytes."""
         pinned = device.type == "cuda"
         self.host = torch.empty(room, dtype=torch.uint8, pin_memory=pinned)
-        self.there = torch.empty(room, dtype=torch.uint8, device=device)
-        self._copied = torch.cuda.Event() if pinned else None
+        self.there = self.host
+        self._copied = None
+        if device.type != "cpu":
+            self.there = torch.empty(room, dtype=torch.uint8, device=device)
+        if pinned:
+            self._copied = torch.cuda.Event()
 
     def wait(self) -> None:
         """Until the host's may be written again: the last copy, unless a step failed, is over."""
@@ -36,7 +40,8 @@ class Crossing:
 
     def send(self, size: int) -> None:
         """Copy the first `size` bytes to the device; nobody waits for it."""
-        self.there[:size].copy_(self.host[:size], non_blocking=True)
+        if self.there is not self.host:
+            self.there[:size].copy_(self.host[:size], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
@@ -83,7 +88,7 @@ class Places:
         ends = np.cumsum([aligned(size) for size in sizes]).tolist()
         self._packed = ends[-1]
         self._room = seqs + ROOM
-        self._crossing = Crossing(device, self._packed + CHANGE * self._room)
+        self._crossing = Crossing(device, self._packed + aligned(CHANGE * self._room))
         self._many = Inputs(device)  # changes for which there is no room
         here, columns = (
             [
@@ -95,11 +100,16 @@ class Places:
         self._ids, self._positions, self._slots, self._contexts, self._rows = (
             column.numpy() for column in here
         )
-        self._changes = self._crossing.host[self._packed :].numpy()
         self._crossing.host.zero_()
         self._slots[:] = -1
         self._crossing.send(self._packed)
         self._columns = columns
+        # Behind them changes: first all places, of 8 bytes, then all blocks, of 4.
+        here, self._changed = (
+            [buffer[self._packed :].view(dtype) for dtype in (torch.int64, torch.int32)]
+            for buffer in (self._crossing.host, self._crossing.there)
+        )
+        self._places, self._blocks = (column.numpy() for column in here)
         self._starts = torch.arange(seqs + 1, dtype=torch.int32, device=device)
         self._wanted = torch.arange(seqs, device=device)
         self._views: dict[int, list[torch.Tensor]] = {}
@@ -124,12 +134,11 @@ class Places:
         self._contexts[:count], self._contexts[count:] = decoding.contexts, 0
         self._rows[:count] = decoding.rows
         if changed and fits:
-            places, end = 8 * changed, CHANGE * changed
-            self._changes[:places].view(np.int64)[:] = changes.places
-            self._changes[places:end].view(np.int32)[:] = changes.blocks
-            self._crossing.send(self._packed + end)
-            arrived = self._crossing.there[self._packed : self._packed + end]
-            self.tables.set(arrived[:places].view(torch.int64), arrived[places:].view(torch.int32))
+            blocks = slice(2 * changed, 3 * changed)
+            self._places[:changed], self._blocks[blocks] = changes
+            self._crossing.send(self._packed + CHANGE * changed)
+            places, there = self._changed
+            self.tables.set(places[:changed], there[blocks])
         else:
             self._crossing.send(self._packed)
         feed(self._columns[0][:count], decoding.ids, picked)

@@ -64,8 +64,8 @@ class Rows:
         # Lists are told apart by their place in memory, which nobody else gets while they are held.
         self._seats: dict[int, int] = {}
         self._free = list(range(self._seqs))[::-1]
-        self._at = np.zeros(self._seqs, dtype=np.int64)  # the last block of each row that is known
-        self._last = np.zeros(self._seqs, dtype=np.int64)  # and which it is
+        self._at = [-1] * self._seqs  # the last block of each row that is known
+        self._last = [-1] * self._seqs  # and which it is
         self._places: list[int] = []
         self._blocks: list[int] = []
         self._copied = False
@@ -83,20 +83,40 @@ class Rows:
 
     def decoding(self, plan: StepPlan, ids: Column) -> Computing:
         """What those that decode compute, `ids` being their last tokens."""
-        before = self._decoding
-        fresh = not before.stays(plan)
-        now = self._decoding = self._seated(plan) if fresh else before.next(plan)
-        rows, positions = now.rows, now.contexts - 1
-        blocks, offsets = np.divmod(positions, self.block_size)
-        changed = blocks != self._at[rows]
-        if fresh or self._copied:
-            pairs = zip(now.tables, blocks.tolist(), strict=True)
-            changed |= np.array([table[block] for table, block in pairs]) != self._last[rows]
-            self._copied = False
-        for i in np.flatnonzero(changed).tolist():
-            self._know(int(rows[i]), now.tables[i], int(blocks[i]))
-        slots = self._last[rows] * self.block_size + offsets
-        return Computing(ids, positions, slots, now.contexts, rows)
+        now = self._decoding
+        if not now.stays(plan):
+            now = self._seated(plan)
+        elif self._copied or not now.goes_on(plan):
+            now = self._placed(now)
+        else:
+            now = self._next(now)
+        self._decoding, self._copied = now, False
+        return Computing(ids, now.contexts - 1, now.slots, now.contexts, now.rows)
+
+    def _next(self, now: _Decoding) -> _Decoding:
+        """The same sequences a token later: only who begins a block is looked at."""
+        contexts, slots, offsets = now.contexts + 1, now.slots + 1, now.offsets + 1
+        full = (offsets == self.block_size).nonzero()[0]
+        blocks = (contexts[full] - 1) // self.block_size
+        first = []
+        for i, block in zip(full.tolist(), blocks.tolist(), strict=True):
+            table = now.tables[i]
+            self._know(now.seats[i], table, block)
+            first.append(table[block])
+        slots[full], offsets[full] = np.array(first, np.int64) * self.block_size, 0
+        return now._replace(contexts=contexts, slots=slots, offsets=offsets)
+
+    def _placed(self, now: _Decoding) -> _Decoding:
+        """The same sequences, wherever they are."""
+        contexts = _contexts(now.requests)
+        blocks, offsets = np.divmod(contexts - 1, self.block_size)
+        written = []
+        for seat, table, block in zip(now.seats, now.tables, blocks.tolist(), strict=True):
+            written.append(last := table[block])
+            if self._at[seat] != block or self._last[seat] != last:
+                self._know(seat, table, block)
+        slots = np.array(written) * self.block_size + offsets
+        return now._replace(contexts=contexts, slots=slots, offsets=offsets)
 
     def chunk(self, chunk: Chunk, ids: Column) -> Computing:
         """What a chunk computes; its table may be longer than it needs yet."""
@@ -112,7 +132,7 @@ class Rows:
 
     def _know(self, row: int, table: list[int], block: int) -> None:
         """Have the store know a table up to a block."""
-        begin = min(int(self._at[row]), block)
+        begin = min(self._at[row], block)
         # The last one that is known may have become another before it was full.
         if begin < 0 or (begin == self._at[row] and table[begin] == self._last[row]):
             begin += 1
@@ -122,14 +142,12 @@ class Rows:
         self._at[row], self._last[row] = block, table[block]
 
     def _seated(self, plan: StepPlan) -> _Decoding:
+        """Others than before, or in another order."""
         requests = plan.decodes
-        tables, rows = [], []
-        for request in requests:
-            for table in request.tables:
-                tables.append(table)
-                rows.append(self._seat(request, table))
-        outer = list(map(_tables_of, requests))
-        return _Decoding(requests, outer, tables, np.array(rows, np.int32), _contexts(requests))
+        tables = [table for request in requests for table in request.tables]
+        seats = [self._seat(request, table) for request in requests for table in request.tables]
+        outer, rows = list(map(_tables_of, requests)), np.array(seats, np.int32)
+        return self._placed(_Decoding(requests, outer, tables, seats, rows))
 
     def _seat(self, request: Request, table: list[int]) -> int:
         """The row of a table; from now on it has one."""
@@ -163,11 +181,16 @@ class _Decoding(NamedTuple):
     outer: Sequence[list[list[int]]] = ()
     """What each has for `tables`: another list when its sequences fork."""
     tables: Sequence[list[int]] = ()
+    seats: Sequence[int] = ()
+    """Their rows, one a sequence as `tables`; so with the next."""
     rows: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
     contexts: Column = np.zeros(0, dtype=np.int64)
+    slots: Column = contexts
+    offsets: Column = contexts
+    """Of the slots within their blocks."""
 
     def stays(self, plan: StepPlan) -> bool:
-        """Whether the same sequences go on in the same order; the scheduler gives the same object
+        """Whether the same sequences decode in the same order; the scheduler gives the same object
         for the same requests."""
         if plan.decodes is not self.requests:
             return False
@@ -175,12 +198,9 @@ class _Decoding(NamedTuple):
             map(is_, map(_tables_of, self.requests), self.outer)
         )
 
-    def next(self, plan: StepPlan) -> _Decoding:
-        """The same a token later; the plan's sum says whether it is just one."""
-        contexts = self.contexts + 1
-        if int(contexts.sum()) != plan.decode_context:
-            contexts = _contexts(self.requests)
-        return self._replace(contexts=contexts)
+    def goes_on(self, plan: StepPlan) -> bool:
+        """Whether each of them is just one token longer, as the plan's sum says."""
+        return int(self.contexts.sum()) + len(self.contexts) == plan.decode_context
 
 
 _tables_of = attrgetter("tables")

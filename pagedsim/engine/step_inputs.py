@@ -105,6 +105,8 @@ def flat(plan: StepPlan, rows: Rows, before: StepPlan | None = None) -> tuple[Co
 def _last_tokens(plan: StepPlan, before: StepPlan | None) -> Column:
     """The last token of each sequence that decodes; ~i where the step before picks it, at i."""
     if before is None:
+        if plan.decode_count == len(plan.decodes):
+            return np.array([request.outputs[0][-1] for request in plan.decodes])
         return np.array([output[-1] for request in plan.decodes for output in request.outputs])
     if before.decodes is plan.decodes:  # one sequence each, in the same order
         return ~np.arange(len(plan.decodes))
