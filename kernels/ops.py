@@ -13,6 +13,8 @@ multiple of KV heads: query head h reads KV head h // (heads // kv_heads).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from pagedsim.kernels import reference
@@ -189,6 +191,73 @@ def paged_decode(
     return reference.attention(
         q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap
     )
+
+
+def attend_latent(
+    q: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, *, rank: int, scale: float
+) -> torch.Tensor:
+    """Attention over compressed keys and values (MLA), which are in the cache already.
+
+    A block of `cache`, [num_blocks, block_size, 1, width], has one vector a token: the latent, its
+    first `rank` elements, and a rotated part. All of it is the key of every head, and the latent
+    the value. q is [tokens, heads, width], rows as `AttentionBatch` orders them; returns
+    [tokens, heads, rank], zeros for padding. What `attend` says of launches holds here, too.
+    """
+    _check(q, cache, cache)
+    if not on_gpu(q):
+        return reference.attend_latent(q, cache, batch, rank=rank, scale=scale)
+    from pagedsim.kernels import latent
+
+    whole = q.shape[0] == batch.num_tokens
+    out = (torch.empty if whole else torch.zeros)(
+        (*q.shape[:2], rank), dtype=q.dtype, device=q.device
+    )
+    n = batch.num_decodes
+    given: dict[str, Any] = {"rank": rank, "scale": scale}
+    if n:
+        tables, rows = batch.tables(slice(0, n))
+        contexts = batch.context_lens[:n]
+        latent.attend(q[:n], cache, tables, contexts, rows=rows, out=out[:n], **given)
+    if batch.chunks:
+        tables, rows = batch.tables(slice(n, None))
+        begins, contexts = batch.query_start[n:], batch.context_lens[n:]
+        latent.attend(q, cache, tables, contexts, query_start=begins, rows=rows, out=out, **given)
+    return out
+
+
+def compress(
+    q: torch.Tensor,
+    compressed: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    weight: torch.Tensor,
+    eps: float,
+    interleaved: bool,
+    out: torch.Tensor,
+) -> None:
+    """Put what MLA keeps of a step's tokens into the cache, and rotated queries into `out`.
+
+    `compressed` is [tokens, rank + dim]: the latent, which is normed with `weight` [rank] as in
+    `rms_norm`, and the key's part that is rotated; `cache` is as in `attend_latent`. `q` and `out`,
+    [tokens, heads, dim], are the queries' parts that are rotated, and do not overlap. `cos` and
+    `sin` are as in `rotate`. The pairs that are rotated are neighbours, if `interleaved`, or stand
+    in the two halves; rotated they stand in the halves.
+    """
+    if on_gpu(q):
+        from pagedsim.kernels import compress as kernel
+
+        kernel.compress(
+            q, compressed, cos, sin, cache, batch.slots,
+            weight=weight, eps=eps, interleaved=interleaved, out=out,
+        )  # fmt: skip
+    else:
+        reference.compress(
+            q, compressed, cos, sin, cache, batch,
+            weight=weight, eps=eps, interleaved=interleaved, out=out,
+        )  # fmt: skip
 
 
 def rms_norm(

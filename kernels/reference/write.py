@@ -38,10 +38,18 @@ def write_step(
     batch: AttentionBatch,
 ) -> None:
     """Write where `batch.slots` says, which is worked out once for all layers."""
-    between, block_size = rows_between(k_cache), k_cache.shape[1]
+    _write(k, v, k_cache, v_cache, _places_of(batch, k_cache))
+
+
+def write_one(new: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch) -> None:
+    """The same for one cache."""
+    _write_to(new, cache, _places_of(batch, cache))
+
+
+def _places_of(batch: AttentionBatch, cache: torch.Tensor) -> Places:
+    between, block_size = rows_between(cache), cache.shape[1]
     key = ("places", between, block_size)
-    places = batch.once(key, lambda: _places(batch.slots, between, block_size))
-    _write(k, v, k_cache, v_cache, places)
+    return batch.once(key, lambda: _places(batch.slots, between, block_size))
 
 
 def _places(slots: torch.Tensor, between: int, block_size: int) -> Places:
@@ -60,6 +68,10 @@ def _write(
     places: Places,
 ) -> None:
     for new, cache in ((k, k_cache), (v, v_cache)):
-        if places.kept is not None:
-            new = new[places.kept]
-        rows_of(raw(cache)).index_copy_(0, places.rows, raw(rounded(new.flatten(1), cache.dtype)))
+        _write_to(new, cache, places)
+
+
+def _write_to(new: torch.Tensor, cache: torch.Tensor, places: Places) -> None:
+    if places.kept is not None:
+        new = new[places.kept]
+    rows_of(raw(cache)).index_copy_(0, places.rows, raw(rounded(new.flatten(1), cache.dtype)))

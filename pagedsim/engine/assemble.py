@@ -22,7 +22,7 @@ from pagedsim.engine.profile import fitting_blocks
 from pagedsim.engine.runner import Runner
 from pagedsim.engine.sampler import rehearse_sampling
 from pagedsim.engine.tokenizer import Tokenizer, load_tokenizer
-from pagedsim.kernels.float8 import name_of
+from pagedsim.kernels.float8 import is_float8, name_of
 from pagedsim.server import ServerSpec
 
 
@@ -59,7 +59,9 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
         model.num_kv_heads,
         model.head_dim,
         cache_dtype(server.kv_cache_dtype, model.dtype),
+        model.planes,
     )
+    _check_dtype(server, shape, model)
     measure = server.weighs_prices
     server = _sized(server.priced(prices), model, shape, graphs=graphs)
     scheduler = server.scheduler()
@@ -75,6 +77,15 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     if measure:
         prices.measure(runner, scheduler.max_batched_tokens)
     return Parts(model, server, tokenizer, scheduler, runner, prices)
+
+
+def _check_dtype(server: ServerSpec, shape: CacheShape, model: LoadedModel) -> None:
+    """Raise ConfigError for a cache that no kernel of the model reads."""
+    if shape.planes == 1 and is_float8(shape.dtype):
+        raise ConfigError(
+            f"kv_cache_dtype={server.kv_cache_dtype}: model={model.name} has compressed keys and "
+            "values, which are kept in its own dtype alone; choose auto"
+        )
 
 
 def loaded(arguments: Arguments) -> LoadedModel:

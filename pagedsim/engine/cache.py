@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,17 +28,18 @@ class CacheShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    planes: int = 2
+    """Keys and values; 1 where both are one vector a token (MLA)."""
 
     @property
     def block(self) -> tuple[int, int, int, int, int]:
         """The shape of a block."""
-        return self.layers, 2, self.block_size, self.kv_heads, self.head_dim
+        return self.layers, self.planes, self.block_size, self.kv_heads, self.head_dim
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block."""
-        values = 2 * self.layers * self.block_size * self.kv_heads * self.head_dim
-        return values * self.dtype.itemsize
+        return math.prod(self.block) * self.dtype.itemsize
 
     def blank(self, blocks: int, device: torch.device) -> torch.Tensor:
         """So many blocks.

@@ -1,4 +1,4 @@
-"""Eleven small models with random weights, one of each architecture."""
+"""Twelve small models with random weights, one of each architecture."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
@@ -45,6 +46,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **{**GROUPED, "head_dim": 12}, moe_intermediate_size=24, num_experts=8,
         num_experts_per_tok=3,
     ),
+    "deepseek_v3": lambda: DeepseekV3Config(  # its first layer is dense
+        **{**GROUPED, "num_key_value_heads": 4, "num_hidden_layers": 3}, q_lora_rank=24,
+        kv_lora_rank=20, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=10,
+        first_k_dense_replace=1, moe_intermediate_size=24, n_routed_experts=8,
+        num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2,
+        routed_scaling_factor=1.5,
+    ),
     "gemma2": lambda: Gemma2Config(
         **GROUPED, head_dim=8, sliding_window=9, query_pre_attn_scalar=8,
         attn_logit_softcapping=5.0, final_logit_softcapping=5.0,
@@ -71,5 +79,8 @@ def made(name: str, seed: int = 0) -> Any:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # of zeros it would decide nothing
+                buffer.normal_(std=0.1)
     model.config.dtype = torch.float32
     return model

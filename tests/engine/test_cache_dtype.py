@@ -154,3 +154,13 @@ def test_an_unknown_name_is_refused(name: Any) -> None:
         server("llama", kv_cache_dtype=name)
     assert "choose from auto, fp8, fp8_e4m3, fp8_e5m2" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e5m2"])
+def test_compressed_keys_and_values_have_no_8_bits(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        server("deepseek_v3", kv_cache_dtype=name)
+    assert str(caught.value) == (
+        f"kv_cache_dtype={name}: model=DeepseekV3ForCausalLM has compressed keys and values, which "
+        "are kept in its own dtype alone; choose auto"
+    )

@@ -108,7 +108,7 @@ def test_sizes_are_few_and_end_with_the_most() -> None:
 
 WAYS = [*product(("recompute", "swap"), ("prefill_first", "unified"), ("paged", "prefix"))]
 MODELS = [("qwen3", "native"), ("mistral", "native"), ("qwen3", "transformers"), ("gpt2", "auto")]
-MODELS.append(("qwen3_moe", "native"))
+MODELS += [("qwen3_moe", "native"), ("deepseek_v3", "native")]
 EVERY = [
     pytest.param(*model, *way, marks=() if quick else pytest.mark.slow)
     for (number, model), (which, way) in product(enumerate(MODELS), enumerate(WAYS))

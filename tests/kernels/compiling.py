@@ -18,10 +18,12 @@ import torch
 from experiments.benchmarks.ahead import launched, stand_in, taken
 from pagedsim.kernels import (
     attention,
+    compress,
     copy,
     decode,
     gate,
     grouped,
+    latent,
     norm,
     nucleus,
     product,
@@ -47,6 +49,13 @@ class Call(TypedDict, total=False):
     group: int
     block_size: int
     queries: int
+    heads: int
+    """That share a latent."""
+    rank: int
+    rope: int
+    """Elements of a latent, and of what is rotated beside it."""
+    chunks: bool
+    """Chunks, where decodes are the other case."""
     experts: int
     """Of a mixture of which a token chooses 8, or 2 if there are no more than 8."""
     inner: int
@@ -121,6 +130,19 @@ def call(case: Call) -> None:
             grouped.experts(x, up, down, chosen, chosen.to(dtype), shared)
         case "product":
             run_product(case, dtype)
+        case "latent":
+            rank, width = case["rank"], case["rank"] + case["rope"]
+            wide = torch.zeros(tokens, case["heads"], width, dtype=dtype)
+            cache = torch.zeros(2, 4, 1, size, 1, width, dtype=dtype)[:, 1, 0]
+            latent.attend(
+                wide if case["chunks"] else wide[:8], cache, tables, ints[:8], rank=rank,
+                scale=0.1, query_start=ints[:9] if case["chunks"] else None, rows=ints[:8],
+                out=wide[..., :rank].clone(),
+            )  # fmt: skip
+            compress.compress(
+                wide[..., rank:], wide[:, 0], wide[:, 0, rank:], wide[:, 0, rank:], cache, slots,
+                weight=wide[0, 0, :rank], eps=1e-6, interleaved=True, out=wide[..., rank:],
+            )  # fmt: skip
         case "nucleus":
             x = torch.zeros(8, case["size"])
             nucleus.keep_top_p(x, x, torch.zeros(8, 1, dtype=torch.float64))

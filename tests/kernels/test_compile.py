@@ -50,6 +50,10 @@ def taken(calls: list[dict[str, Any]], capability: int | None = None) -> list[li
     return answer
 
 
+PRODUCTS = ("_attention", "_part", "_latent", "_up", "_down")
+"""What is bound by matrix products, or has them on its way."""
+
+
 def faults(call: dict[str, Any], kernels: list[dict[str, Any]], capability: int) -> list[str]:
     half = call["dtype"] != "float32"
     found = []
@@ -59,9 +63,7 @@ def faults(call: dict[str, Any], kernels: list[dict[str, Any]], capability: int)
             found.append(f"spills: {says}")
         if kernel["shared"] > CHOSEN[capability]:
             found.append(f"too much shared memory: {says}")
-        if kernel["name"] in ("_attention", "_part", "_up", "_down") and half == (
-            kernel["products"] == "none"
-        ):
+        if kernel["name"] in PRODUCTS and half == (kernel["products"] == "none"):
             found.append(f"the wrong units: {says}")
     return found
 
@@ -90,6 +92,10 @@ MIXTURES: list[dict[str, Any]] = [
     {"kernel": "grouped", "dtype": "bfloat16", "queries": queries, **MIXTURE}
     for queries in (1, 8192)
 ]
+DEEPSEEK: dict[str, Any] = {"kernel": "latent", "rank": 512, "rope": 64}
+LATENTS: list[dict[str, Any]] = [
+    {**DEEPSEEK, "dtype": "bfloat16", "heads": 128, "chunks": chunks} for chunks in (False, True)
+]
 VOCABULARIES: list[dict[str, Any]] = [  # rows of one tile, or many; at multiples of 16, or not
     {"kernel": "nucleus", "dtype": "float32", "size": size} for size in (97, 50257, 128256)
 ]
@@ -98,9 +104,9 @@ SPILLS = {"kernel": "attention", "dtype": "bfloat16", "tiles": {"keys": 64, "war
 
 @pytest.fixture(scope="module")
 def quick() -> dict[int, list[list[dict[str, Any]]]]:
-    """What a model runs, its vocabularies, a mixture of experts and, on 8.0, what spills: compiled
-    by one process."""
-    calls = {80: [*MODEL, *VOCABULARIES, *MIXTURES, SPILLS]}
+    """What a model runs, its vocabularies, a mixture of experts, compressed keys and values and, on
+    8.0, what spills: compiled by one process."""
+    calls = {80: [*MODEL, *VOCABULARIES, *MIXTURES, *LATENTS, SPILLS]}
     calls[90] = calls[80][:-1]
     both = [{**call, "capability": one} for one, of_one in calls.items() for call in of_one]
     found = iter(taken(both))
@@ -167,6 +173,32 @@ def test_every_mixture(capability: int) -> None:
         }
         for (count, size, inner), queries, dtype in itertools.product(
             shapes, (1, 512, 8192), ("bfloat16", "float32")
+        )
+    ]
+    found = zip(calls, taken(calls, capability), strict=True)
+    assert [fault for call, launched in found for fault in faults(call, launched, capability)] == []
+
+
+@BOTH
+def test_compressed_keys_and_values(capability: int, quick: dict[int, Any]) -> None:
+    begin = len(MODEL) + len(VOCABULARIES) + len(MIXTURES)
+    found = quick[capability][begin:][: len(LATENTS)]
+    names = [[kernel["name"] for kernel in launched] for launched in found]
+    assert names == [["_latent", "_merge", "_compress"], ["_latent", "_compress"]]
+    for call, launched in zip(LATENTS, found, strict=True):
+        assert faults(call, launched, capability) == []
+        assert launched[0]["products"] == ("wgmma" if capability == 90 else "mma.sync")
+
+
+@pytest.mark.slow
+@BOTH
+def test_every_latent(capability: int) -> None:
+    """From the heads of DeepSeek-V3 to those of its smaller kin and of toys."""
+    shapes = ((512, 64, 128), (512, 64, 40), (512, 64, 16), (256, 32, 20), (64, 16, 8))
+    calls = [
+        {**DEEPSEEK, "rank": rank, "rope": rope, "heads": heads, "chunks": chunks, "dtype": dtype}
+        for (rank, rope, heads), chunks, dtype in itertools.product(
+            shapes, (False, True), ("bfloat16", "float32")
         )
     ]
     found = zip(calls, taken(calls, capability), strict=True)

@@ -26,6 +26,15 @@ from tests.kernels.fused import (
     check_norm,
     check_rotary,
 )
+from tests.kernels.latents import (
+    LATENTS,
+    PRESSED,
+    Latent,
+    Pressed,
+    check_latent,
+    check_pressed,
+)
+from tests.kernels.latents import check_alone as check_latent_alone
 from tests.kernels.mixtures import MIXTURES, Mixture, check_alone, check_mixture, drawn
 from tests.kernels.products import PRODUCTS, Product, check_product
 from tests.kernels.stored import check_no_number, check_stored
@@ -252,3 +261,26 @@ def test_a_graph_holds_a_mixture() -> None:
         given[name].copy_(other[name])
     graph.replay()
     assert torch.equal(out, kernels.experts(**given))
+
+
+DEEPSEEK: dict[str, Any] = {"heads": 128, "rank": 512, "rope": 64}
+LARGE_LATENTS = [
+    Latent(((1, 700), (1, 0), (1, 2000), (30, 90), (200, 200)), tail=3, stored=True, **DEEPSEEK)
+]
+
+
+@DTYPES
+@pytest.mark.parametrize("case", [*LATENTS, *LARGE_LATENTS], ids=str)
+def test_latent(case: Latent, dtype: torch.dtype) -> None:
+    check_latent(replace(case, dtype=dtype, device="cuda"))
+
+
+@DTYPES
+@pytest.mark.parametrize("case", [*PRESSED, Pressed(tokens=300, **DEEPSEEK)], ids=str)
+def test_compress(case: Pressed, dtype: torch.dtype) -> None:
+    check_pressed(replace(case, dtype=dtype, device="cuda"))
+
+
+def test_a_latent_does_not_feel_its_neighbours() -> None:
+    sequences = ((1, 700), (1, 0), (1, 2000), (1, 512), (1, 33))
+    check_latent_alone(Latent(sequences, dtype=torch.bfloat16, device="cuda", **DEEPSEEK))

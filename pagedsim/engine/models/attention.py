@@ -39,7 +39,8 @@ class Step:
         self.batch = batch
         if cache is not self._cache:  # a cache lives as long as its engine: cut it up once
             self._cache = cache
-            self.views = [(cache[:, i, 0], cache[:, i, 1]) for i in range(cache.shape[1])]
+            # Where keys are compressed the values are in them, and there is but one plane.
+            self.views = [(cache[:, i, 0], cache[:, i, -1]) for i in range(cache.shape[1])]
 
 
 @dataclass(frozen=True, slots=True)

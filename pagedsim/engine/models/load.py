@@ -77,17 +77,17 @@ def load_model(
         source.check_kind()
         length = longest(source.text_config, max_model_len, f"model={source.name}")
         if source.module is None:
-            empty = source.check_skeleton(length)
-            if model_impl == "native":
-                _native(source, empty, model_impl)
+            source.check_skeleton(length, model_impl)
         module = source.build(wanted, place, load_format, seed, shard)
         module = module.eval().requires_grad_(False).to(place)
         hold_frequencies(module)
         sights = probe(module, source.text_config.num_hidden_layers, length)
+        native = shard is not WHOLE or _native(source, module, model_impl)
+        if not native:
+            _check_dims(sights, module, model_impl)
         loaded = _assemble(source, module, sights, length, wanted or module.dtype)
-        if shard is not WHOLE or _native(source, module, model_impl):
-            vocab = source.text_config.vocab_size  # a shard's head has a part of it
-            loaded = replace(loaded, native=Native(module, sights), vocab_size=vocab)
+        if native:
+            loaded = _made_native(loaded, source.text_config, sights)
         try_out(loaded)
     except Refusal as refusal:
         raise ConfigError(
@@ -112,7 +112,7 @@ def check_shards(model: Any, size: int, model_impl: str = "auto") -> None:
     shard = Shard(0, size)
     try:
         source.check_kind()
-        _require_native(source, source.check_skeleton(length=1), shard)
+        _require_native(source, source.check_skeleton(1, model_impl), shard)
     except Refusal as refusal:
         raise ConfigError(f"{asked}: model={source.name}: {refusal}") from refusal
     shard.check(source.text_config, source.name)
@@ -162,7 +162,7 @@ class Source:
         if self.module is None and type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise Refusal("transformers has no causal language model of its type")
 
-    def check_skeleton(self, length: int) -> Any:
+    def check_skeleton(self, length: int, model_impl: str) -> Any:
         """The model without data; raises Refusal for what shows before gigabytes are read."""
         try:
             empty = weights.skeleton(self.config).eval()
@@ -171,7 +171,10 @@ class Source:
                 f"model={self.name}: its configuration makes no model: {brief(error)}"
             ) from error
         with suppress(Unanswered):  # the loaded model will answer
-            probe(empty, self.text_config.num_hidden_layers, length)
+            sights = probe(empty, self.text_config.num_hidden_layers, length)
+            if model_impl == "transformers" or unknown_to_native(empty) is not None:
+                _check_dims(sights, empty, model_impl)
+        _native(self, empty, model_impl)
         return empty
 
     def build(
@@ -243,6 +246,27 @@ def _native(source: Source, module: Any, model_impl: str) -> bool:
     return why is None
 
 
+def _made_native(loaded: LoadedModel, config: Any, sights: list[Sight]) -> LoadedModel:
+    """The model with our own forward pass, and with the cache that this has."""
+    native = Native(loaded.module, sights)
+    loaded = replace(loaded, native=native, vocab_size=config.vocab_size)  # a shard's head has less
+    if (width := native.latent) is None:
+        return loaded
+    return replace(loaded, planes=1, num_kv_heads=1, head_dim=width)
+
+
+def _check_dims(sights: list[Sight], module: Any, model_impl: str) -> None:
+    """Raise Refusal for keys and values that only the native decoder knows, compressed (MLA)."""
+    one = sights[0]
+    if one.head_dim == one.value_dim:
+        return
+    why = f"model_impl={model_impl}" if model_impl == "transformers" else unknown_to_native(module)
+    raise Refusal(
+        f"its keys have {one.head_dim} dimensions and its values {one.value_dim}, and the native "
+        f"decoder does not take it: {why}"
+    )
+
+
 def _require_native(source: Source, module: Any, shard: Shard) -> None:
     """Raise ConfigError for a model of which there are no shards."""
     if (why := unknown_to_native(module)) is not None:
@@ -252,8 +276,8 @@ def _require_native(source: Source, module: Any, shard: Shard) -> None:
         )
     if (kind := type(module).__name__) not in SPLIT:
         raise ConfigError(
-            f"tensor_parallel={shard.size}: model={source.name}: the experts of {kind} are not "
-            "split over GPUs; give tensor_parallel=1"
+            f"tensor_parallel={shard.size}: model={source.name}: {kind} is not split over GPUs; "
+            "give tensor_parallel=1"
         )
 
 

@@ -36,6 +36,8 @@ class LoadedModel:
     device: torch.device
     eos_token_ids: tuple[int, ...]
     step: Step
+    planes: int = 2
+    """Keys and values; 1 where both are one vector of `head_dim` elements (MLA)."""
     native: Native | None = None
     """Our own forward pass over the module's weights; None: the module's."""
     ranks: Ranks | None = None
@@ -64,7 +66,8 @@ class LoadedModel:
 
     def new_cache(self, num_blocks: int, block_size: int) -> torch.Tensor:
         """An empty KV cache that `forward` takes, on the model's device."""
-        shape = (num_blocks, self.num_layers, 2, block_size, self.num_kv_heads, self.head_dim)
+        heads = self.num_kv_heads, self.head_dim
+        shape = (num_blocks, self.num_layers, self.planes, block_size, *heads)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()

@@ -52,6 +52,8 @@ class Sight:
     module: nn.Module
     kv_heads: int
     head_dim: int
+    """Of a query and a key."""
+    value_dim: int
     scale: float
     window: int | None
     softcap: float | None
@@ -130,10 +132,6 @@ class Notes:
     def _sight(
         self, module: nn.Module, key: torch.Tensor, value: torch.Tensor, mask: Any, settings: Any
     ) -> Sight:
-        if key.shape != value.shape:
-            raise Refusal(
-                f"its keys have {key.shape[-1]} dimensions and its values {value.shape[-1]}"
-            )
         for name, given in settings.items():
             if name not in HARMLESS and given is not None and given is not False:
                 raise Refusal(f"its attention takes {name}, which the kernels do not know")
@@ -143,6 +141,7 @@ class Notes:
             module,
             heads,
             head_dim,
+            value.shape[-1],
             head_dim**-0.5 if scale is None else float(scale),
             self._window(mask),
             None if softcap is None else float(softcap),

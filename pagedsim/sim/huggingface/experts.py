@@ -44,7 +44,7 @@ def qwen(keys: Keys) -> MoE:
     without = set(keys.numbers("mlp_only_layers"))
     sparse = [n for n in range(layers) if n not in without and (n + 1) % every == 0]
     return MoE(
-        experts=keys.whole("num_experts"),
+        experts=keys.whole("num_experts", "num_local_experts"),  # as transformers 5 writes it
         experts_per_token=keys.whole("num_experts_per_tok"),
         intermediate=width,
         shared_experts=shared // width,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
@@ -78,6 +79,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **{**SHAPE, "head_dim": 16}, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=3,
         norm_topk_prob=True, mlp_only_layers=[1],
     ),
+    "deepseek-v3": lambda: DeepseekV3Config(  # its first layer is dense
+        **{**SHAPE, "num_key_value_heads": 4, "num_hidden_layers": 3}, q_lora_rank=24,
+        kv_lora_rank=20, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=10,
+        first_k_dense_replace=1, moe_intermediate_size=24, n_routed_experts=8,
+        num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0,
+            "mscale_all_dim": 0.7, "original_max_position_embeddings": 16,
+        },
+    ),
     "gemma2": lambda: Gemma2Config(
         **SHAPE, head_dim=16, sliding_window=WINDOW, attn_logit_softcapping=3.0,
         final_logit_softcapping=20.0, query_pre_attn_scalar=11,
@@ -119,4 +130,7 @@ def build(config: Any) -> Any:
     for parameter in model.parameters():
         if parameter.dim() == 1:  # biases of zero and norms of one would hide a mistake
             parameter.data += 0.1 * torch.randn_like(parameter)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer += 0.1 * torch.randn_like(buffer)
     return model.eval().requires_grad_(False)

@@ -17,9 +17,9 @@ from tests.engine.models.architectures import CONFIGS, VOCAB, build
 from tests.engine.models.serving import alone, chunked, served, texts
 
 LENGTHS = (7, 12)
-NAMES = ("qwen2", "qwen3", "qwen3-moe")
+NAMES = ("qwen2", "qwen3", "qwen3-moe", "deepseek-v3")
 """Between them they have all that is fused: biases, windows, a tied head; norms of each head;
-experts."""
+experts; compressed keys and values."""
 
 
 @pytest.mark.parametrize("name", NAMES)

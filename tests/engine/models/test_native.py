@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    DeepseekV3Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -24,6 +25,7 @@ from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.native.attention import GroupedQuery
 from pagedsim.engine.models.native.experts import Experts
+from pagedsim.engine.models.native.latent import Latent
 from pagedsim.engine.models.native.mlp import MLP
 from pagedsim.engine.models.native.packing import packed
 from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build, reference
@@ -31,7 +33,7 @@ from tests.engine.models.serving import alone, served, staggered, texts
 
 LENGTHS = (23, 1, 14, 30)
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
-FAMILIES = (*DENSE, "mixtral", "qwen3-moe")
+FAMILIES = (*DENSE, "mixtral", "qwen3-moe", "deepseek-v3")
 SEEDS = 12
 
 
@@ -75,6 +77,29 @@ def drawn(family: str, rng: Random) -> PreTrainedConfig:
     if family == "mixtral":
         experts["num_local_experts"] = rng.choice((3, 8))
         return MixtralConfig(**experts, sliding_window=rng.choice((None, 9)))
+    if family == "deepseek-v3":
+        groups = rng.choice((1, 2, 3))
+        return DeepseekV3Config(
+            **experts
+            | {
+                "num_key_value_heads": kv_heads * group,
+                "rope_parameters": rng.choice(ropes(dim, mscale=rng.choice((0.0, 0.5)))),
+            },
+            q_lora_rank=rng.choice((None, 8, 28)),
+            kv_lora_rank=rng.choice((8, 20)),
+            qk_nope_head_dim=rng.choice((4, 8)),
+            qk_rope_head_dim=dim,
+            v_head_dim=rng.choice((4, dim + 8)),  # with 8 dims not rotated: as many as a key
+            rope_interleave=rng.random() < 0.5,
+            n_routed_experts=3 * groups,
+            n_group=groups,
+            topk_group=rng.randint(1, groups),
+            n_shared_experts=rng.choice((1, 2)),
+            first_k_dense_replace=rng.randint(0, 2),
+            moe_intermediate_size=rng.choice((8, 32)),
+            norm_topk_prob=some[0],
+            attention_bias=some[1],
+        )
     if family == "qwen3-moe":
         return Qwen3MoeConfig(
             **experts,
@@ -98,15 +123,15 @@ def drawn(family: str, rng: Random) -> PreTrainedConfig:
     return Qwen3Config(**shape, **windows, attention_bias=some[1])
 
 
-def ropes(dim: int) -> list[dict[str, Any]]:
-    """Every kind of rotary scaling that these families have."""
+def ropes(dim: int, mscale: float = 0.0) -> list[dict[str, Any]]:
+    """Every kind of rotary scaling that these families have; `mscale` scales DeepSeek's scores."""
     short = [1 + i / 10 for i in range(dim // 2)]
     before = {"original_max_position_embeddings": 32}
     kinds: dict[str, dict[str, Any]] = {
         "default": {},
         "linear": {"factor": 3.0},
         "dynamic": {"factor": 2.0},
-        "yarn": {"factor": 4.0, **before},
+        "yarn": {"factor": 4.0, **before, **({"mscale_all_dim": mscale} if mscale else {})},
         "longrope": {"short_factor": short, "long_factor": short[::-1], "factor": 2.0, **before},
         "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **before},
     }
@@ -120,6 +145,7 @@ def test_the_configurations_are_of_every_kind() -> None:
         "rope_parameters.rope_type": 6, "tie_word_embeddings": 2, "attention_bias": 2,
         "mlp_bias": 2, "sliding_window": 3, "num_key_value_heads": 3, "head_dim": 6,
         "norm_topk_prob": 2, "decoder_sparse_step": 2, "num_experts_per_tok": 3,
+        "q_lora_rank": 3, "topk_group": 2, "first_k_dense_replace": 3, "rope_interleave": 2,
     }.items():  # fmt: skip
         first, *rest = name.split(".")
         values = [getattr(config, first) for config in configs if hasattr(config, first)]
@@ -135,11 +161,13 @@ def storages(model: LoadedModel) -> dict[int, int]:
     assert native is not None
     layers: list[torch.Tensor] = []
     for layer in native._layers:
-        assert isinstance(layer.attention, GroupedQuery)
+        attention = layer.attention
+        assert isinstance(attention, GroupedQuery | Latent)
         feed = layer.feed_forward
         assert isinstance(feed, MLP | Experts)
         packed = feed.gate_up.weight if isinstance(feed, MLP) else feed.gate_up
-        layers += [layer.attention.qkv.weight, packed]
+        first = attention.qkv if isinstance(attention, GroupedQuery) else attention.down
+        layers += [first.weight, packed]
     parts = [part.untyped_storage() for part in [*model.module.parameters(), *layers]]
     return {part.data_ptr(): part.nbytes() for part in parts}
 
@@ -246,7 +274,7 @@ def subclass() -> Any:
 
 KNOWN = (
     "it is none of transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
-    "Qwen3ForCausalLM, MixtralForCausalLM and Qwen3MoeForCausalLM"
+    "Qwen3ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM and DeepseekV3ForCausalLM"
 )
 UNKNOWN = {
     "another family": (lambda: build(CONFIGS["olmo2"]()), KNOWN),

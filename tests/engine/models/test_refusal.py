@@ -59,8 +59,11 @@ REFUSED = {
         "its attention takes s_aux, which the kernels do not know",
     ),
     "DeepseekV3ForCausalLM": (
-        lambda: transformers.DeepseekV3Config(**SHAPE),
-        "its keys have 192 dimensions and its values 128",
+        lambda: transformers.DeepseekV3Config(
+            **SHAPE | {"num_key_value_heads": 4, "scoring_func": "softmax"}
+        ),
+        "its keys have 192 dimensions and its values 128, and the native decoder does not take it: "
+        "its experts have scoring_func=softmax, not sigmoid",
     ),
     "Llama4ForCausalLM": (
         lambda: transformers.Llama4TextConfig(**SHAPE),

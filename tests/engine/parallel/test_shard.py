@@ -120,9 +120,12 @@ def weight_bytes(model: Any) -> int:
          "model_impl=transformers: only the native decoder is split"),
         (CONFIGS["phi3"](), 2, {}, "tensor_parallel=2: model=Phi3Config: it is none of "
          "transformers' LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
-         "MixtralForCausalLM and Qwen3MoeForCausalLM; only the native decoder is split"),
-        (CONFIGS["mixtral"](), 2, {}, "tensor_parallel=2: model=MixtralConfig: the experts of "
-         "MixtralForCausalLM are not split over GPUs; give tensor_parallel=1"),
+         "MixtralForCausalLM, Qwen3MoeForCausalLM and DeepseekV3ForCausalLM; only the native "
+         "decoder is split"),
+        (CONFIGS["mixtral"](), 2, {}, "tensor_parallel=2: model=MixtralConfig: "
+         "MixtralForCausalLM is not split over GPUs; give tensor_parallel=1"),
+        (CONFIGS["deepseek-v3"](), 2, {}, "tensor_parallel=2: model=DeepseekV3Config: "
+         "DeepseekV3ForCausalLM is not split over GPUs; give tensor_parallel=1"),
         (LlamaConfig(**SHAPE, hidden_act="gelu"), 2, {}, "its MLP has hidden_act=gelu, not silu; "
          "only the native decoder is split"),
         (build(CONFIGS["llama"]()), 2, {}, "tensor_parallel=2: model=LlamaForCausalLM: every "

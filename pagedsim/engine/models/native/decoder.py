@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import embedding
 
 from pagedsim.engine.models.native.attention import Tokens, View
+from pagedsim.engine.models.native.latent import Latent
 from pagedsim.engine.models.native.layer import Layer, layer_of
 from pagedsim.engine.models.native.linear import linear_of
 from pagedsim.engine.models.native.stream import Norm, Stream
@@ -49,6 +50,12 @@ class Native:
         self._head = linear_of(module.lm_head)
         self.group: RankGroup | None = None
         """The ranks that have the other shards of the model, where this is one."""
+
+    @property
+    def latent(self) -> int | None:
+        """Elements that a token leaves in a layer's cache where keys and values are compressed."""
+        attention = self._layers[0].attention
+        return attention.width if isinstance(attention, Latent) else None
 
     def forward(
         self,

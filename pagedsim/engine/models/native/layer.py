@@ -9,6 +9,7 @@ import torch
 
 from pagedsim.engine.models.native.attention import Tokens, View, grouped_query_of
 from pagedsim.engine.models.native.experts import feed_forward_of
+from pagedsim.engine.models.native.latent import latent_of
 from pagedsim.engine.models.native.stream import Stream
 from pagedsim.engine.models.probe import Sight
 
@@ -40,4 +41,5 @@ class Layer:
 
 def layer_of(layer: Any, sight: Sight, eps: float) -> Layer:
     """A layer of transformers' model, packed; the model goes on working, with the same memory."""
-    return Layer(grouped_query_of(layer, sight, eps), feed_forward_of(layer, eps))
+    attention = latent_of if hasattr(layer.self_attn, "kv_lora_rank") else grouped_query_of
+    return Layer(attention(layer, sight, eps), feed_forward_of(layer, eps))

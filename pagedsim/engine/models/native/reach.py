@@ -11,7 +11,9 @@ from pagedsim.engine.models.weights import skeleton
 
 SPLIT = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Those of which there are shards."""
-FAMILIES = (*SPLIT, "MixtralForCausalLM", "Qwen3MoeForCausalLM")
+FAMILIES = (*SPLIT, "MixtralForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
+SCORING = "sigmoid"
+"""How transformers' DeepseekV3 scores experts, whatever its configuration says."""
 
 
 def unknown(module: Any) -> str | None:
@@ -27,6 +29,8 @@ def unknown(module: Any) -> str | None:
         return f"it is none of transformers' {', '.join(FAMILIES[:-1])} and {FAMILIES[-1]}"
     if module.config.hidden_act != "silu":
         return f"its MLP has hidden_act={module.config.hidden_act}, not silu"
+    if getattr(module.config, "scoring_func", SCORING) != SCORING:
+        return f"its experts have scoring_func={module.config.scoring_func}, not {SCORING}"
     plain = nn.Linear, nn.Embedding, nn.ModuleList, type(ACT2FN["silu"])
     for name, part in module.named_modules():
         own = type(part).__module__ == kind.__module__
