@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedsim.kernels import tuning
+from pagedsim.kernels.product_tuning import Matrix, tiles_of
 from pagedsim.kernels.rounding import readable, widened
 from pagedsim.kernels.row_norm import RowNorm
-from pagedsim.kernels.tiles import ProductTiles, product_tiles
+from pagedsim.kernels.tiles import ProductTiles
 
 
 def product(
@@ -57,14 +57,9 @@ def add_product(
 
 def _chosen(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> ProductTiles:
     outputs, inputs = weight.shape
-    return product_tiles(
-        len(x),
-        outputs // 2 if gated else outputs,
-        inputs,
-        (x.element_size(), weight.element_size()),
-        tuning.capability(x.device),
-        gated,
-    )
+    itemsizes = x.element_size(), weight.element_size()
+    matrix = Matrix(outputs // 2 if gated else outputs, inputs, itemsizes, gated)
+    return tiles_of(x.device, matrix, len(x))
 
 
 def _launch(

@@ -161,15 +161,19 @@ def product_tiles(
     read, as any product has them.
     """
     item, weight_item = itemsizes
-    large = roomy(capability)
+    large, rows = roomy(capability), product_rows(tokens)
     if item > 2:  # see prefill_tiles
         return ProductTiles(MIN_ROWS, 32, 32, 4, 2)
-    if tokens > 64:
-        return ProductTiles(128, 64 if gated else 128, 64 if large else 32, 8, 3)
-    rows = max(MIN_ROWS, power_of_two(tokens))
+    if rows > 64:
+        return ProductTiles(rows, 64 if gated else 128, 64 if large else 32, 8, 3)
     columns = next((c for c in (64, 32) if c * PROGRAMS <= outputs), 16)
     width = columns * (2 if gated else 1) * weight_item
     depth = max(32, min(16384 // width, 4096 // rows, power_of_two(inputs)))
     stage = depth * (width + rows * item)
     room = (96 if large else 64) * 1024
     return ProductTiles(rows, columns, depth, 4, 1 + min(6, max(1, room // stage)))
+
+
+def product_rows(tokens: int) -> int:
+    """Rows of a product's tile; of more tokens there are several."""
+    return max(MIN_ROWS, min(128, power_of_two(tokens)))

@@ -87,10 +87,10 @@ class Layer:
             "down": self._weight(hidden, inner, weights),
         }
         self.norms = [self._random(hidden) for _ in range(2)]
-        self._tokens = self._random(tokens, hidden)
-        self.residual = self._tokens.clone()
-        squares = self._tokens.float().square().sum(1, keepdim=True)
-        self._known = RowNorm(self.norms[0], squares, EPS)  # what the layer before has left
+        self.tokens = self._random(tokens, hidden)
+        self.residual = self.tokens.clone()
+        squares = self.tokens.float().square().sum(1, keepdim=True)
+        self.known = RowNorm(self.norms[0], squares, EPS)  # what the layer before has left
         self.plain: list[torch.Tensor] = []
         """The matrices as torch multiplies by them, once there are any."""
 
@@ -99,7 +99,7 @@ class Layer:
         qkv, out, gate_up, down = (
             (weight.values, None, weight.scale) for weight in self.weights.values()
         )
-        seen = ops.product(self.residual, *qkv, norm=self._known)
+        seen = ops.product(self.residual, *qkv, norm=self.known)
         squares = ops.add_product(self.residual, seen[:, : self.heads].contiguous(), *out)
         norm = RowNorm(self.norms[1], squares, EPS)
         x = ops.product(self.residual, *gate_up, norm=norm, gated=True)
@@ -117,7 +117,7 @@ class Layer:
     def exact(self) -> torch.Tensor:
         """The tokens behind the layer in fp64, which are made anew."""
         self.fresh()
-        x, (first, second) = self._tokens.double(), (norm.double() for norm in self.norms)
+        x, (first, second) = self.tokens.double(), (norm.double() for norm in self.norms)
         size = first.shape
         qkv, out, gate_up, down = (one.plain(torch.float64) for one in self.weights.values())
         x = x + (functional.rms_norm(x, size, first, EPS) @ qkv.T)[:, : self.heads] @ out.T
@@ -126,7 +126,7 @@ class Layer:
 
     def fresh(self) -> None:
         """Take the tokens in front of the layer again."""
-        self.residual.copy_(self._tokens)
+        self.residual.copy_(self.tokens)
 
     def unpack(self) -> None:
         """Make the matrices that torch multiplies by."""
@@ -183,9 +183,9 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit("wrong: " + "; ".join(f"{one['weights']}, {one['tokens']}" for one in wrong))
 
 
-def widths() -> Widths:
-    """Those of the model that other benchmarks are about."""
-    shape = shape_of(BASE)
+def widths(model: str = BASE) -> Widths:
+    """A model's."""
+    shape = shape_of(model)
     heads = shape.heads * shape.head_dim
     return Widths(
         shape.hidden, heads, heads + 2 * shape.kv_heads * shape.head_dim, shape.intermediate

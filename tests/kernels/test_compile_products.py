@@ -48,10 +48,10 @@ def test_what_a_layer_runs(capability: int) -> None:
 
 @pytest.mark.slow
 @BOTH
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_shape(dtype: str, capability: int) -> None:
-    """Widths from a toy's to the largest Llama's, of as many tokens as there are tiles for."""
-    shapes = [(64, 96), (896, 1152), (16384, 53248)]
+    """Widths from a small model's to the largest Llama's, for all tiles of tokens."""
+    shapes = [(896, 1152), (16384, 53248)]
     calls = [
         {"dtype": dtype, "size": size, "outputs": outputs, "queries": queries, "around": around,
          "weights": weights}
