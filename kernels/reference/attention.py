@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: all decodes at once, chunks one by one.
+"""Paged attention in plain torch: decodes of like length at once, chunks one by one.
 
 Keys and values are gathered row by row, and only rows that a query may see: past the end of a
 context the last row is gathered again, so that what an unused slot holds never matters. Row numbers
@@ -14,18 +14,32 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pagedsim.kernels.batch import AttentionBatch
-from pagedsim.kernels.reference.rows import rows_between, rows_of
+from pagedsim.kernels.reference.rows import rows_apart, rows_between, rows_of, rows_of_both
+
+NEAR = 2**20
+"""Bytes of keys and values that are gathered at once: what a core keeps near by."""
 
 
 class Sight(NamedTuple):
     """What some queries see."""
 
     rows: torch.Tensor
-    """Cache rows to gather, flat."""
+    """Cache rows to gather, flat; of the keys, and behind them, where they are gathered at once, of
+    the values."""
     bias: torch.Tensor | None
     """0 where a query sees a key, -inf where not; None for plain causal attention."""
     blind: torch.Tensor | None = None
     """Which queries see nothing at all (padding); None for none."""
+
+
+class Decodes(NamedTuple):
+    """The decodes of a step, from the shortest context to the longest, in groups."""
+
+    order: torch.Tensor
+    back: torch.Tensor
+    """Where each is found again."""
+    sizes: list[int]
+    sights: list[Sight]
 
 
 def attention(
@@ -43,8 +57,18 @@ def attention(
     decodes = batch.num_decodes
     parts = []
     if decodes:
-        sight = batch.once(("decodes", *place), lambda: _see_decodes(batch, *place))
-        parts.append(_decode(q[:decodes], k_cache, v_cache, sight, scale, softcap))
+        apart = rows_apart(k_cache, v_cache)
+        width = k_cache.shape[2] * k_cache.shape[3] * q.element_size()
+        most = max(NEAR // (2 * width), 1)
+        seen = batch.once(
+            ("decodes", *place, apart, most), lambda: _decodes(batch, *place, apart, most)
+        )
+        queries = q[:decodes] if len(seen.sizes) == 1 else q.index_select(0, seen.order)
+        found = []
+        for own, sight in zip(queries.split(seen.sizes), seen.sights, strict=True):
+            keys, values = _gathered(k_cache, v_cache, sight.rows, apart)
+            found.append(_decode(own, keys, values, sight, scale, softcap))
+        parts.append(found[0] if len(found) == 1 else torch.cat(found).index_select(0, seen.back))
     begin = decodes
     for i, (length, context) in enumerate(batch.chunks):
         queries = q[begin : begin + length]
@@ -75,46 +99,85 @@ def batch_of(
     )
 
 
+def _decodes(
+    batch: AttentionBatch,
+    between: int,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    apart: int | None,
+    most: int,
+) -> Decodes:
+    """Groups that gather `most` rows each, or are one sequence."""
+    contexts = batch.context_lens[: batch.num_decodes].long()
+    seen = contexts if window is None else contexts.clamp(max=window)
+    order = seen.argsort(stable=True)
+    sizes = [0]
+    for length in seen[order].tolist():
+        if sizes[-1] and (sizes[-1] + 1) * length > most:
+            sizes.append(0)
+        sizes[-1] += 1
+    if len(sizes) == 1:
+        order = torch.arange(len(order))
+    sights = [
+        _see_decodes(batch, own, between, block_size, window, dtype, apart)
+        for own in order.split(sizes)
+    ]
+    return Decodes(order, order.argsort(), sizes, sights)
+
+
 def _see_decodes(
-    batch: AttentionBatch, between: int, block_size: int, window: int | None, dtype: torch.dtype
+    batch: AttentionBatch,
+    own: torch.Tensor,
+    between: int,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    apart: int | None,
 ) -> Sight:
-    n = batch.num_decodes
-    contexts = batch.context_lens[:n, None].long()
+    """What the decodes `own` see."""
+    contexts = batch.context_lens[own, None].long()
     first = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
     seen = (contexts - first).clamp_(min=1)
     column = torch.arange(int(seen.max()))
     position = first + torch.minimum(column, seen - 1)
-    tables, places = batch.tables(slice(0, n))
-    block = position // block_size
-    if places is None:
-        blocks = tables.gather(1, block)
-    else:
-        blocks = tables[places.long()[:, None], block]
+    places = own if batch.rows is None else batch.rows[own].long()
+    blocks = batch.block_tables[places[:, None], position // block_size]
     rows = blocks.long() * between + position % block_size
     bias = torch.zeros(rows.shape, dtype=dtype).masked_fill_(column >= seen, -torch.inf)
     blind = None
     if bool((contexts == 0).any()):
-        blind = (contexts == 0).view(n, 1, 1)
+        blind = (contexts == 0).view(-1, 1, 1)
         rows.masked_fill_(contexts == 0, 0)  # its block table may hold anything
-    return Sight(rows.flatten(), bias[:, None, None], blind)
+    rows = rows.flatten()
+    both = rows if apart is None else torch.cat((rows, rows + apart))
+    return Sight(both, bias[:, None, None], blind)
+
+
+def _gathered(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, rows: torch.Tensor, apart: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values, row after row."""
+    if apart is None:
+        return rows_of(k_cache).index_select(0, rows), rows_of(v_cache).index_select(0, rows)
+    keys, values = rows_of_both(k_cache, apart).index_select(0, rows).chunk(2)
+    return keys, values
 
 
 def _decode(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
     sight: Sight,
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
     """The group of query heads that share a KV head takes the place of the query tokens."""
     n, heads, head_dim = q.shape
-    kv_heads = k_cache.shape[2]
+    kv_heads = keys.shape[1] // head_dim
     k, v = (
-        rows_of(cache).index_select(0, sight.rows).to(q.dtype)
-        .view(n, -1, kv_heads, head_dim).transpose(1, 2)
-        for cache in (k_cache, v_cache)
-    )  # fmt: skip
+        rows.to(q.dtype).view(n, -1, kv_heads, head_dim).transpose(1, 2) for rows in (keys, values)
+    )
     out = _softmax(q.unflatten(1, (kv_heads, -1)), k, v, sight.bias, scale, softcap)
     out = out.reshape(n, heads, head_dim)
     return out if sight.blind is None else out.masked_fill_(sight.blind, 0)

@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import embedding
 
 from pagedsim.engine.models.native.attention import Tokens, View
+from pagedsim.engine.models.native.host import may_copy, on_host
 from pagedsim.engine.models.native.latent import Latent
 from pagedsim.engine.models.native.layer import Layer, layer_of
 from pagedsim.engine.models.native.linear import linear_of
@@ -48,6 +49,10 @@ class Native:
         self._rotary: Any = decoder.rotary_emb
         self._norm = Norm(decoder.norm.weight, eps)
         self._head = linear_of(module.lm_head)
+        if not self._embedding.is_cuda:
+            copies = may_copy(module)
+            self._layers = [on_host(layer, copies) for layer in self._layers]
+            self._head = on_host(self._head, copies)
         self.group: RankGroup | None = None
         """The ranks that have the other shards of the model, where this is one."""
 
