@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models.native import decoder
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import AttentionBatch
 from tests.engine.models.architectures import CONFIGS
@@ -36,6 +37,12 @@ class Operations(TorchDispatchMode):
         if not views and "empty" not in func.__name__:
             self.launched.append(func.__name__.split(".")[0])
         return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linears stay as they are on a GPU."""
+    monkeypatch.setattr(decoder, "on_host", lambda part, copies: part)
 
 
 @contextmanager
