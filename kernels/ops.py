@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pagedsim.kernels import reference
+from pagedsim.kernels.asked import Asked
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.row_norm import RowNorm
@@ -419,23 +420,23 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
         reference.copy_blocks(cache, sources, targets)
 
 
-def keep_top_p(logits: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Each row's smallest set of most probable tokens that reaches p; the others become -inf.
+def pick(logits: torch.Tensor, asked: Asked, words: torch.Tensor) -> torch.Tensor:
+    """A token for each row of `logits` [rows, vocab] in float32, which stay as they are.
 
-    `logits` is [rows, vocab] in float32, `p` [rows, 1] in float64, more than 0 and less than 1. Of
-    equally probable tokens those with the smaller ids come first. A token's weight is exp(logit -
-    largest logit) in float32, cut to a multiple of a small power of two so that sums are exact:
-    the set is that of these weights, to the token, however it is found and whoever is in the
-    batch. In real arithmetic that set reaches p, and no smaller one does, but for less than 1e-6.
+    A greedy row gets the first of its largest logits. Any other has its logits divided by its
+    temperature; what its filters rule out becomes -inf; each token gets its noise, that of the
+    row's `words` [rows, 2] (int32) and the token; the first maximum is picked. All of it is in
+    float32, and in operations that are rounded alike everywhere: the tokens are the same on every
+    device, whoever is in the batch.
 
-    Nothing is read back from a GPU.
+    Nothing is read back from a GPU, and the launches depend on the shapes and on which filters
+    some row asks for.
     """
-    weights = (logits - logits.amax(1, keepdim=True)).exp_()
     if on_gpu(logits):
-        from pagedsim.kernels import nucleus
+        from pagedsim.kernels import draw
 
-        return nucleus.keep_top_p(logits, weights, p)
-    return reference.keep_top_p(logits, weights, p)
+        return draw.pick(logits, asked, words)
+    return reference.pick(logits, asked, words)
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:

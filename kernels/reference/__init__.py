@@ -2,6 +2,7 @@
 
 from pagedsim.kernels.reference.attention import attention, batch_of
 from pagedsim.kernels.reference.copy import copy_blocks
+from pagedsim.kernels.reference.draw import pick
 from pagedsim.kernels.reference.experts import experts
 from pagedsim.kernels.reference.gate import silu_mul
 from pagedsim.kernels.reference.latent import attend_latent, compress
@@ -20,6 +21,7 @@ __all__ = [
     "copy_blocks",
     "experts",
     "keep_top_p",
+    "pick",
     "product",
     "rms_norm",
     "rotate",

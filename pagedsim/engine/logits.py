@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn: penalties, top-k, top-p, min-p.
+"""What changes logits before a token is drawn: penalties, and what is forbidden.
 
 Every function takes [rows, vocab] in float32 and returns a new tensor. What is ruled out becomes
 -inf. No row's result depends on the other rows.
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pagedsim.core import SamplingParams
 from pagedsim.engine.fetch import sent
-from pagedsim.kernels import ops as kernels
 
 Tokens = Sequence[int]
 
@@ -62,20 +61,3 @@ def forbid(logits: Tensor, tokens: Sequence[Tokens]) -> Tensor:
     logits = logits.clone()
     logits[sent(rows, logits.device), sent(flat, logits.device)] = -torch.inf
     return logits
-
-
-def keep_top_k(logits: Tensor, k: Tensor, largest: int) -> Tensor:
-    """Keep each row's k largest, k [rows, 1], and what equals the last of them."""
-    values = logits.topk(largest).values
-    return logits.masked_fill(logits < values.gather(1, k - 1), -torch.inf)
-
-
-def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
-    """Keep each row's smallest set of most probable tokens that reaches p, p [rows, 1]."""
-    return kernels.keep_top_p(logits, p)
-
-
-def keep_min_p(logits: Tensor, log_min_p: Tensor) -> Tensor:
-    """Keep what is at least min_p times as probable as the most probable, its log [rows, 1]."""
-    least = logits.amax(1, keepdim=True) + log_min_p
-    return logits.masked_fill(logits < least, -torch.inf)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from typing import NamedTuple
 
 import torch
@@ -17,17 +17,14 @@ from torch import Tensor
 
 from pagedsim.core import SamplingParams
 from pagedsim.engine.fetch import Fetch, sent
-from pagedsim.engine.logits import (
-    forbid,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    penalise,
-)
-from pagedsim.engine.noise import gumbel
+from pagedsim.engine.logits import forbid, penalise
+from pagedsim.engine.noise import words_of
+from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.asked import Asked
 
 COLDEST = 1e-5
 """Below this temperature a row is greedy: its logits divided by it would overflow."""
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class Row(NamedTuple):
@@ -81,12 +78,11 @@ class Sampler:
         """The same, without waiting for it."""
         columns = self._columns_of([row.params for row in rows], logits)
         scores = _adjusted(logits, rows, columns)
-        at = columns.random
-        if not at.rows:
-            picked = scores.argmax(1)
+        if columns.random:
+            words = words_of([row.key for row in rows], [row.position for row in rows])
+            picked = kernels.pick(scores, columns.asked, sent(words, logits.device))
         else:
-            drawn = _drawn(at.of(scores), rows, columns)
-            picked = drawn if at.all else at.put(scores.argmax(1), drawn)
+            picked = scores.argmax(1)
         return Draw(picked, _scored(logits, picked, columns), columns)
 
     def _columns_of(self, params: list[SamplingParams], logits: Tensor) -> Columns:
@@ -153,25 +149,28 @@ class Columns:
         self.penalised = self._at(p.penalised for p in params)
         self.scored = self._at(wants_logprob(p) for p in params)
         self.logprobs = [params[i].logprobs or 0 for i in self.scored.rows]
-        self.random = self._at(p.temperature >= COLDEST for p in params)
-        # From here on by place among the random rows.
-        drawn = [params[i] for i in self.random.rows]
-        self.temperature = self._column([p.temperature for p in drawn])
-        self.top_k = self._at(0 < p.top_k < self.vocab for p in drawn)
-        self.k = self._column([drawn[i].top_k for i in self.top_k.rows])
-        self.largest_k = max((drawn[i].top_k for i in self.top_k.rows), default=0)
-        self.top_p = self._at(p.top_p < 1 for p in drawn)
-        self.p = self._column([drawn[i].top_p for i in self.top_p.rows], torch.float64)
-        self.min_p = self._at(p.min_p > 0 for p in drawn)
-        self.log_min_p = self._column([log(drawn[i].min_p) for i in self.min_p.rows])
+        self.random = any(p.temperature >= COLDEST for p in params)
+        self.asked = self._asked([p if p.temperature >= COLDEST else GREEDY for p in params])
 
     def _at(self, asked: Iterable[bool]) -> At:
         asked = list(asked)
         rows = [i for i, yes in enumerate(asked) if yes]
         return At(rows, sent(torch.tensor(rows), self.device), len(rows) == len(asked))
 
-    def _column(self, values: list[float] | list[int], dtype: torch.dtype | None = None) -> Tensor:
-        return sent(torch.tensor(values, dtype=dtype), self.device)[:, None]
+    def _asked(self, params: list[SamplingParams]) -> Asked:
+        k = [p.top_k if 0 < p.top_k < self.vocab else 0 for p in params]
+        return Asked(
+            self._column([p.temperature for p in params], torch.float32),
+            self._column(k, torch.int32),
+            self._column([p.top_p for p in params], torch.float64),
+            self._column([log(p.min_p) if p.min_p else -inf for p in params], torch.float32),
+            some_top_k=any(k),
+            some_top_p=any(p.top_p < 1 for p in params),
+            some_min_p=any(p.min_p > 0 for p in params),
+        )
+
+    def _column(self, values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
+        return sent(torch.tensor(values, dtype=dtype), self.device)
 
 
 def _adjusted(logits: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
@@ -184,20 +183,6 @@ def _adjusted(logits: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
     if any(row.forbidden for row in rows):
         logits = forbid(logits, [row.forbidden for row in rows])
     return logits
-
-
-def _drawn(x: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
-    """The tokens of the random rows, x being their logits."""
-    x = x / columns.temperature
-    if (at := columns.top_k).rows:
-        x = at.put(x, keep_top_k(at.of(x), columns.k, columns.largest_k))
-    if (at := columns.top_p).rows:
-        x = at.put(x, keep_top_p(at.of(x), columns.p))
-    if (at := columns.min_p).rows:
-        x = at.put(x, keep_min_p(at.of(x), columns.log_min_p))
-    keys = [rows[i].key for i in columns.random.rows]
-    positions = [rows[i].position for i in columns.random.rows]
-    return gumbel(keys, positions, x.shape[1], x.device).add_(x).argmax(1)
 
 
 def _scored(logits: Tensor, picked: Tensor, columns: Columns) -> list[Tensor]:

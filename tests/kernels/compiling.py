@@ -21,15 +21,16 @@ from pagedsim.kernels import (
     compress,
     copy,
     decode,
+    draw,
     gate,
     grouped,
     latent,
     norm,
-    nucleus,
     product,
     rotary,
     write,
 )
+from pagedsim.kernels.asked import Asked
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.row_norm import RowNorm
 from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
@@ -62,6 +63,8 @@ class Call(TypedDict, total=False):
     """Dims of an expert between its products."""
     size: int
     """Elements of a token, for what does not know of heads; tokens of a vocabulary."""
+    filtered: bool
+    """With top-k, top-p and min-p."""
     summed: bool
     """With a residual."""
     normed: bool
@@ -143,9 +146,8 @@ def call(case: Call) -> None:
                 wide[..., rank:], wide[:, 0], wide[:, 0, rank:], wide[:, 0, rank:], cache, slots,
                 weight=wide[0, 0, :rank], eps=1e-6, interleaved=True, out=wide[..., rank:],
             )  # fmt: skip
-        case "nucleus":
-            x = torch.zeros(8, case["size"])
-            nucleus.keep_top_p(x, x, torch.zeros(8, 1, dtype=torch.float64))
+        case "pick":
+            pick(case["size"], case["filtered"])
         case "copy":
             copy.copy_blocks(kv, slots[:2], slots[:2])
         case other:
@@ -165,6 +167,12 @@ def run_product(case: Call, dtype: torch.dtype) -> None:
         front = RowNorm(x[0], torch.zeros(tokens, 64), 1e-6) if "normed" in around else None
         bias = weight[:, 0].to(dtype) if "bias" in around else None
         product.product(x, weight, bias, scale, norm=front, gated="gated" in around)
+
+
+def pick(vocab: int, filtered: bool) -> None:
+    floats, words = torch.zeros(8), torch.zeros(8, 2, dtype=torch.int32)
+    asked = Asked(floats, words[:, 0].clone(), floats.double(), floats, *[filtered] * 3)
+    draw.pick(torch.zeros(8, vocab), asked, words)
 
 
 def main() -> None:

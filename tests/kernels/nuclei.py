@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.reference.nucleus import keep_top_p, weights
 
+Keep = Callable[[Tensor, Tensor], Tensor]
+"""Rows and each one's p to rows with -inf outside of the set: the reference, or the kernels."""
 NEAR_ONE = (1 - 1e-7, 1 - 1e-12, 1 - 2**-53)
 
 
 def column(p: Sequence[float], device: str = "cpu") -> Tensor:
     return torch.tensor(p, dtype=torch.float64, device=device)[:, None]
-
-
-def weights(logits: Tensor) -> Tensor:
-    """Relative to each row's largest."""
-    return (logits - logits.amax(1, keepdim=True)).exp()
 
 
 def kept(logits: Tensor) -> list[list[int]]:
@@ -42,19 +39,19 @@ def smallest(row: Sequence[float], p: float) -> list[int]:
     return sorted(tokens)
 
 
-def check(logits: Tensor, p: Sequence[float]) -> None:
+def check(logits: Tensor, p: Sequence[float], keep: Keep = keep_top_p) -> None:
     """The sets of some rows, to the token; what is kept is as it was."""
     before = logits.clone()
-    found = kernels.keep_top_p(logits, column(p, str(logits.device)))
+    found = keep(logits, column(p, str(logits.device)))
     rows = weights(logits).tolist()
     assert kept(found) == [smallest(row, one) for row, one in zip(rows, p, strict=True)]
     assert torch.equal(found, before.masked_fill(found == -torch.inf, -torch.inf))
     assert torch.equal(logits, before)
 
 
-def check_mass(logits: Tensor, p: float) -> None:
+def check_mass(logits: Tensor, p: float, keep: Keep = keep_top_p) -> None:
     """Against real arithmetic: the set reaches p, and without its last token it does not."""
-    found = kernels.keep_top_p(logits, column([p] * len(logits), str(logits.device)))
+    found = keep(logits, column([p] * len(logits), str(logits.device)))
     for one, mine in zip(logits.double().softmax(1).tolist(), kept(found), strict=True):
         inside = [one[token] for token in mine]
         assert math.fsum(inside) > p - 1e-6

@@ -97,8 +97,11 @@ LATENTS: list[dict[str, Any]] = [
     {**DEEPSEEK, "dtype": "bfloat16", "heads": 128, "chunks": chunks} for chunks in (False, True)
 ]
 VOCABULARIES: list[dict[str, Any]] = [  # rows of one tile, or many; at multiples of 16, or not
-    {"kernel": "nucleus", "dtype": "float32", "size": size} for size in (97, 50257, 128256)
+    {"kernel": "pick", "dtype": "float32", "size": size, "filtered": filtered}
+    for size in (97, 50257, 128256)
+    for filtered in (False, True)
 ]
+CUT = [*["_count"] * 4, "_peak", "_mass", *["_weigh"] * 3, "_tie"]
 SPILLS = {"kernel": "attention", "dtype": "bfloat16", "tiles": {"keys": 64, "warps": 4}}
 
 
@@ -139,9 +142,11 @@ def test_what_a_model_runs(capability: int, quick: dict[int, Any]) -> None:
 @BOTH
 def test_no_vocabulary_spills(capability: int, quick: dict[int, Any]) -> None:
     kernels = quick[capability][len(MODEL) :][: len(VOCABULARIES)]
-    for call, (kernel,) in zip(VOCABULARIES, kernels, strict=True):
-        assert kernel["name"] == "_nucleus"
-        assert kernel["spilled"] == 0, (call, kernel)
+    for call, launched in zip(VOCABULARIES, kernels, strict=True):
+        before = CUT if call["filtered"] else []
+        assert [kernel["name"] for kernel in launched] == [*before, "_bound", "_settle"]
+        for kernel in launched:
+            assert kernel["spilled"] == 0, (call, kernel)
 
 
 @BOTH

@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from pagedsim.engine.noise import _bits, _token_hashes, _words, gumbel, stream_key
+from pagedsim.engine.noise import gumbel, stream_key, words_of
+from pagedsim.kernels.reference.gumbel import hashed, token_hashes
 
 KEYS = [stream_key(11, index) for index in range(64)]
 
 
 def test_bits_are_those_of_plain_arithmetic() -> None:
     """Wrapping multiplications and shifts without a sign, as Python's integers spell them out."""
-    words = _words(KEYS[:4], [0, 1, 2, 900])
-    got = _bits(torch.from_numpy(words), _token_hashes(1000, torch.device("cpu"))).numpy()
+    words = words_of(KEYS[:4], [0, 1, 2, 900])
+    hashes = token_hashes(1000, torch.device("cpu"))
+    got = hashed(hashes, words[:, :1], words[:, 1:]).numpy()
     for row in range(4):
         low, high = (int(word) & 0xFFFFFFFF for word in words[row])
         want = [scrambled(scrambled(token + 1, 0) ^ low, high) for token in range(1000)]
@@ -44,12 +46,6 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     order = torch.randperm(64).tolist()
     mixed = gumbel([KEYS[i] for i in order], [positions[i] for i in order], 777)
     assert torch.equal(mixed, together[order])
-
-
-def test_slices_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = gumbel(KEYS, [3] * 64, 501)
-    monkeypatch.setattr("pagedsim.engine.noise.CPU_SLICE", 1500)
-    assert torch.equal(gumbel(KEYS, [3] * 64, 501), whole)
 
 
 def test_a_larger_vocabulary_only_adds_tokens() -> None:

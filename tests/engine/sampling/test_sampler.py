@@ -15,9 +15,11 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.logits import forbid, keep_min_p, keep_top_k, keep_top_p, penalise
+from pagedsim.engine.logits import forbid, penalise
 from pagedsim.engine.noise import gumbel, stream_key
 from pagedsim.engine.sampler import Row, Sample, Sampler
+from pagedsim.kernels.reference.draw import keep_min_p, keep_top_k
+from pagedsim.kernels.reference.nucleus import keep_top_p
 
 GREEDY = SamplingParams(temperature=0)
 VOCAB = 97
@@ -91,12 +93,12 @@ def test_best_of_needs_the_logprob_of_its_samples_only() -> None:
 
 def test_top_k_keeps_the_k_largest() -> None:
     logits = torch.tensor([[1.0, 4.0, 3.0, 2.0]] * 2)
-    assert kept(keep_top_k(logits, column(1, 3), 3)) == [[1], [1, 2, 3]]
+    assert kept(keep_top_k(logits, column(1, 3))) == [[1], [1, 2, 3]]
 
 
 def test_top_k_keeps_what_equals_the_last() -> None:
     logits = torch.tensor([[1.0, 4.0, 1.0, 1.0]])
-    assert kept(keep_top_k(logits, column(2), 2)) == [[0, 1, 2, 3]]
+    assert kept(keep_top_k(logits, column(2))) == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_truncation_is_that_of_plain_python(x: list[float], k: int, p: float, m:
     logits = torch.tensor([x])
     k = min(k, len(x))
     order = sorted(range(len(x)), key=lambda i: -x[i])
-    assert kept(keep_top_k(logits, column(k), k)) == [sorted(order[:k])]
+    assert kept(keep_top_k(logits, column(k))) == [sorted(order[:k])]
     weights = [math.exp(x[i] - x[order[0]]) for i in order]
     reached, nucleus = 0.0, 0
     while reached < p * sum(weights):
@@ -166,7 +168,7 @@ def test_truncation_is_that_of_transformers(vocab: int) -> None:
                 hf.MinPLogitsWarper(m),
             ]
         )(torch.LongTensor(5, 1), torch.FloatTensor(logits))
-        ours = keep_top_k(logits / 0.7, column(*[k] * 5), k)
+        ours = keep_top_k(logits / 0.7, column(*[k] * 5))
         ours = keep_top_p(ours, column(*[p] * 5, dtype=torch.float64))
         ours = keep_min_p(ours, column(*[math.log(m)] * 5))
         assert kept(ours) == kept(theirs)
