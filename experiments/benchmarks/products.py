@@ -7,9 +7,10 @@ Llama-3.1-8B's: queries, keys and values of the normed tokens; back from attenti
 tokens; gate and up of the normed tokens; down, added to them. *Ours* is `kernels/product.py`, four
 launches; *torch* is four of its products, two norms and a gate, as the engine does it for many
 tokens (`tiles.FEW` says how many these are). The limit is what the weights take to be read once at
-the speed of a device copy, timed in the same rounds. Weights are in bf16 and in 8 bits; torch's are
-in bf16 always. Before anything is timed it is held against fp64; what is wrong is not timed.
-Results go to experiments/results/<GPU>/products.json.
+the speed of a device copy, timed in the same rounds. Both run as CUDA graphs, where there are any.
+Weights are in bf16 and in 8 bits; torch's are in bf16 always. Before anything is timed it is held
+against fp64; what is wrong is not timed. Results go to
+experiments/results/<GPU>/products.json.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from experiments.benchmarks.device import (
     told,
 )
 from experiments.benchmarks.shapes import BASE, shape_of
+from pagedsim.engine.graphs import recorder_of
 from pagedsim.kernels import ops
 from pagedsim.kernels.row_norm import RowNorm
 from pagedsim.kernels.tiles import FEW
@@ -204,8 +206,8 @@ def measured(layer: Layer, copy: Copy, device: torch.device, rounds: int) -> dic
         return found
     layer.unpack()
     calls: dict[str, Callable[[], object]] = {
-        "ours": layer.ours,
-        "torch": layer.theirs,
+        "ours": captured(layer.ours, device),
+        "torch": captured(layer.theirs, device),
         "copy": copy,
     }
     seconds = medians(calls, device, rounds)
@@ -217,6 +219,16 @@ def measured(layer: Layer, copy: Copy, device: torch.device, rounds: int) -> dic
         "limit_seconds": limit,
         "of_limit": limit / seconds["ours"],
     }
+
+
+def captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """What does it again: a CUDA graph where there are any, as in the engine."""
+    recorder = recorder_of(device)
+
+    def work() -> None:
+        call()
+
+    return work if recorder is None else recorder.record(work)
 
 
 def written(result: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     products.main([*words, "--resume"])
     every = json.loads((tmp_path / "products.json").read_text())["cases"]
     assert every[: len(first)] == first and len(every) == 3 * len(first)
+
+
+def test_both_ways_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    class Recorder:
+        def record(self, work: Callable[[], None]) -> Callable[[], None]:
+            recorded.append(work)
+            return work
+
+    monkeypatch.setattr(products, "WEIGHTS", {"auto": None})
+    monkeypatch.setattr(products, "TOKENS", (4,))
+    monkeypatch.setattr(products, "recorder_of", lambda device: Recorder())
+    products.main(TINY)
+    assert len(recorded) == 2
 
 
 def test_what_is_wrong_is_not_timed(
