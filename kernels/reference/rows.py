@@ -29,7 +29,7 @@ def rows_between(cache: torch.Tensor) -> int:
 def rows_apart(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int | None:
     """Rows from a key to its value, where both lie in one tensor and the keys come first."""
     width = k_cache.shape[2] * k_cache.shape[3]
-    apart, rest = divmod(v_cache.storage_offset() - k_cache.storage_offset(), width)
+    apart, rest = divmod(int(v_cache.storage_offset() - k_cache.storage_offset()), width)
     same = k_cache.untyped_storage().data_ptr() == v_cache.untyped_storage().data_ptr()
     together = same and k_cache.stride() == v_cache.stride()
     return apart if together and apart > 0 and not rest else None
