@@ -9,6 +9,9 @@ engine runs with its own forward pass, with `async_scheduling`, and with transfo
 Before anything is timed all must give the same tokens: in float32 to the last one, in half
 precision, where the best two logits often tie, most of the first ones.
 
+Where it does not find FlashAttention, `generate_batch` attends over its whole cache with a mask: on
+a GPU that is a weak peer. Engines that serve are in servers.py.
+
 On a CPU it is the tiny model on one thread, and what counts is the processor's time, as long as the
 wall clock's where nobody else uses the machine. On a GPU it is Llama-3.1-8B's shape with random
 weights, 256 requests at a time, by the wall clock. With `--out`, or on a GPU, results are kept in
@@ -46,6 +49,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "pagedsim, model_impl=transformers": {"model_impl": "transformers"},
 }
 PEER = "transformers' generate_batch"
+WEAK = ", over its whole cache with a mask"
 PATIENCE = 600
 """Seconds."""
 PAGE = 256
@@ -230,7 +234,9 @@ class Peer:
         while len(done) < len(names):
             result = self._manager.get_result(timeout=PATIENCE)
             if result is None:
-                raise RuntimeError(f"{PEER} failed, or gave no answer within {PATIENCE} s")
+                sys.exit(f"{PEER} failed, or gave no answer within {PATIENCE} s")
+            if result.error is not None:
+                sys.exit(f"{PEER}: {result.error}")
             if result.is_finished():
                 done[result.request_id] = list(result.generated_tokens)
         return [done[name] for name in names]
@@ -246,7 +252,7 @@ def written(result: Mapping[str, Any]) -> str:
     title = (
         f"{result['model']}, {result['dtype']}, {result['device']}: {result['prompts']} prompts of "
         f"{result['prompt_tokens']:,} tokens, {result['tokens']} generated for each; "
-        f"{PEER} attends by {result['attention']}"
+        f"{PEER} attends by {result['attention']}{WEAK * (result['attention'] == 'sdpa')}"
     )
     rates = result.get("rates")
     if rates is None:

@@ -49,6 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="none: just ours"
     )
+    parser.add_argument("--name", default="kernels", help="of the files that are written")
     parser.add_argument("--headlines", action="store_true", help="what bars are about, alone")
     asked = parser.parse_args(words)
     device = device_of(asked)
@@ -62,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "quick": asked.quick,
         "left_out": [],
     }
-    known = before(place, "kernels", result, "cases") if asked.resume else []
+    known = before(place, asked.name, result, "cases") if asked.resume else []
     result["cases"] = [one for one in known if "of_limit" in one]
     there = {one["case"] for one in result["cases"]}
     wanted = headlines(asked.quick) if asked.headlines else grid(asked.quick)
@@ -74,10 +75,10 @@ def main(words: Sequence[str] | None = None) -> None:
             continue
         found = measure(case, dtype, asked.peers, limits, asked.rounds)
         result["cases"].append(found)
-        keep(place, "kernels", result)
+        keep(place, asked.name, result)
         print(line(found), file=sys.stderr, flush=True)
     print(written(result, asked.peers))
-    end(place, "kernels", result, draw)
+    end(place, asked.name, result, draw)
     wrong = [one["case"] for one in result["cases"] if "of_limit" not in one]
     if wrong:
         sys.exit(f"wrong: {'; '.join(wrong)}")

@@ -1,13 +1,16 @@
 """Others that attend, over the same keys and values: those that are installed and can.
 
-SDPA and FlexAttention get keys and values without blocks, one run a sequence, which is a favour:
-they need not look anything up; of 8 bits they can make nothing, nor of contexts that differ.
-FlashInfer gets the same cache as we do.
+SDPA, FlexAttention and torch's `varlen_attn` get keys and values without blocks, one run for each
+sequence, which is a favour: they need not look anything up. Of 8 bits they can make nothing, and
+the first two of contexts that differ neither. FlashInfer and FlashAttention 3 get the same cache as
+we do, FlashAttention 2 the same in pages of 256 tokens: it takes no smaller ones.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import accumulate
@@ -18,12 +21,15 @@ import torch
 from experiments.benchmarks.shapes import Problem
 from pagedsim.kernels.float8 import AUTO
 
+PAGE = 256
+"""Tokens of a page of FlashAttention 2, at least."""
+
 
 class Contender(NamedTuple):
     """A way to compute a problem."""
 
-    call: Callable[[], torch.Tensor]
-    rows: Callable[[torch.Tensor], torch.Tensor]
+    call: Callable[[], Any]
+    rows: Callable[[Any], torch.Tensor]
     """From what a call returns to [tokens, heads, dim]."""
 
 
@@ -68,6 +74,49 @@ def flex(problem: Problem) -> Contender | None:
     )
 
 
+def varlen(problem: Problem) -> Contender | None:
+    """torch's own `varlen_attn`, over the sequences one after another."""
+    name = "torch.nn.attention.varlen"
+    if not _sixteen_on_a_gpu(problem) or importlib.util.find_spec(name) is None:
+        return None
+    attend: Any = importlib.import_module(name).varlen_attn
+    case = problem.case
+    runs = problem.runs()
+    k, v = (torch.cat([run[at] for run in runs]) for at in (0, 1))
+    ends = torch.tensor([0, *accumulate(case.contexts)], dtype=torch.int32, device=k.device)
+    masks: dict[str, Any] = {"scale": problem.scale}
+    masks["window_size"] = (-1, 0)  # causal, from the end of a context
+    if "enable_gqa" in inspect.signature(attend).parameters:
+        masks["enable_gqa"] = case.shape.group > 1  # before there was this, it was always so
+    places = (problem.batch.query_start, ends, case.queries, max(case.contexts))
+    return Contender(lambda: attend(problem.q, k, v, *places, **masks), lambda out: out)
+
+
+def flash(problem: Problem) -> Contender | None:
+    """FlashAttention over a paged cache: version 3, or else 2, whichever is installed."""
+    if not _sixteen_on_a_gpu(problem):
+        return None
+    case = problem.case
+    caches, tables, named = (problem.k_cache, problem.v_cache), problem.tables, "page_table"
+    if importlib.util.find_spec("flash_attn_interface") is not None:
+        library: Any = importlib.import_module("flash_attn_interface")
+    elif importlib.util.find_spec("flash_attn") is not None:
+        library = importlib.import_module("flash_attn")
+        caches, tables = _paged(problem, PAGE)
+        named = "block_table"
+    else:
+        return None
+    q = problem.q.unflatten(0, (len(case.contexts), case.queries))
+    settings: dict[str, Any] = {named: tables, "cache_seqlens": problem.batch.context_lens}
+    settings |= {"softmax_scale": problem.scale, "causal": True}
+
+    def rows(out: Any) -> torch.Tensor:
+        found: torch.Tensor = out[0] if isinstance(out, tuple) else out  # with what it also tells
+        return found.flatten(0, 1)
+
+    return Contender(lambda: library.flash_attn_with_kvcache(q, *caches, **settings), rows)
+
+
 def flashinfer(problem: Problem) -> Contender | None:
     """FlashInfer's paged wrappers; planning is not counted, as it is done once for all layers."""
     if problem.q.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
@@ -102,6 +151,8 @@ def flashinfer(problem: Problem) -> Contender | None:
 PEERS: Mapping[str, Callable[[Problem], Contender | None]] = {
     "sdpa": sdpa,
     "flex": flex,
+    "varlen": varlen,
+    "flash": flash,
     "flashinfer": flashinfer,
 }
 
@@ -109,6 +160,25 @@ PEERS: Mapping[str, Callable[[Problem], Contender | None]] = {
 def _dense(problem: Problem) -> bool:
     """Whether keys and values can be one tensor of the queries' dtype."""
     return problem.case.cache == AUTO and not problem.case.beside
+
+
+def _sixteen_on_a_gpu(problem: Problem) -> bool:
+    return problem.q.device.type == "cuda" and problem.case.cache == AUTO
+
+
+def _paged(problem: Problem, size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Keys and values in pages of so many tokens, and who has which."""
+    pages: list[list[torch.Tensor]] = [[], []]
+    counts = []
+    for run in problem.runs():
+        counts.append(-(-len(run[0]) // size))
+        for found, own in zip(pages, run, strict=True):
+            room = own.new_zeros(counts[-1] * size, *own.shape[1:])
+            room[: len(own)] = own
+            found.append(room.unflatten(0, (counts[-1], size)))
+    k, v = (torch.cat(own) for own in pages)
+    order = torch.arange(sum(counts), dtype=torch.int32, device=k.device).split(counts)
+    return (k, v), torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True)
 
 
 def _flat(out: torch.Tensor) -> torch.Tensor:

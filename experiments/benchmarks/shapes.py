@@ -219,6 +219,16 @@ class Problem:
         )
         return k.contiguous(), v.contiguous()
 
+    def runs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of each sequence without blocks, [context, KV heads, dim]."""
+        return [
+            (
+                self.k_cache[own.long()].flatten(0, 1)[:context],
+                self.v_cache[own.long()].flatten(0, 1)[:context],
+            )
+            for own, context in zip(self.blocks, self.case.contexts, strict=True)
+        ]
+
     @cached_property
     def dense_queries(self) -> torch.Tensor:
         """[batch, heads, queries, dim]."""

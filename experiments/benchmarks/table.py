@@ -17,6 +17,7 @@ from typing import Any
 
 from experiments.benchmarks.device import RESULTS, Plain, table
 from experiments.benchmarks.engine import PEER
+from experiments.benchmarks.servers import AHEAD as AHEAD_OF_TIME
 from experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
 
 Kept = Mapping[str, Mapping[str, Any]]
@@ -150,6 +151,33 @@ def _engine(name: str) -> Cell:
     return cell
 
 
+def _server(name: str) -> Cell:
+    def cell(kept: Kept) -> str:
+        if "servers" not in kept:
+            return ""
+        found = kept["servers"]
+        if name in found["absent"]:
+            return str(found["absent"][name])
+        rates = found["rates"]
+        return f"{rates[AHEAD_OF_TIME] / rates[name]:.2f} ×" if name in rates else FAILED
+
+    return cell
+
+
+def _peers(case: Case) -> Cell:
+    """The time of the fastest of the others over ours."""
+
+    def cell(kept: Kept) -> str:
+        line = _line(kept, "peers", "cases", case=str(case))
+        if line is None or "seconds" not in line:
+            return "" if line is None else FAILED
+        timed = {name: one["to_ours"] for name, one in line["peers"].items() if "to_ours" in one}
+        best = min(timed, key=lambda name: timed[name], default=None)
+        return "none ran" if best is None else f"{timed[best]:.2f} × ({best})"
+
+    return cell
+
+
 def _host(ahead: bool) -> Cell:
     line = {"requests": 64, "async_scheduling": ahead}
     return lambda kept: _told(
@@ -161,7 +189,17 @@ def _eight(case: Case) -> Case:
     return replace(case, cache="fp8_e4m3")
 
 
-FILES = ("kernels", "swap", "swap-fp8_e4m3", "step", "profile", "engine", "host")
+FILES = (
+    "kernels",
+    "swap",
+    "swap-fp8_e4m3",
+    "step",
+    "profile",
+    "engine",
+    "servers",
+    "host",
+    "peers",
+)
 AHEAD = "the same, `async_scheduling`"
 EIGHT = "the same, 8-bit cache"
 DRAWN = "the same, drawn"
@@ -177,6 +215,9 @@ ROWS = (
     Row(EIGHT, "", "", _of_copy(_eight(BESIDE))),
     Row("prefill attention, 8,192: TFLOP/s", "≥ 300", "", _product(PREFILL)),
     Row(EIGHT, "", "", _product(_eight(PREFILL))),
+    Row("decode attention, 64 × 4,096: the fastest peer's time over ours", "", "",
+        _peers(DECODE)),
+    Row("prefill attention, 8,192: the fastest peer's time over ours", "", "", _peers(PREFILL)),
     Row("swap out, in, blocks of 16: of one pinned copy", "≥ 80 %", "", _swap("swap")),
     Row(EIGHT, "", "", _swap("swap-fp8_e4m3")),
     Row("decode step, 64 × 1,024: times weights and cache at a copy's bandwidth", "≤ 1.3 ×",
@@ -191,9 +232,11 @@ ROWS = (
         _profile(lambda one: str(one["launches_a_layer"]))),
     Row("the share of it in which kernels run", "", "",
         _profile(lambda one: f"{one['busy']:.0%}")),
-    Row("tokens a second: times transformers' `generate_batch`", "≥ 2 ×", "4 ×",
+    Row("tokens a second: times transformers' `generate_batch`, a weak peer", "≥ 2 ×", "4 ×",
         _engine("pagedsim")),
     Row(AHEAD, "≥ 2 ×", "4 ×", _engine("pagedsim, async_scheduling")),
+    Row("the same, `async_scheduling`: times vLLM's", "", "", _server("vllm")),
+    Row("the same, `async_scheduling`: times SGLang's", "", "", _server("sglang")),
     Row("host's part of a decode step, 64 requests", "≤ 200 µs", "", _host(False)),
     Row(AHEAD, "≤ 200 µs", "", _host(True)),
 )  # fmt: skip

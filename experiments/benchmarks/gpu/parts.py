@@ -69,6 +69,8 @@ def _whole() -> list[Part]:
         _benchmark("kernels", "kernels", *sizes, "--resume", "--peers", "sdpa", "flashinfer"),
         _benchmark("step, all", "step", *sizes, "--resume", least=90),
         _benchmark("engine", "engine", "--device", "cuda", "--repeats", "1", least=120),
+        _benchmark("servers", "servers", least=120),
+        _benchmark("peers", "kernels", *sizes, "--resume", "--headlines", "--name", "peers"),
     ]
 
 
@@ -90,6 +92,8 @@ def _tiny(device: str) -> list[Part]:
         _benchmark("kernels", "kernels", *sizes, "--peers", "sdpa", "flashinfer"),
         _benchmark("step, all", "step", *sizes),
         _benchmark("engine", "engine", "--device", device, *few),
+        _benchmark("servers", "servers", "--device", device, *few),
+        _benchmark("peers", "kernels", *sizes, "--headlines", "--name", "peers"),
     ]
 
 

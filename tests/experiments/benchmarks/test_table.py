@@ -18,6 +18,7 @@ from experiments.benchmarks import (
     host,
     kernels,
     profile,
+    servers,
     step,
     swap,
     table,
@@ -53,13 +54,15 @@ def test_where_nothing_was_measured_cells_are_empty() -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the benchmarks write, as if on a GPU: their own files, with its name and its cases."""
     place = tmp_path_factory.mktemp("results") / "h200"
-    kernels.main([*QUICK, "--peers", "--out", str(place)])
+    for peers, name in (([], "kernels"), (["sdpa"], "peers")):
+        kernels.main([*QUICK, "--name", name, "--out", str(place), "--peers", *peers])
     for cache in ("auto", "fp8_e4m3"):
         swap.main([*QUICK, "--kv-cache-dtype", cache, "--out", str(place)])
     step.main([*QUICK, "--out", str(place)])
     profile.main([*QUICK, "--out", str(place)])
     few = ["--out", str(place)]
     engine.main(["--prompts", "3", "--tokens", "3", "--repeats", "1", *few])
+    servers.main(["--device", "cpu", *few])
     host.main(["--running", "64", "--steps", "2", "--rounds", "1", *few])
     for name in table.FILES:
         content = read_json(place / f"{name}.json")
@@ -70,11 +73,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def as_if(name: str, content: dict[str, Any]) -> dict[str, Any]:
     """What was tiny gets the names of what is large."""
-    if name == "kernels":
+    if name in ("kernels", "peers"):
         content["cases"] = [
             {**content["cases"][0], "case": str(case), "seconds": 1.0 + 0.05 * (at == 0)}
             for at, case in enumerate(HEADLINES)
         ]
+    if name == "servers":
+        content |= {"absent": {"sglang": "not installed"}}
+        content |= {"rates": {servers.AHEAD: 300.0, "vllm": 200.0}}
     for one in content.get("swaps", ()):
         one["model"] = BASE
     for one in content.get("arms", ()):
@@ -89,19 +95,23 @@ def test_every_cell_is_filled_from_what_the_benchmarks_write(place: Path) -> Non
     told = dict(zip(columns[""], columns["H200"], strict=True))
     assert told["the same, blocks of 16 instead of 128: time"] == "+5.0%"
     times = read_json(place / "step.json")["arms"][0]["to_limit"]
-    assert columns["H200"][11] == f"{times:.2f} ×"
+    wanted = f"{times:.2f} ×"
+    assert told[next(what for what in told if what.startswith("decode step"))] == wanted
     rates = read_json(place / "engine.json")["rates"]
-    assert (
-        told["tokens a second: times transformers' `generate_batch`"]
-        == f"{rates['pagedsim'] / rates[engine.PEER]:.1f} ×"
-    )
+    peer = told["tokens a second: times transformers' `generate_batch`, a weak peer"]
+    assert peer == f"{rates['pagedsim'] / rates[engine.PEER]:.1f} ×"
+    assert told["the same, `async_scheduling`: times vLLM's"] == "1.50 ×"
+    assert told["the same, `async_scheduling`: times SGLang's"] == "not installed"
+    fastest = "decode attention, 64 × 4,096: the fastest peer's time over ours"
+    assert told[fastest].endswith(" × (sdpa)")
 
 
 def test_what_was_wrong_is_not_left_empty(place: Path, tmp_path: Path) -> None:
     kept = {name: dict(read_json(place / f"{name}.json")) for name in table.FILES}
     untimed = ("seconds", "out", "in")
-    for name, lines in (("kernels", "cases"), ("swap", "swaps"), ("step", "arms"),
-                        ("swap-fp8_e4m3", "swaps"), ("host", "steps")):  # fmt: skip
+    kept["servers"] = {"absent": {}, "rates": {}}
+    lines_of = {"kernels": "cases", "peers": "cases", "swap": "swaps", "swap-fp8_e4m3": "swaps"}
+    for name, lines in {**lines_of, "step": "arms", "host": "steps"}.items():
         kept[name][lines] = [
             {key: value for key, value in one.items() if key not in untimed}
             for one in kept[name][lines]
