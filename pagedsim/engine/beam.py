@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pagedsim.core import Continuation, Request, RequestError
-from pagedsim.engine.logits import forbid, penalise
+from pagedsim.engine.logits import forbid, penalise, penalties
 from pagedsim.engine.output import CompletionOutput, RequestOutput
 from pagedsim.engine.stop import Streamer, Text, ends_of
 
@@ -152,7 +152,8 @@ class Beams:
         request, params, rows = self.request, self.request.params, len(logprobs)
         if params.penalised:
             outputs = request.outputs or [[]] * rows
-            logprobs = penalise(logprobs, [params] * rows, [request.prompt or ()] * rows, outputs)
+            settings = penalties([params] * rows, logprobs.device)
+            logprobs = penalise(logprobs, settings, [request.prompt or ()] * rows, outputs)
         if request.told < params.min_tokens:
             logprobs = forbid(logprobs, [tuple(self.ends)] * rows)
         return logprobs

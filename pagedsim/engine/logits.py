@@ -1,63 +1,50 @@
 """What changes logits before a token is drawn: penalties, and what is forbidden.
 
-Every function takes [rows, vocab] in float32 and returns a new tensor. What is ruled out becomes
--inf. No row's result depends on the other rows.
+Every function takes [rows, vocab] in float32 and returns a new tensor. No row's result depends on
+the other rows, and nothing is read back from the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pagedsim.core import SamplingParams
 from pagedsim.engine.fetch import sent
+from pagedsim.engine.said import Said, Tokens, places
 
-Tokens = Sequence[int]
+
+def penalties(params: Sequence[SamplingParams], device: torch.device) -> Tensor:
+    """[3, rows, 1]: each row's penalties for repetition, presence and frequency."""
+    settings = [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params]
+    return sent(torch.tensor(settings).view(-1, 3), device).T[:, :, None]
 
 
 def penalise(
     logits: Tensor,
-    params: Sequence[SamplingParams],
+    settings: Tensor,
     prompts: Sequence[Tokens],
     outputs: Sequence[Tokens],
+    said: Said | None = None,
 ) -> Tensor:
-    """Penalties for what was said already.
+    """Penalties for what was said already; `settings` are those of `penalties`.
 
     Repetition looks at prompt and output and scales (as in transformers); presence and frequency
-    look at the output alone and subtract (as in vLLM and OpenAI's API).
+    look at the output alone and subtract (as in vLLM and OpenAI's API). `said` has counted what
+    was said before.
     """
-    settings = torch.tensor(
-        [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params],
-        device=logits.device,
-    )
-    repetition, presence, frequency = settings[:, :, None].unbind(1)
-    said = _counts(outputs, logits)
-    if any(p.repetition_penalty != 1 for p in params):
-        seen = (said > 0) | (_counts(prompts, logits) > 0)
-        scaled = torch.where(logits < 0, logits * repetition, logits / repetition)
-        logits = torch.where(seen, scaled, logits)
-    return logits - frequency * said - presence * (said > 0)
-
-
-def _counts(texts: Sequence[Tokens], like: Tensor) -> Tensor:
-    """How often each row's text has each token."""
-    rows, vocab = like.shape
-    sizes = [len(text) for text in texts]
-    flat = np.fromiter(chain.from_iterable(texts), np.int64, sum(sizes))
-    flat += np.repeat(np.arange(rows) * vocab, sizes)
-    counts = torch.bincount(torch.from_numpy(flat).to(like.device), minlength=rows * vocab)
-    return counts.view(rows, vocab)
+    repetition, presence, frequency = settings
+    counts, seen = (said or Said()).counts(prompts, outputs, logits)
+    spoken = counts > 0
+    scaled = torch.where(logits < 0, logits * repetition, logits / repetition)
+    logits = torch.where(seen | spoken, scaled, logits)
+    return logits - frequency * counts - presence * spoken
 
 
 def forbid(logits: Tensor, tokens: Sequence[Tokens]) -> Tensor:
     """Rule out each row's own `tokens`."""
-    sizes = torch.tensor([len(one) for one in tokens])
-    rows = torch.repeat_interleave(torch.arange(len(tokens)), sizes)
-    flat = torch.tensor(list(chain.from_iterable(tokens)), dtype=torch.int64)
-    logits = logits.clone()
-    logits[sent(rows, logits.device), sent(flat, logits.device)] = -torch.inf
+    logits = logits.clone(memory_format=torch.contiguous_format)
+    logits.view(-1).index_fill_(0, places(tokens, logits), -torch.inf)
     return logits

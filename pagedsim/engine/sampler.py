@@ -17,8 +17,9 @@ from torch import Tensor
 
 from pagedsim.core import SamplingParams
 from pagedsim.engine.fetch import Fetch, sent
-from pagedsim.engine.logits import forbid, penalise
+from pagedsim.engine.logits import forbid, penalise, penalties
 from pagedsim.engine.noise import words_of
+from pagedsim.engine.said import Said
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.asked import Asked
 
@@ -64,11 +65,12 @@ def wants_logprob(params: SamplingParams) -> bool:
 class Sampler:
     """Samples a token for each row, of one vocabulary and on one device.
 
-    Remembers nothing but the settings of the last batch.
+    Of the last batch it remembers the settings, and what those said that are penalised for it.
     """
 
     def __init__(self) -> None:
         self._columns: Columns | None = None
+        self._said = Said()
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
         """One sample for each row of `logits` [rows, vocab] in float32, which stay as they are."""
@@ -77,7 +79,7 @@ class Sampler:
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> Draw:
         """The same, without waiting for it."""
         columns = self._columns_of([row.params for row in rows], logits)
-        scores = _adjusted(logits, rows, columns)
+        scores = self._adjusted(logits, rows, columns)
         if columns.random:
             words = words_of([row.key for row in rows], [row.position for row in rows])
             picked = kernels.pick(scores, columns.asked, sent(words, logits.device))
@@ -90,6 +92,17 @@ class Sampler:
         if columns is None or columns.params != params:
             columns = self._columns = Columns(params, logits)
         return columns
+
+    def _adjusted(self, logits: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
+        """The logits after penalties and without forbidden tokens."""
+        if (at := columns.penalised).rows:
+            asked = [rows[i] for i in at.rows]
+            prompts, outputs = [row.prompt for row in asked], [row.output for row in asked]
+            values = penalise(at.of(logits), columns.penalties, prompts, outputs, self._said)
+            logits = at.put(logits, values)
+        if any(row.forbidden for row in rows):
+            logits = forbid(logits, [row.forbidden for row in rows])
+        return logits
 
 
 def rehearse_sampling(vocab: int, device: torch.device) -> None:
@@ -147,6 +160,7 @@ class Columns:
         self.params = params
         self.vocab, self.device = like.shape[1], like.device
         self.penalised = self._at(p.penalised for p in params)
+        self.penalties = penalties([params[i] for i in self.penalised.rows], self.device)
         self.scored = self._at(wants_logprob(p) for p in params)
         self.logprobs = [params[i].logprobs or 0 for i in self.scored.rows]
         self.random = any(p.temperature >= COLDEST for p in params)
@@ -171,18 +185,6 @@ class Columns:
 
     def _column(self, values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
         return sent(torch.tensor(values, dtype=dtype), self.device)
-
-
-def _adjusted(logits: Tensor, rows: Sequence[Row], columns: Columns) -> Tensor:
-    """The logits after penalties and without forbidden tokens."""
-    if (at := columns.penalised).rows:
-        asked = [rows[i] for i in at.rows]
-        params, prompts = [row.params for row in asked], [row.prompt for row in asked]
-        values = penalise(at.of(logits), params, prompts, [row.output for row in asked])
-        logits = at.put(logits, values)
-    if any(row.forbidden for row in rows):
-        logits = forbid(logits, [row.forbidden for row in rows])
-    return logits
 
 
 def _scored(logits: Tensor, picked: Tensor, columns: Columns) -> list[Tensor]:

@@ -15,14 +15,16 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.logits import forbid, penalise
+from pagedsim.engine.logits import forbid, penalise, penalties
 from pagedsim.engine.noise import gumbel, stream_key
+from pagedsim.engine.said import Said, places
 from pagedsim.engine.sampler import Row, Sample, Sampler
 from pagedsim.kernels.reference.draw import keep_min_p, keep_top_k
 from pagedsim.kernels.reference.nucleus import keep_top_p
 
 GREEDY = SamplingParams(temperature=0)
 VOCAB = 97
+CPU = torch.device("cpu")
 
 
 def row(params: SamplingParams, number: int = 0, **given: Any) -> Row:
@@ -182,16 +184,44 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
     texts = [[5, 6, 6], [7, 90, 8], [9, 9, 9]]
     params = [SamplingParams(repetition_penalty=1.3)] * 3
     theirs = hf.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(texts), logits.clone())
-    ours = penalise(logits, params, [text[:2] for text in texts], [text[2:] for text in texts])
+    ours = penalise(
+        logits, penalties(params, CPU), [text[:2] for text in texts], [text[2:] for text in texts]
+    )
     assert torch.equal(ours, theirs)
 
 
 def test_presence_and_frequency_count_the_output_alone() -> None:
     logits = some_logits(1)
     params = [SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)]
-    change = (penalise(logits, params, [[1, 2]], [[3, 3, 3, 4]]) - logits)[0]
+    change = (penalise(logits, penalties(params, CPU), [[1, 2]], [[3, 3, 3, 4]]) - logits)[0]
     want = {3: -0.5 - 3 * 0.25, 4: -0.5 - 0.25}
     assert change.tolist() == pytest.approx([want.get(i, 0) for i in range(VOCAB)], abs=1e-6)
+
+
+def test_what_was_said_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step after step, with sequences that come, go and start again: as if counted anew."""
+    sizes: list[int] = []
+
+    def counted(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+        sizes.append(sum(map(len, texts)))
+        return places(texts, like)
+
+    monkeypatch.setattr("pagedsim.engine.said.places", counted)
+    said, logits = Said(), some_logits(3)
+    texts: list[list[int]] = [[5], [7, 7], []]
+    prompts = [(1, 2), (2, 3), ()]
+    settings = penalties([SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5)] * 3, CPU)
+    for token in range(6):
+        if token == 3:
+            texts[1] = [*texts[1][:1]]  # another list: it started again
+        if token == 5:
+            texts, prompts = texts[::-1], prompts[::-1]
+        sizes.clear()
+        ours = penalise(logits, settings, prompts, texts, said)
+        assert sum(sizes) == (3 if token in (1, 2, 4) else sum(map(len, [*texts, *prompts])))
+        assert torch.equal(ours, penalise(logits, settings, prompts, texts))
+        for text in texts:
+            text.append(token)
 
 
 def test_penalties_reach_greedy_rows_and_leave_the_others() -> None:
