@@ -252,8 +252,8 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
         (("memory.block_size=many",), "memory.block_size='many': must be a whole number"),
         (("+workload.prefixes.tokens=10",), "backend.shrink=16: must be 1 where prompts have"),
         (
-            ("backend.model=null", "model=deepseek-v3"),
-            "model=deepseek-v3: no model with random weights has its shape",
+            ("backend.model=null", "model=mixtral-8x7b", "+model.moe.shared_experts=1"),
+            "model=mixtral-8x7b: no model with random weights has its shape",
         ),
         (("backend.model=./nowhere",), "model=./nowhere: no such folder"),
     ],

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 from pagedsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pagedsim.sim.model import ModelShape
+    from pagedsim.sim.model import MLA, ModelShape
 
 
 def shaped_config(shape: ModelShape) -> Any:
     """The configuration of a model with this shape, for random weights; raises ConfigError.
 
-    Llama for gated MLPs, Mixtral for experts, OPT for positions that are learned.
+    Llama for gated MLPs, Mixtral for experts, Qwen3-MoE for experts in some layers, DeepSeek-V3
+    for compressed keys and values, OPT for positions that are learned.
     """
-    from transformers import LlamaConfig, MixtralConfig, OPTConfig
+    from transformers import LlamaConfig, MixtralConfig, OPTConfig, Qwen3MoeConfig
 
     common: dict[str, Any] = {
         "vocab_size": shape.vocab,
@@ -33,12 +34,23 @@ def shaped_config(shape: ModelShape) -> Any:
         "head_dim": shape.head_dim,
         "max_position_embeddings": shape.max_model_len,
     }
+    moe, config = shape.moe, None
     if shape.mla is not None:
-        raise _not_served(shape, "its compressed keys and values")
-    if (moe := shape.moe) is not None:
-        if moe.shared_experts or moe.dense_layers:
-            raise _not_served(shape, "shared experts or dense layers beside experts")
-        config: Any = MixtralConfig(
+        config = _compressed(shape, shape.mla, common)
+    elif moe is not None and moe.shared_experts:
+        raise _not_served(shape, "shared experts beside keys and values that are not compressed")
+    elif moe is not None and moe.dense_layers:
+        config = Qwen3MoeConfig(
+            **common,
+            **grouped,
+            intermediate_size=shape.intermediate,
+            moe_intermediate_size=moe.intermediate,
+            num_experts=moe.experts,
+            num_experts_per_tok=moe.experts_per_token,
+            mlp_only_layers=list(range(moe.dense_layers)),
+        )
+    elif moe is not None:
+        config = MixtralConfig(
             **common,
             **grouped,
             intermediate_size=moe.intermediate,
@@ -56,6 +68,36 @@ def shaped_config(shape: ModelShape) -> Any:
         raise _not_served(shape, "an MLP without a gate beside grouped heads")
     config.name_or_path = shape.name
     return config
+
+
+def _compressed(shape: ModelShape, mla: MLA, common: dict[str, Any]) -> Any:
+    from transformers import DeepseekV3Config
+
+    experts: dict[str, Any] = {"first_k_dense_replace": shape.layers}
+    if (moe := shape.moe) is not None:
+        if not moe.shared_experts:
+            raise _not_served(shape, "experts without a shared one")
+        experts = {
+            "first_k_dense_replace": moe.dense_layers,
+            "moe_intermediate_size": moe.intermediate,
+            "n_routed_experts": moe.experts,
+            "num_experts_per_tok": moe.experts_per_token,
+            "n_shared_experts": moe.shared_experts,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+    return DeepseekV3Config(
+        **common,
+        **experts,
+        num_key_value_heads=shape.heads,
+        intermediate_size=shape.intermediate,
+        max_position_embeddings=shape.max_model_len,
+        kv_lora_rank=mla.kv_lora_rank,
+        q_lora_rank=mla.q_lora_rank,
+        qk_rope_head_dim=mla.rope_dim,
+        qk_nope_head_dim=mla.nope_dim,
+        v_head_dim=mla.v_dim,
+    )
 
 
 def _not_served(shape: ModelShape, what: str) -> ConfigError:

@@ -53,6 +53,8 @@ class Shard:
 
     def cut(self, name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
         """This part of the weight of that name, as a view; `config` is the whole model's."""
+        if self.size == 1:  # of models that are not split, too, whose parts have other names
+            return weight
         module, kind = name.split(".")[-2:]
         if module in ("o_proj", "down_proj") and kind == "bias":
             return weight if self.rank == 0 else torch.zeros_like(weight)  # it is added once

@@ -33,7 +33,7 @@ def same(one: LoadedModel, other: LoadedModel) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral", "opt", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral", "deepseek-v3", "opt", "gpt2"])
 @pytest.mark.parametrize("shards", [None, "20KB"], ids=["one file", "shards"])
 def test_a_folder_equals_the_object_that_it_was_saved_from(
     name: str, shards: str | None, tmp_path: Path
@@ -61,6 +61,22 @@ def test_dummy_weights_need_no_file_and_follow_from_the_seed(tmp_path: Path) -> 
     assert same(first, load_model(tmp_path, load_format="dummy", seed=3))
     assert same(first, load_model(CONFIGS["llama"](), seed=3))
     assert not same(first, load_model(tmp_path, load_format="dummy", seed=4))
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3"])
+def test_experts_of_random_weights(name: str) -> None:
+    first, again = (load_model(CONFIGS[name](), seed=3) for _ in range(2))
+    assert first.native is not None and same(first, again)
+    assert not any(weight.is_meta for weight in weights(first).values())
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_made() -> None:
+    config = CONFIGS["qwen3-moe"]()
+    config.num_experts = 10**9
+    with pytest.raises(ConfigError) as caught:
+        load_model(config)
+    assert str(caught.value).startswith("out of memory: the weights take ")
+    assert str(caught.value).endswith(" GiB left; take a smaller model or dtype")
 
 
 def test_loading_within_inference_mode() -> None:

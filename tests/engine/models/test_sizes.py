@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.models import load_model
+from pagedsim.engine.models.shaped import shaped_config
 from pagedsim.sim.huggingface import read_shape
 from tests.engine.models.architectures import reference
 
@@ -34,3 +36,13 @@ def test_sizes_are_those_of_the_simulator(name: str) -> None:
     values = shape.kv_values_per_token * BLOCK
     assert cache.shape.block_bytes == values * torch.float32.itemsize
     assert cache.gpu.nbytes == 8 * cache.shape.block_bytes
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe", "deepseek-v3"])
+def test_a_shape_makes_a_model_of_its_sizes(name: str) -> None:
+    shape = read_shape(reference(name).config.to_dict(), name)
+    assert load_model(shaped_config(shape)).native is not None
+    made = read_shape(shaped_config(shape).to_dict(), name)
+    assert made.weight_params == shape.weight_params
+    assert made.kv_values_per_token == shape.kv_values_per_token
+    assert (made.moe, made.mla) == (shape.moe, shape.mla)
