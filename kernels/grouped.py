@@ -23,6 +23,9 @@ from pagedsim.kernels.tiles import MIN_ROWS, power_of_two
 
 CHUNK = 1024
 """Choices that are looked at at a time."""
+FEW, SOME = 512, 32
+"""Up to so many choices each program of the list counts all of them by itself, some at a time:
+that takes less than another launch."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,12 @@ def _listed(
         torch.empty(size, dtype=torch.int32, device=chosen.device) for size in (count, choices)
     )
     listed = counts.new_empty(3, most)
-    _count[(count,)](counts, chosen, choices, CHUNK=CHUNK, num_warps=4)
+    few = choices <= FEW
+    if not few:
+        _count[(count,)](counts, chosen, choices, CHUNK=CHUNK, num_warps=4)
     _list[(count,)](
-        order, listed, counts, chosen, choices, most,
-        ROWS=rows, EXPERTS=count, PADDED=power_of_two(count), CHUNK=CHUNK, num_warps=4,
+        order, listed, None if few else counts, chosen, choices, most, ROWS=rows, EXPERTS=count,
+        PADDED=power_of_two(count), CHUNK=SOME if few else CHUNK, num_warps=4,
     )  # fmt: skip
     return order, listed
 
@@ -136,7 +141,7 @@ def _count(counts_ptr, chosen_ptr, choices, CHUNK: tl.constexpr):
 def _list(
     order_ptr,
     listed_ptr,
-    counts_ptr,
+    counts_ptr,  # None where they are to be counted
     chosen_ptr,
     choices,
     most,
@@ -148,7 +153,14 @@ def _list(
     """The choices of one expert in their order, and its tiles."""
     expert = tl.program_id(0)
     other = tl.arange(0, PADDED)
-    counts = tl.load(counts_ptr + other, mask=other < EXPERTS, other=0)
+    if counts_ptr is None:
+        counts = tl.zeros([PADDED], tl.int32)
+        for begin in range(0, choices, CHUNK):
+            choice = begin + tl.arange(0, CHUNK)
+            chosen = tl.load(chosen_ptr + choice, mask=choice < choices, other=-1).to(tl.int32)
+            counts += tl.sum((chosen[:, None] == other[None, :]).to(tl.int32), 0)
+    else:
+        counts = tl.load(counts_ptr + other, mask=other < EXPERTS, other=0)
     tiles = (counts + ROWS - 1) // ROWS
     start = tl.sum(tl.where(other < expert, counts, 0), 0)
     end = start + tl.sum(tl.where(other == expert, counts, 0), 0)

@@ -385,6 +385,36 @@ def few(x: torch.Tensor) -> bool:
     return on_gpu(x) and len(x) <= FEW
 
 
+def route(
+    logits: torch.Tensor,
+    each: int,
+    *,
+    sums_to_one: bool,
+    bias: torch.Tensor | None = None,
+    groups: int = 1,
+    kept: int = 1,
+    scale: float = 1.0,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `each` experts that every token passes, and their weights in `dtype`, best first.
+
+    `logits` is [tokens, experts]. Their softmax is the score, and the weight; with a `bias` of
+    [experts] the sigmoid is the weight, and the bias is added for the score. Of `groups` groups of
+    experts, side by side, only those `kept` count whose two best have the highest sums. If it
+    `sums_to_one`, a token's weights do, before they are multiplied by `scale`. Both results are
+    [tokens, each]; of equal scores either may come first.
+    """
+    way: dict[str, Any] = {
+        "sums_to_one": sums_to_one, "bias": bias, "groups": groups, "kept": kept, "scale": scale,
+        "dtype": dtype,
+    }  # fmt: skip
+    if on_gpu(logits):
+        from pagedsim.kernels import route as kernel
+
+        return kernel.route(logits, each, **way)
+    return reference.route(logits, each, **way)
+
+
 def write_kv(
     k: torch.Tensor,
     v: torch.Tensor,

@@ -10,6 +10,7 @@ from pagedsim.kernels.reference.norm import rms_norm
 from pagedsim.kernels.reference.nucleus import keep_top_p
 from pagedsim.kernels.reference.product import add_product, product
 from pagedsim.kernels.reference.rotary import rotate
+from pagedsim.kernels.reference.route import route
 from pagedsim.kernels.reference.write import write_kv, write_step
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "product",
     "rms_norm",
     "rotate",
+    "route",
     "silu_mul",
     "write_kv",
     "write_step",

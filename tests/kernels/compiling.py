@@ -28,6 +28,7 @@ from pagedsim.kernels import (
     norm,
     product,
     rotary,
+    route,
     write,
 )
 from pagedsim.kernels.asked import Asked
@@ -131,6 +132,11 @@ def call(case: Call) -> None:
             down = up[:, : case["inner"]].transpose(1, 2)
             shared = x if case.get("summed") else None
             grouped.experts(x, up, down, chosen, chosen.to(dtype), shared)
+            scores = torch.zeros(tokens, count, dtype=dtype)
+            biased: dict[str, Any] = (
+                {"bias": scores[0].float(), "groups": 8, "kept": 4} if shared is x else {}
+            )
+            route.route(scores, chosen.shape[1], sums_to_one=True, dtype=dtype, **biased)
         case "product":
             run_product(case, dtype)
         case "latent":

@@ -10,7 +10,15 @@ import torch
 
 from pagedsim.kernels import ops as kernels
 from tests.kernels.interpreter import mend
-from tests.kernels.mixtures import MIXTURES, Mixture, check_alone, check_mixture
+from tests.kernels.mixtures import (
+    MIXTURES,
+    ROUTES,
+    Mixture,
+    Route,
+    check_alone,
+    check_mixture,
+    check_route,
+)
 
 mend()
 
@@ -23,6 +31,11 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", MIXTURES, ids=str)
 def test_mixture(case: Mixture) -> None:
     check_mixture(case)
+
+
+@pytest.mark.parametrize("case", ROUTES, ids=str)
+def test_route(case: Route) -> None:
+    check_route(case)
 
 
 def test_a_token_does_not_feel_its_neighbours() -> None:

@@ -35,7 +35,7 @@ MIXTURES = [
     Mixture(tokens=0),
     Mixture(count=1, each=1, shared=True),
     Mixture(tokens=40, crowded=True, **HALF),  # tiles that are full, and experts without any
-    Mixture(tokens=40, count=3, size=33, inner=65),
+    Mixture(tokens=300, count=3, size=33, inner=65),  # choices that are counted beforehand
     Mixture(size=160, inner=136, **HALF),  # more than one tile of columns and of depth
 ]
 
@@ -61,6 +61,70 @@ def check_mixture(case: Mixture) -> None:
     given = drawn(case)
     answer, magnitude = _answer(**given)
     near(kernels.experts(**given), answer, magnitude, 3)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Tokens and so many experts of which each passes some."""
+
+    tokens: int = 9
+    count: int = 8
+    each: int = 2
+    groups: int = 1
+    kept: int = 1
+    sigmoid: bool = False
+    sums_to_one: bool = True
+    dtype: torch.dtype = torch.float32
+    spread: float = 2.0
+    device: str = "cpu"
+
+
+ROUTES = [
+    Route(),
+    Route(sums_to_one=False, **HALF),
+    Route(count=60, each=4, spread=30.0),
+    Route(tokens=1, count=1, each=1),
+    Route(tokens=0),
+    Route(sigmoid=True),
+    Route(count=24, each=5, groups=4, kept=2, sigmoid=True),
+    Route(count=256, each=8, groups=8, kept=4, sigmoid=True, sums_to_one=False, **HALF),
+    Route(count=9, each=3, groups=3, kept=2, sigmoid=True),
+]
+
+
+def check_route(case: Route) -> None:
+    """Fail unless `ops.route` chooses the best, worked out one by one, with their weights."""
+    torch.manual_seed(0)
+    # Whole multiples apart, so that no two scores are equal and rounding changes no order.
+    steps = torch.rand(case.tokens, case.count).argsort(1).double() / case.count - 0.5
+    logits = (case.spread * steps).to(case.dtype)
+    bias = torch.randn(case.count) if case.sigmoid else None
+    wide = torch.zeros(case.tokens, case.count + 3, dtype=case.dtype, device=case.device)
+    wide[:, : case.count] = logits
+    chosen, weights = kernels.route(
+        wide[:, : case.count], case.each, sums_to_one=case.sums_to_one,
+        bias=None if bias is None else bias.to(case.device), groups=case.groups, kept=case.kept,
+        scale=1.5, dtype=case.dtype,
+    )  # fmt: skip
+    answer, expected = [], []
+    for row in logits.double():
+        scores = row.softmax(0) if bias is None else row.sigmoid()
+        ranked = (scores if bias is None else scores + bias.double()).tolist()
+        width = case.count // case.groups
+        best = sorted(
+            range(case.groups),
+            key=lambda group: -sum(sorted(ranked[group * width : (group + 1) * width])[-2:]),
+        )[: case.kept]
+        allowed = [expert for expert in range(case.count) if expert // width in best]
+        order = sorted(allowed, key=lambda expert: -ranked[expert])[: case.each]
+        share = scores[order] / (scores[order].sum() if case.sums_to_one else 1)
+        answer.append(order)
+        expected.append((1.5 * share).tolist())
+    assert chosen.tolist() == answer
+    if answer:
+        exact = torch.tensor(expected, dtype=torch.float64)
+        near(weights.cpu(), exact, exact * (1 + case.spread / 16), 2)
+    assert weights.dtype == case.dtype and weights.shape == (case.tokens, case.each)
 
 
 def check_alone(case: Mixture, others: int) -> None:

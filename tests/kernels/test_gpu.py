@@ -35,7 +35,16 @@ from tests.kernels.latents import (
     check_pressed,
 )
 from tests.kernels.latents import check_alone as check_latent_alone
-from tests.kernels.mixtures import MIXTURES, Mixture, check_alone, check_mixture, drawn
+from tests.kernels.mixtures import (
+    MIXTURES,
+    ROUTES,
+    Mixture,
+    Route,
+    check_alone,
+    check_mixture,
+    check_route,
+    drawn,
+)
 from tests.kernels.products import PRODUCTS, Product, check_product
 from tests.kernels.stored import check_no_number, check_stored
 
@@ -242,6 +251,11 @@ LARGE = [Mixture(tokens, 64, 8, 512, 256) for tokens in (3, 700)]
 @pytest.mark.parametrize("case", [*MIXTURES, *LARGE], ids=str)
 def test_mixture(case: Mixture, dtype: torch.dtype) -> None:
     check_mixture(replace(case, dtype=dtype, device="cuda"))
+
+
+@pytest.mark.parametrize("case", ROUTES, ids=str)
+def test_route(case: Route) -> None:
+    check_route(replace(case, device="cuda"))
 
 
 def test_a_token_does_not_feel_who_else_has_its_experts() -> None:

@@ -8,13 +8,26 @@ import pytest
 import torch
 
 from pagedsim.kernels import ops as kernels
-from tests.kernels.mixtures import MIXTURES, Mixture, check_mixture, drawn
+from tests.kernels.mixtures import (
+    MIXTURES,
+    ROUTES,
+    Mixture,
+    Route,
+    check_mixture,
+    check_route,
+    drawn,
+)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["own", "bfloat16"])
 @pytest.mark.parametrize("case", MIXTURES, ids=str)
 def test_mixture(case: Mixture, dtype: torch.dtype | None) -> None:
     check_mixture(replace(case, dtype=dtype or case.dtype))
+
+
+@pytest.mark.parametrize("case", ROUTES, ids=str)
+def test_route(case: Route) -> None:
+    check_route(case)
 
 
 @pytest.mark.parametrize("wrong", ["choices", "weights", "experts"])

@@ -81,6 +81,8 @@ def of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         config.num_hidden_layers = layers
         if hasattr(config, "layer_types"):
             config.layer_types = ["full_attention"] * layers
+        if hasattr(config, "mlp_only_layers"):
+            config.mlp_only_layers = []
         model = load_model(config, model_impl="native")
         steps.append(launched(model, monkeypatch))
     less, more = steps
@@ -100,3 +102,20 @@ def test_ten_where_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(layer) == sorted(
         ["mm"] * 4 + ["_norm"] * 2 + ["_rotate", "_part", "_merge", "_silu_mul"]
     )
+
+
+EXPERTS = ["_norm", "mm", "_route", "_list", "_up", "_down", "_sum"]
+"""A router, and two products over tokens sorted by expert."""
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_thirteen_with_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = ["_norm", "mm", "_rotate", "_part", "_merge", "_product"]
+    assert sorted(of_a_layer(name, monkeypatch)) == sorted(attention + EXPERTS)
+
+
+def test_twenty_with_compressed_keys_and_shared_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    absorbed = ["_compress", "bmm", "_latent", "_merge", "bmm", "_product"]
+    attention = ["_norm", "mm", "_norm", "mm", *absorbed]
+    layer = of_a_layer("deepseek-v3", monkeypatch)
+    assert sorted(layer) == sorted([*attention, *EXPERTS, "mm", "_silu_mul", "mm"])

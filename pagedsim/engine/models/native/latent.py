@@ -56,13 +56,19 @@ class Latent:
             q[..., plain:], compressed, cos, sin, cache, batch, weight=self.latent.weight,
             eps=self.latent.eps, interleaved=self.interleaved, out=wide[..., rank:],
         )  # fmt: skip
-        wide[..., :rank] = torch.bmm(q[..., :plain].transpose(0, 1), self.keys).transpose(0, 1)
+        _by_head(q[..., :plain], self.keys, wide[..., :rank])
         seen = attend_latent(wide, cache, batch, rank=rank, scale=self.scale)
         if rows is not None:
             seen = seen[rows]
             stream.keep(rows)
-        values = torch.bmm(seen.transpose(0, 1), self.values)
-        self.out.add_to(stream, values.transpose(0, 1).flatten(1))
+        values = seen.new_empty(len(seen), heads, self.values.shape[2])
+        _by_head(seen, self.values, values)
+        self.out.add_to(stream, values.flatten(1))
+
+
+def _by_head(x: torch.Tensor, matrices: torch.Tensor, out: torch.Tensor) -> None:
+    """Each head's product with its own matrix; x and `out` are [tokens, heads, dim]."""
+    torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
 
 
 def latent_of(layer: Any, sight: Sight, eps: float) -> Latent:
