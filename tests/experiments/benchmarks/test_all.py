@@ -27,6 +27,7 @@ from experiments.benchmarks.gpu.parts import Part, marked, parts  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
 from pagedsim.kernels.tiles import Tiles  # noqa: E402
 from pagedsim.kernels.tuning import Entry, Heads  # noqa: E402
+from tests.experiments.benchmarks import bare  # noqa: E402
 
 TOLD = {"device": "Pretend", "driver": "1", "torch": "2", "date": "today"}
 ROOT = Path(__file__).parents[3]
@@ -328,18 +329,18 @@ def test_gpu_tests_are_found() -> None:
 
 
 def test_smoke_is_the_first_case_of_each(tmp_path: Path) -> None:
+    mark = "@pytest.mark" + ".gpu"  # this file has no such test
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n  slow\n")
     (tmp_path / "test_some.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.gpu\n@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_a(x): assert x == 1\n"
-        "@pytest.mark.gpu\n@pytest.mark.slow\ndef test_b(): pass\n"
-        "@pytest.mark.gpu\ndef test_c(): pass\n"
+        f"import pytest\n{mark}\n"
+        "@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_a(x): assert x == 1\n"
+        f"{mark}\n@pytest.mark.slow\ndef test_b(): pass\n"
+        f"{mark}\ndef test_c(): pass\n"
         "def test_d(): pass\n"
     )
     (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "test_more.py").write_text(
-        "import pytest\n@pytest.mark.gpu\ndef test_e(): pass\n"
-    )
+    more = f"import pytest\n{mark}\ndef test_e(): pass\n"
+    (tmp_path / "experiments" / "test_more.py").write_text(more)
     smoke = ["-m", "gpu", "-p", "experiments.benchmarks.gpu.smoke", "-p", "no:cacheprovider"]
     for workers in ([], ["-n", "2"]):
         words = [sys.executable, "-m", "pytest", "-v", *smoke, *workers, str(tmp_path)]
@@ -391,13 +392,15 @@ def clone(place: Path) -> Path:
 def call(root: Path, packed: Path, minutes: float) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", gpu.NAME, "--device", "cpu", "--quick", "--out", "found"]
     words += ["--archive", str(packed), "--minutes", f"{minutes:g}"]
-    path = {**os.environ, "PYTHONPATH": str(root)}
-    return subprocess.run(words, cwd=root, env=path, capture_output=True, text=True)
+    path = os.pathsep.join([bare.path(packed.parent / "bare"), str(root)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.slow
 def test_the_whole_way_over_two_clones(tmp_path: Path) -> None:
-    """All parts that need no GPU, at tiny sizes: stopped in the middle, done in another clone."""
+    """All parts that need no GPU, at tiny sizes, with what a GPU's machine has: stopped in the
+    middle, done in another clone."""
     one, other = clone(tmp_path / "one"), clone(tmp_path / "deep" / "another")
     packed = tmp_path / "carried.tar.gz"
     for _ in range(6):  # a slow machine needs more slices for the first part
@@ -417,7 +420,8 @@ def test_the_whole_way_over_two_clones(tmp_path: Path) -> None:
     assert set(states(other / "found").values()) == {DONE}
     if "host" in done:
         assert (other / "found" / "host.json").read_bytes() == written["host.json"]
-    for name in ("kernels", "swap", "swap-fp8_e4m3", "step", "engine", "host"):
+    names = {"kernels", "swap", "swap-fp8_e4m3", "step", "profile", "engine", "host"}
+    for name in (*names, "servers", "peers"):
         kept = json.loads((other / "found" / f"{name}.json").read_text())
         assert {"device", "driver", "torch", "triton", "command", "code", "date"} <= set(kept)
         assert str(tmp_path) not in kept["command"]
