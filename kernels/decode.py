@@ -2,23 +2,27 @@
 
 For C in context, H query heads on KV heads of D dims: 4·C·H·D FLOP on 4·C·KV·D bytes of K and V
 (16 bits; in 8 half of them), one FLOP a byte for each query head of a group: bound by the bytes, so
-a key is read once, for its whole group. The parts leave 4·SEGMENTS·H·(D + 2) bytes behind, written
-and read once: with 16 of them a sixteenth of the K and V bytes at C = 1,000 and four query heads a
-KV head.
+a key is read once, for its whole group. A sequence of P parts leaves 4·P·H·(D + 2) bytes behind,
+written and read once, for P > 1: with four query heads a KV head and parts of 256 keys one byte for
+63 of K and V. A sequence of one part leaves none.
 
-The number of parts is fixed for a GPU and a head shape (`tiles.Split`). The launch then depends on
-the batch size alone, so that a CUDA graph can hold it, and a sequence's result on that sequence
-alone.
+How a context is cut depends on its length alone (`tiles.Split`), and parts are merged in their
+order, so a sequence's result depends on that sequence alone. As many programs as the GPU holds at
+one time walk over the list of parts (`parts.py`): the launch depends on shapes alone, so that a
+CUDA graph can hold it. The last program to finish a part of a sequence and KV head merges them.
 """
+
+from collections.abc import Callable, Hashable
 
 import torch
 import triton
 import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
+from pagedsim.kernels.parts import Parts, extent, listed
 from pagedsim.kernels.rounding import fitting, readable
 from pagedsim.kernels.softmax import fold, place
-from pagedsim.kernels.tiles import Split, Tiles, power_of_two
+from pagedsim.kernels.tiles import Split, Tiles, power_of_two, resident
 
 
 def paged_decode(
@@ -33,36 +37,36 @@ def paged_decode(
     softcap: float | None = None,
     rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    once: Callable[[Hashable, Callable[[], Parts]], Parts] = lambda key, make: make(),
     tiles: Tiles | None = None,
     split: Split | None = None,
 ) -> torch.Tensor:
     """As `ops.paged_decode`, which says what the arguments are.
 
-    `tiles` and `split` override the choice, for a sweep.
+    `once` is that of the step's `AttentionBatch`, so that layers share a list of parts. `tiles` and
+    `split` override the choice, for a sweep.
     """
-    batch, heads, head_dim = q.shape
+    heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
-    group = heads // kv_heads
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    chosen = tuning.decode(q.device, tuning.heads(q, k_cache))
-    tiles, (segments, least) = tiles or chosen.tiles, split or chosen.split
-    parts = q.new_empty((batch, heads, segments, head_dim), dtype=torch.float32)
-    marks = q.new_empty((2, batch, heads, segments), dtype=torch.float32)
+    cut = tuning.decode(q.device, tuning.heads(q, k_cache))
+    cut = cut._replace(tiles=tiles or cut.tiles, split=split or cut.split)
+    tiles, (part, most) = cut
+    if part % tiles.keys:
+        raise ValueError(f"parts of {part} keys: must be a multiple of a tile's, {tiles.keys}")
+    room = block_tables.shape[1] * block_size
+    parts = once(
+        ("parts", q.shape, kv_heads, cut, window),
+        lambda: listed(q, kv_heads, context_lens, room, cut, window),
+    )
+    there = resident(tiles, head_dim, k_cache.element_size(), tuning.capability(q.device))
+    programs = min(len(parts.sums) * kv_heads, there * tuning.processors(q.device))
     factor, cap = softmax.factors(scale, softcap)
-    shape = {
-        "HEAD_DIM": head_dim,
-        "DIM": max(16, power_of_two(head_dim)),
-        "KEYS": tiles.keys,
-        "SEGMENTS": segments,
-        "LEAST": least,
-        "WINDOWED": window is not None,
-    }
-    # KV heads first: those of one token lie side by side in memory and are read at one time.
-    _part[(kv_heads, segments, batch)](
-        parts,
-        marks[0],
-        marks[1],
+    dim = max(16, power_of_two(head_dim))
+    _decode[(programs,)](
+        out,
+        *parts,
         q,
         readable(k_cache),
         readable(v_cache),
@@ -72,56 +76,38 @@ def paged_decode(
         factor,
         cap,
         window or 0,
+        *out.stride()[:2],
         *q.stride()[:2],
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         block_tables.stride(0),
-        GROUP=group,
+        HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        HEAD_DIM=head_dim,
+        DIM=dim,
         BLOCK_SIZE=block_size,
         ROWS=tiles.rows,
+        KEYS=tiles.keys,
+        PART=part,
+        MOST=most,
+        CHUNK=min(most, max(1, 4096 // dim)),
+        WINDOWED=window is not None,
         CAPPED=softcap is not None,
-        **shape,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    _merge[(heads, batch)](
-        out,
-        parts,
-        marks[0],
-        marks[1],
-        context_lens,
-        window or 0,
-        *out.stride()[:2],
-        **shape,
-        num_warps=2,
-    )
     return out
-
-
-@triton.jit
-def _bounds(
-    context,
-    window,
-    KEYS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    LEAST: tl.constexpr,
-    WINDOWED: tl.constexpr,
-):
-    """First tile of keys, one past the last, and how many of them each part takes."""
-    first = 0
-    if WINDOWED:
-        first = tl.maximum(context - window, 0) // KEYS
-    last = tl.cdiv(context, KEYS)
-    return first, last, tl.maximum(tl.cdiv(last - first, SEGMENTS), LEAST)
 
 
 @triton.jit(
     do_not_specialize=["window", "table_stride"], do_not_specialize_on_alignment=["rows_ptr"]
 )
-def _part(
-    part_ptr,
-    peak_ptr,
-    total_ptr,
+def _decode(
+    out_ptr,
+    items_ptr,
+    sums_ptr,
+    marks_ptr,
+    done_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -131,6 +117,8 @@ def _part(
     scale,
     cap,
     window,
+    out_token_stride,
+    out_head_stride,
     q_token_stride,
     q_head_stride,
     k_block_stride,
@@ -140,101 +128,120 @@ def _part(
     v_slot_stride,
     v_head_stride,
     table_stride,
+    HEADS: tl.constexpr,  # KV heads
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    LEAST: tl.constexpr,
+    PART: tl.constexpr,
+    MOST: tl.constexpr,
+    CHUNK: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    head = tl.program_id(0)
-    segment = tl.program_id(1)
-    sequence = tl.program_id(2).to(tl.int64)
-    context = tl.load(context_lens_ptr + sequence)
-    first, last, each = _bounds(context, window, KEYS, SEGMENTS, LEAST, WINDOWED)
-    begin = first + segment * each
-    if begin >= last:  # a part without keys writes nothing, and _merge reads nothing of it
-        return
-
     row = tl.arange(0, ROWS)
     column = tl.arange(0, DIM)
-    query_head = head * GROUP + row
     held = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    q_at = q_ptr + sequence * q_token_stride + query_head[:, None] * q_head_stride
-    q = tl.load(q_at + column[None, :], mask=held, other=0.0)
-    q, scale = fitting(q, scale, k_ptr)
-    acc, peak, total = fold(
-        tl.zeros([ROWS, DIM], tl.float32),
-        tl.full([ROWS], float("-inf"), tl.float32),
-        tl.zeros([ROWS], tl.float32),
-        q,
-        tl.zeros([ROWS], tl.int32) + (context - 1),
-        k_ptr + head * k_head_stride,
-        v_ptr + head * v_head_stride,
-        tables_ptr + place(rows_ptr, sequence) * table_stride,
-        begin * KEYS,
-        tl.minimum((begin + each) * KEYS, context),
-        scale,
-        cap,
-        window,
-        k_block_stride,
-        k_slot_stride,
-        v_block_stride,
-        v_slot_stride,
-        HEAD_DIM,
-        DIM,
-        BLOCK_SIZE,
-        KEYS,
-        WINDOWED,
-        CAPPED,
-        MASKED=True,  # the bytes are what it waits for; one loop keeps the pipeline full
-    )
-    heads = tl.num_programs(0) * GROUP
-    mark = (sequence * heads + query_head) * SEGMENTS + segment
-    tl.store(part_ptr + mark[:, None] * HEAD_DIM + column[None, :], acc, mask=held)
-    tl.store(peak_ptr + mark, peak, mask=row < GROUP)
-    tl.store(total_ptr + mark, total, mask=row < GROUP)
+    # KV heads go fastest: those of one token lie side by side in memory and are read at one time.
+    for work in range(tl.program_id(0), tl.load(items_ptr) * HEADS, tl.num_programs(0)):
+        item = work // HEADS
+        head = work % HEADS
+        entry = tl.load(items_ptr + 1 + item)
+        sequence = (entry // MOST).to(tl.int64)
+        part = entry % MOST
+        context = tl.load(context_lens_ptr + sequence)
+        first, each, parts = extent(context, window, KEYS, PART, MOST, WINDOWED)
+        begin = first + part * each
+        end = tl.minimum(begin + each, context)
+
+        query_head = head * GROUP + row
+        q_at = q_ptr + sequence * q_token_stride + query_head[:, None] * q_head_stride
+        q = tl.load(q_at + column[None, :], mask=held, other=0.0)
+        q, factor = fitting(q, scale, k_ptr)
+        positions = tl.zeros([ROWS], tl.int32) + (context - 1)
+        acc = tl.zeros([ROWS, DIM], tl.float32)
+        peak = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        k_at = k_ptr + head * k_head_stride
+        v_at = v_ptr + head * v_head_stride
+        table_ptr = tables_ptr + place(rows_ptr, sequence) * table_stride
+        # Keys [begin, whole) are seen as they are; a window hides some of the first part.
+        whole = end // KEYS * KEYS
+        if WINDOWED:
+            whole = tl.where(begin < context - window, begin, whole)
+        acc, peak, total = fold(
+            acc, peak, total, q, positions, k_at, v_at, table_ptr, begin, whole, factor, cap,
+            window, k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
+            HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=False,
+        )  # fmt: skip
+        acc, peak, total = fold(
+            acc, peak, total, q, positions, k_at, v_at, table_ptr, whole, end, factor, cap,
+            window, k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
+            HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=True,
+        )  # fmt: skip
+
+        to_ptr = out_ptr + sequence * out_token_stride
+        if parts == 1:
+            # A padding row (context 0) has seen nothing: 0 / 1.
+            acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            to = to_ptr + query_head[:, None] * out_head_stride + column[None, :]
+            tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=held)
+        else:
+            mark = item.to(tl.int64) * (HEADS * GROUP) + query_head
+            tl.store(sums_ptr + mark[:, None] * HEAD_DIM + column[None, :], acc, mask=held)
+            mark += item.to(tl.int64) * (HEADS * GROUP)
+            tl.store(marks_ptr + mark, peak, mask=row < GROUP)
+            tl.store(marks_ptr + mark + HEADS * GROUP, total, mask=row < GROUP)
+            done_at = done_ptr + sequence * HEADS + head
+            # All threads of this program have stored before one of them tells the others.
+            tl.debug_barrier()
+            if tl.atomic_add(done_at, 1, sem="acq_rel", scope="gpu") == parts - 1:
+                tl.store(done_at, 0)
+                for one in range(head * GROUP, (head + 1) * GROUP):
+                    merged = _merged(
+                        sums_ptr, marks_ptr, item - part, parts, one, column,
+                        HEADS * GROUP, HEAD_DIM, DIM, MOST, CHUNK,
+                    )  # fmt: skip
+                    to = to_ptr + one * out_head_stride + column
+                    tl.store(to, merged.to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["window"])
-def _merge(
-    out_ptr,
-    part_ptr,
-    peak_ptr,
-    total_ptr,
-    context_lens_ptr,
-    window,
-    out_token_stride,
-    out_head_stride,
+@triton.jit
+def _merged(
+    sums_ptr,
+    marks_ptr,
+    first,  # place in the list of the sequence's first part
+    parts,
+    head,
+    column,
+    HEADS: tl.constexpr,  # query heads
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    KEYS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    LEAST: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    MOST: tl.constexpr,
+    CHUNK: tl.constexpr,  # parts that are read at one time
 ):
-    head = tl.program_id(0)
-    sequence = tl.program_id(1).to(tl.int64)
-    context = tl.load(context_lens_ptr + sequence)
-    first, last, each = _bounds(context, window, KEYS, SEGMENTS, LEAST, WINDOWED)
-    segment = tl.arange(0, SEGMENTS)
-    written = first + segment * each < last
-    mark = (sequence * tl.num_programs(0) + head) * SEGMENTS + segment
-    peak = tl.load(peak_ptr + mark, mask=written, other=float("-inf"))
-    total = tl.load(total_ptr + mark, mask=written, other=0.0)
-
+    """The result of one query head; other programs wrote the parts, so caches are passed by."""
+    peak, total = _marks(marks_ptr, first, tl.arange(0, MOST), parts, head, HEADS)
     highest = tl.max(peak, 0)
-    weight = tl.exp2(peak - tl.where(highest == float("-inf"), 0.0, highest))
-    column = tl.arange(0, DIM)
-    inside = column < HEAD_DIM
-    part_at = part_ptr + mark[:, None] * HEAD_DIM + column[None, :]
-    part = tl.load(part_at, mask=written[:, None] & inside[None, :], other=0.0)
-    mass = tl.sum(total * weight, 0)
-    # A padding row (context 0) has no parts: 0 / 1.
-    out = tl.sum(part * weight[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
-    out_at = out_ptr + sequence * out_token_stride + head * out_head_stride + column
-    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)
+    level = tl.where(highest == float("-inf"), 0.0, highest)
+    mass = tl.sum(total * tl.exp2(peak - level), 0)
+    acc = tl.zeros([DIM], tl.float32)
+    for low in tl.range(0, parts, CHUNK, num_stages=1):
+        number = low + tl.arange(0, CHUNK)
+        mark, _ = _marks(marks_ptr, first, number, parts, head, HEADS)
+        sums_at = sums_ptr + ((first + number).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM
+        inside = (number < parts)[:, None] & (column < HEAD_DIM)[None, :]
+        sums = tl.load(sums_at + column[None, :], mask=inside, other=0.0, cache_modifier=".cg")
+        acc += tl.sum(sums * tl.exp2(mark - level)[:, None], 0)
+    return acc / tl.where(mass == 0.0, 1.0, mass)
+
+
+@triton.jit
+def _marks(marks_ptr, first, number, parts, head, HEADS: tl.constexpr):
+    """Highest scores and sums of weights of some parts; of those that are not there -inf and 0."""
+    at = marks_ptr + (first + number).to(tl.int64) * (2 * HEADS) + head
+    there = number < parts
+    peak = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    return peak, tl.load(at + HEADS, mask=there, other=0.0, cache_modifier=".cg")

@@ -91,6 +91,7 @@ def attend_cached(
             softcap=softcap,
             rows=rows,
             out=out[:n],
+            once=batch.once,
         )
     if batch.chunks:
         tables, rows = batch.tables(slice(n, None))
@@ -168,8 +169,8 @@ def paged_decode(
 ) -> torch.Tensor:
     """Attention where every sequence has one query token: q is [sequences, heads, dim].
 
-    On a GPU the context is cut into a fixed number of parts: the launch depends on the shapes
-    alone, and a sequence's result on that sequence alone, bit for bit.
+    On a GPU the context is cut into parts: the launch depends on the shapes alone, and a sequence's
+    result on that sequence alone, bit for bit.
     """
     _check(q, k_cache, v_cache)
     if on_gpu(q):

@@ -36,12 +36,9 @@ def place(rows_ptr, sequence):
 
 
 @triton.jit
-def rows(base, column, held, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr):
+def rows(base, column, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
     """One row of HEAD_DIM elements from each address in `base`, padded to DIM with zeros."""
     at = base[:, None] + column[None, :]
-    if MASKED:
-        # A slot past the context may hold anything, NaN too, and 0 × NaN is NaN: zeros instead.
-        return tl.load(at, mask=held[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
     if HEAD_DIM == DIM:
         return tl.load(at)
     return tl.load(at, mask=(column < HEAD_DIM)[None, :], other=0.0)
@@ -78,16 +75,17 @@ def fold(
     column = tl.arange(0, DIM)
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
-        held = key < end
+        at = key
         if MASKED:
-            block = tl.load(table_ptr + key // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
-        else:
-            block = tl.load(table_ptr + key // BLOCK_SIZE).to(tl.int64)
-        slot = (key % BLOCK_SIZE).to(tl.int64)
+            # A slot past the context may hold anything, NaN too, and 0 × NaN is NaN: the last key
+            # again instead. That takes fewer instructions than loads with a mask.
+            at = tl.minimum(key, end - 1)
+        block = tl.load(table_ptr + at // BLOCK_SIZE).to(tl.int64)
+        slot = (at % BLOCK_SIZE).to(tl.int64)
         k_at = k_ptr + block * k_block_stride + slot * k_slot_stride
         v_at = v_ptr + block * v_block_stride + slot * v_slot_stride
 
-        k = widened(rows(k_at, column, held, HEAD_DIM, DIM, MASKED), q)
+        k = widened(rows(k_at, column, HEAD_DIM, DIM), q)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if CAPPED:
             # cap·tanh(x), as 1 - 2/(e^2x + 1): right at ±inf, and needs no libdevice. The 2 and
@@ -107,7 +105,7 @@ def fold(
             level -= LIFT
         weight = tl.exp2(score - level[:, None])
         total = total * decay + tl.sum(weight, 1)
-        v = widened(rows(v_at, column, held, HEAD_DIM, DIM, MASKED), q)
+        v = widened(rows(v_at, column, HEAD_DIM, DIM), q)
         acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         peak = higher
     return acc, peak, total

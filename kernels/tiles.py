@@ -44,11 +44,22 @@ class Split(NamedTuple):
     the launch is the same at every step.
     """
 
-    segments: int = 16
-    """Parts at most, and so many are launched whatever the context; a power of two."""
-    least: int = 1
-    """Tiles of keys that a part takes before the next one gets any. More of them means fewer
-    parts of a short context, thus fewer bytes of partial results, and longer loops to pipeline."""
+    part: int = 256
+    """Keys of a part, a multiple of a tile's; parts of a longer context are a multiple of it."""
+    most: int = 64
+    """Parts at most, a power of two."""
+
+    def size(self, context: int) -> int:
+        """Keys that each part of a context takes, but for the last."""
+        return self.part * max(1, -(-context // (self.part * self.most)))
+
+    def parts(self, context: int) -> int:
+        """How many parts a context makes; one without a key is one of them."""
+        return max(1, -(-context // self.size(context)))
+
+    def bound(self, context: int) -> int:
+        """The most parts that a context of this length, or a shorter one, makes."""
+        return max(1, min(self.most, -(-context // self.part)))
 
 
 def roomy(capability: tuple[int, int]) -> bool:
@@ -119,6 +130,23 @@ def decode_tiles(
     else:
         stages = 5 if roomy(capability) else 3
     return Tiles(decode_rows(group), keys, 4, stages)
+
+
+def decode_split(kv_heads: int) -> Split:
+    """Parts of a decode: of one long context enough of them, over all KV heads, for any GPU."""
+    return Split(most=max(16, min(256, power_of_two(512 // kv_heads))))
+
+
+def resident(tiles: Tiles, head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:
+    """Programs of a decode that a multiprocessor holds at one time; `itemsize` is the cache's.
+
+    By shared memory, and by registers: 12 warps have 168 each, and 8 have all that there are, which
+    elements of 8 bits take on their way.
+    """
+    tile = 2 * tiles.keys * power_of_two(head_dim) * itemsize
+    shared = max(1, (tiles.stages - 1) // 2) * tile + 8192  # K and V in flight, and what is summed
+    there = (228 if roomy(capability) else 164 if capability == (8, 0) else 100) * 1024
+    return max(1, min(there // shared, (8 if itemsize == 1 else 12) // tiles.warps))
 
 
 def decode_rows(group: int) -> int:

@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from pagedsim.kernels.float8 import AUTO, name_of
-from pagedsim.kernels.tiles import Split, Tiles, decode_tiles, fitted, prefill_tiles
+from pagedsim.kernels.tiles import Split, Tiles, decode_split, decode_tiles, fitted, prefill_tiles
 
 PATH = Path(__file__).with_name("tuned.json")
 KERNELS = ("prefill", "decode")
+
+
 DEFAULT = Split()
 
 
@@ -91,9 +93,14 @@ def decode(device: torch.device, heads: Heads) -> Cut:
     entry = _table().get((_gpu(device), "decode", heads))
     if entry is not None:
         return Cut(entry.tiles, entry.split)
-    _, group, head_dim, itemsize, cache = heads
-    eight = cache != AUTO
-    return Cut(decode_tiles(head_dim, group, itemsize, capability(device), eight), DEFAULT)
+    return usual(heads, capability(device))
+
+
+def usual(heads: Heads, capability: tuple[int, int]) -> Cut:
+    """How `decode` is cut up where nothing was measured."""
+    kv_heads, group, head_dim, itemsize, cache = heads
+    tiles = decode_tiles(head_dim, group, itemsize, capability, cache != AUTO)
+    return Cut(tiles, decode_split(kv_heads))
 
 
 def read(path: Path = PATH) -> list[Entry]:
@@ -112,6 +119,14 @@ def write(entries: Iterable[Entry], path: Path = PATH) -> None:
 def capability(device: torch.device) -> tuple[int, int]:
     """The compute capability that tiles are chosen for; a Hopper's where there is no GPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the GPU; 1 where there is none."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache

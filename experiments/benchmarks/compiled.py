@@ -33,7 +33,7 @@ CAPABILITIES = (80, 90, 100, 120)
 TOKENS = 16
 """Of the products: as many as the smallest tile has."""
 QUERIES = {"prefill": 512, "decode": 1}
-MAIN = {"prefill": "_attention", "decode": "_part"}
+MAIN = {"prefill": "_attention", "decode": "_decode"}
 
 
 class Line(NamedTuple):

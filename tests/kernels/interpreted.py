@@ -33,6 +33,8 @@ MIXED = Case(((1, 70), (1, 0), (1, 3), (0, 0), (9, 41), (20, 20)), kv_heads=1, t
 DECODES = Case(((1, 70), (1, 0), (1, 1), (1, 17)), kv_heads=1)
 SMALL = Tiles(rows=16, keys=16, warps=4, stages=2)
 """Tiles so small that a short context has many."""
+SPLIT = Split(part=16, most=4)
+"""Parts that are small and few."""
 
 HALF = {"dtype": torch.float16}
 PEAKED = {"spread": 20.0}
@@ -93,7 +95,7 @@ def attend(case: Case, tiles: Tiles | None = SMALL) -> torch.Tensor:
     )
 
 
-def decode_all(case: Case, segments: int = 16, tiles: Tiles | None = None) -> torch.Tensor:
+def decode_all(case: Case, split: Split = SPLIT, tiles: Tiles | None = None) -> torch.Tensor:
     i = case.inputs
     return decode.paged_decode(
         i.q,
@@ -106,7 +108,7 @@ def decode_all(case: Case, segments: int = 16, tiles: Tiles | None = None) -> to
         softcap=case.softcap,
         rows=i.rows,
         out=torch.zeros_like(i.q, dtype=case.written),
-        split=Split(segments),
+        split=split,
         tiles=tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0)),
     )
 
@@ -198,21 +200,23 @@ def test_all_that_8_bits_hold(
         assert torch.equal(out, numbers[0].to(dtype))
 
 
-@pytest.mark.parametrize(("segments", "context"), [(16, 300), (4, 300), (1, 100), (16, 256)])
-def test_decode_cuts_the_context(segments: int, context: int) -> None:
-    case = Case(((1, context),), kv_heads=1, head_dim=16)
-    check(decode_all(case, segments, SMALL), case)
+@pytest.mark.parametrize("split", [Split(16, 16), Split(48, 4), Split(32, 1), Split(256, 2)])
+def test_decode_cuts_the_context(split: Split) -> None:
+    """At and beside the lengths at which there is one part more, or parts grow."""
+    for context in (split.part, split.part + 1, 256, 300):
+        case = Case(((1, context), (1, 20)), kv_heads=1, head_dim=16)
+        check(decode_all(case, split, SMALL), case)
     windowed = replace(case, window=100)
-    check(decode_all(windowed, segments, SMALL), windowed)
+    check(decode_all(windowed, split, SMALL), windowed)
 
 
 def test_decode_in_its_own_tiles() -> None:
     case = replace(DECODES, sequences=((1, 700), (1, 65)), head_dim=32)
-    check(decode_all(case), case)
+    check(decode_all(case, Split()), case)
 
 
 def test_a_sequence_does_not_feel_its_neighbours() -> None:
-    many = decode_all(DECODES)
+    many = decode_all(DECODES, tiles=SMALL)
     i = DECODES.inputs
     for n in range(len(DECODES.sequences)):
         alone = decode.paged_decode(
@@ -222,6 +226,8 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
             i.block_tables[n : n + 1],
             i.context_lens[n : n + 1],
             scale=DECODES.scale,
+            split=SPLIT,
+            tiles=SMALL,
         )
         assert torch.equal(alone, many[n : n + 1])
 

@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pagedsim.kernels import attention, decode, tuning
 from pagedsim.kernels import ops as kernels
+from pagedsim.kernels.parts import Parts, listed
 from pagedsim.kernels.tiles import Split, Tiles
-from pagedsim.kernels.tuning import Entry, Heads
+from pagedsim.kernels.tuning import Cut, Entry, Heads
 from tests.kernels.cases import Case, check
 
 SMALL = Tiles(rows=16, keys=16, warps=4, stages=2)
 BATCH = Case(((1, 150), (1, 0), (1, 1), (1, 33), (1, 16)), kv_heads=1, head_dim=32)
-SPLITS = [Split(16), Split(4), Split(1), Split(8, 3), Split(2, 100)]
+SPLITS = [Split(16, 16), Split(16, 4), Split(48, 1), Split(32, 2), Split(128, 8)]
 
 
 @pytest.fixture(params=SPLITS, ids=str)
@@ -71,28 +74,75 @@ def test_a_chunk_alone_and_in_a_batch() -> None:
         assert torch.equal(alone, together[begin:end])
 
 
-@pytest.mark.parametrize(
-    ("split", "parts"), [(Split(16), 10), (Split(4), 4), (Split(8, 3), 4), (Split(2, 100), 1)]
-)
-def test_short_contexts_make_fewer_parts(
-    split: Split, parts: int, monkeypatch: pytest.MonkeyPatch
+CONTEXTS = st.lists(st.integers(0, 200), min_size=1, max_size=6)
+
+
+def cut_up(contexts: list[int], split: Split, window: int | None) -> Parts:
+    q = torch.zeros(len(contexts), 2, 16)
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    return listed(q, 1, lengths, max(contexts), Cut(SMALL, split), window)
+
+
+@given(CONTEXTS, st.sampled_from(SPLITS), st.none() | st.integers(1, 90))
+def test_every_part_is_listed_once(contexts: list[int], split: Split, window: int | None) -> None:
+    """As `Split` says it, which is also what fits in the room that there is."""
+    found, expected = cut_up(contexts, split, window), []
+    for number, context in enumerate(contexts):
+        hidden = 0 if window is None else max(context - window, 0) // SMALL.keys * SMALL.keys
+        parts = split.parts(context - hidden)
+        assert parts <= split.most and parts * split.size(context - hidden) >= context - hidden
+        expected += [number * split.most + part for part in range(parts)]
+    assert found.items[: 1 + len(expected)].tolist() == [len(expected), *expected]
+    assert len(expected) <= len(found.items) - 1 == len(found.sums) == len(found.marks)
+
+
+@settings(max_examples=8)
+@given(CONTEXTS, st.sampled_from(SPLITS), st.sampled_from([None, 40]), st.integers(0, 9))
+def test_any_sequence_alone_and_in_any_batch(
+    contexts: list[int], split: Split, window: int | None, seed: int
 ) -> None:
-    """150 keys are ten tiles of 16."""
-    case = replace(BATCH, sequences=((1, 150),))
-    marks: list[torch.Tensor] = []
-    new_empty = torch.Tensor.new_empty
+    """Bit for bit, and the second layer of a step finds everything as the first did."""
+    sequences = tuple((1, context) for context in contexts)
+    case = Case(sequences, kv_heads=2, head_dim=16, window=window, seed=seed, seats=seed > 4)
+    i, batch = case.inputs, case.batch
+    rest: dict[str, Any] = {"scale": case.scale, "window": window, "tiles": SMALL, "split": split}
+    args = (i.k_cache, i.v_cache)
 
-    def kept(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        made = new_empty(self, *args, **kwargs)
-        if made.is_floating_point():
-            marks.append(made.fill_(torch.nan))
-        return made
+    def layer() -> torch.Tensor:
+        return decode.paged_decode(
+            i.q, *args, i.block_tables, i.context_lens, rows=i.rows, once=batch.once, **rest
+        )
 
-    i = case.inputs
-    monkeypatch.setattr(torch.Tensor, "new_empty", kept)
-    decode.paged_decode(
-        i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens,
-        scale=case.scale, tiles=SMALL, split=split,
+    together = layer()
+    check(together, case)
+    assert torch.equal(layer(), together)
+    (parts,) = batch._memo.values()
+    assert not parts.done.any()
+    for n in range(len(contexts)):
+        tables, rows = batch.tables(slice(n, n + 1))
+        alone = decode.paged_decode(
+            i.q[n : n + 1], *args, tables, i.context_lens[n : n + 1], rows=rows, **rest
+        )
+        assert torch.equal(alone, together[n : n + 1])
+
+
+def test_one_part_leaves_nothing_to_merge() -> None:
+    case = Case(((1, 40), (1, 0), (1, 41), (1, 7)), kv_heads=1, head_dim=16)
+    i, split = case.inputs, Split(48, 4)
+    parts = listed(i.q, 1, i.context_lens, 64, Cut(SMALL, split), None)
+    parts.sums.fill_(torch.nan)
+    out = decode.paged_decode(
+        i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=case.scale,
+        tiles=SMALL, split=split, once=lambda key, make: parts,
     )  # fmt: skip
-    (peaks, _), heads = marks[1], case.group
-    assert int((~peaks.isnan()).sum()) == parts * heads
+    check(out, case)
+    assert parts.sums.isnan().all()
+
+
+def test_parts_that_are_no_whole_tiles_are_refused() -> None:
+    i = BATCH.inputs
+    with pytest.raises(ValueError, match=r"^parts of 24 keys: must be a multiple of a tile's, 16"):
+        decode.paged_decode(
+            i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=1.0,
+            tiles=SMALL, split=Split(24),
+        )  # fmt: skip
