@@ -44,7 +44,7 @@ def listed(
         q.new_empty((bound, 2, heads), dtype=torch.float32),
         q.new_zeros((batch, kv_heads), dtype=torch.int32),
     )
-    _list[(batch,)](
+    _cut[(batch,)](
         found.items,
         context_lens,
         window or 0,
@@ -80,7 +80,7 @@ def extent(
 
 
 @triton.jit(do_not_specialize=["window", "sequences"])
-def _list(
+def _cut(
     items_ptr,
     context_lens_ptr,
     window,

@@ -36,9 +36,14 @@ def place(rows_ptr, sequence):
 
 
 @triton.jit
-def rows(base, column, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
-    """One row of HEAD_DIM elements from each address in `base`, padded to DIM with zeros."""
+def rows(base, column, held, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr):
+    """One row of HEAD_DIM elements from each address in `base`, padded to DIM with zeros.
+
+    Where MASKED, rows that are not `held` are zeros.
+    """
     at = base[:, None] + column[None, :]
+    if MASKED:
+        return tl.load(at, mask=held[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
     if HEAD_DIM == DIM:
         return tl.load(at)
     return tl.load(at, mask=(column < HEAD_DIM)[None, :], other=0.0)
@@ -85,7 +90,7 @@ def fold(
         k_at = k_ptr + block * k_block_stride + slot * k_slot_stride
         v_at = v_ptr + block * v_block_stride + slot * v_slot_stride
 
-        k = widened(rows(k_at, column, HEAD_DIM, DIM), q)
+        k = widened(rows(k_at, column, None, HEAD_DIM, DIM, MASKED=False), q)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if CAPPED:
             # cap·tanh(x), as 1 - 2/(e^2x + 1): right at ±inf, and needs no libdevice. The 2 and
@@ -105,7 +110,7 @@ def fold(
             level -= LIFT
         weight = tl.exp2(score - level[:, None])
         total = total * decay + tl.sum(weight, 1)
-        v = widened(rows(v_at, column, HEAD_DIM, DIM), q)
+        v = widened(rows(v_at, column, None, HEAD_DIM, DIM, MASKED=False), q)
         acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         peak = higher
     return acc, peak, total

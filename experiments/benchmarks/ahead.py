@@ -26,6 +26,10 @@ from triton.runtime.jit import JITFunction
 from pagedsim.kernels import tuning
 
 PRODUCTS = ("tcgen05.mma", "wgmma", "mma.sync")
+_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+SHARED = {capability: kib * 1024 for capability, kib in _KIB.items()}
+"""Bytes of shared memory that one program may have, by compute capability."""
+LEAST = min(SHARED.values())
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import torch
 
 from experiments.benchmarks.ahead import Taken, disassembled, launched, stand_in, taken
+from experiments.benchmarks.cuts import DTYPE, heads_of, run, usual
 from experiments.benchmarks.device import Plain, table
 from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.sass import Loop, main_loop
 from experiments.benchmarks.shapes import BASE, SHAPES, Case, Problem
-from experiments.benchmarks.tune_kernels import DTYPE, heads_of, run, usual
 from pagedsim.kernels import ops
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.kernels.tiles import product_tiles

@@ -6,9 +6,11 @@
 For each model's head shape, candidates take turns with the defaults over a grid of batches and
 contexts. The entry is the candidate whose time over the defaults' has the least geometric mean:
 one for the whole grid, since a kernel that changed with the batch would give a sequence another
-result in other company. Decode is tuned in two turns: tiles, then the parts of a context. A
-candidate that does not fit the GPU, or computes something else, is out. What spills registers
-`pytest -m slow tests/kernels/test_tuning.py` finds.
+result in other company. Decode is tuned in two turns: tiles, then the parts of a context.
+
+First all candidates are compiled, on all cores; those that spill registers or do not fit the GPU
+are out, and the others need not be compiled again. Who computes something else is out, too. An
+entry is written as soon as it is known, so `--models` and `--kernels` do it in slices.
 """
 
 from __future__ import annotations
@@ -24,21 +26,26 @@ from typing import Any, NamedTuple
 
 import torch
 
+from experiments.benchmarks.cuts import DTYPE, heads_of, run, screened, usual
 from experiments.benchmarks.device import Plain, add_cache, facts, medians, require_gpu
-from experiments.benchmarks.shapes import SHAPES, Case, Problem
+from experiments.benchmarks.shapes import LONG, SHAPES, Case, Problem
 from pagedsim.kernels import tuning
 from pagedsim.kernels.float8 import AUTO
-from pagedsim.kernels.tiles import MIN_ROWS, Split, Tiles, decode_tiles, power_of_two, prefill_tiles
-from pagedsim.kernels.tuning import DEFAULT, Cut, Entry, Heads
+from pagedsim.kernels.tiles import MIN_ROWS, Split, Tiles, power_of_two
+from pagedsim.kernels.tuning import DEFAULT, Cut, Entry
 
-DTYPE = torch.bfloat16
-DECODES = ((1, 512), (1, 4096), (8, 4096), (64, 512), (64, 4096), (256, 1024))
-"""(batch, context)"""
+DECODES = (
+    *((1, 512), (1, 4096), (8, 4096), (64, 512), (64, 1024), (64, 4096), (256, 1024)),
+    *((8, 32768), (1, LONG), (63, 1024, LONG)),
+)
+"""(batch, context), and the context of one more sequence beside them"""
 PREFILLS = ((1, 512, 512), (1, 4096, 4096), (2, 512, 8192))
 """(batch, query tokens, context)"""
 
 Race = Callable[[Sequence[Cut], Case], Mapping[Cut, float]]
 """Seconds of a case by candidate; those that cannot do it are left out."""
+Screen = Callable[[Sequence[Cut], Case], Sequence[Cut]]
+"""Those candidates that are worth a race."""
 
 
 class Grid(NamedTuple):
@@ -48,12 +55,12 @@ class Grid(NamedTuple):
     keys: tuple[int, ...] = (32, 64, 128)
     warps: tuple[int, ...] = (4, 8)
     stages: tuple[int, ...] = (2, 3, 5, 7)
-    segments: tuple[int, ...] = (8, 16, 32, 64)
-    least: tuple[int, ...] = (1, 2, 4)
+    parts: tuple[int, ...] = (128, 256, 512, 1024)
+    most: tuple[int, ...] = (32, 64, 128)
 
 
 FULL = Grid()
-SHORT = Grid(keys=(64, 128), stages=(3, 5), segments=(16, 32), least=(1, 2))
+SHORT = Grid(keys=(64, 128), stages=(3, 5), parts=(256, 512), most=(64,))
 """Where minutes count: each candidate is compiled, which takes longer than its race."""
 
 
@@ -69,6 +76,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--kernels", nargs="+", choices=tuning.KERNELS, default=tuning.KERNELS)
     add_cache(parser)
     parser.add_argument("--short", action="store_true", help="a third of the candidates")
     parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
@@ -78,17 +86,19 @@ def main(words: Sequence[str] | None = None) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     told = facts(device, "experiments.benchmarks.tune_kernels", words)
     gpu = Gpu(told.pop("device"), tuning.capability(device))
-    for model in asked.models:
-        entries = tuned(
+    for model, kernel in product(asked.models, asked.kernels):
+        entry = tuned(
             model,
+            kernel,
             gpu,
             told,
             lambda cuts, case: timed(cuts, case, device, asked.rounds),
+            lambda cuts, case: screened(cuts, case, gpu.capability),
             asked.kv_cache_dtype,
             SHORT if asked.short else FULL,
         )
         known = tuning.read(asked.table) if asked.table.exists() else []
-        tuning.write([*known, *entries], asked.table)
+        tuning.write([*known, entry], asked.table)
 
 
 class Gpu(NamedTuple):
@@ -100,43 +110,28 @@ class Gpu(NamedTuple):
 
 def tuned(
     model: str,
+    kernel: str,
     gpu: Gpu,
     told: Mapping[str, Any],
     race: Race,
+    screen: Screen,
     cache: str = AUTO,
     grid: Grid = FULL,
-) -> list[Entry]:
-    """The entries of a model's shape; says what it found."""
+) -> Entry:
+    """The entry of a model's shape; says what it found."""
     heads = heads_of(model, cache)
+    first = usual(kernel, heads, gpu.capability)
+    work = best_prefill if kernel == "prefill" else best_decode
+    cut, ratio = work(model, first, race, screen, cache, grid)
     what = model if cache == AUTO else f"{model}, {cache}"
-    entries = []
-    for kernel, work in (("prefill", best_prefill), ("decode", best_decode)):
-        cut, ratio = work(model, gpu.capability, race, cache, grid)
-        print(f"{what}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}", end="")
-        print(f", {cut.split}" if kernel == "decode" else "", flush=True)
-        measured = {**told, "of_default_seconds": round(ratio, 4)}
-        entries.append(Entry(*gpu, kernel, heads, cut.tiles, cut.split, measured))
-    return entries
-
-
-def heads_of(model: str, cache: str) -> Heads:
-    """A model's shape as kernels are tuned for it."""
-    shape = SHAPES[model]
-    return Heads(shape.kv_heads, shape.group, shape.head_dim, DTYPE.itemsize, cache)
-
-
-def usual(kernel: str, heads: Heads, capability: tuple[int, int]) -> Cut:
-    """The defaults, where there are query tokens enough to fill a prefill's rows."""
-    _, group, head_dim, itemsize, cache = heads
-    if kernel == "decode":
-        return Cut(decode_tiles(head_dim, group, itemsize, capability, cache != AUTO), DEFAULT)
-    longest = max(queries for _, queries, _ in PREFILLS)
-    tiles = prefill_tiles(head_dim, group, itemsize, capability, longest, cache != AUTO)
-    return Cut(tiles, DEFAULT)
+    print(f"{what}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}", end="")
+    print(f", {cut.split}" if kernel == "decode" else "", flush=True)
+    measured = {**told, "of_default_seconds": round(ratio, 4)}
+    return Entry(*gpu, kernel, heads, cut.tiles, cut.split, measured)
 
 
 def best_prefill(
-    model: str, capability: tuple[int, int], race: Race, cache: str, grid: Grid
+    model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
 ) -> Winner:
     """Tiles of prefills and chunks."""
     candidates = [
@@ -145,24 +140,28 @@ def best_prefill(
         if rows >= max(MIN_ROWS, power_of_two(SHAPES[model].group))
     ]
     cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
-    return best([usual("prefill", heads_of(model, cache), capability), *candidates], cases, race)
+    return best([default, *screen(candidates, cases[0])], cases, race)
 
 
 def best_decode(
-    model: str, capability: tuple[int, int], race: Race, cache: str, grid: Grid
+    model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
 ) -> Winner:
     """Tiles of decodes, then the parts that these tiles do best in."""
-    default = usual("decode", heads_of(model, cache), capability)
-    cases = [Case(model, batch, 1, context, cache=cache) for batch, context in DECODES]
+    cases = [
+        Case(model, batch, 1, context, cache=cache, beside=sum(beside))
+        for batch, context, *beside in DECODES
+    ]
     candidates = [
         default._replace(tiles=replace(default.tiles, keys=keys, warps=warps, stages=stages))
         for keys, warps, stages in product(*grid[1:4])
     ]
-    first = best([default, *candidates], cases, race)
+    first = best([default, *screen(candidates, cases[0])], cases, race)
     splits = [
-        first.cut._replace(split=Split(segments, least)) for segments, least in product(*grid[4:])
+        first.cut._replace(split=Split(part, most))
+        for part, most in product(*grid[4:])
+        if part % first.cut.tiles.keys == 0
     ]
-    return best([default, first.cut, *splits], cases, race)
+    return best([default, first.cut, *screen(splits, cases[0])], cases, race)
 
 
 def best(candidates: Iterable[Cut], cases: Iterable[Case], race: Race) -> Winner:
@@ -198,35 +197,6 @@ def can(problem: Problem, cut: Cut) -> bool:
         return problem.error(run(problem, cut)) <= problem.allowed
     except (OutOfResources, PTXASError):
         return False
-
-
-def run(problem: Problem, cut: Cut) -> torch.Tensor:
-    """The problem's kernel, cut up so."""
-    from pagedsim.kernels import attention, decode
-
-    case, batch = problem.case, problem.batch
-    if case.queries == 1:
-        return decode.paged_decode(
-            problem.q,
-            problem.k_cache,
-            problem.v_cache,
-            problem.tables,
-            batch.context_lens,
-            scale=problem.scale,
-            tiles=cut.tiles,
-            split=cut.split,
-        )
-    return attention.paged_attention(
-        problem.q,
-        problem.k_cache,
-        problem.v_cache,
-        problem.tables,
-        batch.query_start,
-        batch.context_lens,
-        scale=problem.scale,
-        max_query_len=case.queries,
-        tiles=cut.tiles,
-    )
 
 
 if __name__ == "__main__":

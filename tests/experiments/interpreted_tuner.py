@@ -18,7 +18,7 @@ from tests.kernels.interpreter import mend
 mend()
 
 SMALL = Cut(Tiles(16, 16, 4, 2), Split())
-WIDE = Cut(Tiles(16, 32, 4, 2), Split(2, 2))
+WIDE = Cut(Tiles(16, 32, 4, 2), Split(64, 1))
 CASES = [
     *(Case("tiny", 2, 1, 70), Case("tiny", 1, 8, 40)),
     *(Case("tiny", 2, 1, 70, cache="fp8_e4m3"), Case("tiny", 1, 8, 40, cache="fp8_e5m2")),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pagedsim.kernels.float8 import FORMATS
+from pagedsim.kernels.tiles import decode_tiles, resident
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = pytest.mark.parametrize("capability", [80, 90])
@@ -50,7 +51,7 @@ def taken(calls: list[dict[str, Any]], capability: int | None = None) -> list[li
     return answer
 
 
-PRODUCTS = ("_attention", "_part", "_latent", "_up", "_down")
+PRODUCTS = ("_attention", "_decode", "_latent", "_up", "_down")
 """What is bound by matrix products, or has them on its way."""
 
 
@@ -121,14 +122,14 @@ def test_what_a_model_runs(capability: int, quick: dict[int, Any]) -> None:
     kernels = quick[capability][: len(MODEL)]
     assert [[kernel["name"] for kernel in launched] for launched in kernels] == [
         *[["_attention"]] * 4,
-        *[["_part", "_merge"]] * 2,
+        *[["_cut", "_decode"]] * 2,
         ["_write"],
         ["_copy"],
         ["_norm"],
         ["_rotate"],
         ["_silu_mul"],
         ["_attention"],
-        *[["_part", "_merge"]] * 2,
+        *[["_cut", "_decode"]] * 2,
         ["_write"],
         ["_rotate"],
         ["_copy"],
@@ -137,6 +138,24 @@ def test_what_a_model_runs(capability: int, quick: dict[int, Any]) -> None:
         assert whole[0]["products"] == ("wgmma" if capability == 90 else "mma.sync")
     for call, launched in zip(MODEL, kernels, strict=True):
         assert faults(call, launched, capability) == []
+
+
+@BOTH
+def test_decodes_run_side_by_side_as_they_are_launched(
+    capability: int, quick: dict[int, Any]
+) -> None:
+    """A grid of more programs than a multiprocessor holds would run in turns."""
+    room = {80: 164 * 1024, 90: 228 * 1024}[capability]
+    for call, launched in zip(MODEL, quick[capability], strict=False):
+        if call["kernel"] == "decode" and call["dtype"] != "float32":
+            dim, target = call.get("head_dim", 128), divmod(capability, 10)
+            eight = "cache" in call
+            tiles = decode_tiles(dim, 4, 2, target, eight)
+            there = resident(tiles, dim, 1 if eight else 2, target)
+            _, kernel = launched
+            registers = -(-kernel["registers"] // 8) * 8
+            assert there >= 2 and there * 32 * tiles.warps * registers <= 2**16, kernel
+            assert there * (kernel["shared"] + 1024) <= room, kernel
 
 
 @BOTH

@@ -134,6 +134,23 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
         assert torch.equal(alone, many[n : n + 1])
 
 
+@pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
+def test_parts_are_merged_alike_every_time(cache: str) -> None:
+    """Whoever is the last to finish: by far more parts than run at one time, many times over."""
+    case = replace(DECODES, kv_heads=8, dtype=torch.bfloat16, head_dim=128, cache=cache)
+    contexts = (1, 255, 256, 257, 900, 3000, 6000)
+    case = replace(case, sequences=tuple((1, context) for context in contexts))
+    i = case.inputs
+    tables, lengths = i.block_tables.repeat(40, 1), i.context_lens.repeat(40)
+    args = (i.q.repeat(40, 1, 1), i.k_cache, i.v_cache, tables, lengths)
+    first = kernels.paged_decode(*args, scale=case.scale)
+    check(first[:7], case)
+    for _ in range(50):
+        again = kernels.paged_decode(*args, scale=case.scale)
+        assert torch.equal(again, first)
+    assert torch.equal(first.unflatten(0, (40, 7)), first[:7].expand(40, -1, -1, -1))
+
+
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(("softcap", "cache"), [(None, "auto"), (30.0, "auto"), (None, "fp8_e4m3")])
 def test_a_graph_holds_a_decode_step(window: int | None, softcap: float | None, cache: str) -> None:
@@ -145,15 +162,15 @@ def test_a_graph_holds_a_decode_step(window: int | None, softcap: float | None, 
     static = {name: torch.zeros_like(getattr(case.inputs, name)) for name in names}
     static["kv"] = torch.zeros(blocks, *case.inputs.kv.shape[1:], device="cuda").to(case.held)
     static["slots"].fill_(-1)
-    batch = AttentionBatch(
-        static["block_tables"],
-        case.inputs.query_start,
-        static["context_lens"],
-        static["slots"],
-        len(case.sequences),
-    )
 
     def step() -> torch.Tensor:
+        batch = AttentionBatch(
+            static["block_tables"],
+            case.inputs.query_start,
+            static["context_lens"],
+            static["slots"],
+            len(case.sequences),
+        )
         return kernels.attend(
             static["q"], static["new_k"], static["new_v"],
             static["kv"][:, LAYER, 0], static["kv"][:, LAYER, 1], batch,

@@ -91,17 +91,15 @@ def of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_seven_for_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_six_for_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = of_a_layer(name, monkeypatch)
-    assert sorted(layer) == sorted(["_product"] * 4 + ["_rotate", "_part", "_merge"])
+    assert sorted(layer) == sorted(["_product"] * 4 + ["_rotate", "_decode"])
 
 
-def test_ten_where_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nine_where_tokens_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "FEW", TOKENS - 1)
     layer = of_a_layer("llama", monkeypatch)
-    assert sorted(layer) == sorted(
-        ["mm"] * 4 + ["_norm"] * 2 + ["_rotate", "_part", "_merge", "_silu_mul"]
-    )
+    assert sorted(layer) == sorted(["mm"] * 4 + ["_norm"] * 2 + ["_rotate", "_decode", "_silu_mul"])
 
 
 EXPERTS = ["_norm", "mm", "_route", "_list", "_up", "_down", "_sum"]
@@ -109,8 +107,8 @@ EXPERTS = ["_norm", "mm", "_route", "_list", "_up", "_down", "_sum"]
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
-def test_thirteen_with_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = ["_norm", "mm", "_rotate", "_part", "_merge", "_product"]
+def test_twelve_with_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = ["_norm", "mm", "_rotate", "_decode", "_product"]
     assert sorted(of_a_layer(name, monkeypatch)) == sorted(attention + EXPERTS)
 
 

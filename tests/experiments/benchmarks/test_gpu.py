@@ -20,6 +20,7 @@ from experiments.benchmarks import (  # noqa: E402
     swap,
     tune_kernels,
 )
+from experiments.benchmarks.cuts import DTYPE  # noqa: E402
 from experiments.benchmarks.shapes import BASE, Case  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.kernels.tiles import Split, Tiles, power_of_two  # noqa: E402
@@ -95,9 +96,9 @@ def test_host(tmp_path: Path) -> None:
 def test_a_race(case: Case) -> None:
     """One of them is too large for this GPU: it keeps three tiles of keys and values in flight."""
     place = torch.device("cuda", torch.cuda.current_device())
-    fits, another = Cut(Tiles(16, 32, 4, 2), Split()), Cut(Tiles(64, 32, 4, 3), Split(8, 2))
+    fits, another = Cut(Tiles(16, 32, 4, 2), Split()), Cut(Tiles(64, 32, 4, 3), Split(128, 2))
     limit = triton.runtime.driver.active.utils.get_device_properties(place.index)["max_shared_mem"]
-    tile = 2 * case.shape.head_dim * case.held(tune_kernels.DTYPE).itemsize
+    tile = 2 * case.shape.head_dim * case.held(DTYPE).itemsize
     large = Cut(Tiles(16, power_of_two(limit // (3 * tile) + 1), 8, 7), Split())
     seconds = tune_kernels.timed([fits, another, large], case, place, rounds=2)
     assert set(seconds) == {fits, another} and min(seconds.values()) > 0

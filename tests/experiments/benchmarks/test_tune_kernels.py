@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import tune_kernels as tuner  # noqa: E402
+from experiments.benchmarks.cuts import screened  # noqa: E402
 from experiments.benchmarks.shapes import BASE, SHAPES, Case  # noqa: E402
-from experiments.benchmarks.tune_kernels import Gpu, best, tuned  # noqa: E402
+from experiments.benchmarks.tune_kernels import Gpu, Race, Screen, best, tuned  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
 from pagedsim.kernels.tiles import Split, Tiles, decode_tiles  # noqa: E402
-from pagedsim.kernels.tuning import Cut, Heads  # noqa: E402
+from pagedsim.kernels.tuning import KERNELS, Cut, Entry, Heads  # noqa: E402
 
 GPU = Gpu("NVIDIA Pretend", (9, 0))
 
 
 def price(cut: Cut, case: Case) -> float:
-    """Makes 128 keys, 8 warps and 7 stages the best tiles, and 32 segments of 2 the best split."""
+    """Makes 128 keys, 8 warps and 7 stages the best tiles, and 32 parts of 512 the best split."""
     tiles, split = cut
     wrong = (tiles.keys != 128) + (tiles.warps != 8) + (tiles.stages != 7) + (tiles.rows == 128)
-    return case.flop * (1 + wrong + 0.1 * (split.segments != 32) + 0.1 * (split.least != 2))
+    return case.flop * (1 + wrong + 0.1 * (split.part != 512) + 0.1 * (split.most != 32))
 
 
 def race(cuts: Sequence[Cut], case: Case) -> Mapping[Cut, float]:
@@ -32,13 +35,25 @@ def race(cuts: Sequence[Cut], case: Case) -> Mapping[Cut, float]:
     return {cut: price(cut, case) for cut in cuts if cut.tiles.stages < 7 or cut.tiles.keys < 128}
 
 
+def all_of_them(cuts: Sequence[Cut], case: Case) -> Sequence[Cut]:
+    """A screen that nobody fails."""
+    return cuts
+
+
+def both(
+    race: Race, screen: Screen = all_of_them, model: str = BASE, **rest: Any
+) -> tuple[Entry, Entry]:
+    """The entries of a model."""
+    told = {"date": "today"}
+    prefill, decode = (tuned(model, one, GPU, told, race, screen, **rest) for one in KERNELS)
+    return prefill, decode
+
+
 def test_the_fastest_is_found_in_two_turns() -> None:
-    prefill, decode = tuned(
-        BASE, GPU, {"date": "today"}, lambda cuts, case: {cut: price(cut, case) for cut in cuts}
-    )
+    prefill, decode = both(lambda cuts, case: {cut: price(cut, case) for cut in cuts})
     assert prefill.kernel == "prefill" and prefill.tiles == Tiles(64, 128, 8, 7)
     assert decode.kernel == "decode" and decode.tiles == Tiles(16, 128, 8, 7)
-    assert decode.split == Split(32, 2)
+    assert decode.split == Split(512, 32)
     assert prefill.split == Split()
     for entry in (prefill, decode):
         assert entry.gpu == "NVIDIA Pretend" and entry.heads == Heads(8, 4, 128, 2)
@@ -47,16 +62,32 @@ def test_the_fastest_is_found_in_two_turns() -> None:
     assert decode.measured["of_default_seconds"] == pytest.approx(1 / 4.2, abs=1e-4)
 
 
+def test_who_fails_the_screen_does_not_race() -> None:
+    raced: set[Cut] = set()
+
+    def looked_at(cuts: Sequence[Cut], case: Case) -> Mapping[Cut, float]:
+        raced.update(cuts)
+        return {cut: price(cut, case) for cut in cuts}
+
+    def few(cuts: Sequence[Cut], case: Case) -> Sequence[Cut]:
+        return [cut for cut in cuts if cut.tiles.warps == 4 and cut.split.most < 128]
+
+    prefill, decode = both(looked_at, few)
+    assert {cut.tiles.warps for cut in raced} == {4, 8}  # the default of a prefill races always
+    assert {cut.split.most for cut in raced} == {32, 64}
+    assert prefill.tiles == Tiles(64, 128, 4, 7) and decode.tiles == Tiles(16, 128, 4, 7)
+
+
 def test_what_does_not_fit_is_not_chosen() -> None:
-    _, decode = tuned(BASE, GPU, {}, race)
+    _, decode = both(race)
     tiles = decode.tiles
     assert tiles.warps == 8 and (tiles.keys, tiles.stages) in {(32, 7), (64, 7), (128, 5)}
-    assert decode.split == Split(32, 2)
+    assert decode.split == Split(512, 32)
 
 
 def test_where_nothing_is_faster_the_default_stays() -> None:
     usual = decode_tiles(128, 4, 2, (9, 0))
-    _, decode = tuned(BASE, GPU, {}, lambda cuts, _: dict.fromkeys(cuts, 1.0))
+    _, decode = both(lambda cuts, _: dict.fromkeys(cuts, 1.0))
     assert (decode.tiles, decode.split) == (usual, Split())
     assert decode.measured["of_default_seconds"] == 1.0
 
@@ -77,14 +108,14 @@ def test_a_cache_of_8_bits_has_entries_of_its_own() -> None:
         cases.add(case.cache)
         return dict.fromkeys(cuts, 1.0)
 
-    for entry in tuned(BASE, GPU, {}, looked_at, "fp8_e4m3"):
+    for entry in both(looked_at, cache="fp8_e4m3"):
         assert entry.heads == Heads(8, 4, 128, 2, "fp8_e4m3")
     assert cases == {"fp8_e4m3"}
 
 
 def test_wrong_defaults_end_it_in_one_line() -> None:
     with pytest.raises(SystemExit, match=r"^prefill 1 × 512.*: wrong already with the defaults"):
-        tuned(BASE, GPU, {}, lambda cuts, case: {})
+        both(lambda cuts, case: {})
 
 
 def test_every_candidate_can_be_launched() -> None:
@@ -93,14 +124,15 @@ def test_every_candidate_can_be_launched() -> None:
     def looked_at(cuts: Sequence[Cut], case: Case) -> Mapping[Cut, float]:
         seen.update(cuts)
         assert all(cut.tiles.rows >= case.shape.group for cut in cuts)
+        assert all(cut.split.part % cut.tiles.keys == 0 for cut in cuts)
         return dict.fromkeys(cuts, 1.0)
 
     for model in SHAPES:
-        tuned(model, GPU, {}, looked_at)
+        both(looked_at, model=model)
     assert {cut.tiles.stages for cut in seen} == {2, 3, 5, 7}
     whole, seen = seen, set()
     for model in SHAPES:
-        tuned(model, GPU, {}, looked_at, grid=tuner.SHORT)
+        both(looked_at, model=model, grid=tuner.SHORT)
     assert {cut.tiles.stages for cut in seen} == {3, 5} and seen < whole
     assert len(seen) < len(whole) / 2
 
@@ -119,11 +151,13 @@ def test_the_command_writes_the_table(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tuner, "facts", lambda *_: {"device": "Pretend", "date": "today"})
     monkeypatch.setattr(tuning, "capability", lambda device: (8, 0))
     monkeypatch.setattr(tuner, "timed", lambda cuts, case, device, rounds: race(cuts, case))
+    monkeypatch.setattr(tuner, "screened", lambda cuts, case, capability: cuts)
     table = tmp_path / "tuned.json"
     for _ in range(2):  # the second time in the place of the first
         tuner.main(["--models", BASE, "gpt2", "--table", str(table)])
     eight = ["--models", "gpt2", "--table", str(table), "--kv-cache-dtype", "fp8_e5m2"]
-    tuner.main(eight)
+    for kernel in KERNELS:  # in slices
+        tuner.main([*eight, "--kernels", kernel])
     *entries, one, other = sorted(tuning.read(table), key=lambda one: one.heads.cache)
     assert one.heads == other.heads == Heads(12, 1, 64, 2, "fp8_e5m2")
     assert [(one.kernel, one.heads.kv_heads) for one in entries] == [
@@ -132,3 +166,13 @@ def test_the_command_writes_the_table(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {one.gpu for one in entries} == {"Pretend"}
     assert {one.capability for one in entries} == {(8, 0)}
     assert json.loads(table.read_text())[0]["measured"]["date"] == "today"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_what_spills_or_is_too_large_fails_the_screen() -> None:
+    usual = Cut(Tiles(16, 64, 4, 5), Split())
+    large = usual._replace(tiles=Tiles(16, 256, 8, 7))
+    assert screened([large, usual], Case(BASE, 64, 1, 512, beside=9000), (9, 0), 1) == [usual]
+    fit, spills = (Cut(Tiles(128, keys, warps, 2), Split()) for keys, warps in ((64, 8), (128, 4)))
+    assert screened([fit, spills], Case(BASE, 1, 512, 4096), (9, 0), 1) == [fit]
