@@ -3,8 +3,8 @@
 A graph repeats what was launched when it was captured: the same kernels, over the same memory. So
 there is one for each of a few batch sizes, and a batch of another size is padded with rows that
 read and write nothing. What differs from step to step the kernels read from `Places`, and where
-the logits go is one tensor for all graphs. No launch depends on a context: the parts of all contexts
-are listed on the GPU (`kernels/parts.py`), and tables are as wide as the longest request needs.
+the logits go is one tensor for all graphs. No launch depends on a context: parts of contexts are
+listed on the GPU (`kernels/parts.py`), and tables are as wide as the longest request needs.
 
 Graphs never run side by side, so they share one pool of memory for what is between: the largest is
 captured first, and the others use what it has taken.
