@@ -16,6 +16,7 @@ from pagedsim.core import (
     Batching,
     ConfigError,
     Memory,
+    OneByOne,
     PagedMemory,
     Policy,
     Preemption,
@@ -29,13 +30,45 @@ from pagedsim.core import (
     Unified,
 )
 from pagedsim.core.errors import refuse_settings, unknown
+from policies.admission import Cap, Reserve
+from policies.aging import Aging
+from policies.drr import DRR
+from policies.edf import EDF
 from policies.fcfs import FCFS
+from policies.hrrn import HRRN
+from policies.longest_prefix import LongestPrefix
+from policies.ltr import LTR
+from policies.mlfq import MLFQ, SkipJoin
+from policies.past_future import PastFuture
 from policies.preemption import Cheapest, Recompute, Swap
 from policies.priority import Priority
+from policies.sjf import SJF
+from policies.slo import SLO
+from policies.srpt import SRPT
+from policies.victims import Yields
+from policies.vtc import VTC
 
 T = TypeVar("T")
 
-POLICIES: Mapping[str, type[Policy]] = {"fcfs": FCFS, "priority": Priority}
+POLICIES: Mapping[str, type[Policy]] = {
+    "fcfs": FCFS,
+    "priority": Priority,
+    "sjf": SJF,
+    "srpt": SRPT,
+    "hrrn": HRRN,
+    "ltr": LTR,
+    "mlfq": MLFQ,
+    "skip_join": SkipJoin,
+    "edf": EDF,
+    "slo": SLO,
+    "longest_prefix": LongestPrefix,
+    "aging": Aging,
+    "vtc": VTC,
+    "drr": DRR,
+    "past_future": PastFuture,
+    "reserve": Reserve,
+    "cap": Cap,
+}
 PREEMPTIONS: Mapping[str, type[Preemption]] = {
     "recompute": Recompute,
     "swap": Swap,
@@ -45,6 +78,7 @@ BATCHINGS: Mapping[str, type[Batching]] = {
     "prefill_first": PrefillFirst,
     "unified": Unified,
     "static": Static,
+    "one_by_one": OneByOne,
 }
 MEMORIES: Mapping[str, type[Memory]] = {
     "paged": PagedMemory,
@@ -55,9 +89,23 @@ MEMORIES: Mapping[str, type[Memory]] = {
 }
 
 
-def make_policy(name: str | Policy = "fcfs", **settings: Any) -> Policy:
-    """A policy by name or by the path of its class; an object is passed through."""
-    return _make("policy", name, POLICIES, Policy, settings)
+def make_policy(
+    name: str | Policy = "fcfs", *, victim: str | None = None, **settings: Any
+) -> Policy:
+    """A policy by name or by the path of its class; an object is passed through.
+
+    With a `victim` (`policies.victims.VICTIMS`) it chooses in that way who yields. What stands
+    around another policy takes that one's name, path or object as `of`.
+    """
+    if isinstance(settings.get("of"), str):
+        settings["of"] = inner_policy(settings["of"])
+    policy = _make("policy", name, POLICIES, Policy, settings)
+    return policy if victim is None else Yields(policy, victim)
+
+
+def inner_policy(name: str) -> Policy:
+    """What a policy stands around, by name or path, with the class's own settings."""
+    return _make("of", name, POLICIES, Policy, {})
 
 
 def make_preemption(name: str | Preemption = "recompute", **settings: Any) -> Preemption:

@@ -44,6 +44,7 @@ class Config:
     hardware: Any = None
     cost: Any = None
     workload: Any = None
+    predictor: Any = None
     backend: Any = None
     tracking: Any = None
     study: Any = None

@@ -223,7 +223,7 @@ VALUES = {
         f"{SINGLE} +workload.requets=8",
         "workload.requets: no such setting of workload._target_=pagedsim.workload.synthetic; "
         "did you mean 'requests'? choose from arrivals, beam, client, cv, deadline, duration, "
-        "lengths, max_len, n, prediction_sigma, prefixes, priority, rate, requests, seed, "
+        "lengths, max_len, n, prefixes, priority, rate, requests, seed, "
         "think_time, users",
     ),
     "added key of a policy": (

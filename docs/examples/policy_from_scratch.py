@@ -14,8 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Policy, Request, ServerState
-from pagedsim.core.policy import Event, Left
+from pagedsim.core import Event, Left, Policy, Request, ServerState
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.summary import summarise
 from pagedsim.sim.cost import Roofline

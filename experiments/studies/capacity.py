@@ -84,7 +84,7 @@ class Capacity(Study):
         config = runs.config
         rate: float | None = self.start or config["workload"].get("rate")
         if rate is None and not self._own:
-            workload = backend_of(config).workload(config["workload"], config["seed"])
+            workload = backend_of(config).workload(config, config["seed"])
             self._own.append(workload.rate)
         return self._own[0] if rate is None else rate
 
@@ -102,7 +102,7 @@ class Capacity(Study):
                     "poisson, gamma, fixed, or a trace's own"
                 )
             if any(bound.client is not None for bound in bounds):
-                asked = backend_of(job.config).workload(job.config["workload"], job.seed)
+                asked = backend_of(job.config).workload(job.config, job.seed)
                 refuse_strangers(bounds, asked.clients)
 
     def read(self, runs: Runs) -> Reading | None:

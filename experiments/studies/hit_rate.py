@@ -117,4 +117,4 @@ class HitRate(Study):
 
 
 def _workload(job: Job) -> Workload:
-    return backend_of(job.config).workload(job.config["workload"], job.seed)
+    return backend_of(job.config).workload(job.config, job.seed)

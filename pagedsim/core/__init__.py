@@ -1,7 +1,7 @@
 """The scheduler: plain Python, no clock, no torch, no I/O. Start reading at `scheduler.py`."""
 
 from pagedsim.core.answer import Continuation
-from pagedsim.core.batching import Batching, PrefillFirst, Static, Unified
+from pagedsim.core.batching import Batching, OneByOne, PrefillFirst, Static, Unified
 from pagedsim.core.errors import (
     ConfigError,
     IntegrityError,
@@ -9,6 +9,7 @@ from pagedsim.core.errors import (
     PlanError,
     RequestError,
 )
+from pagedsim.core.events import Admitted, Arrived, Event, Left, Preempted
 from pagedsim.core.memory import (
     Fit,
     Memory,
@@ -20,13 +21,15 @@ from pagedsim.core.memory import (
     Usage,
 )
 from pagedsim.core.plan import Chunk, Rejection, StepPlan
-from pagedsim.core.policy import Arrived, Event, Keep, Left, Policy, Preemption, Served
+from pagedsim.core.policy import Around, Keep, Policy, Preemption
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.sampling import SamplingParams
 from pagedsim.core.scheduler import Scheduler
 from pagedsim.core.state import ServerState
 
 __all__ = [
+    "Admitted",
+    "Around",
     "Arrived",
     "Batching",
     "Chunk",
@@ -38,10 +41,12 @@ __all__ = [
     "Keep",
     "Left",
     "Memory",
+    "OneByOne",
     "PagedMemory",
     "PagedsimError",
     "PlanError",
     "Policy",
+    "Preempted",
     "Preemption",
     "PrefillFirst",
     "PrefixMemory",
@@ -54,7 +59,6 @@ __all__ = [
     "ReservedPow2",
     "SamplingParams",
     "Scheduler",
-    "Served",
     "ServerState",
     "State",
     "Static",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pagedsim.core.errors import ConfigError, require_whole
 from pagedsim.core.memory import Memory
 from pagedsim.core.places import Limits
-from pagedsim.core.policy import Policy, Preemption, refuse_slips
+from pagedsim.core.policy import Policy, Preemption, overrides
+from pagedsim.core.slips import refuse_slips
 
 
 def refuse_misfits(limits: Limits, memory: Memory, policy: Policy, preemption: Preemption) -> None:
@@ -13,7 +14,7 @@ def refuse_misfits(limits: Limits, memory: Memory, policy: Policy, preemption: P
     require_whole("max_model_len", limits.max_model_len, 1)
     require_whole("max_batched_tokens", limits.max_batched_tokens, 1)
     refuse_slips(policy)
-    if policy.displacing is False and type(policy).displaces is not Policy.displaces:
+    if policy.displacing is False and overrides(policy, "displaces"):
         raise ConfigError(
             f"{type(policy).__name__} overrides displaces, which is never asked: "
             "set displacing = True"

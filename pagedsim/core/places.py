@@ -46,6 +46,7 @@ class Places:
         self.async_scheduling = limits.async_scheduling
 
         self.now = 0.0
+        self.step = 0  # number of the step that is planned, or of the next one
         self.requests: dict[RequestId, Request] = {}  # all that are alive
         self.waiting = waiting
         self.running: dict[Request, None] = {}  # an ordered set: the batch
@@ -153,9 +154,13 @@ class Places:
         del self.running[request]
         self.seats -= request.width
 
-    def sort_running(self, order: Order, steady: bool) -> None:
-        """Put the batch in order; `steady`: only who was seated since can be out of it."""
-        if steady and self._running_sorted == self._seated:
+    def mix_up(self) -> None:
+        """The batch is in order no longer, whoever was seated."""
+        self._running_sorted = -1
+
+    def sort_running(self, order: Order) -> None:
+        """Put the batch in order, unless it is and nobody was seated since."""
+        if self._running_sorted == self._seated:
             return
         batch = sorted(self.running, key=order)
         self.running.clear()
@@ -187,6 +192,8 @@ class Places:
             for request in plan.held:
                 if request.decoding:
                     clock.hold(request)
+            if plan.held:
+                self.mix_up()
         for chunk in plan.chunks:
             if chunk.request.state is State.RUNNING:
                 self._computed(chunk)

@@ -7,20 +7,19 @@ have. Override the hooks that your idea needs; each has a default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from enum import Enum
 from functools import partial
-from inspect import signature
 from numbers import Real
-from typing import Literal, NamedTuple, get_args
+from typing import ClassVar, Literal
 
-from pagedsim.core.errors import ConfigError, PolicyError
+from pagedsim.core.errors import PolicyError
+from pagedsim.core.events import Event
 from pagedsim.core.plan import StepPlan
-from pagedsim.core.request import Request
+from pagedsim.core.request import Key, Rank, Request
 from pagedsim.core.state import ServerState
-from pagedsim.core.waiting import Key
 
-RankChanges = Literal["never", "while running", "always"]
+RankChanges = Literal["never", "when stale", "while decoding", "while running", "always"]
+Need = Literal["predictor", "deadline", "client", "prompts", "priority"]
 
 
 class Keep(Enum):
@@ -28,34 +27,6 @@ class Keep(Enum):
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
-
-
-class Arrived(NamedTuple):
-    """A request joined the waiting queue."""
-
-    request: Request
-    now: float
-
-
-class Served(NamedTuple):
-    """A step was carried out: each of its chunks and decodes got what the plan says.
-
-    With `async_scheduling` the next step is planned by then, and `request.generated` counts the
-    tokens that are under way; `request.told` does not.
-    """
-
-    plan: StepPlan
-    now: float
-
-
-class Left(NamedTuple):
-    """A request finished, was aborted, or was rejected: `request.state` says which."""
-
-    request: Request
-    now: float
-
-
-Event = Arrived | Served | Left
 
 
 class Preemption:
@@ -69,20 +40,28 @@ class Preemption:
         return Keep.RECOMPUTE
 
 
-_HOOKS = ("rank", "admit", "displaces", "victim", "keep", "observe")
-
-
 class Policy:
     """First come, first served; the base of every other policy.
 
     Requests of equal rank go in the order of their arrival.
     """
 
+    paper: ClassVar[str] = ""
+    """Where its rule comes from."""
+
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What requests must carry for it to be more than first come, first served."""
+
     rank_changes: RankChanges = "always"
     """When `rank` may change for a given request. The scheduler asks for a rank again only where
     this says that it may be out of date, so an honest answer is what makes a policy fast:
-    "never" (a priority), "while running" (tokens left), "always" (it depends on the time), which
-    ranks the whole queue anew in every step with a free seat."""
+    "never" (a priority), "when stale" (as the hook `stale` says), "while decoding" (by the same
+    amount for all that decode in a step: tokens left), "while running", "always" (it depends on
+    the time), which ranks the whole queue anew in every step with a free seat."""
+
+    by_client = False
+    """Whether each client has a queue of its own, in order of arrival, and `rank` is asked of the
+    first in each alone, before every admission. What others of the client rank does not matter."""
 
     displacing: bool | None = False
     """Whether `displaces` is to be asked at all. None leaves it to the batching: vLLM 0.6.6 let
@@ -92,9 +71,16 @@ class Policy:
     """Whether new arrivals stay behind all others until a step admits nobody. vLLM 0.6.6 does so
     with priorities; under `batching=prefill_first` it costs urgent requests a step or two."""
 
-    def rank(self, request: Request, state: ServerState) -> float:
-        """Which request runs first: smaller is sooner. Not overridden: first come, first served."""
+    def rank(self, request: Request, state: ServerState) -> Rank:
+        """Which request runs first: smaller is sooner. A number, or a tuple of numbers.
+
+        Not overridden: first come, first served.
+        """
         return 0.0
+
+    def stale(self, state: ServerState) -> bool:
+        """Whether any rank given before has changed; asked before each step by "when stale"."""
+        return True
 
     def admit(self, request: Request, state: ServerState) -> bool:
         """May it start, given that it fits? A no holds back all that rank behind it.
@@ -102,6 +88,10 @@ class Policy:
         It may be asked again in every step, so an answer must not cost anything.
         """
         return True
+
+    def sheds(self, request: Request, state: ServerState) -> str | None:
+        """Why the first in the queue, who has not run yet, is not served at all; None: it is."""
+        return None
 
     def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
         """May `waiting`, which does not fit, push out `running`, the last in rank?"""
@@ -113,7 +103,7 @@ class Policy:
         `running` are the candidates in the order of the batch. Under `prefill_first` they are
         those behind `needy`; under `unified` all that run, `needy` among them.
         """
-        if not ranks(self):
+        if not overrides(self, "rank"):
             return running[-1]
         return max(running, key=partial(rank_key, self, state))
 
@@ -122,62 +112,79 @@ class Policy:
         return None
 
     def observe(self, event: Event) -> None:
-        """Told of arrivals, of tokens served and of departures, if overridden."""
+        """Told of who arrives, joins the batch, is preempted, and leaves, if overridden."""
+
+    def served(self, plan: StepPlan, state: ServerState) -> None:
+        """Told of each step that was carried out, if overridden; steps are then not skipped.
+
+        Each of its chunks and decodes got what the plan says. With `async_scheduling` the next
+        step is planned by then, and `request.generated` counts the tokens that are under way;
+        `request.told` does not.
+        """
 
 
-def ranks(policy: Policy) -> bool:
-    """Whether a policy has an order of its own."""
-    return type(policy).rank is not Policy.rank
+class Around(Policy):
+    """A policy around another: what it does not decide itself, `of` decides."""
+
+    def __init__(self, of: Policy | None = None) -> None:
+        """Without `of`, around first come, first served."""
+        self.of = of = of or Policy()
+        self.rank_changes = of.rank_changes
+        self.by_client = of.by_client
+        self.displacing = of.displacing
+        self.sorts_late = of.sorts_late
+
+    def rank(self, request: Request, state: ServerState) -> Rank:
+        return self.of.rank(request, state)
+
+    def stale(self, state: ServerState) -> bool:
+        return self.of.stale(state)
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        return self.of.admit(request, state)
+
+    def sheds(self, request: Request, state: ServerState) -> str | None:
+        return self.of.sheds(request, state)
+
+    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+        if overrides(self.of, "displaces"):
+            return self.of.displaces(waiting, running, state)
+        return super().displaces(waiting, running, state)
+
+    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+        if overrides(self.of, "victim"):
+            return self.of.victim(running, needy, state)
+        return super().victim(running, needy, state)
+
+    def keep(self, victim: Request, state: ServerState) -> Keep | None:
+        return self.of.keep(victim, state)
+
+    def observe(self, event: Event) -> None:
+        self.of.observe(event)
+
+    def served(self, plan: StepPlan, state: ServerState) -> None:
+        self.of.served(plan, state)
 
 
-def observes(policy: Policy) -> bool:
-    """Whether a policy wants events."""
-    return type(policy).observe is not Policy.observe
-
-
-def refuse_slips(policy: Policy) -> None:
-    """Raise ConfigError for what a class says that nobody asks.
-
-    That is a hook that takes `now`, as some did before all of them got `state`, a method that is
-    called nearly like a hook, and a `rank_changes` that is none.
-    """
-    if policy.rank_changes not in get_args(RankChanges):
-        name = f"{type(policy).__name__}.rank_changes={policy.rank_changes!r}"
-        raise ConfigError(f"{name}: must be one of {', '.join(map(repr, get_args(RankChanges)))}")
-    own_names = vars(type(policy))
-    for name, value in own_names.items():
-        close = get_close_matches(name, _HOOKS, 1, cutoff=0.8)
-        if close and callable(value) and not name.startswith("_") and close[0] not in own_names:
-            raise ConfigError(
-                f"{type(policy).__name__}.{name}: no such hook; did you mean {close[0]!r}?"
-            )
-    for hook in _HOOKS:
-        own = getattr(type(policy), hook)
-        if own is not getattr(Policy, hook) and "now" in signature(own).parameters:
-            name = f"{type(policy).__name__}.{hook}"
-            raise ConfigError(f"{name} takes now: it must take state, and state.now is the time")
-
-
-def patient(policy: Policy, displacing: bool) -> bool:
-    """Whether a policy that could admit nobody will not change its mind while the batch decodes.
-
-    Memory and seats only become scarcer then, so only an order or an answer that changes by
-    itself could let somebody in.
-    """
-    kind = type(policy)
-    if kind.admit is not Policy.admit:
-        return False
-    if displacing and kind.displaces is not Policy.displaces:
-        return False
-    if not ranks(policy) or policy.rank_changes == "never":
-        return True
-    return policy.rank_changes == "while running" and not displacing
+def overrides(policy: Policy, hook: str) -> bool:
+    """Whether a policy, or one that it stands around, has a hook of its own."""
+    while isinstance(policy, Around) and getattr(type(policy), hook) is getattr(Around, hook):
+        policy = policy.of
+    return getattr(type(policy), hook) is not getattr(Policy, hook)
 
 
 def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
     """What requests are sorted by: rank, then arrival, then the order in which they were added."""
     assert request.arrival is not None  # set when it is added
     rank = policy.rank(request, state)
-    if rank != rank or not isinstance(rank, int | float | Real):
-        raise PolicyError(f"{type(policy).__name__}.rank gave {rank!r} for {request!r}: no number")
+    if type(rank) is not float or rank != rank:
+        _refuse_rank(policy, request, rank)
     return (rank, request.arrival, request._order)
+
+
+def _refuse_rank(policy: Policy, request: Request, rank: object) -> None:
+    """Raise PolicyError unless `rank` is a number or some numbers."""
+    for part in rank if type(rank) is tuple else (rank,):
+        if part != part or not isinstance(part, int | float | Real):
+            name = f"{type(policy).__name__}.rank"
+            raise PolicyError(f"{name} gave {rank!r} for {request!r}: no number")

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from pagedsim.core.errors import IntegrityError, PolicyError
+from pagedsim.core.events import Admitted, Left, Preempted
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.places import Limits, Places
 from pagedsim.core.plan import Rejection, StepPlan
-from pagedsim.core.policy import Keep, Left, Policy, Preemption, observes, rank_key, ranks
+from pagedsim.core.policy import Keep, Policy, Preemption, overrides, rank_key
 from pagedsim.core.prefill import next_chunks, rebuilds, span, stored
 from pagedsim.core.request import Request, State
 from pagedsim.core.state import ServerState
@@ -35,13 +36,14 @@ class Queues(Places):
         self.policy = policy
         self.preemption = preemption
         self.state = ServerState(self)
-        self.ranked = ranks(policy)
-        self.observing = observes(policy)
+        self.ranked = overrides(policy, "rank")
+        self.observing = overrides(policy, "observe")
+        self.shedding = overrides(policy, "sheds")
         self.order = partial(rank_key, policy, self.state)
         self.favoured: Request | None = None  # who displaced somebody, and goes next
         self.feasible: Request | None = None  # the last head of waiting found to be
         order = self.order if self.ranked else None
-        waiting = waiting_queue(order, policy.rank_changes == "always", sorts_late)
+        waiting = waiting_queue(order, sorts_late, policy.by_client)
         super().__init__(memory, waiting, limits)
 
     # -- who waits ---------------------------------------------------------------------------------
@@ -86,6 +88,8 @@ class Queues(Places):
         self.seat(request)
         self.prefilling[request] = None
         self.advance(plan, request, count)
+        if self.observing:
+            self.policy.observe(Admitted(request, self.now))
 
     # -- who runs ----------------------------------------------------------------------------------
 
@@ -127,9 +131,19 @@ class Queues(Places):
             plan.decode_count -= sum(r.width for r in held)
             plan.decode_context -= sum(r.width * r.num_tokens for r in held)
 
+    def expire(self) -> None:
+        """A new step is planned: what ranks may have changed is to be asked again."""
+        changes = self.policy.rank_changes
+        if changes == "always" or (changes == "when stale" and self.policy.stale(self.state)):
+            self.waiting.expire()
+            self.mix_up()
+
     def rank_running(self) -> None:
         """Put the batch in order of rank, where anything can have changed."""
-        self.sort_running(self.order, self.policy.rank_changes == "never")
+        changes = self.policy.rank_changes
+        if changes == "while running" or (changes == "while decoding" and self.prefilling):
+            self.mix_up()
+        self.sort_running(self.order)
 
     # -- who yields --------------------------------------------------------------------------------
 
@@ -163,6 +177,8 @@ class Queues(Places):
             self.memory.release(victim)
             victim.state = State.WAITING
             self.waiting.put_back(victim)
+        if self.observing:
+            self.policy.observe(Preempted(victim, self.now))
         return given_back
 
     def _keep(self, victim: Request) -> Keep:
@@ -216,6 +232,8 @@ class Queues(Places):
         else:
             self.prefilling[request] = None
             self.advance(plan, request, count)
+        if self.observing:
+            self.policy.observe(Admitted(request, self.now))
 
     # -- who leaves --------------------------------------------------------------------------------
 

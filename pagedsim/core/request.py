@@ -13,6 +13,12 @@ from pagedsim.core.sampling import SamplingParams
 
 RequestId = int | str
 
+Rank = float | tuple[float, ...]
+"""What a policy says of a request: the smaller goes first."""
+
+Key = tuple[Rank, float, int]
+"""What requests are sorted by: rank, then arrival, then the order in which they were added."""
+
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -122,7 +128,7 @@ class Request(Rider):
 
         self._rebuilt = 0  # of a group's work to compute its lost memory again, what is done
         self._order = 0
-        self._key: tuple[float, float, int] = (0, 0, 0)
+        self._key: Key = (0, 0, 0)
         self._seat = 0  # place in the running batch
         self._hashes: list[Hashable] = []  # chain keys of its full blocks, for the prefix cache
         self._registered = 0  # of its blocks, those that the prefix cache knows

@@ -18,12 +18,14 @@ from operator import attrgetter
 from pagedsim.core.answer import Tokens, refuse_answer, refuse_parents, sampled_in
 from pagedsim.core.batching import Batching
 from pagedsim.core.errors import PlanError, RequestError, require_flag, require_whole
+from pagedsim.core.events import Arrived
 from pagedsim.core.integrity import check_places
 from pagedsim.core.memory import Memory
 from pagedsim.core.misfits import refuse_misfits
+from pagedsim.core.patience import patient
 from pagedsim.core.places import Limits
 from pagedsim.core.plan import StepPlan
-from pagedsim.core.policy import Arrived, Policy, Preemption, Served, patient
+from pagedsim.core.policy import Policy, Preemption, overrides
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, RequestId, State
 
@@ -92,7 +94,7 @@ class Scheduler:
 
         self._displacing = batching.displacing(policy)
         self._patient = patient(policy, self._displacing)
-        self._steps = 0
+        self._watched = overrides(policy, "served")
         self._pending: StepPlan | None = None
         self._disturbed = False  # whether anybody came or was aborted since the plan
 
@@ -171,8 +173,8 @@ class Scheduler:
             raise PlanError(f"plan {queues.untold[0].number} is not told of yet")
         queues.now = now
         self._disturbed = False
-        self.waiting.expire()
-        plan = StepPlan(self._steps, now, bool(queues.untold))
+        queues.expire()
+        plan = StepPlan(queues.step, now, bool(queues.untold))
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
         self.batching.compose(queues, plan)
@@ -182,7 +184,7 @@ class Scheduler:
         plan.used_blocks, plan.shared_blocks = memory.used, memory.shared
         if memory.cpu_total:
             plan.free_cpu_blocks = memory.cpu_free
-        self._steps += 1
+        queues.step += 1
         self._pending = plan
         return plan
 
@@ -281,8 +283,8 @@ class Scheduler:
                 queues.append(request, tokens[request.id])
         if parents:
             queues.descend(parents)
-        if queues.observing:
-            self.policy.observe(Served(plan, now))
+        if self._watched:
+            self.policy.served(plan, queues.state)
         if not plan.ending and not finished:
             return []
         # In the order of the batch: the prefix cache evicts in the order of release.
@@ -318,13 +320,13 @@ class Scheduler:
         queues = self.queues
         if not self.in_flight(plan) or self._disturbed or queues.untold:
             return 0
-        if self.memory.with_tokens or queues.observing:
+        if self.memory.with_tokens or self._watched:
             return 0
         if not plan.decodes or plan.chunks or plan.held or plan.copies or plan.swap_in:
             return 0
         if plan.took_memory or plan.rejected:
             return 0
-        if (self.waiting or self.swapped) and not (self._patient and self.waiting.settled):
+        if (self.waiting or self.swapped) and not self._nobody_gets_in():
             return 0
         if self.waiting and self._displacing:
             # Room that was there before the batch grew is gone in the next step.
@@ -336,6 +338,13 @@ class Scheduler:
             if tick + steps in ends:
                 return steps
         return limit
+
+    def _nobody_gets_in(self) -> bool:
+        """Whether those who were not let in will not be while the batch decodes."""
+        queues = self.queues
+        if queues.seats >= queues.max_seqs and not (self._displacing or queues.shedding):
+            return True
+        return self._patient and self.waiting.settled
 
     def glide(self, plan: StepPlan, now: float) -> bool:
         """Commit `plan` and, where memory allows it, plan the same step again in its place.
@@ -350,10 +359,10 @@ class Scheduler:
         if not queues.grow(plan, self.batching.slack(queues)):
             self._pending = None
             return False
-        plan.number = self._steps
+        plan.number = queues.step
         plan.now = now
         plan.decode_context += plan.decode_count
-        self._steps += 1
+        queues.step += 1
         return True
 
     def check(self) -> None:

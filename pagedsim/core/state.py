@@ -23,6 +23,11 @@ class ServerState:
         return self._places.now
 
     @property
+    def step(self) -> int:
+        """The number of the step that is being planned, or of the next one; the first is 0."""
+        return self._places.step
+
+    @property
     def waiting(self) -> int:
         """How many wait for their first, or for a new, admission."""
         return len(self._places.waiting)
@@ -43,6 +48,11 @@ class ServerState:
         return self._places.max_seqs
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its output together, at most."""
+        return self._places.max_model_len
+
+    @property
     def block_size(self) -> int:
         """Token slots a block."""
         return self._places.memory.block_size
@@ -61,6 +71,14 @@ class ServerState:
     def free_cpu_blocks(self) -> int:
         """CPU blocks that can be handed out."""
         return self._places.memory.cpu_free
+
+    def longest_output(self, request: Request) -> int:
+        """Tokens after which the output of `request` ends at the latest."""
+        return self._places.limit_of(request) - request.prompt_len
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting `request` that the prefix cache has; 0 without one."""
+        return len(self._places.memory.lookup(request)) * self.block_size
 
     def stored_tokens(self, request: Request) -> int:
         """Tokens of `request` in memory: what it would have to compute again, were they lost.

@@ -5,12 +5,10 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from operator import attrgetter
 
-from pagedsim.core.request import Request
-
-Key = tuple[float, float, int]
-"""What requests are sorted by: rank, then arrival, then the order in which they were added."""
+from pagedsim.core.request import Key, Request
 
 Order = Callable[["Request"], Key]
 
@@ -57,16 +55,15 @@ class Queue:
         """Put it in order; to be called before `head` is used for a decision."""
 
     def expire(self) -> None:
-        """A new step is planned: ranks that may change have changed."""
+        """What ranks were given may have changed."""
 
 
-class RankedQueue(Queue):
-    """In order of a rank that may change with time: sorted anew where it can have changed."""
+class LateQueue(Queue):
+    """In order of rank, in which arrivals take their place only when it is put in order."""
 
-    def __init__(self, order: Order, changes: bool) -> None:
+    def __init__(self, order: Order) -> None:
         super().__init__()
         self._order = order
-        self._changes = changes
         self._in_order = True
         self._expired = False
 
@@ -91,17 +88,18 @@ class RankedQueue(Queue):
         self._in_order, self._expired = True, False
 
     def expire(self) -> None:
-        self._expired = self._changes
+        self._expired = True
 
 
-class SteadyQueue(Queue):
-    """In order of a rank that stands while a request waits: each goes to its place at once."""
+class RankedQueue(Queue):
+    """In order of rank: each goes to its place at once, and is ranked anew where ranks expire."""
 
     def __init__(self, order: Order) -> None:
         super().__init__()
         self._order = order
         self._list: list[Request] = []
         self._start = 0  # what is before it has been popped
+        self._expired = False
 
     def __len__(self) -> int:
         return len(self._list) - self._start
@@ -130,13 +128,79 @@ class SteadyQueue(Queue):
     def remove(self, request: Request) -> None:
         del self._list[self._list.index(request, self._start)]
 
+    def arrange(self) -> None:
+        if self._expired:
+            self._expired = False
+            waiting = self._list[self._start :]
+            for request in waiting:
+                request._key = self._order(request)
+            self._list, self._start = sorted(waiting, key=_by_key), 0
 
-def waiting_queue(order: Order | None, changes: bool, late: bool) -> Queue:
+    def expire(self) -> None:
+        self._expired = True
+
+
+class ClientQueues(Queue):
+    """A queue for each client, in order of arrival; the first ones are ranked when it matters."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self._order = order
+        self._queues: dict[str, deque[Request]] = {}
+        self._size = 0
+        self._first: Request | None = None  # the head, once it is known
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(sorted(chain(*self._queues.values()), key=self._order))
+
+    @property
+    def head(self) -> Request:
+        if self._first is None:
+            self._first = min((queue[0] for queue in self._queues.values()), key=self._order)
+        return self._first
+
+    def pop(self) -> Request:
+        request = self.head
+        self.remove(request)
+        return request
+
+    def append(self, request: Request) -> None:
+        self._join(request, deque.append)
+
+    def put_back(self, request: Request) -> None:
+        self._join(request, deque.appendleft)
+
+    def _join(self, request: Request, join: Callable[[deque[Request], Request], None]) -> None:
+        self._order(request)  # a policy that cannot rank it says so before it is in
+        join(self._queues.setdefault(request.client, deque()), request)
+        self._size += 1
+        self._first = None
+
+    def remove(self, request: Request) -> None:
+        queue = self._queues[request.client]
+        if queue[0] is request:
+            queue.popleft()
+        else:
+            queue.remove(request)
+        if not queue:
+            del self._queues[request.client]
+        self._size -= 1
+        self._first = None
+
+    def arrange(self) -> None:
+        self._first = None
+
+
+def waiting_queue(order: Order | None, late: bool, by_client: bool) -> Queue:
     """The queue that a policy asks for; without `order` it is first come, first served.
 
-    `changes`: the order may change while requests wait; `late`: arrivals take their place only
-    on `arrange`.
+    `late`: arrivals take their place only on `arrange`; `by_client`: each client has its own.
     """
     if order is None:
         return Queue()
-    return RankedQueue(order, changes) if changes or late else SteadyQueue(order)
+    if by_client:
+        return ClientQueues(order)
+    return LateQueue(order) if late else RankedQueue(order)

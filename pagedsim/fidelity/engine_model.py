@@ -40,8 +40,8 @@ class EngineModel(Backend):
     path: str
     """A cost.json that was fitted to the engine's steps."""
 
-    def workload(self, settings: Settings, seed: int) -> Workload:
-        return self.engine.workload(settings, seed)
+    def traffic(self, settings: Settings, seed: int) -> Workload:
+        return self.engine.traffic(settings, seed)
 
     def stage(self, config: Settings, seed: int) -> ModelledEngine:
         engines = {**config, "backend": config["backend"]["engine"]}

@@ -55,7 +55,7 @@ def requests_per_s(job: Job, machine: Settings, cost: Fitted) -> float:
 def _simulated(config: Settings, machine: Settings, seed: int, cost: Fitted) -> dict[str, Any]:
     """The summary of a run of the engine, as the simulator has it; nothing is kept of it."""
     recorder = Recorder()
-    workload = backend_of(config).workload(config["workload"], seed)
+    workload = backend_of(config).workload(config, seed)
     ModelledEngine(config, machine, cost).run(workload, recorder)
     return _summary(recorder.requests_table(), recorder.steps_table(), machine)
 

@@ -51,7 +51,7 @@ def replayed(run: Recorded) -> Difference | None:
 
 def _first_difference(run: Recorded) -> Difference | None:
     witness = _Witness(run.steps["plan"].to_pylist())
-    workload = backend_of(run.config).workload(run.config["workload"], run.seed)
+    workload = backend_of(run.config).workload(run.config, run.seed)
     if any(params.beam_search and params.width > 1 for params in workload.asked):
         raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")
     source = _Filled(workload, Filler(run.machine["vocab_size"], run.seed))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pagedsim.core import RequestId, Scheduler
 from pagedsim.run.objects import make
 from pagedsim.run.stoppable import StoppableRecorder
-from pagedsim.workload import Workload
+from pagedsim.workload import Predictor, Workload
 
 Settings = dict[str, Any]
 
@@ -58,6 +58,14 @@ class Backend(ABC):
     def stage(self, config: Settings, seed: int) -> Stage:
         """What a run's configuration describes; raises ConfigError for what cannot be."""
 
-    def workload(self, settings: Settings, seed: int) -> Workload:
+    def workload(self, config: Settings, seed: int) -> Workload:
+        """The requests to serve, with the lengths that the predictor guesses."""
+        workload = self.traffic(config["workload"], seed)
+        predictor = config.get("predictor")  # a configuration of before has none
+        if predictor is None:
+            return workload
+        return make("predictor", predictor, Predictor).applied(workload, seed)
+
+    def traffic(self, settings: Settings, seed: int) -> Workload:
         """As much of the workload as this backend is to serve."""
         return make("workload", settings, Workload, seed=seed)

@@ -154,7 +154,7 @@ def _keys(arm: Arm) -> set[str]:
 def _check(job: Job, workloads: dict[str, Workload]) -> None:
     """Build the arm's objects; a workload that several arms share, such as a long trace, once."""
     _refuse_added(job.config)
-    whose = [job.config[key] for key in ("workload", "backend")]
+    whose = [job.config.get(key) for key in ("workload", "backend", "predictor")]
     settings = json.dumps(whose, sort_keys=True, default=str)
     workloads[settings] = build(job.config, job.seed, workloads.get(settings)).workload
 

@@ -27,6 +27,7 @@ GROUPS = {
     "hardware": "the GPU, from its data sheet",
     "cost": "how long a step takes",
     "workload": "which requests arrive, and when",
+    "predictor": "who tells policies how long answers will be",
     "backend": "what carries the steps out: simulated time, or a real engine",
     "scale": "how much of the study is run: backend=engine takes a part, unless scale=full",
     "tracking": "Weights & Biases",
@@ -46,7 +47,6 @@ SETTINGS = {
         ("workload.requests", "how many; or workload.duration, in seconds"),
         ("workload.arrivals", "poisson | gamma | fixed | burst | closed"),
         ("workload.max_len", "tokens of prompt and answer together, at most"),
-        ("workload.prediction_sigma", "error of predicted lengths, for policies that use them"),
     ),
     "The server": (
         ("server.max_seqs", "sequences in a batch, at most"),

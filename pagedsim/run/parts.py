@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from pagedsim.metrics.slo import Slo
 from pagedsim.run.backend import Backend, Settings, Stage
+from pagedsim.run.needs import refuse_unmet
 from pagedsim.run.objects import make
+from pagedsim.run.server import server_of
 from pagedsim.workload import Workload
 
 
@@ -26,7 +28,9 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     backend = backend_of(config)
     stage = backend.stage(config, seed)
     # Last, since a long trace takes longest to read.
-    return Parts(workload or backend.workload(config["workload"], seed), stage, slo)
+    workload = workload or backend.workload(config, seed)
+    refuse_unmet(server_of(config).policy, workload)
+    return Parts(workload, stage, slo)
 
 
 def backend_of(config: Settings) -> Backend:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from pagedsim.build import inner_policy, make_policy
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
 from pagedsim.run.backend import Settings
 from pagedsim.run.objects import make, said_of, takes
@@ -29,7 +30,7 @@ def server_of(config: Mapping[str, Any]) -> ServerSpec:
     more = {key: memory[key] for key in memory if key not in (*_OF_MEMORY, *_OTHERS)}
     with said_of("server", config["server"]), said_of("memory", memory):
         return ServerSpec(
-            policy=make("policy", config["policy"], Policy),
+            policy=policy_of(config["policy"]),
             preemption=_preemption(config["preemption"]),
             batching=make("batching", config["batching"], Batching),
             **config["server"],
@@ -39,6 +40,17 @@ def server_of(config: Mapping[str, Any]) -> ServerSpec:
             tensor_parallel=config["tensor_parallel"],
             kv_cache_dtype=config["kv_cache_dtype"],
         )
+
+
+def policy_of(settings: Any) -> Policy:
+    """What the group `policy` describes, `of` and `victim` included."""
+    if not isinstance(settings, Mapping):
+        return make("policy", settings, Policy)  # says what is wrong
+    said = {key: value for key, value in settings.items() if key != "victim"}
+    with said_of("policy", settings):
+        if isinstance(said.get("of"), str):
+            said["of"] = inner_policy(said["of"])
+        return make_policy(make("policy", said, Policy), victim=settings.get("victim"))
 
 
 def _preemption(settings: Any) -> Any:

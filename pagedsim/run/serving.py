@@ -67,8 +67,8 @@ class Engine(Backend):
         if self.clock not in CLOCKS:
             raise unknown("clock", self.clock, CLOCKS)
 
-    def workload(self, settings: Settings, seed: int) -> Workload:
-        whole = super().workload(self._limited(settings), seed)
+    def traffic(self, settings: Settings, seed: int) -> Workload:
+        whole = super().traffic(self._limited(settings), seed)
         if self.shrink > 1 and whole.prompts is not None:
             raise ConfigError(
                 f"backend.shrink={self.shrink}: must be 1 where prompts have contents, such as "
@@ -85,7 +85,6 @@ class Engine(Backend):
             deadline=whole.arrival / self.hurry + waits,
             prompt_len=np.maximum(whole.prompt_len // self.shrink, 1),
             output_len=np.maximum(whole.output_len // self.shrink, 1),
-            predicted_len=whole.predicted_len / self.shrink,
             notices=(*whole.notices, f"{' and '.join(told)} than the workload says"),
         )
 

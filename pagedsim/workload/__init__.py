@@ -25,7 +25,7 @@ from pagedsim.workload.lengths import (
     Uniform,
     make_lengths,
 )
-from pagedsim.workload.prediction import predict
+from pagedsim.workload.predictor import Bucket, Nobody, Noisy, Oracle, Predictor, Rank
 from pagedsim.workload.recorded import trace
 from pagedsim.workload.streams import stream
 from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts, Prompts, TokenRuns
@@ -38,6 +38,7 @@ __all__ = [
     "SHAPES",
     "Arrivals",
     "BlockPrompts",
+    "Bucket",
     "Burst",
     "ClosedLoop",
     "Empirical",
@@ -47,9 +48,14 @@ __all__ = [
     "Lengths",
     "LogNormal",
     "Mode",
+    "Nobody",
+    "Noisy",
+    "Oracle",
     "Poisson",
+    "Predictor",
     "PrefixedPrompts",
     "Prompts",
+    "Rank",
     "SharedPrefixes",
     "TokenRuns",
     "Traffic",
@@ -58,7 +64,6 @@ __all__ = [
     "make_arrivals",
     "make_lengths",
     "mix",
-    "predict",
     "stream",
     "synthetic",
     "trace",

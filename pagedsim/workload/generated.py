@@ -38,7 +38,6 @@ def synthetic(
     priority: float | Mapping[float, float] = 0.0,
     client: str | Mapping[str, float] = "",
     deadline: float | None = None,
-    prediction_sigma: float | None = None,
     n: int = 1,
     beam: int | None = None,
     seed: int = 0,
@@ -50,8 +49,8 @@ def synthetic(
     a second. `lengths` is a shape (see `SHAPES`), or a mapping with `shape` and its settings.
     `max_len` bounds prompt and output together. `priority` and `client` are one value, or a
     mapping of values to probabilities. `deadline` is in seconds after the arrival.
-    `prediction_sigma` gives every request a predicted length: 0 is the truth. Each prompt gets `n`
-    answers of one length, or is the start of a search with so many beams as `beam` says.
+    Each prompt gets `n` answers of one length, or is the start of a search with so many beams as
+    `beam` says.
 
     >>> fixed = {"shape": "fixed", "prompt": 8, "output": 4}
     >>> synthetic(requests=3, arrivals="burst", lengths=fixed)
@@ -69,7 +68,6 @@ def synthetic(
         priority=priority,
         client=client,
         deadline=deadline,
-        prediction_sigma=prediction_sigma,
         n=n,
         beam=beam,
     )
@@ -171,7 +169,6 @@ def _joined(classes: Sequence[Traffic], merged: Merged, parts: Sequence[Rows]) -
             [np.array(list(map(clients.index, lb.clients)), np.int32)[lb.client] for lb in labels]
         ),
         clients=clients,
-        predicted_len=merged.join([label.predicted_len for label in labels]),
         deadline=merged.join([label.deadline for label in labels]),
         sampling=merged.join([np.array(asked.index(lb.params), np.int32) for lb in labels]),
         asked=asked,

@@ -13,7 +13,6 @@ from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.request import GREEDY
 from pagedsim.workload.choices import pick, weights_of
-from pagedsim.workload.prediction import predict
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +27,6 @@ class Labelled:
     priority: Floats
     client: NDArray[np.int32]
     clients: tuple[str, ...]
-    predicted_len: Floats
     deadline: Floats
     params: SamplingParams
 
@@ -38,40 +36,34 @@ class Labels:
     """How requests are labelled.
 
     `priority` and `client` are one value for all, or a mapping of values to probabilities;
-    `deadline` is in seconds after the arrival; `prediction_sigma` is the error of the predicted
-    output length, 0 for the truth, None for no prediction. `n` sequences answer each prompt, or as
-    many beams as `beam` says.
+    `deadline` is in seconds after the arrival. `n` sequences answer each prompt, or as many beams
+    as `beam` says.
     """
 
     priority: float | Mapping[float, float] = 0.0
     client: str | Mapping[str, float] = ""
     deadline: float | None = None
-    prediction_sigma: float | None = None
     n: int = 1
     beam: int | None = None
 
     @property
     def drawn(self) -> bool:
         """Whether any of it is a matter of chance."""
-        mapped = isinstance(self.priority, Mapping) or isinstance(self.client, Mapping)
-        return mapped or bool(self.prediction_sigma)
+        return isinstance(self.priority, Mapping) or isinstance(self.client, Mapping)
 
     def draw(
         self,
         arrival: Floats,
-        output_len: NDArray[np.int32],
         stream: Callable[[str], np.random.Generator],
     ) -> Labelled:
         """Labels for these requests; `stream` gives the random stream of a name."""
-        rows = len(output_len)
-        predicted = deadline = np.array(np.nan)
-        if self.prediction_sigma is not None:
-            predicted = predict(output_len, self.prediction_sigma, stream("predictions"))
+        rows = len(arrival)
+        deadline = np.array(np.nan)
         if self.deadline is not None:
             deadline = arrival + require_number("deadline", self.deadline, above=0)
         client, clients = self._clients(rows, stream)
         priority = self._priorities(rows, stream)
-        return Labelled(priority, client, clients, predicted, deadline, self.params)
+        return Labelled(priority, client, clients, deadline, self.params)
 
     @property
     def params(self) -> SamplingParams:

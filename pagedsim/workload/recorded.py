@@ -46,7 +46,6 @@ def trace(
     priority: float | Mapping[float, float] = 0.0,
     client: str | Mapping[str, float] = "",
     deadline: float | None = None,
-    prediction_sigma: float | None = None,
     n: int = 1,
     beam: int | None = None,
     seed: int = 0,
@@ -59,7 +58,7 @@ def trace(
     lengths stay and the times are drawn, as in `synthetic`.
 
     CSV files may be filtered (`where`, column to value) and give each request's client and
-    priority; else these, deadlines, predictions, `n` and `beam` are as in `synthetic`.
+    priority; else these, deadlines, `n` and `beam` are as in `synthetic`.
     `drop_empty` leaves out rows without tokens, `sort` puts rows in order of time.
     `block_tokens` is Mooncake's block.
     """
@@ -84,8 +83,8 @@ def trace(
         with np.errstate(over="ignore"):
             arrival = process.times(rows, stream(seed, "arrivals"))
         refuse_late(f"rate={rate}", arrival[-1])
-    labels = Labels(priority, client, deadline, prediction_sigma, n, beam)
-    labelled = _from_columns(labels.draw(arrival, output_len, partial(stream, seed)), table)
+    labels = Labels(priority, client, deadline, n, beam)
+    labelled = _from_columns(labels.draw(arrival, partial(stream, seed)), table)
     return Workload.of(
         arrival,
         prompt_len,
@@ -93,7 +92,6 @@ def trace(
         priority=labelled.priority,
         client=labelled.client,
         clients=labelled.clients,
-        predicted_len=labelled.predicted_len,
         deadline=labelled.deadline,
         asked=(labelled.params,),
         prompts=_prompts(table, prompt_len, block_tokens),

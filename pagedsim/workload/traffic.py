@@ -56,7 +56,6 @@ class Traffic:
     priority: float | Mapping[float, float] = 0.0
     client: str | Mapping[str, float] = ""
     deadline: float | None = None
-    prediction_sigma: float | None = None
     n: int = 1
     beam: int | None = None
 
@@ -104,9 +103,7 @@ class Traffic:
     @property
     def labels(self) -> Labels:
         """How its requests are labelled."""
-        return Labels(
-            self.priority, self.client, self.deadline, self.prediction_sigma, self.n, self.beam
-        )
+        return Labels(self.priority, self.client, self.deadline, self.n, self.beam)
 
     @property
     def requests_per_second(self) -> float:
@@ -135,7 +132,7 @@ class Traffic:
             prefix_len = np.where(prefix >= 0, prefixes.tokens, 0).astype(np.int32)
             prompt = prompt + prefix_len
         prompt, output, clipped = clip(prompt, output, self.max_len)
-        drawn = self.labels.draw(arrival, output, partial(self._stream, seed))
+        drawn = self.labels.draw(arrival, partial(self._stream, seed))
         return Rows(prompt, output, prefix, prefix_len, drawn, clipped, capped)
 
     def _stream(self, seed: int, name: str) -> np.random.Generator:

@@ -13,14 +13,16 @@ from typing import Any, Literal, TypeVar
 from hypothesis import strategies as st
 
 from pagedsim.build import (
+    POLICIES,
     PREEMPTIONS,
     make_batching,
     make_memory,
+    make_policy,
     make_preemption,
+    takes,
 )
 from pagedsim.core import Batching, Memory, Policy, Preemption, Request, SamplingParams, Scheduler
-from policies.fcfs import FCFS
-from policies.priority import Priority
+from policies.victims import VICTIMS
 from tests.core.odd_policies import (
     Aging,
     Counting,
@@ -33,8 +35,13 @@ from tests.core.odd_policies import (
 T = TypeVar("T")
 Ends = Literal["hidden", "told"]
 
-STEADY = ("fcfs", "random_victims", "mixed", "small_batches", "counting")
-RANKED = ("priority", "srpt", "aging")
+ODD = ("random_victims", "mixed", "small_batches", "counting", "remaining", "speeds")
+DISPLACING = {
+    *("remaining", "speeds"),
+    *(name for name, kind in POLICIES.items() if takes(kind, "displace")),
+}
+SHORT = {"quantum": 2.0, "starve": 9, "period": 3, "most": 3, "rate": 0.5}
+"""Settings that make something happen within a few steps of a second each."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,9 @@ class Server:
     max_model_len: int | None = None
     reserved_len: int = 0
     """The greatest length that reserved memory reckons with."""
+    victim: str | None = None
+    of: str = "fcfs"
+    """What a policy that stands around another stands around."""
 
     def build(self, seed: int, ahead: bool = False) -> Scheduler:
         return Scheduler(
@@ -94,14 +104,22 @@ class Server:
         return make_batching(self.batching, watermark=self.watermark)
 
     def _policy(self, seed: int) -> Policy:
-        ranked = {"priority": Priority, "srpt": ShortestRemaining, "aging": Aging}
-        if self.policy in ranked:
-            return ranked[self.policy](self.displace)
-        if self.policy == "random_victims":
-            return RandomVictims(seed)
-        if self.policy == "small_batches":
-            return SmallBatches(1 + seed % 3)
-        return {"fcfs": FCFS, "mixed": Mixed, "counting": Counting}[self.policy]()
+        match self.policy:
+            case "remaining":
+                return ShortestRemaining(self.displace)
+            case "speeds":
+                return Aging(self.displace)
+            case "random_victims":
+                return RandomVictims(seed)
+            case "small_batches":
+                return SmallBatches(1 + seed % 3)
+            case "mixed":
+                return Mixed()
+            case "counting":
+                return Counting()
+        known = {**SHORT, "of": self.of, "displace": self.displace}
+        settings = {key: known[key] for key in known if takes(POLICIES[self.policy], key)}
+        return make_policy(self.policy, victim=self.victim, **settings)
 
     def _preemption(self) -> Preemption:
         if self.preemption == "cheapest":
@@ -129,7 +147,13 @@ class Job:
         params = SamplingParams(n=self.width, max_tokens=self.output if self.limited else None)
         prompt = self.prompt if self.stream is None else text(self.stream, self.prompt)
         return Request(
-            name, prompt, params, priority=self.priority, predicted_len=float(self.predicted)
+            name,
+            prompt,
+            params,
+            priority=self.priority,
+            predicted_len=float(self.predicted),
+            client="ab"[self.priority % 2],
+            deadline=float(self.predicted * 3),
         )
 
 
@@ -242,7 +266,9 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         cpu_blocks = draw(_whole(0 if preemption == "recompute" else 1, 2 * blocks))
     max_seqs = draw(_one_of(1, 2, 3, 4, 4, 6, 8, 8))
     max_model_len = draw(_maybe(_none, _whole(-(-capacity // 2), capacity)))
-    policy = draw(_one_of(*STEADY, *RANKED, *RANKED))
+    policy = draw(_one_of(*POLICIES, *ODD))
+    inner = ("fcfs", "priority", "sjf", "vtc", *(() if batching == "static" else ("srpt",)))
+    of = draw(_one_of(*inner))
     return Server(
         memory=memory,
         blocks=blocks,
@@ -250,6 +276,8 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         batching=batching,
         policy=policy,
         displace=_displace(draw, batching, policy),
+        victim=draw(_one_of(None, None, *VICTIMS)),
+        of=of,
         preemption=preemption,
         cpu_blocks=cpu_blocks,
         ratio=draw(_whole(1, 6)),
@@ -262,10 +290,11 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
 
 
 def _displace(draw: st.DrawFn, batching: str, policy: str) -> bool | None:
-    if policy not in RANKED:
+    if policy not in DISPLACING:
         return None
-    choices = (None, False) if batching == "static" else (None, False, True, True)
-    return draw(_one_of(*choices))
+    choices = (False,) if batching == "static" else (False, True, True)
+    unsaid = (None,) if policy in ("priority", "remaining", "speeds") else ()
+    return draw(_one_of(*choices, *unsaid))
 
 
 def _budget(draw: st.DrawFn, batching: str, longest: int, max_seqs: int) -> int | None:

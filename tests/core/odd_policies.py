@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from pagedsim.core import Arrived, Event, Keep, Left, Policy, Request, Served, ServerState
+from pagedsim.core import Arrived, Event, Keep, Left, Policy, Request, ServerState, StepPlan
 from pagedsim.core.policy import RankChanges
 
 
@@ -77,6 +77,7 @@ class Counting(Policy):
             self.arrived += 1
         elif isinstance(event, Left):
             self.left += 1
-        elif isinstance(event, Served):
-            self.tokens.update(event.plan.decodes)
-            self.tokens.update(c.request for c in event.plan.chunks if c.samples)
+
+    def served(self, plan: StepPlan, state: ServerState) -> None:
+        self.tokens.update(plan.decodes)
+        self.tokens.update(c.request for c in plan.chunks if c.samples)

@@ -269,7 +269,10 @@ class Run:
         assert not (plan.chunks and plan.decodes), "a step is all prefill or all decode"
         if len({chunk.request for chunk in plan.chunks}) > 1:
             assert plan.prefill_tokens <= self.scheduler.max_batched_tokens
-        assert not plan.held
+        if self.case.server.batching == "one_by_one":
+            assert len(plan.decodes) <= 1
+        else:
+            assert not plan.held
 
     def _audit_commit(self, advanced: bool) -> None:
         self._audit_queues()

@@ -7,17 +7,19 @@ import pytest
 
 from pagedsim.build import BATCHINGS
 from pagedsim.core import (
+    Admitted,
     Arrived,
     ConfigError,
     Event,
     Keep,
     Left,
     Policy,
+    Preempted,
     Request,
     ReservedMax,
-    Served,
     ServerState,
     State,
+    StepPlan,
 )
 from policies.priority import Priority
 from tests.core.drive import Server, shown, spans
@@ -474,10 +476,15 @@ class Witness(Policy):
         match event:
             case Arrived(request, now):
                 self.log.append(f"arrived {request.id} at {now:g}")
-            case Served(plan, now):
-                self.log.append(f"served {plan.number} at {now:g}")
+            case Admitted(request, now):
+                self.log.append(f"admitted {request.id} at {now:g}")
+            case Preempted(request, now):
+                self.log.append(f"preempted {request.id} at {now:g}")
             case Left(request, now):
                 self.log.append(f"left {request.id}, {request.state.value} at {now:g}")
+
+    def served(self, plan: StepPlan, state: ServerState) -> None:
+        self.log.append(f"served {plan.number} at {state.now:g}")
 
     def told(self) -> list[str]:
         log, self.log = self.log, []
@@ -491,13 +498,18 @@ def test_hooks_are_asked_at_their_moments() -> None:
     server.add("b", 6)
     assert policy.told() == ["arrived a at 0", "arrived b at 0"]
     plan = server.plan()
-    assert policy.told() == ["admit a", "admit b"]
+    assert policy.told() == ["admit a", "admitted a at 0", "admit b", "admitted b at 0"]
     server.commit(plan)
     assert policy.told() == ["served 0 at 1"]
     server.step()
-    assert policy.told() == ["victim of ['b'] for a", "keep b", "served 1 at 2"]
+    assert policy.told() == [
+        "victim of ['b'] for a",
+        "keep b",
+        "preempted b at 1",
+        "served 1 at 2",
+    ]
     server.step()
-    assert policy.told() == ["served 2 at 3", "left a, finished at 3"]
+    assert policy.told() == ["admitted b at 2", "served 2 at 3", "left a, finished at 3"]
     server.scheduler.abort("b", 4.0)
     assert policy.told() == ["left b, aborted at 4"]
     server.add("c", 99)

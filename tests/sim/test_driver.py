@@ -8,8 +8,17 @@ from itertools import product
 import pytest
 
 from pagedsim.build import make_memory, make_preemption, make_scheduler
-from pagedsim.core import ConfigError, PagedsimError, Policy, Preemption, Request, Scheduler
-from pagedsim.core.policy import Arrived, RankChanges
+from pagedsim.core import (
+    Arrived,
+    ConfigError,
+    PagedsimError,
+    Policy,
+    Preemption,
+    Request,
+    Scheduler,
+    StepPlan,
+)
+from pagedsim.core.policy import RankChanges
 from pagedsim.core.state import ServerState
 from policies.priority import Priority
 from tests.sim.harness import Affine, Constant, Jobs, content, run
@@ -139,7 +148,7 @@ class Counting(Policy):
     def rank(self, request: Request, state: ServerState) -> float:
         return (self.seen * 7 + request.prompt_len) % 5
 
-    def observe(self, event: object) -> None:
+    def served(self, plan: StepPlan, state: ServerState) -> None:
         self.seen += 1
 
 

@@ -34,9 +34,9 @@ def chat_and_batch(**settings: Any) -> Workload:
 
 
 def test_the_same_seed_is_the_same_workload_and_another_is_not() -> None:
-    settings: dict[str, Any] = {"requests": 50, "rate": 2.0, "prediction_sigma": 0.5}
+    settings: dict[str, Any] = {"requests": 50, "rate": 2.0}
     assert changed(synthetic(**settings, seed=1), synthetic(**settings, seed=1)) == set()
-    moved = {"arrival", "prompt_len", "output_len", "predicted_len"}
+    moved = {"arrival", "prompt_len", "output_len"}
     assert changed(synthetic(**settings, seed=1), synthetic(**settings, seed=2)) == moved
 
 
@@ -46,13 +46,11 @@ def test_the_same_seed_is_the_same_workload_and_another_is_not() -> None:
         ({}, False),
         ({"arrivals": "burst"}, False),
         ({"arrivals": "closed", "users": 2}, False),
-        ({"prediction_sigma": 0.0}, False),
         ({"arrivals": "poisson"}, True),
         ({"arrivals": "gamma", "cv": 2.0}, True),
         ({"lengths": "alpaca"}, True),
         ({"priority": {0: 0.5, 1: 0.5}}, True),
         ({"client": {"a": 0.5, "b": 0.5}}, True),
-        ({"prediction_sigma": 0.5}, True),
         ({"prefixes": {"tokens": 4, "share": 0.5}}, True),
     ],
 )
@@ -75,7 +73,6 @@ def test_a_workload_knows_whether_chance_had_a_part(settings: dict[str, Any], dr
         ({"lengths": "alpaca"}, {"prompt_len", "output_len"}),
         ({"priority": {0: 0.5, 1: 0.5}}, {"priority"}),
         ({"client": {"a": 0.5, "b": 0.5}}, {"client"}),
-        ({"prediction_sigma": 0.3}, {"predicted_len"}),
         ({"deadline": 5.0}, {"deadline"}),
         ({"prefixes": {"tokens": 16}}, {"prompt_len"}),
     ],
@@ -109,7 +106,6 @@ def test_requests_carry_their_columns() -> None:
         priority=2,
         client="me",
         deadline=1.5,
-        prediction_sigma=0.0,
         **TINY,
     )
     requests = list(made.requests())
@@ -119,18 +115,8 @@ def test_requests_carry_their_columns() -> None:
         assert request.arrival == made.arrival[row]
         assert (request.priority, request.client) == (2, "me")
         assert request.deadline == pytest.approx(made.arrival[row] + 1.5)
-        assert request.predicted_len == 8
     bare, _ = next(synthetic(requests=1, rate=1.0, **TINY).requests())
     assert (bare.deadline, bare.predicted_len, bare.client, bare.prompt) == (None, None, "", None)
-
-
-def test_predictions_are_off_by_a_known_factor() -> None:
-    made = synthetic(requests=50_000, rate=1.0, lengths="sharegpt", prediction_sigma=0.5)
-    error = np.log(made.predicted_len / made.output_len)[made.output_len > 20]
-    assert np.median(error) == pytest.approx(0, abs=0.01)
-    assert error.std() == pytest.approx(0.5, abs=0.01)
-    with pytest.raises(ConfigError, match="prediction_sigma=-1"):
-        synthetic(requests=5, rate=1.0, prediction_sigma=-1)
 
 
 def test_priorities_and_clients_by_probability() -> None:
@@ -220,12 +206,6 @@ def test_a_distribution_that_its_bound_cuts_often_says_so() -> None:
     assert made.clipped == 0
 
 
-def test_a_prediction_that_is_far_off_is_still_a_number() -> None:
-    with np.errstate(over="raise"):
-        made = synthetic(requests=200, rate=1.0, prediction_sigma=5000.0)
-    assert np.isfinite(made.predicted_len).all()
-
-
 def test_a_mix_merges_its_classes_by_arrival() -> None:
     made = chat_and_batch()
     assert made.clients == ("batch", "chat")
@@ -288,7 +268,7 @@ def test_prefixes_of_two_classes_are_not_each_others() -> None:
 def test_a_million_requests_are_small_and_lazy() -> None:
     made = synthetic(
         requests=1_000_000, rate=1.0, priority={0: 0.5, 1: 0.5}, deadline=1.0,
-        prediction_sigma=0.5, client={"a": 0.5, "b": 0.5}, max_len=2048,
+        client={"a": 0.5, "b": 0.5}, max_len=2048,
     )  # fmt: skip
     assert made.nbytes <= 60e6
     assert [request.id for request, _ in islice(made.requests(), 3)] == [0, 1, 2]

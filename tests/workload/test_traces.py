@@ -214,10 +214,8 @@ def test_labels_and_columns(tmp_path: Path) -> None:
     made = trace(path=path, client_column="who", priority_column="urgency", deadline=2.0)
     requests = [request for request, _ in made.requests()]
     assert [(r.client, r.priority, r.deadline) for r in requests] == [("z", 2, 2), ("y", -1.5, 3)]
-    drawn = trace(path=path, client={"a": 1.0}, priority=3, prediction_sigma=0)
-    assert [(r.client, r.priority, r.predicted_len) for r, _ in drawn.requests()] == [
-        ("a", 3, 5.0)
-    ] * 2
+    drawn = trace(path=path, client={"a": 1.0}, priority=3)
+    assert [(r.client, r.priority) for r, _ in drawn.requests()] == [("a", 3)] * 2
 
 
 class Gateway(JsonLines):

@@ -38,6 +38,13 @@ class Batching(ABC):
             queues.feasible = request
         return reason
 
+    def refused(self, queues: Queues, request: Request) -> str | None:
+        """Why the first that waits is not served: it cannot be, or the policy sheds it; or None."""
+        reason = self.infeasible(queues, request)
+        if reason is None and queues.shedding and request.scheduled_at is None:
+            return queues.policy.sheds(request, queues.state)
+        return reason
+
     def never_fits(self, queues: Queues, request: Request) -> str | None:
         """Why no step and no memory could ever hold a new request, or None."""
         memory, spare = queues.memory, self.spare(queues)
@@ -76,8 +83,10 @@ class Batching(ABC):
             queues.rank_running()
         if not waiting:
             return
+        if not self.sorts_late(policy):
+            waiting.arrange()
         head = waiting.head
-        if self.infeasible(queues, head):
+        if self.refused(queues, head):
             waiting.arrange()
             return
         victims = reversed(tuple(queues.running))

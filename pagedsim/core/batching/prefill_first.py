@@ -72,7 +72,7 @@ class PrefillFirst(Batching):
             waiting.arrange()
         while waiting and not queues.swapped_first():
             request = waiting.head
-            if reason := self.infeasible(queues, request):
+            if reason := self.refused(queues, request):
                 queues.reject(plan, reason)
                 continue
             if queues.seats + request.width > queues.max_seqs:

@@ -7,6 +7,7 @@ last admitted takes what is left of the budget.
 from __future__ import annotations
 
 from pagedsim.core.batching.base import Batching
+from pagedsim.core.errors import require_whole
 from pagedsim.core.memory import Fit
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.prefill import prefill_left, prefill_tokens, span
@@ -16,6 +17,12 @@ from pagedsim.core.request import Request
 
 class Unified(Batching):
     """Chunks of prompts beside decodes, under `max_batched_tokens`."""
+
+    def __init__(self, long_prefill_token_threshold: int = 0) -> None:
+        """A step computes no more tokens of one prompt than the threshold; 0: no such bound."""
+        self.longest_chunk = require_whole(
+            "long_prefill_token_threshold", long_prefill_token_threshold, 0
+        )
 
     def compose(self, queues: Queues, plan: StepPlan) -> None:
         if self.displacing(queues.policy):
@@ -92,8 +99,12 @@ class Unified(Batching):
         """Tokens that a request gets, in each sequence and in all, out of `budget`."""
         if request.ready:
             return 1, request.width
-        count = min(prefill_left(request, queues.memory), budget)
+        count = min(self._chunk(prefill_left(request, queues.memory)), budget)
         return count, count
+
+    def _chunk(self, left: int) -> int:
+        """Tokens of a prompt that one step may compute, of those that are left."""
+        return min(left, self.longest_chunk) if self.longest_chunk else left
 
     def _let_in(self, queues: Queues, plan: StepPlan, budget: int) -> None:
         """Resume from the CPU, or admit, whoever is first, until one does not fit."""
@@ -124,7 +135,7 @@ class Unified(Batching):
         waiting, memory = queues.waiting, queues.memory
         if queues.seats < queues.max_seqs:
             waiting.arrange()
-        while reason := self.infeasible(queues, waiting.head):
+        while reason := self.refused(queues, waiting.head):
             queues.reject(plan, reason)
             if not waiting:
                 return 0
@@ -137,7 +148,8 @@ class Unified(Batching):
             return 0
         if not queues.policy.admit(request, queues.state):
             return 0
-        count = min(prefill_tokens(request, memory) - len(hit) * memory.block_size, budget)
+        left = prefill_tokens(request, memory) - len(hit) * memory.block_size
+        count = min(self._chunk(left), budget)
         queues.start(plan, count, hit)
         return count
 

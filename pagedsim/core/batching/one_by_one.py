@@ -1,0 +1,36 @@
+"""One sequence after another: what paged attention alone gives, without continuous batching."""
+
+from __future__ import annotations
+
+from pagedsim.core.batching.prefill_first import PrefillFirst
+from pagedsim.core.plan import StepPlan
+from pagedsim.core.queues import Queues
+
+
+class OneByOne(PrefillFirst):
+    """A prompt is computed as soon as it fits; then one sequence decodes, to its end (vllmini).
+
+    The first of the batch decodes alone, and all others wait for it with their memory: the
+    head-of-line blocking that continuous batching does away with.
+    """
+
+    def _decode(self, queues: Queues, plan: StepPlan) -> None:
+        if not queues.running:
+            return
+        first = next(iter(queues.running))
+        while queues.memory.lacking(first, first.num_tokens) > queues.memory.free:
+            others = [one for one in queues.running if one is not first]
+            victim = queues.choose_victim(others, first) if others else first
+            queues.preempt(plan, victim)
+            if victim is first:
+                return
+        queues.extend(plan, first)
+        _hold_all_but_the_first(queues, plan)
+
+    def _resume(self, queues: Queues, plan: StepPlan) -> None:
+        super()._resume(queues, plan)
+        _hold_all_but_the_first(queues, plan)
+
+
+def _hold_all_but_the_first(queues: Queues, plan: StepPlan) -> None:
+    plan.held = list(queues.decoding()[1:])

@@ -1,0 +1,139 @@
+"""Who tells policies how long an answer will be: the group `predictor`, and nobody else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core.errors import require_number, require_whole
+from pagedsim.workload.limits import LONGEST
+from pagedsim.workload.streams import stream
+from pagedsim.workload.workload import Workload
+
+Floats = NDArray[np.float64]
+
+SAMPLE = 2000
+"""Requests on which an agreement of orders is measured."""
+
+
+class Predictor(ABC):
+    """Guesses the length of each answer, rightly or wrongly to a stated extent."""
+
+    def applied(self, workload: Workload, seed: int) -> Workload:
+        """The workload with guesses, and a line that says how good they are."""
+        guess = self.guesses(workload.output_len, stream(seed, "predictions"))
+        told = (*workload.notices, _told(workload.output_len, guess))
+        return replace(workload, predicted_len=guess, notices=told, drawn=True)
+
+    @abstractmethod
+    def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
+        """One for each answer, in tokens."""
+
+
+class Nobody(Predictor):
+    """Nobody guesses; a workload that has guesses of its own loses them."""
+
+    def applied(self, workload: Workload, seed: int) -> Workload:
+        return replace(workload, predicted_len=np.broadcast_to(np.nan, len(workload)))
+
+    def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
+        return np.full(len(output_len), np.nan)
+
+
+class Oracle(Predictor):
+    """The truth."""
+
+    def applied(self, workload: Workload, seed: int) -> Workload:
+        return replace(workload, predicted_len=workload.output_len.astype(np.float64))
+
+    def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
+        return output_len.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Noisy(Predictor):
+    """The truth times a log-normal error of median 1.
+
+    Two guesses in three are within a factor of exp(`sigma`).
+    """
+
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_number("sigma", self.sigma, above=0)
+
+    def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
+        error = np.minimum(self.sigma * rng.standard_normal(len(output_len)), 700.0)  # exp's limit
+        return np.clip(np.exp(error) * output_len, 1.0, LONGEST)
+
+
+@dataclass(frozen=True)
+class Bucket(Predictor):
+    """The middle of one of `buckets` ranges of `width` tokens; the last takes all that is longer.
+
+    It is the right one with probability `accuracy`, else one beside it.
+    """
+
+    buckets: int = 10
+    width: int = 200
+    accuracy: float = 0.9
+
+    def __post_init__(self) -> None:
+        require_whole("buckets", self.buckets, 2)
+        require_whole("width", self.width, 1)
+        require_number("accuracy", self.accuracy, 0, 1)
+
+    def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
+        right = np.minimum((output_len - 1) // self.width, self.buckets - 1)
+        wrong = rng.random(len(right)) >= self.accuracy
+        beside = right + np.where(rng.random(len(right)) < 0.5, -1, 1)
+        beside = np.where((beside < 0) | (beside >= self.buckets), 2 * right - beside, beside)
+        return (np.where(wrong, beside, right) + 0.5) * self.width
+
+
+@dataclass(frozen=True)
+class Rank(Predictor):
+    """The right lengths in the wrong order: what is learned is which answer is longer.
+
+    Of two answers the longer one is guessed to be so with probability (1 + `tau`) / 2: `tau` is
+    Kendall's rank correlation of truth and guess.
+    """
+
+    tau: float = 0.6
+
+    def __post_init__(self) -> None:
+        require_number("tau", self.tau, -1, 1)
+
+    def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
+        # Two normal variables of correlation r have tau = 2 / π × asin r. The first is in the
+        # order of the lengths, the second gives the order of the guesses.
+        count = len(output_len)
+        order = np.lexsort((rng.random(count), output_len))  # of equal lengths in any order
+        first = np.empty(count)
+        first[order] = np.sort(rng.standard_normal(count))
+        r = np.sin(np.pi / 2 * self.tau)
+        second = r * first + np.sqrt(max(1 - r * r, 0.0)) * rng.standard_normal(count)
+        guess = np.empty(count)
+        guess[np.argsort(second, kind="stable")] = np.sort(output_len)
+        return guess
+
+
+def _told(output_len: NDArray[np.int32], guess: Floats) -> str:
+    """How good guesses are."""
+    off = np.median(np.abs(guess - output_len) / output_len)
+    tau = kendall(output_len[:SAMPLE].astype(np.float64), guess[:SAMPLE])
+    return (
+        f"predicted lengths are off by {off:.0%} in the median; "
+        f"Kendall's tau of their order is {tau:.2f}"
+    )
+
+
+def kendall(first: Floats, second: Floats) -> float:
+    """Kendall's tau-b: how far two orders of the same things agree, from -1 to 1."""
+    one = np.sign(first[:, None] - first)
+    other = np.sign(second[:, None] - second)
+    pairs = np.sqrt((one * one).sum() * (other * other).sum())
+    return float((one * other).sum() / pairs) if pairs else float("nan")

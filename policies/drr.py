@@ -1,0 +1,72 @@
+"""Deficit round robin among clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+
+from pagedsim.core import Admitted, Arrived, Event, Policy, Request, ServerState
+from pagedsim.core.errors import require_number
+from policies.clients import Clients, weights_of
+
+
+class DRR(Policy):
+    """Clients take turns; each turn adds `quantum` tokens to what a client may spend.
+
+    A request starts in its client's turn once the prompt fits into what the client has; what it
+    generates is spent afterwards. A client with nothing waiting keeps no savings.
+    """
+
+    paper = "Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin, 1996"
+    needs = ("client",)
+    by_client = True
+    displacing = False
+
+    def __init__(self, quantum: float = 512.0, weights: Mapping[str, float] | None = None) -> None:
+        self.quantum = require_number("quantum", quantum, above=0)
+        self.weights = weights_of(weights)
+        self._clients = Clients()
+        self._ring: dict[str, float] = {}  # what each may spend, in the order of their turns
+
+    def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
+        """Turns until it can start, and its client's place in the round."""
+        places = {client: place for place, client in enumerate(self._ring)}
+        return (self._turns(request), places.get(request.client, len(places)))
+
+    def _turns(self, request: Request) -> int:
+        """How often its client's turn must come before it can start."""
+        client = request.client
+        lacking = request.prompt_len - self._ring.get(client, 0.0) + self._clients.pending(client)
+        return max(ceil(lacking / self._quantum(client)), 0)
+
+    def _quantum(self, client: str) -> float:
+        return self.quantum * self.weights.get(client, 1.0)
+
+    def observe(self, event: Event) -> None:
+        client = event.request.client
+        if isinstance(event, Arrived):
+            self._ring.setdefault(client, 0.0)
+        elif isinstance(event, Admitted):
+            self._take_turns(event.request)
+        spent = self._clients.observe(event)
+        if client in self._ring:
+            self._ring[client] -= spent
+            if not self._clients.waits(client):
+                self._ring[client] = min(self._ring[client], 0.0)
+
+    def _take_turns(self, request: Request) -> None:
+        """Give all the turns that pass until this one starts, and let it pay for its prompt."""
+        client, turns = request.client, self._turns(request)
+        passed = turns
+        for other in tuple(self._ring):
+            if self._clients.waits(other):
+                self._ring[other] += passed * self._quantum(other)
+            if other == client:
+                passed = max(turns - 1, 0)
+        if not request.preemptions:
+            self._ring[client] -= request.prompt_len
+        while turns:  # the round goes on behind it
+            other = next(iter(self._ring))
+            self._ring[other] = self._ring.pop(other)
+            if other == client:
+                break

@@ -1,0 +1,74 @@
+"""Learning to rank."""
+
+from __future__ import annotations
+
+from math import inf
+
+from pagedsim.core import Admitted, Event, Left, Policy, Preempted, Request, ServerState
+from pagedsim.core.errors import require_flag, require_whole
+from pagedsim.core.events import Arrived
+from pagedsim.core.policy import RankChanges
+
+
+class LTR(Policy):
+    """The lowest predicted rank goes first; who was idle for long goes before all for a while.
+
+    Waiting, running and swapped requests are one order. A request that was in no step for `starve`
+    steps is urgent for the next `period` steps in which it runs. A prediction need only order
+    requests rightly.
+    """
+
+    paper = "Fu et al., Efficient LLM Scheduling by Learning to Rank, NeurIPS 2024 (2408.15792)"
+    needs = ("predictor",)
+    rank_changes: RankChanges = "when stale"
+
+    def __init__(self, starve: int = 256, period: int = 32, displace: bool = True) -> None:
+        self.starve = require_whole("starve", starve, 1)
+        self.period = require_whole("period", period, 1)
+        self.displacing = require_flag("displace", displace)
+        self._idle: dict[Request, int] = {}  # since which step, of those who are in none
+        self._urgent: dict[Request, int] = {}  # steps left, of those who are idle and urgent
+        self._until: dict[Request, int] = {}  # up to which step, of those who run and are urgent
+        self._next: float = inf  # the step in which the next of them changes
+        self._step = 0
+
+    def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
+        self._step = state.step
+        if (since := self._idle.get(request)) is not None:
+            if request not in self._urgent:
+                if state.step < since + self.starve:
+                    self._next = min(self._next, since + self.starve)
+                else:
+                    self._urgent[request] = self.period
+            urgent = request in self._urgent
+        else:
+            until = self._until.get(request, 0)
+            urgent = state.step < until
+            if urgent:
+                self._next = min(self._next, until)
+        guess = request.predicted_len
+        return (-1 if urgent else 0, inf if guess is None else guess)
+
+    def stale(self, state: ServerState) -> bool:
+        self._step = state.step
+        if state.step < self._next:
+            return False
+        self._next = inf
+        return True
+
+    def observe(self, event: Event) -> None:
+        request = event.request
+        match event:
+            case Arrived() | Preempted():
+                self._idle[request] = self._step
+                if (left := self._until.pop(request, 0) - self._step) > 0:
+                    self._urgent[request] = left
+                self._next = min(self._next, self._step + self.starve)
+            case Admitted():
+                self._idle.pop(request, None)
+                if left := self._urgent.pop(request, 0):
+                    self._until[request] = self._step + left
+                    self._next = min(self._next, self._step + left)
+            case Left():
+                for of in (self._idle, self._urgent, self._until):
+                    of.pop(request, None)

@@ -1,0 +1,117 @@
+"""Multi-level feedback queues, and those that a request joins further down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from pagedsim.core import Admitted, Arrived, Event, Left, Policy, Preempted, Request, ServerState
+from pagedsim.core.errors import require_flag, require_number, require_whole
+from pagedsim.core.policy import RankChanges
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a request stands."""
+
+    level: int
+    since: float
+    """When it joined the batch, or began to wait."""
+    runs: bool = False
+    served: float = 0.0
+    """Seconds in the batch before, at this level."""
+
+
+class MLFQ(Policy):
+    """Who was served least goes first: it falls a level when it had that level's quantum.
+
+    The quantum of level k is `quantum` × 2^k seconds, and the last of `levels` has no end. Who
+    waited `starve` seconds goes back to the first level.
+    """
+
+    paper = "Corbató et al., 1962; with the rules of vllm-ltr (2408.15792)"
+    rank_changes: RankChanges = "when stale"
+
+    def __init__(
+        self,
+        quantum: float = 0.01,
+        levels: int = 16,
+        starve: float = 3.0,
+        displace: bool = True,
+    ) -> None:
+        self.quantum = require_number("quantum", quantum, above=0)
+        self.levels = require_whole("levels", levels, 1, 64)
+        self.starve = require_number("starve", starve, above=0)
+        self.displacing = require_flag("displace", displace)
+        self._places: dict[Request, Place] = {}
+        self._next = inf  # when the next of them changes its level
+
+    def entry(self, request: Request) -> int:
+        """The level that a request joins."""
+        return 0
+
+    def length(self, level: int) -> float:
+        """The quantum of a level, in seconds."""
+        return inf if level == self.levels - 1 else self.quantum * 2**level
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        place = self._places.get(request)
+        if place is None:  # it arrives
+            return self.entry(request)
+        changes = self._settled(place, state.now)
+        self._next = min(self._next, changes)
+        return place.level
+
+    def _settled(self, place: Place, now: float) -> float:
+        """Bring a place up to date; returns when it changes next, if nothing happens to it."""
+        if not place.runs:
+            if place.level and now >= place.since + self.starve:
+                place.level, place.served = 0, 0.0
+            return place.since + self.starve if place.level else inf
+        while now >= (end := place.since + self.length(place.level) - place.served):
+            place.level, place.served, place.since = place.level + 1, 0.0, end
+        return end
+
+    def stale(self, state: ServerState) -> bool:
+        if state.now < self._next:
+            return False
+        self._next = inf
+        return True
+
+    def observe(self, event: Event) -> None:
+        request, now = event
+        if isinstance(event, Arrived):
+            self._places[request] = Place(self.entry(request), now)
+        elif isinstance(event, Left):
+            del self._places[request]
+            return
+        place = self._places[request]
+        self._settled(place, now)
+        if isinstance(event, Preempted):
+            place.served += now - place.since
+        place.runs, place.since = isinstance(event, Admitted), now
+        self._next = min(self._next, self._settled(place, now))
+
+
+class SkipJoin(MLFQ):
+    """As `mlfq`, but a request joins the first level whose quantum holds its whole prefill.
+
+    `prefill_rate` is the speed of a prefill in tokens/s, by which its time is known beforehand.
+    """
+
+    paper = "Wu et al., Fast Distributed Inference Serving, 2023 (2305.05920)"
+
+    def __init__(
+        self,
+        quantum: float = 0.01,
+        levels: int = 16,
+        starve: float = 3.0,
+        displace: bool = True,
+        prefill_rate: float = 10_000.0,
+    ) -> None:
+        super().__init__(quantum, levels, starve, displace)
+        self.prefill_rate = require_number("prefill_rate", prefill_rate, above=0)
+
+    def entry(self, request: Request) -> int:
+        seconds = request.prompt_len / self.prefill_rate
+        return next(level for level in range(self.levels) if seconds <= self.length(level))

@@ -1,0 +1,77 @@
+"""Admission by what memory will be needed at most."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from random import Random
+
+from pagedsim.core import Around, Event, Left, Policy, Request, ServerState
+from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.request import State
+
+
+class PastFuture(Around):
+    """A request starts if memory will suffice at its peak, to which the batch and it will grow.
+
+    Lengths are predicted ones, or else drawn from the last `window` outputs, among those that are
+    longer than what a request has said already. `reserve` is the share of memory that stays free.
+    With exact lengths nobody is ever preempted.
+    """
+
+    paper = "Gong et al., Past-Future Scheduler, ASPLOS 2025 (2507.10150)"
+
+    def __init__(
+        self, of: Policy | None = None, window: int = 200, reserve: float = 0.05, seed: int = 0
+    ) -> None:
+        super().__init__(of)
+        self.window = require_whole("window", window, 1)
+        self.reserve = require_number("reserve", reserve, 0, below=1)
+        self._random = Random(require_whole("seed", seed))
+        self._outputs: deque[int] = deque(maxlen=self.window)
+        self._drawn: dict[Request, float] = {}
+        self._refused: Request | None = None
+        self._until = 0  # the step up to which that holds
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        # While the batch only decodes, each has a token less to come and one more in memory, so
+        # that its peak stays where it is, until somebody says more than was thought.
+        if request is self._refused and state.step < self._until:
+            return False
+        there = [*state.running, *state.swapped]
+        left = {one: self._left(one, state) for one in (*there, request)}
+        room = (state.total_blocks - 1) * state.block_size * (1 - self.reserve)
+        if there and self._peak(left, state.block_size) > room:
+            self._refused = request
+            self._until = state.step + int(min(left.values()))
+            return False
+        return self.of.admit(request, state)
+
+    def _peak(self, left: dict[Request, float], block_size: int) -> float:
+        """Tokens in memory at most, the last blocks of all counted whole."""
+        peak = held = sequences = 0.0
+        for one in sorted(left, key=left.__getitem__, reverse=True):
+            held += one.width * (one.num_tokens + block_size - 1)
+            sequences += one.width
+            peak = max(peak, held + sequences * left[one])
+        return peak
+
+    def _left(self, request: Request, state: ServerState) -> float:
+        """Tokens that a request will still generate; 1 at least."""
+        longest = state.longest_output(request)
+        said = request.generated
+        length = request.predicted_len
+        if length is None or length <= said:
+            if self._drawn.get(request, 0.0) <= said:
+                longer = [one for one in self._outputs if one > said]
+                self._drawn[request] = self._random.choice(longer) if longer else inf
+            length = self._drawn[request]
+        return max(min(length, longest) - said, 1)
+
+    def observe(self, event: Event) -> None:
+        self._refused = None
+        if isinstance(event, Left):
+            self._drawn.pop(event.request, None)
+            if event.request.state is State.FINISHED:
+                self._outputs.append(event.request.generated)
+        self.of.observe(event)

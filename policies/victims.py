@@ -1,0 +1,60 @@
+"""Who yields its memory, on top of any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from pagedsim.core import Around, Policy, Request, ServerState
+from pagedsim.core.errors import unknown
+
+Cost = Callable[[Request, ServerState], float]
+
+
+def remaining(request: Request, state: ServerState) -> float:
+    """Tokens that a request will still generate, as far as anybody knows."""
+    if request.predicted_len is None:
+        return state.longest_output(request) - request.generated
+    return request.predicted_len - request.generated
+
+
+def stored_tokens(request: Request, state: ServerState) -> float:
+    """Tokens that it would have to compute again."""
+    return state.stored_tokens(request)
+
+
+def stored_blocks(request: Request, state: ServerState) -> float:
+    """Blocks that it holds."""
+    return state.stored_blocks(request)
+
+
+VICTIMS: Mapping[str, tuple[str, Cost | None]] = {
+    "last": ("the last of the batch", None),
+    "rank": ("the last in the policy's order", None),
+    "longest": ("the most tokens left", remaining),
+    "cheapest": ("the fewest tokens to compute again", lambda r, s: -stored_tokens(r, s)),
+    "largest": ("the most blocks", stored_blocks),
+}
+"""What each rule takes, and what it takes the largest of."""
+
+
+class Yields(Around):
+    """A policy with another rule of who yields."""
+
+    def __init__(self, of: Policy, victim: str) -> None:
+        super().__init__(of)
+        if victim not in VICTIMS:
+            raise unknown("victim", victim, VICTIMS)
+        self.rule = victim
+        self._cost = VICTIMS[victim][1]
+
+    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+        if self.rule == "last":
+            return running[-1]
+        if self._cost is None:
+            return Policy.victim(self, running, needy, state)
+        best, most = running[-1], -inf
+        for request in running:  # of equals, the last
+            if (cost := self._cost(request, state)) >= most:
+                best, most = request, cost
+        return best

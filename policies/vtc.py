@@ -1,0 +1,55 @@
+"""The virtual token counter: clients are served evenly."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from pagedsim.core import Admitted, Arrived, Event, Policy, Request, ServerState
+from pagedsim.core.errors import require_number
+from policies.clients import Clients, weights_of
+
+
+class VTC(Policy):
+    """The client that was served least goes first, its oldest request; nobody is skipped.
+
+    Served are `prompt` for each token of a prompt when it is admitted and `output` for each token
+    generated, over the client's weight. A client that comes back is lifted to the least served of
+    those that wait, so that it saves nothing up. Clients with requests waiting then differ by at
+    most 2 × max(prompt × longest prompt, output × tokens in memory).
+    """
+
+    paper = "Sheng et al., Fairness in Serving Large Language Models, OSDI 2024 (2401.00588)"
+    needs = ("client",)
+    by_client = True
+    displacing = False
+
+    def __init__(
+        self,
+        prompt: float = 1.0,
+        output: float = 2.0,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self.prompt = require_number("prompt", prompt, 0)
+        self.output = require_number("output", output, 0)
+        self.weights = weights_of(weights)
+        self._clients = Clients()
+        self._served: defaultdict[str, float] = defaultdict(float)
+
+    def service(self, client: str) -> float:
+        """What a client has had so far."""
+        tokens = self._clients.pending(client)
+        return self._served[client] + self.output * tokens / self.weights.get(client, 1.0)
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        return self.service(request.client)
+
+    def observe(self, event: Event) -> None:
+        request, client = event.request, event.request.client
+        if isinstance(event, Arrived) and not self._clients.waits(client):
+            least = min(map(self.service, self._clients.who_wait), default=0.0)
+            self._served[client] += max(least - self.service(client), 0.0)
+        elif isinstance(event, Admitted) and not request.preemptions:
+            self._served[client] += self.prompt * request.prompt_len / self.weights.get(client, 1.0)
+        tokens = self._clients.observe(event)
+        self._served[client] += self.output * tokens / self.weights.get(client, 1.0)

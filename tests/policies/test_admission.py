@@ -1,0 +1,123 @@
+"""Admission: nobody is preempted where lengths are known, and nothing ever stops."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.admission import Cap
+from policies.past_future import PastFuture
+from policies.priority import Priority
+from tests.policies.served import Job, Outcome, by_tokens, served
+
+JOBS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=12
+)
+
+
+def preempted(outcome: Outcome) -> int:
+    return sum(len(plan.preempted) for plan in outcome.plans)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@given(rows=JOBS, blocks=st.integers(11, 30))
+def test_past_future_with_exact_lengths_never_preempts(
+    batching: str, rows: list[tuple[int, int, int]], blocks: int
+) -> None:
+    jobs = [Job(at, prompt, out, {"predicted_len": float(out)}) for at, prompt, out in rows]
+    found = served(jobs, PastFuture(), batching=batching, blocks=blocks, block_size=4)
+    assert preempted(found) == 0
+    assert len([r for r in found.requests if r.finished_at is not None]) == len(rows)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@given(rows=JOBS, blocks=st.integers(11, 30), seed=st.integers(0, 99))
+def test_past_future_with_any_lengths_never_stops(
+    batching: str, rows: list[tuple[int, int, int]], blocks: int, seed: int
+) -> None:
+    random = Random(seed)
+    guesses = [random.choice((None, 0.0, 1.0, 7.5, 1e9)) for _ in rows]
+    jobs = [
+        Job(at, prompt, output, {"predicted_len": guess})
+        for (at, prompt, output), guess in zip(rows, guesses, strict=True)
+    ]
+    found = served(jobs, PastFuture(window=3), batching=batching, blocks=blocks, block_size=4)
+    assert all(request.finished_at is not None for request in found.requests)
+
+
+def test_past_future_learns_from_what_was() -> None:
+    random = Random(1)
+    jobs = [Job(at * 0.5, 8, random.randint(8, 24)) for at in range(400)]
+    settings: dict[str, Any] = {"blocks": 40, "block_size": 4, "max_seqs": 64, "max_model_len": 64}
+    learned = served(jobs, PastFuture(), **settings)
+    greedy = served(jobs, "fcfs", **settings)
+    careful = served(jobs, "reserve", **settings)
+    assert preempted(learned) < preempted(greedy) / 3
+    assert preempted(careful) == 0
+    # Once it has seen lengths it dares more than who keeps room for the longest.
+    assert largest_batch(learned) > largest_batch(careful)
+
+
+def largest_batch(outcome: Outcome) -> int:
+    return max(plan.running for plan in outcome.plans)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@given(rows=JOBS, blocks=st.integers(20, 40))
+def test_a_full_reservation_never_preempts(
+    batching: str, rows: list[tuple[int, int, int]], blocks: int
+) -> None:
+    jobs = [Job(at, prompt, output) for at, prompt, output in rows]
+    found = served(
+        jobs, "reserve", batching=batching, blocks=blocks, block_size=4, max_model_len=40
+    )
+    assert preempted(found) == 0
+
+
+def test_a_cap_bounds_the_batch_under_any_order() -> None:
+    jobs = [Job(0, 4, 9, {"priority": number % 3}) for number in range(20)]
+    found = served(jobs, Cap(Priority(displace=False), most=3), max_seqs=16)
+    assert largest_batch(found) == 3
+    assert [r.priority for plan in found.plans for r, _ in plan.hits] == sorted(
+        job.knows["priority"] for job in jobs
+    )
+
+
+@given(rows=JOBS, budget=st.integers(16, 40))
+def test_a_chunk_budget_bounds_the_time_between_tokens(
+    rows: list[tuple[int, int, int]], budget: int
+) -> None:
+    seen: dict[Any, float] = {}
+    gaps: list[float] = []
+
+    def look(scheduler: Any, plan: Any) -> None:
+        for request in (*plan.decodes, *(c.request for c in plan.chunks if c.samples)):
+            if request.id in seen:
+                gaps.append(scheduler.now - seen[request.id])
+            seen[request.id] = scheduler.now
+
+    jobs = [Job(at, 5 * prompt, output) for at, prompt, output in rows]
+    served(
+        jobs, "fcfs", seconds=by_tokens, look=look,
+        batching="unified", max_batched_tokens=budget, max_seqs=16,
+    )  # fmt: skip
+    assert max(gaps, default=0) <= budget
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@given(rows=JOBS)
+def test_an_urgent_request_waits_for_the_step_that_makes_room(
+    batching: str, rows: list[tuple[int, int, int]]
+) -> None:
+    """The inversion lasts one step, or one more where the batch grows into that room meanwhile."""
+    jobs = [Job(at, prompt, output, {"priority": 1}) for at, prompt, output in rows]
+    jobs.append(Job(12.5, 8, 3))
+    found = served(jobs, Priority(displace=True), batching=batching, blocks=12, max_seqs=3)
+    urgent = next(r for r in found.requests if r.priority == 0)
+    plans = [plan for plan in found.plans if plan.now >= urgent.arrival]  # type: ignore[operator]
+    began = next(i for i, plan in enumerate(plans) if any(r is urgent for r, _ in plan.hits))
+    assert began <= 1 + (len(plans[1].displaced) > 0)

@@ -1,0 +1,101 @@
+"""What holds for every policy that has a name, listed from the tree."""
+
+from __future__ import annotations
+
+import ast
+from inspect import Parameter, getdoc, signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from pagedsim.build import BATCHINGS, POLICIES, make_memory, make_policy, make_scheduler
+from pagedsim.core import ConfigError, Policy, Request
+from pagedsim.run.server import policy_of
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf" / "policy"
+
+every_policy = pytest.mark.parametrize("name", POLICIES)
+
+
+@every_policy
+def test_it_is_a_hydra_option_with_the_class_s_own_defaults(name: str) -> None:
+    option: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    kind = POLICIES[name]
+    assert option.pop("_target_") == f"{kind.__module__}.{kind.__name__}"
+    assert option.pop("victim") is None
+    defaults = {
+        key: parameter.default
+        for key, parameter in signature(kind).parameters.items()
+        if parameter.kind is not Parameter.VAR_KEYWORD
+    }
+    assert option == {**defaults, **({"of": "fcfs"} if "of" in defaults else {})}
+    assert isinstance(policy_of({"_target_": f"{kind.__module__}.{kind.__name__}"}), kind)
+
+
+def test_every_option_has_a_name() -> None:
+    assert {path.stem for path in CONF.glob("*.yaml")} == POLICIES.keys()
+
+
+@every_policy
+def test_it_says_its_rule_in_a_sentence(name: str) -> None:
+    rule = (getdoc(POLICIES[name]) or "").split("\n\n")[0]
+    assert rule.endswith("."), rule
+    assert len(rule) <= 200, rule
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "policies").glob("*.py")), ids=lambda p: p.name)
+def test_a_file_fits_a_few_screens(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert ast.get_docstring(ast.parse(text))
+
+
+@every_policy
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_it_serves_everybody_or_refuses_at_the_start(name: str, batching: str) -> None:
+    memory = make_memory("prefix", blocks=16, block_size=4, cpu_blocks=8)
+    try:
+        scheduler = make_scheduler(
+            memory=memory, policy=name, batching=batching, preemption="swap", max_seqs=4
+        )
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return
+    for number in range(12):
+        scheduler.add(
+            Request(
+                number,
+                list(range(3 + number % 5)),
+                priority=number % 2,
+                client="abc"[number % 3],
+                predicted_len=1.0 + number % 4,
+                deadline=50.0,
+            ),
+            now=0.0,
+            output_len=1 + number % 7,
+        )
+    now, ended = 0.0, 0
+    while scheduler.unfinished:
+        plan, now = scheduler.plan(now), now + 1
+        ended += len(scheduler.commit(plan, now))
+        scheduler.check()
+        assert now < 500
+    assert ended == 12
+
+
+def test_a_policy_that_stands_around_another_takes_its_name_or_itself() -> None:
+    inner = make_policy("srpt", displace=False)
+    for of in ("srpt", inner, "policies.srpt.SRPT"):
+        made: Any = make_policy("aging", of=of)
+        assert type(made.of) is type(inner)
+    with pytest.raises(ConfigError, match="unknown of 'srtp': did you mean 'srpt'"):
+        make_policy("aging", of="srtp")
+
+
+def test_a_victim_of_one_s_own_choice_goes_with_any() -> None:
+    assert isinstance(make_policy("sjf", victim="largest"), Policy)
+    with pytest.raises(ConfigError, match="unknown victim 'largst': did you mean 'largest'"):
+        make_policy("sjf", victim="largst")

@@ -1,0 +1,82 @@
+"""Nobody waits for ever: bounds on the wait under a load that never ends."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedsim.core import Scheduler, StepPlan
+from policies.aging import Aging
+from policies.ltr import LTR
+from policies.mlfq import MLFQ
+from policies.priority import Priority
+from tests.policies.served import Job, served
+
+FLOOD = 300
+"""Short urgent requests, one a second."""
+
+
+def flood(**knows: float) -> list[Job]:
+    return [Job(at, 1, 1, dict(knows)) for at in range(FLOOD)]
+
+
+@given(rate=st.sampled_from([0.05, 0.1, 0.5, 2.0]), behind=st.integers(1, 9))
+def test_aging_bounds_the_wait_by_the_difference_in_rank(rate: float, behind: int) -> None:
+    jobs = [Job(0.5, 1, 1, {"priority": behind}), *flood(priority=0)]
+    urgent_first = Priority(displace=False)
+    late = served(jobs, Aging(urgent_first, rate), max_seqs=1).requests
+    waited = next(r for r in late if r.id == 0)
+    assert waited.scheduled_at is not None
+    # Ahead of it go those that came up to `behind` / `rate` seconds later, a second each.
+    assert waited.scheduled_at - 0.5 <= behind / rate + 2
+    without = served(jobs, urgent_first, max_seqs=1).requests
+    starved = next(r for r in without if r.id == 0)
+    assert starved.scheduled_at == FLOOD
+
+
+def longest_gap(policy: MLFQ | LTR, jobs: list[Job]) -> float:
+    """Seconds between two tokens of request 0, at most."""
+    seen = [0.5]
+    tokens = [0]
+
+    def look(scheduler: Scheduler, plan: StepPlan) -> None:
+        request = scheduler.requests.get(0)
+        if request is not None and request.generated > tokens[-1]:
+            tokens.append(request.generated)
+            seen.append(scheduler.now)
+
+    served(jobs, policy, max_seqs=1, look=look)
+    assert len(seen) > 3
+    return max(later - sooner for sooner, later in pairwise(seen))
+
+
+@pytest.mark.parametrize("starve", [3.0, 10.0])
+def test_mlfq_serves_whoever_waited_long(starve: float) -> None:
+    jobs = [Job(0.5, 1, 9), *flood()]
+    # On the first level again it stands behind at most one that runs there.
+    assert longest_gap(MLFQ(quantum=0.5, starve=starve), jobs) <= starve + 3
+    assert longest_gap(MLFQ(quantum=0.5, starve=FLOOD), jobs) > 30
+
+
+@pytest.mark.parametrize("starve", [12, 25])
+def test_ltr_makes_whoever_was_idle_urgent(starve: int) -> None:
+    jobs = [Job(0.5, 1, 9, {"predicted_len": 9.0}), *flood(predicted_len=1.0)]
+    assert longest_gap(LTR(starve=starve, period=1), jobs) <= starve + 4
+    assert longest_gap(LTR(starve=2 * FLOOD), jobs) > 30
+
+
+def test_ltr_is_urgent_for_a_period_and_no_longer() -> None:
+    jobs = [Job(0.5, 1, 40, {"predicted_len": 40.0}), *flood(predicted_len=1.0)]
+    runs: list[int] = []
+
+    def look(scheduler: Scheduler, plan: StepPlan) -> None:
+        if any(r.id == 0 for r in (*plan.decodes, *(c.request for c in plan.chunks))):
+            runs.append(plan.number)
+
+    served(jobs, LTR(starve=30, period=3), max_seqs=1, look=look)
+    first, again = runs[0], runs[3]
+    assert runs[:6] == [first, first + 1, first + 2, again, again + 1, again + 2]
+    assert again - first > 30
