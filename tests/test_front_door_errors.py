@@ -17,8 +17,8 @@ from pagedsim.metrics.definitions import METRICS
 
 ROOT_KEYS = (
     "backend, batch, batching, cost, hardware, jobs, kv_cache_dtype, memory, model, policy, "
-    "preemption, prompt, report, requests, run, seed, seeds, server, slo, study, tensor_parallel, "
-    "tracking, workload"
+    "predictor, preemption, prompt, report, requests, run, seed, seeds, server, slo, study, "
+    "tensor_parallel, tracking, workload"
 )
 SHIPPED = ", ".join(
     sorted(path.stem for path in (Path(__file__).parent.parent / "conf/policy").glob("*.yaml"))
@@ -92,11 +92,11 @@ COMPOSITION = {
     ),
     "misspelt key of the chosen option": (
         "policy=priority policy.displce=true",
-        "policy.displce: no such key; did you mean 'displace'? choose from displace",
+        "policy.displce: no such key; did you mean 'displace'? choose from displace, victim",
     ),
     "key of an option without any": (
-        "policy=fcfs policy.displace=true",
-        "policy.displace: no such key; there are none below policy; +policy.displace=... adds it",
+        "preemption=swap preemption.most=3",
+        "preemption.most: no such key; there are none below preemption",
     ),
     "misspelt key of workload": (
         "workload.requets=3",
