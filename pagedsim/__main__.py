@@ -120,6 +120,10 @@ def command() -> None:
     sys.argv[1:] = in_order(sys.argv[1:])
     if "--version" in sys.argv:
         print(f"pagedsim {pagedsim.__version__}")
+    elif sys.argv[1:] == ["policies"]:
+        from pagedsim.run.library import page
+
+        print(page())
     else:
         run()
 

@@ -8,7 +8,9 @@ that means, and what there is to choose from. A policy of your own goes by its p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
 
@@ -50,6 +52,9 @@ from policies.vtc import VTC
 
 T = TypeVar("T")
 
+OFFERED = "pagedsim.policies"
+"""The group of entry points in which packages offer policies."""
+
 POLICIES: Mapping[str, type[Policy]] = {
     "fcfs": FCFS,
     "priority": Priority,
@@ -89,6 +94,22 @@ MEMORIES: Mapping[str, type[Memory]] = {
 }
 
 
+@cache
+def offered() -> Mapping[str, str]:
+    """The policies that installed packages offer: their names, and the paths of their classes.
+
+    They are entry points of the group `pagedsim.policies`; a name that is taken is passed over.
+    """
+    points = entry_points(group=OFFERED)
+    return {one.name: one.value.replace(":", ".") for one in points if one.name not in POLICIES}
+
+
+def policies() -> Mapping[str, type[Policy]]:
+    """All that have a name."""
+    others = {name: _by_path("policy", path, Policy) for name, path in offered().items()}
+    return {**POLICIES, **others}
+
+
 def make_policy(
     name: str | Policy = "fcfs", *, victim: str | None = None, **settings: Any
 ) -> Policy:
@@ -99,13 +120,18 @@ def make_policy(
     """
     if isinstance(settings.get("of"), str):
         settings["of"] = inner_policy(settings["of"])
-    policy = _make("policy", name, POLICIES, Policy, settings)
+    policy = _make("policy", _path(name), POLICIES, Policy, settings)
     return policy if victim is None else Yields(policy, victim)
 
 
 def inner_policy(name: str) -> Policy:
     """What a policy stands around, by name or path, with the class's own settings."""
-    return _make("of", name, POLICIES, Policy, {})
+    return _make("of", _path(name), POLICIES, Policy, {})
+
+
+def _path(name: str | Policy) -> str | Policy:
+    """A name that a package offers as the path that it stands for."""
+    return offered().get(name, name) if isinstance(name, str) else name
 
 
 def make_preemption(name: str | Preemption = "recompute", **settings: Any) -> Preemption:

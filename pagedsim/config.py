@@ -11,6 +11,8 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from pagedsim.build import offered
+
 
 @dataclass
 class Server:
@@ -71,5 +73,8 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    """Make the schema known to Hydra, and the policies that installed packages offer."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for name, path in offered().items():
+        store.store(group="policy", name=name, node={"_target_": path, "victim": None})

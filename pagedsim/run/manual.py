@@ -153,6 +153,7 @@ def _lines() -> Iterator[str]:
     yield from ("", "USAGE", "  python -m pagedsim [group=option] [key=value] ...")
     yield "  python -m pagedsim -m key=value,value ...        all combinations"
     yield "  python -m pagedsim --cfg job [group=option] ...  print the configuration, run nothing"
+    yield "  python -m pagedsim policies                      every policy: its rule, what it needs"
     yield from ("", "GROUPS (* is the default)")
     chosen = _defaults()
     for group, meaning in _groups().items():

@@ -1,0 +1,91 @@
+"""The page that `python -m pagedsim policies` prints: every policy there is, by its own words."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from inspect import getdoc
+
+from pagedsim.build import (
+    BATCHINGS,
+    PREEMPTIONS,
+    make_batching,
+    make_memory,
+    make_policy,
+    make_preemption,
+    make_scheduler,
+    policies,
+    takes,
+)
+from pagedsim.core import ConfigError, Policy
+from pagedsim.core.policy import Need
+from policies.victims import VICTIMS
+
+WIDTH = 96
+INDENT = 18
+
+NEEDS: dict[Need, str] = {
+    "predictor": "predictor= other than none",
+    "deadline": "workload.deadline=",
+    "client": "workload.client= of several",
+    "prompts": "prompts with contents, memory=prefix",
+    "priority": "workload.priority= of several",
+}
+"""What a word of `Policy.needs` means on the command line."""
+
+
+def page() -> str:
+    """All of it."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield "policy=NAME      which request goes first, and who is admitted"
+    for name, kind in policies().items():
+        yield ""
+        yield from _entry(name, kind)
+    yield ""
+    yield "policy.victim=NAME   who yields memory, under any of them"
+    for name, (meaning, _) in VICTIMS.items():
+        yield from _hanging(f"  {name}", meaning)
+    yield ""
+    yield "A class of your own: policy._target_=module.Class, or a name for it as an entry point of"
+    yield "the group pagedsim.policies. docs/policies.md has the hooks."
+
+
+def _entry(name: str, kind: type[Policy]) -> Iterator[str]:
+    rule = " ".join((getdoc(kind) or "").split("\n\n")[0].split())
+    yield from _hanging(name, rule)
+    if takes(kind, "of"):
+        yield from _hanging("", "around: any other, policy.of=NAME")
+    if kind.paper:
+        yield from _hanging("", f"from: {kind.paper}")
+    for need in kind.needs:
+        yield from _hanging("", f"needs: {NEEDS[need]}")
+    for line in misfits(name):
+        yield from _hanging("", f"not with {line}")
+
+
+def misfits(name: str) -> list[str]:
+    """What a policy does not combine with, and why, found by trying."""
+    found = []
+    for batching in BATCHINGS:
+        for preemption, make in PREEMPTIONS.items():
+            if takes(make, "prices"):
+                continue  # as swap
+            try:
+                make_scheduler(
+                    memory=make_memory("paged", blocks=8, cpu_blocks=8),
+                    policy=make_policy(name),
+                    batching=make_batching(batching),
+                    preemption=make_preemption(preemption),
+                )
+            except ConfigError as error:
+                found.append(f"batching={batching}: {error}")
+    return list(dict.fromkeys(found))
+
+
+def _hanging(name: str, text: str) -> list[str]:
+    blank = " " * INDENT
+    lines = textwrap.wrap(text, WIDTH, initial_indent=blank, subsequent_indent=blank)
+    return [f"{name:<{INDENT}}{lines[0][INDENT:]}", *lines[1:]]

@@ -1,0 +1,67 @@
+"""The list of policies: all of them, and those of others."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any, get_args
+
+import pytest
+
+from pagedsim import build
+from pagedsim.build import POLICIES, make_policy, offered, policies
+from pagedsim.core import ConfigError, Policy
+from pagedsim.core.policy import Need
+from pagedsim.run.library import NEEDS, misfits, page
+from policies.victims import VICTIMS
+
+
+class Offered(Policy):
+    """Whoever asks."""
+
+
+@pytest.fixture
+def offers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def offer(**paths: str) -> None:
+        points = [EntryPoint(name, path, build.OFFERED) for name, path in paths.items()]
+        monkeypatch.setattr(build, "entry_points", lambda group: points)
+        offered.cache_clear()
+
+    yield offer
+    monkeypatch.undo()
+    offered.cache_clear()
+
+
+def test_every_policy_and_every_victim_is_on_the_page_once() -> None:
+    starts = [line.split()[0] for line in page().splitlines() if line and line[0] != " "]
+    assert [name for name in starts if name in POLICIES] == list(POLICIES)
+    assert all(f"\n  {victim} " in page() for victim in VICTIMS)
+    assert max(map(len, page().splitlines())) <= 96
+
+
+def test_what_a_policy_may_need_has_words() -> None:
+    assert NEEDS.keys() == set(get_args(Need))
+    assert {need for kind in POLICIES.values() for need in kind.needs} <= NEEDS.keys()
+
+
+def test_what_does_not_go_together_is_found_by_trying() -> None:
+    assert misfits("fcfs") == []
+    (line,) = misfits("srpt")
+    assert line.startswith("batching=static: SRPT displaces running requests")
+
+
+def test_a_package_s_own_has_its_name(offers: Any) -> None:
+    offers(mine=f"{__name__}:Offered")
+    assert type(make_policy("mine")).__name__ == "Offered"
+    assert "\nmine              Whoever asks.\n" in page()
+
+
+def test_a_name_that_is_taken_is_left_as_it_is(offers: Any) -> None:
+    offers(fcfs=f"{__name__}:Offered")
+    assert policies()["fcfs"] is POLICIES["fcfs"]
+
+
+def test_an_offer_that_leads_nowhere_is_told(offers: Any) -> None:
+    offers(mine="no_such_module:Policy")
+    with pytest.raises(ConfigError, match=r"policy=no_such_module\.Policy: cannot be imported"):
+        make_policy("mine")
+    assert type(make_policy("fcfs")) is POLICIES["fcfs"]  # nobody else is in its way
