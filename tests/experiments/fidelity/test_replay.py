@@ -19,6 +19,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 import pagedsim
+from pagedsim.build import POLICIES
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
 from pagedsim.fidelity.replay import replayed
@@ -39,7 +40,13 @@ COMBINATIONS = list(
         ("paged", "prefix"),
     )
 )
-
+OTHERS = [
+    (name, preemption, batching, "prefix" if name == "longest_prefix" else "paged")
+    for number, name in enumerate(POLICIES)
+    for preemption in (("recompute", "swap")[number % 2],)
+    for batching in (("unified", "prefill_first", "one_by_one")[number % 3],)
+]
+"""Every policy there is, once."""
 
 pytestmark = pytest.mark.usefixtures("hydra", "a_small_model")
 
@@ -54,7 +61,8 @@ def base(*combination: str) -> Any:
         *("workload.max_len=40", "workload.lengths.shape=uniform"),
         *("+workload.lengths.prompt_min=1", "+workload.lengths.prompt_max=24"),
         *("+workload.lengths.output_min=1", "+workload.lengths.output_max=16"),
-        "workload.priority={0:0.5,1:0.5}",
+        *("workload.priority={0:0.5,1:0.5}", "workload.client={a:0.5,b:0.5}"),
+        *("workload.deadline=0.05", "predictor=noisy", "workload.prefixes={tokens:4}"),
         *(f"{axis}={name}" for axis, name in zip(axes, combination, strict=True)),
     ]
     return OmegaConf.to_container(compose("config", overrides=words), resolve=True)
@@ -99,7 +107,7 @@ either_way = pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ah
 
 
 @either_way
-@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+@pytest.mark.parametrize("combination", [*COMBINATIONS, *OTHERS], ids="-".join)
 def test_the_simulator_plans_what_the_engine_planned(
     combination: tuple[str, ...], ahead: bool, tmp_path: Path
 ) -> None:
