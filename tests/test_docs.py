@@ -86,8 +86,8 @@ def test_every_command_composes(hydra: None) -> None:
     there = commands("python -m pagedsim")
     assert len(there) > 30
     for page, words in there:
-        if "--config-dir" in words:
-            continue  # has a test of its own
+        if "--config-dir" in words or words == ("policies",):
+            continue  # have tests of their own
         words = tuple(word for word in words if word not in ("--cfg", "job"))
         try:
             OmegaConf.to_container(composed(words).server, resolve=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pagedsim.engine.rows import Changes, Column, Computing
+from pagedsim.engine.rows import Changes, Column, Computing, rows_for
 from pagedsim.engine.tables import Tables
 from pagedsim.kernels.batch import AttentionBatch
 
@@ -82,7 +82,7 @@ class Places:
 
     def __init__(self, device: torch.device, seqs: int, blocks: int) -> None:
         """For `seqs` sequences of `blocks` blocks at most."""
-        self.tables = Tables(device, seqs, blocks)
+        self.tables = Tables(device, rows_for(seqs), blocks)
         dtypes = (torch.int64, torch.int64, torch.int64, torch.int32, torch.int32)
         sizes = [seqs * dtype.itemsize for dtype in dtypes]
         ends = np.cumsum([aligned(size) for size in sizes]).tolist()

@@ -42,6 +42,15 @@ class Computing(NamedTuple):
     """Of the store, where its table stands."""
 
 
+def rows_for(seqs: int) -> int:
+    """Rows of a store for `seqs` sequences at a time.
+
+    Where steps are planned ahead, one that has ended keeps its memory until that is told, and
+    another may have its seat already.
+    """
+    return 2 * seqs
+
+
 class Rows:
     """Which row each block table has, and what of it the store knows.
 
@@ -52,20 +61,20 @@ class Rows:
     carried out, and all of them.
     """
 
-    def __init__(self, seqs: int, blocks: int, block_size: int) -> None:
-        """For `seqs` sequences of `blocks` blocks at most."""
+    def __init__(self, rows: int, blocks: int, block_size: int) -> None:
+        """For a store of `rows` rows of `blocks` blocks."""
         self.block_size = block_size
-        self._seqs, self._width = seqs, blocks
+        self._count, self._width = rows, blocks
         self.forget()
 
     def forget(self) -> None:
         """The store may hold anything: nobody has a row, as in the beginning."""
-        self._owners: list[tuple[Request, list[int]] | None] = [None] * self._seqs
+        self._owners: list[tuple[Request, list[int]] | None] = [None] * self._count
         # Lists are told apart by their place in memory, which nobody else gets while they are held.
         self._seats: dict[int, int] = {}
-        self._free = list(range(self._seqs))[::-1]
-        self._at = [-1] * self._seqs  # the last block of each row that is known
-        self._last = [-1] * self._seqs  # and which it is
+        self._free = list(range(self._count))[::-1]
+        self._at = [-1] * self._count  # the last block of each row that is known
+        self._last = [-1] * self._count  # and which it is
         self._places: list[int] = []
         self._blocks: list[int] = []
         self._copied = False
@@ -162,8 +171,7 @@ class Rows:
         return row
 
     def _sweep(self) -> None:
-        """Take the rows of tables that are none any more. There are some: of all who run there are
-        no more sequences than rows."""
+        """Take the rows of tables that are none any more. There are some, as `rows_for` says."""
         for row, owner in enumerate(self._owners):
             if owner is None:
                 continue

@@ -15,7 +15,7 @@ from pagedsim.engine.inputs import Inputs, Places, feed
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
 from pagedsim.engine.rehearsal import rehearse
-from pagedsim.engine.rows import Rows
+from pagedsim.engine.rows import Rows, rows_for
 from pagedsim.engine.step_inputs import StepInputs, inputs_of
 from pagedsim.kernels.ops import copy_blocks
 
@@ -35,7 +35,7 @@ class Runner:
         device, size = cache.gpu.device, cache.shape.block_size
         blocks = -(-longest // size)
         self._seqs = seqs
-        self._rows = Rows(seqs, blocks, size)
+        self._rows = Rows(rows_for(seqs), blocks, size)
         self._places = Places(device, seqs, blocks)
         self._inputs = Inputs(device) if device.type == "cuda" else None
 
