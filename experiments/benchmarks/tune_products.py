@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from experiments.benchmarks.cuts import DTYPE
 from experiments.benchmarks.device import Plain, facts, medians, require_gpu
 from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.shapes import BASE
-from experiments.benchmarks.tune_kernels import DTYPE, Gpu
+from experiments.benchmarks.tune_kernels import Gpu
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.product_tuning import Entry, Matrix
 from pagedsim.kernels.tiles import ProductTiles

@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import tune_products as tuner  # noqa: E402
+from experiments.benchmarks.cuts import DTYPE  # noqa: E402
 from experiments.benchmarks.products import TINY, Layer  # noqa: E402
-from experiments.benchmarks.tune_kernels import DTYPE, Gpu  # noqa: E402
+from experiments.benchmarks.tune_kernels import Gpu  # noqa: E402
 from experiments.benchmarks.tune_products import Product, candidates, matrix_of, tuned  # noqa: E402
 from pagedsim.kernels import product_tuning  # noqa: E402
 from pagedsim.kernels.tiles import ProductTiles  # noqa: E402
