@@ -106,10 +106,16 @@ class Sampler:
 
 
 def rehearse_sampling(vocab: int, device: torch.device) -> None:
-    """Have everything compiled that drawing may need, while nobody waits for it."""
-    params = SamplingParams(top_k=5, top_p=0.9, min_p=0.1, logprobs=1)
-    rows = [Row(params, key=1, position=1, prompt=(), output=())] * 2
-    Sampler().sample(torch.zeros(2, vocab, device=device), rows)
+    """Have everything compiled that drawing may need, while nobody waits for it.
+
+    Kernels are the same for any number of rows; there are those that draw from all tokens, and
+    those that cut rows and draw from what is left.
+    """
+    every = SamplingParams(top_k=1, top_p=0.9, min_p=0.1, logprobs=1, repetition_penalty=1.1)
+    sampler = Sampler()
+    for params in (SamplingParams(), every):
+        rows = [Row(params, 1, position=1, prompt=[0], output=[0], forbidden=(0,))] * 2
+        sampler.sample(torch.zeros(2, vocab, device=device), rows)
 
 
 class Draw:
