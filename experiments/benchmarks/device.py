@@ -1,4 +1,4 @@
-"""What the benchmarks of a device share: where they run, how they time, and what they leave."""
+"""What the benchmarks of a device share: what they are asked, where they run and how they time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ import torch
 from experiments.benchmarks.code import LENGTH, digest
 from pagedsim.kernels import tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
-from pagedsim.metrics.jsons import read_json, write_json
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
-RESULTS = Path(__file__).parent.parent / "results"
 SPOILT = 2**30
 """Bytes read before a call, so that none of its inputs is in the GPU's cache; the time that this
 takes also lets the host queue the whole call before the GPU begins it. They are read, not written:
@@ -104,79 +102,11 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
     }
 
 
-def folder(device: torch.device, asked: argparse.Namespace) -> Path | None:
-    """Where results go; None for nowhere: what is quick is not kept unless somebody says where."""
-    if asked.out is not None or asked.quick:
-        out: Path | None = asked.out
-        return out
-    return folder_of(device)
-
-
-def folder_of(device: torch.device) -> Path:
-    """Where the results of a GPU go."""
-    return folder_named(torch.cuda.get_device_name(device))
-
-
-def folder_named(gpu: str) -> Path:
-    """The same by its name."""
-    name = gpu.lower()
-    return RESULTS / "-".join(name.removeprefix("nvidia ").removeprefix("geforce ").split())
-
-
 def tiles(gpu: str) -> str:
     """A digest of the tiles that were tuned for a GPU; \"default\" where none were."""
     tuned = {one.key: (one.tiles, one.split) for one in tuning.read() if one.gpu == gpu}
     found = sha256(repr(sorted(tuned.items())).encode()).hexdigest()
     return found[:LENGTH] if tuned else "default"
-
-
-def keep(place: Path | None, name: str, result: Mapping[str, Any]) -> None:
-    """Write `name`.json, as far as it has come."""
-    if place is not None:
-        place.mkdir(parents=True, exist_ok=True)
-        part = place / f".{name}.part"  # who is killed here leaves what was there
-        write_json(part, dict(result))
-        part.replace(place / f"{name}.json")
-
-
-SAME = ("device", "code", "tiles", "dtype", "rounds", "quick")
-
-
-def before(
-    place: Path | None, name: str, result: Mapping[str, Any], lines: str
-) -> list[dict[str, Any]]:
-    """The lines that `name`.json has already, if they were measured as those of `result` will be:
-    on this device, by this code, with these tiles, and the same way."""
-    path = None if place is None else place / f"{name}.json"
-    if path is None or not path.exists():
-        return []
-    kept = read_json(path)
-    same = all(kept.get(key) == result.get(key) for key in SAME)
-    return list(kept[lines]) if same else []
-
-
-def end(
-    place: Path | None, name: str, result: Mapping[str, Any], draw: Callable[[Any], Figure]
-) -> None:
-    """Write it with its picture, where something can draw one, and say so."""
-    keep(place, name, result)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        told(place, name, "; there is no matplotlib for a picture")
-        return
-    picture = draw(result)
-    if place is not None:
-        picture.savefig(place / f"{name}.png", metadata={"Software": None})
-    told(place, name, " and .png")
-
-
-def told(place: Path | None, name: str, more: str = "") -> None:
-    """Say where it was written."""
-    if place is None:
-        print("\nnothing is written: these are tiny sizes (--out FOLDER writes them all the same)")
-    else:
-        print(f"\n{place / name}.json{more}")
 
 
 def noise(size: int, device: torch.device, pinned: bool = False) -> torch.Tensor:

@@ -34,7 +34,8 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from experiments.benchmarks.device import Plain, facts, folder_of, keep, require_gpu, table
+from experiments.benchmarks.device import Plain, facts, require_gpu, table
+from experiments.benchmarks.results import folder_of, keep
 from experiments.benchmarks.shapes import BASE, config_of, shape_of
 from pagedsim.core import SamplingParams
 from pagedsim.engine.llm import LLM

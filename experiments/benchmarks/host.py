@@ -22,14 +22,8 @@ from typing import Any, cast
 
 import torch
 
-from experiments.benchmarks.device import (
-    Plain,
-    facts,
-    folder_of,
-    keep,
-    require_gpu,
-    table,
-)
+from experiments.benchmarks.device import Plain, facts, require_gpu, table
+from experiments.benchmarks.results import folder_of, keep
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import LoadedModel, load_model

@@ -18,19 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from experiments.benchmarks.device import (
-    Copy,
-    before,
-    device_of,
-    end,
-    facts,
-    folder,
-    keep,
-    medians,
-    options,
-    table,
-)
+from experiments.benchmarks.device import Copy, device_of, facts, medians, options, table
 from experiments.benchmarks.peers import PEERS, Contender
+from experiments.benchmarks.results import before, end, folder, keep
 from experiments.benchmarks.shapes import Case, Problem, grid, headlines
 
 if TYPE_CHECKING:

@@ -22,18 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from experiments.benchmarks.device import (
-    Copy,
-    before,
-    device_of,
-    facts,
-    folder,
-    keep,
-    medians,
-    options,
-    table,
-    told,
-)
+from experiments.benchmarks.device import Copy, device_of, facts, medians, options, table
+from experiments.benchmarks.results import before, folder, keep, told
 from experiments.benchmarks.shapes import BASE, shape_of
 from pagedsim.engine.graphs import recorder_of
 from pagedsim.kernels import ops

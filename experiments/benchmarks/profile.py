@@ -21,17 +21,8 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from experiments.benchmarks.decoding import Arm, Bench, size_of
-from experiments.benchmarks.device import (
-    device_of,
-    facts,
-    folder,
-    keep,
-    options,
-    table,
-    told,
-    wait,
-    wall_medians,
-)
+from experiments.benchmarks.device import device_of, facts, options, table, wait, wall_medians
+from experiments.benchmarks.results import folder, keep, told
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.kernels.float8 import AUTO
 

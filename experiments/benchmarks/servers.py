@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from experiments.benchmarks.code import ROOT
-from experiments.benchmarks.device import Plain, facts, folder_of, keep, require_gpu, table
+from experiments.benchmarks.device import Plain, facts, require_gpu, table
 from experiments.benchmarks.engine import (
     ALIKE,
     OURS,
@@ -40,6 +40,7 @@ from experiments.benchmarks.engine import (
     loaded,
     rate,
 )
+from experiments.benchmarks.results import folder_of, keep
 from pagedsim.engine.models import LoadedModel
 from pagedsim.run.machine import give_back
 

@@ -27,16 +27,8 @@ from typing import Any
 import torch
 
 from experiments.benchmarks.decoding import Arm, Bench, arms, size_of
-from experiments.benchmarks.device import (
-    before,
-    device_of,
-    facts,
-    folder,
-    keep,
-    options,
-    table,
-    told,
-)
+from experiments.benchmarks.device import device_of, facts, options, table
+from experiments.benchmarks.results import before, folder, keep, told
 
 
 def main(words: Sequence[str] | None = None) -> None:

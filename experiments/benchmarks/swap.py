@@ -20,18 +20,15 @@ import torch
 
 from experiments.benchmarks.device import (
     add_cache,
-    before,
     device_of,
-    end,
     facts,
-    folder,
-    keep,
     noise,
     options,
     table,
     wait,
     wall_medians,
 )
+from experiments.benchmarks.results import before, end, folder, keep
 from experiments.benchmarks.shapes import SHAPES, TINY, Shape
 from pagedsim.core import StepPlan
 from pagedsim.core.memory import Pairs

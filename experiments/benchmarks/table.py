@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.device import RESULTS, Plain, table
+from experiments.benchmarks.device import Plain, table
 from experiments.benchmarks.engine import PEER
+from experiments.benchmarks.results import RESULTS
 from experiments.benchmarks.servers import AHEAD as AHEAD_OF_TIME
 from experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
 

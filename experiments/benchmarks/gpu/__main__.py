@@ -29,11 +29,12 @@ from pathlib import Path
 
 import torch
 
-from experiments.benchmarks.device import Plain, facts, folder_named, require_gpu, table
+from experiments.benchmarks.device import Plain, facts, require_gpu, table
 from experiments.benchmarks.gpu.archive import Archive
 from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger
 from experiments.benchmarks.gpu.parts import Part, parts
 from experiments.benchmarks.gpu.work import carried_out
+from experiments.benchmarks.results import folder_named
 from pagedsim.kernels import tuning
 
 NAME = "experiments.benchmarks.gpu"

@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 
 from experiments.benchmarks import (
     decoding,
-    device,
     engine,
     host,
     kernels,
     profile,
+    results,
     servers,
     step,
     swap,
@@ -40,7 +40,7 @@ def cells(text: str) -> dict[str, list[str]]:
 def test_the_page_has_what_the_command_prints() -> None:
     marked = re.search(r"<!-- benchmarks:gpu -->\n((?:\|.*\n)+)", PAGE)
     assert marked, "the page has the table after the marker benchmarks:gpu"
-    assert marked[1].rstrip("\n") == table.written(table.measured(device.RESULTS))
+    assert marked[1].rstrip("\n") == table.written(table.measured(results.RESULTS))
 
 
 def test_where_nothing_was_measured_cells_are_empty() -> None:
