@@ -26,7 +26,7 @@ from pagedsim.kernels.softmax import place, rows
 from pagedsim.kernels.tiles import MIN_ROWS, power_of_two
 
 SEGMENTS = 32
-"""Parts of a decode's context at most; so many are launched whatever the context."""
+"""Parts of a decode's context at most."""
 LEAST = 512
 """Keys that a part takes before the next one gets any. What a part leaves behind is as large as
 some 450 keys for 128 heads, so that fewer would not be worth it."""
@@ -81,13 +81,18 @@ def attend(
     queries = 1 if decodes else tiles.rows // group
     # Each sequence may end in a tile that is not full, as in attention.py.
     runs = sequences if decodes else tokens // queries + sequences
-    segments = SEGMENTS if decodes else 1
+    each = max(LEAST, tiles.keys)
+    # So many parts has the longest context that tables have room for. How long a part is does not
+    # depend on it, but only the context's own length.
+    longest = block_tables.shape[1] * cache.shape[1]
+    segments = min(SEGMENTS, power_of_two(-(-longest // each))) if decodes else 1
     shape = {
         "HEADS": heads,
         "RANK": rank,
         "DIM": max(16, power_of_two(rank)),
-        "SEGMENTS": segments,
-        "EACH": max(LEAST, tiles.keys),
+        "PARTS": segments,
+        "SEGMENTS": SEGMENTS,
+        "EACH": each,
     }
     parts = q.new_empty((sequences, heads, segments, rank) if decodes else 0, dtype=torch.float32)
     marks = q.new_empty((2, sequences, heads, segments) if decodes else (2, 0), dtype=torch.float32)
@@ -124,8 +129,9 @@ def attend(
     )
     if decodes:
         _merge[(heads, sequences)](
-            out, parts, marks[0], marks[1], context_lens, *out.stride()[:2], **shape, num_warps=4
-        )
+            out, parts, marks[0], marks[1], context_lens, *out.stride()[:2],
+            **shape, num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -175,6 +181,7 @@ def _latent(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    PARTS: tl.constexpr,  # that there is room for, a power of two
     SEGMENTS: tl.constexpr,
     EACH: tl.constexpr,
     DECODES: tl.constexpr,
@@ -256,7 +263,7 @@ def _latent(
         out_at = (out_ptr + token * out_token_stride + head * out_head_stride)[:, None]
         tl.store(out_at + column[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        mark = (token * HEADS + head) * SEGMENTS + tl.program_id(1)
+        mark = (token * HEADS + head) * PARTS + tl.program_id(1)
         tl.store(part_ptr + mark[:, None] * RANK + column[None, :], acc, mask=inside)
         tl.store(peak_ptr + mark, peak, mask=held)
         tl.store(total_ptr + mark, total, mask=held)
@@ -274,6 +281,7 @@ def _merge(
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     DIM: tl.constexpr,
+    PARTS: tl.constexpr,  # that there is room for, a power of two
     SEGMENTS: tl.constexpr,
     EACH: tl.constexpr,
 ):
@@ -283,9 +291,9 @@ def _merge(
     each = _each(context, SEGMENTS, EACH)
     if context <= each:
         return
-    segment = tl.arange(0, SEGMENTS)
+    segment = tl.arange(0, PARTS)
     written = segment * each < context
-    mark = (sequence * HEADS + head) * SEGMENTS + segment
+    mark = (sequence * HEADS + head) * PARTS + segment
     peak = tl.load(peak_ptr + mark, mask=written, other=float("-inf"))
     total = tl.load(total_ptr + mark, mask=written, other=0.0)
     weight = tl.exp2(peak - tl.max(peak, 0))

@@ -486,6 +486,17 @@ def test_graphs_give_the_tokens_of_the_cpu(
 
 
 @on_gpu
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_graphs_of_experts_give_the_tokens_of_the_cpu(name: str, preemption: str) -> None:
+    module = model(name)
+    engine = on("cuda", model=deepcopy(module), preemption=preemption)
+    assert engine.model.native is not None
+    assert engine.runner.graphs is not None
+    assert tokens(engine) == tokens(on("cpu", model=deepcopy(module), preemption=preemption))
+
+
+@on_gpu
 @pytest.mark.parametrize("seed", range(4))
 def test_random_runs_on_a_gpu(seed: int) -> None:
     runs = [

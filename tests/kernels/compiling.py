@@ -143,8 +143,9 @@ def call(case: Call) -> None:
             rank, width = case["rank"], case["rank"] + case["rope"]
             wide = torch.zeros(tokens, case["heads"], width, dtype=dtype)
             cache = torch.zeros(2, 4, 1, size, 1, width, dtype=dtype)[:, 1, 0]
+            rooms = tables.repeat(1, 32)  # as many as make every part
             latent.attend(
-                wide if case["chunks"] else wide[:8], cache, tables, ints[:8], rank=rank,
+                wide if case["chunks"] else wide[:8], cache, rooms, ints[:8], rank=rank,
                 scale=0.1, query_start=ints[:9] if case["chunks"] else None, rows=ints[:8],
                 out=wide[..., :rank].clone(),
             )  # fmt: skip
