@@ -46,7 +46,7 @@ class Split(NamedTuple):
 
     part: int = 256
     """Keys of a part, a multiple of a tile's; parts of a longer context are a multiple of it."""
-    most: int = 64
+    most: int = 128
     """Parts at most, a power of two."""
 
     def size(self, context: int) -> int:
@@ -134,7 +134,7 @@ def decode_tiles(
 
 def decode_split(kv_heads: int) -> Split:
     """Parts of a decode: of one long context enough of them, over all KV heads, for any GPU."""
-    return Split(most=max(16, min(256, power_of_two(512 // kv_heads))))
+    return Split(most=max(16, min(256, power_of_two(1024 // kv_heads))))
 
 
 def resident(tiles: Tiles, head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:

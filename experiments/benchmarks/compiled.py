@@ -7,6 +7,10 @@ layer of Llama-3.1-8B, of up to 16 tokens, for each kind of weights: the instruc
 for one tile of keys or of weights, its matrix products and its loads of 16 bytes a thread, then
 registers, bytes that spill and shared memory. A tile is rows × keys, or outputs × inputs. No time
 is measured: it says what a GPU has to do, not how fast it does it.
+
+A second table says how the contexts of a decode are cut into parts and dealt to the programs that
+an H100 runs at one time: by how many bytes what is left to merge adds to keys and values, and how
+many tiles of keys each program gets.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from experiments.benchmarks.cuts import DTYPE, heads_of, run, usual
 from experiments.benchmarks.device import Plain, table
 from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.sass import Loop, main_loop
-from experiments.benchmarks.shapes import BASE, SHAPES, Case, Problem
+from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
+from experiments.benchmarks.sharing import shares
 from pagedsim.kernels import ops
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.kernels.tiles import product_tiles
@@ -34,6 +39,15 @@ TOKENS = 16
 """Of the products: as many as the smallest tile has."""
 QUERIES = {"prefill": 512, "decode": 1}
 MAIN = {"prefill": "_attention", "decode": "_decode"}
+
+
+CONTEXTS = {
+    "64 × 256": [256] * 64,
+    "64 × 1,024": [1024] * 64,
+    "64 × 4,096": [4096] * 64,
+    "63 × 1,024 and one of 131,072": [*[1024] * 63, LONG],
+    "1 × 131,072": [LONG],
+}
 
 
 class Line(NamedTuple):
@@ -56,6 +70,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--capabilities", type=int, nargs="+", default=CAPABILITIES)
     asked = parser.parse_args(words)
     print(written(list(lines(asked.model, asked.capabilities))))
+    print(f"\n{parts(asked.model)}")
 
 
 def lines(model: str, capabilities: Sequence[int]) -> Iterator[Line]:
@@ -115,6 +130,26 @@ def written(found: Sequence[Line]) -> str:
                 f"{one.shared / 1024:.0f}",
             ]
         )
+    return table(head, rows)
+
+
+def parts(model: str) -> str:
+    """How contexts are cut and dealt, as Markdown."""
+    head = ["contexts", "cache", "parts", "bytes to merge, of K and V's", "programs", "tiles each"]
+    rows = []
+    for name, contexts in CONTEXTS.items():
+        for cache in (AUTO, "fp8_e4m3"):
+            found = shares(model, cache, contexts)
+            rows.append(
+                [
+                    name,
+                    "bf16" if cache == AUTO else cache,
+                    f"{found.parts:,}",
+                    f"{100 * found.left:.1f} %",
+                    f"{found.programs}",
+                    f"{found.fewest}–{found.most}",
+                ]
+            )
     return table(head, rows)
 
 

@@ -43,7 +43,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_where_nothing_was_measured_defaults_are_taken() -> None:
     heads = Heads(8, 3, 80, 2)
     assert tuning.prefill(CPU, heads, 100) == prefill_tiles(80, 3, 2, (9, 0), 100)
-    assert tuning.decode(CPU, heads) == (decode_tiles(80, 3, 2, (9, 0)), Split(256, 64))
+    assert tuning.decode(CPU, heads) == (decode_tiles(80, 3, 2, (9, 0)), Split(256, 128))
 
 
 @pytest.mark.usefixtures("table")

@@ -56,3 +56,17 @@ def test_every_kernel_has_a_line() -> None:
         *_, instructions, products, loads, wide, registers, spilled, shared = row
         assert 0 < int(products) < int(instructions) and 0 < int(wide) <= int(loads)
         assert int(registers) <= 255 and spilled == "0" and float(shared.rstrip(" |")) <= 227
+
+
+def test_parts_are_dealt_evenly_and_leave_little() -> None:
+    pytest.importorskip("torch")
+    from experiments.benchmarks.sharing import shares
+
+    short = shares("llama-3.1-8b", "auto", [256] * 64)
+    assert short.parts == 64 and short.left == 0.0  # one part each: nothing to merge
+    many = shares("llama-3.1-8b", "auto", [1024] * 64)
+    assert many.parts == 64 * 4 and many.fewest > 1
+    # Four parts of 32 heads of 130 numbers, 4 bytes each, written and read.
+    assert many.left == pytest.approx(2 * 4 * 4 * 32 * 130 / (2 * 2 * 1024 * 8 * 128))
+    lone = shares("llama-3.1-8b", "auto", [131072])
+    assert lone.parts == 128 and lone.fewest * lone.programs <= 8 * 131072 // 64
