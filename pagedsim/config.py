@@ -62,6 +62,8 @@ class Config:
     tensor_parallel: int = 1
     kv_cache_dtype: str = "auto"
     """What the cache holds of keys and values: auto, as the model has them, or fp8."""
+    quantization: str | None = None
+    """What the layers' weights are held in: int8, fp8, or null: as the model has them."""
     seed: int = 0
     """The first seed; the others follow it."""
     seeds: int = 3

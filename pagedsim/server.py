@@ -28,10 +28,12 @@ LAYOUTS = ("block", "layer")
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 CACHE_DTYPES = ("auto", "fp8", *FP8)
 """What `kv_cache_dtype` may be: fp8 is fp8_e4m3."""
+QUANTIZATIONS = ("int8", "fp8")
+"""What `quantization` may be, beside None."""
 
 _SIZES = (
     *("max_seqs", "max_batched_tokens", "max_model_len", "async_scheduling"),
-    *("blocks", "block_size", "cpu_blocks", "kv_cache_dtype", "tensor_parallel"),
+    *("blocks", "block_size", "cpu_blocks", "kv_cache_dtype", "quantization", "tensor_parallel"),
 )
 
 
@@ -75,6 +77,9 @@ class ServerSpec:
     kv_cache_dtype: str = "auto"
     """What the cache holds: keys and values as computed, or in 8 bits, half as many bytes: fp8_e4m3
     (or fp8) or fp8_e5m2, with a scale of 1."""
+    quantization: str | None = None
+    """What the layers hold their weights in: 8 bits, each output with a scale of its own; products
+    are in the model's dtype all the same. None: as the model has them."""
     tensor_parallel: int = 1
     """GPUs that share the model; sizes of memory are for each of them."""
 
@@ -93,6 +98,8 @@ class ServerSpec:
         for name, known in (("kv_layout", LAYOUTS), ("kv_cache_dtype", CACHE_DTYPES)):
             if (value := getattr(self, name)) not in known:
                 raise unknown(name, str(value), known)
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise unknown("quantization", str(self.quantization), QUANTIZATIONS)
 
     # -- what is left open, filled in --------------------------------------------------------------
 

@@ -110,6 +110,7 @@ def test_sizes_go_to_a_file_and_back() -> None:
         ({"async_scheduling": 1}, "async_scheduling=1: must be true or false"),
         ({"tensor_parallel": 0}, "tensor_parallel=0: must be a whole number of at least 1"),
         ({"kv_layout": "row"}, "unknown kv_layout 'row': choose from block, layer"),
+        ({"quantization": "gptq"}, "unknown quantization 'gptq': choose from fp8, int8"),
         ({"kv_cache_dtype": "fp4"}, "unknown kv_cache_dtype 'fp4': did you mean 'fp8'? "),
     ],
 )

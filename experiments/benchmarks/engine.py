@@ -230,7 +230,10 @@ class Peer:
 
     def answers(self, load: Load) -> Answers:
         """In the order of the prompts."""
-        names = self._manager.add_requests(load.prompts, max_new_tokens=load.tokens)
+        return self.collected(self._manager.add_requests(load.prompts, max_new_tokens=load.tokens))
+
+    def collected(self, names: Sequence[str]) -> Answers:
+        """The answers to requests that it was given, in their order."""
         done: dict[str, list[int]] = {}
         while len(done) < len(names):
             result = self._manager.get_result(timeout=PATIENCE)

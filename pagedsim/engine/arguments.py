@@ -72,7 +72,8 @@ class Arguments:
         """What decides what is loaded, beside the model and where it goes."""
         names = ("dtype", "load_format", "model_impl", "seed")
         own = {name: getattr(self, name) for name in names}
-        return {**own, "max_model_len": self.server.max_model_len}
+        server = {name: getattr(self.server, name) for name in ("max_model_len", "quantization")}
+        return {**own, **server}
 
 
 _SERVER = [each.name for each in fields(ServerSpec)]

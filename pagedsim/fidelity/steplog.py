@@ -18,7 +18,8 @@ from pagedsim.sim.replica import Replica
 
 _SAME = (
     *("device", "clock", "threads", "model", "model_impl", "dtype"),
-    *("block_size", "block_bytes", "kv_cache_dtype", "tensor_parallel", "async_scheduling"),
+    *("block_size", "block_bytes", "kv_cache_dtype", "quantization"),
+    *("tensor_parallel", "async_scheduling"),
 )
 """Of the machine: where these differ, so do the times of the same step."""
 _SOMEBODY = Request("", 1)

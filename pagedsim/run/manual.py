@@ -58,6 +58,7 @@ SETTINGS = {
         ("memory.gpu_memory_utilization", "share of the GPU's memory that is used"),
         ("memory.swap_space_gib", "GiB of CPU memory a GPU, for preemption=swap"),
         ("tensor_parallel", "GPUs that share the model"),
+        ("quantization", "int8 or fp8: the layers hold their weights in 8 bits"),
         ("kv_cache_dtype", "auto: as the model has them; fp8 (fp8_e4m3), fp8_e5m2: half the bytes"),
         ("backend.overlap", "whether swapping out goes on beside the computation"),
     ),

@@ -39,6 +39,7 @@ def server_of(config: Mapping[str, Any]) -> ServerSpec:
             **said,
             tensor_parallel=config["tensor_parallel"],
             kv_cache_dtype=config["kv_cache_dtype"],
+            quantization=config["quantization"],
         )
 
 

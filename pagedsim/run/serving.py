@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from pagedsim.workload import Workload
 if TYPE_CHECKING:
     from pagedsim.engine.arguments import Arguments
     from pagedsim.engine.engine import LLMEngine, Observer
+    from pagedsim.engine.models import LoadedModel
 
 TIMES = ("feed", "plan", "launch", "sample", "commit")
 """Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
@@ -205,7 +207,7 @@ class Serving(Stage):
         from pagedsim.engine.engine import LLMEngine
 
         with the_machine(stopping), threads(self.threads):
-            arguments = replace(self.arguments, model=CACHE.model(self.arguments))
+            arguments = replace(self.arguments, model=_loaded(self.arguments))
             engine = LLMEngine(arguments, observer=observer, clock=self.clock)
             self.scheduler = engine.scheduler
             self._facts = facts_of(engine, self.name)
@@ -240,6 +242,15 @@ class Serving(Stage):
             return told
         what = f"{len(self._failures)} steps failed and ended their requests"
         return [*told, f"{what}; the first: {self._failures[0]}"]
+
+
+def _loaded(arguments: Arguments) -> LoadedModel:
+    """The model, or an error that names a setting as the command line does."""
+    try:
+        return CACHE.model(arguments)
+    except ConfigError as error:
+        text = re.sub(r"(?<![\w.])load_format=", "backend.load_format=", str(error))
+        raise ConfigError(text) from error
 
 
 class _Log:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole, unknown
@@ -22,6 +22,9 @@ class Replica:
     kv_layout: str = "block"
     """What is contiguous in the cache, and so moves in one copy: "block", a block with all its
     layers (pagedsim's engine); "layer", only the keys or the values of one layer (vLLM)."""
+    quantization: str | None = None
+    """What the layers' weights were put into for this server, 8 bits, which `model` counts already.
+    Products are computed in 16 bits all the same."""
     kv_cache_dtype: str = "auto"
     """What the cache holds: numbers of `model.kv_dtype_bytes`, or of 8 bits. Attention computes in
     16 bits all the same."""
@@ -50,6 +53,8 @@ class Replica:
     @classmethod
     def of(cls, server: ServerSpec, model: ModelShape, hardware: Hardware) -> Replica:
         """What a server has of a model on its GPUs."""
+        if server.quantization is not None:
+            model = quantized(model, server.quantization)
         return cls(
             model=model,
             hardware=hardware,
@@ -57,6 +62,7 @@ class Replica:
             block_size=server.block_size,
             kv_layout=server.kv_layout,
             kv_cache_dtype=server.kv_cache_dtype,
+            quantization=server.quantization,
         )
 
     @property
@@ -99,6 +105,16 @@ class Replica:
         if self.kv_layout == "block":
             return 1
         return self.model.layers * (1 if self.model.mla else 2)
+
+
+def quantized(model: ModelShape, quantization: str) -> ModelShape:
+    """The model with its layers' weights in 8 bits; embeddings and head stay as they are."""
+    if model.params is not None:
+        raise ConfigError(
+            f"quantization={quantization}: model={model.name} has model.params={model.params:g}, "
+            "which says nothing of its layers; set model.dtype_bytes=1 instead"
+        )
+    return replace(model, dtype_bytes=min(model.dtype_bytes, 1.0))
 
 
 def can_split(model: ModelShape, tensor_parallel: int) -> bool:

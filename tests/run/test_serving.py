@@ -255,6 +255,7 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
             ("backend.model=null", "model=mixtral-8x7b", "+model.moe.shared_experts=1"),
             "model=mixtral-8x7b: no model with random weights has its shape",
         ),
+        (("quantization=awq",), "quantization=awq: unknown; choose from fp8, int8"),
         (("backend.model=./nowhere",), "model=./nowhere: no such folder"),
     ],
 )
@@ -263,6 +264,15 @@ def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], line: str, tmp_p
     assert isinstance(found, Failure)
     assert found.expected
     assert found.reason.startswith(line)
+
+
+def test_errors_name_settings_of_the_command_line(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    transformers.LlamaConfig(num_hidden_layers=1).save_pretrained(folder)
+    found = run_job(job(tmp_path, f"backend.model={folder}"), StoppableRecorder())
+    assert isinstance(found, Failure) and found.expected
+    assert found.reason.endswith("; backend.load_format=dummy makes random ones")
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:

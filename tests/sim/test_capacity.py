@@ -7,6 +7,7 @@ from math import inf, nan
 import pytest
 
 from pagedsim.core import ConfigError
+from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.replica import Replica
@@ -50,6 +51,26 @@ def test_8_bits_of_keys_and_values_halve_blocks_and_nothing_else(shape: str, nam
     assert found[1].kv_bytes == found[0].kv_bytes
     assert found[1].blocks // 2 == found[0].blocks
     assert cpu_blocks(half, 4.0) // 2 == cpu_blocks(whole, 4.0)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_weights_of_8_bits_halve_layers_and_nothing_else(name: str) -> None:
+    shape, gpu = model("llama-3.1-8b"), hardware("h200")
+    whole, half = (Replica.of(ServerSpec(quantization=one), shape, gpu) for one in (None, name))
+    ends = 2 * 2 * shape.vocab * shape.hidden
+    assert half.weight_bytes - ends == (whole.weight_bytes - ends) / 2
+    assert half.block_bytes == whole.block_bytes
+    assert capacity(half).blocks > capacity(whole).blocks
+    eight = replace(shape, dtype_bytes=1.0)  # a checkpoint that has them already
+    assert Replica.of(ServerSpec(quantization=name), eight, gpu).weight_bytes == half.weight_bytes
+
+
+def test_weights_of_8_bits_need_layers() -> None:
+    shape = replace(model("llama-2-7b"), params=7e9)
+    with pytest.raises(
+        ConfigError, match=r"^quantization=int8: model=llama-2-7b has "
+    ):
+        Replica.of(ServerSpec(quantization="int8"), shape, hardware("h200"))
 
 
 def test_8_bits_are_8_whatever_the_model_has() -> None:

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError, StepPlan
+from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Fitted, Roofline, Sample
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, fit, leave_one_out
 from pagedsim.sim.cost.nnls import Matrix, nnls
+from pagedsim.sim.replica import Replica
 from tests.sim.shapes import plan, replica, shipped
 
 DISTSERVE = {
@@ -153,6 +155,18 @@ def test_a_cache_of_another_format_is_noticed() -> None:
     named = {"kv_cache_dtype": "fp8_e4m3"}
     assert Fitted(eight, prefill={}, decode={}, fitted_for=named).notices == []
     assert Fitted(eight, prefill={}, decode={}).notices == []
+
+
+def test_weights_of_another_format_are_noticed() -> None:
+    """Also where a fit does not say, as of before there was another."""
+    whole = replica("opt-13b", "a100-80gb")
+    eight = Replica.of(ServerSpec(quantization="int8"), whole.model, whole.hardware)
+    [line] = shipped("cost", "distserve-opt-13b-tp1")(replica=eight).notices
+    assert line == "step times are fitted for quantization=null, but quantization=int8 is served"
+    named = {"quantization": "int8"}
+    assert Fitted(eight, prefill={}, decode={}, fitted_for=named).notices == []
+    [line] = Fitted(whole, prefill={}, decode={}, fitted_for=named).notices
+    assert line == "step times are fitted for quantization=int8, but quantization=null is served"
 
 
 # Fitting

@@ -21,6 +21,7 @@ from pagedsim.engine.models.native.reach import FAMILIES, SPLIT
 from pagedsim.engine.models.native.reach import unknown as unknown_to_native
 from pagedsim.engine.models.positions import hold_frequencies, longest
 from pagedsim.engine.models.probe import Refusal, Sight, Unanswered, probe, set_attention
+from pagedsim.engine.models.quantization import check_quantization, quantize
 from pagedsim.engine.models.reading import brief
 from pagedsim.engine.models.shard import WHOLE, Shard
 from pagedsim.engine.models.source import folder_of, read_config
@@ -45,6 +46,7 @@ def load_model(
     model_impl: str = "auto",
     seed: int = 0,
     max_model_len: int | None = None,
+    quantization: str | None = None,
     shard: Shard = WHOLE,
 ) -> LoadedModel:
     """Load a model that attends through the paged kernels; raises ConfigError where it cannot.
@@ -57,7 +59,8 @@ def load_model(
     forward pass runs: `"transformers"`, or `"native"`, our own (native/), which is refused for
     models that it does not know; `"auto"` is native where that knows the model. `max_model_len` may
     be less than the model's. Of a native model it may be one rank's `shard` alone, which computes
-    as if there were no other ranks until its native pass is given their group.
+    as if there were no other ranks until its native pass is given their group. `quantization` has a
+    native model's layers hold their weights in 8 bits (quantization.py).
 
     Before it returns, a few tokens are computed through a paged cache and compared with what
     transformers computes for them.
@@ -72,6 +75,7 @@ def load_model(
         raise unknown("model_impl", model_impl, IMPLEMENTATIONS)
     wanted, place = parse_dtype(dtype), _device(device)
     attention.register()
+    check_quantization(quantization, place)
     source = _source(model)
     try:
         source.check_kind()
@@ -79,10 +83,14 @@ def load_model(
         if source.module is None:
             source.check_skeleton(length, model_impl)
         module = source.build(wanted, place, load_format, seed, shard)
-        module = module.eval().requires_grad_(False).to(place)
+        native = shard is not WHOLE or _native(source, module, model_impl)
+        module = module.eval().requires_grad_(False)
+        if quantization is not None:
+            _require_dense(source, module, quantization, native)
+            quantize(module, quantization)
+        module = module.to(place)
         hold_frequencies(module)
         sights = probe(module, source.text_config.num_hidden_layers, length)
-        native = shard is not WHOLE or _native(source, module, model_impl)
         if not native:
             _check_dims(sights, module, model_impl)
         loaded = _assemble(source, module, sights, length, wanted or module.dtype)
@@ -264,6 +272,20 @@ def _check_dims(sights: list[Sight], module: Any, model_impl: str) -> None:
     raise Refusal(
         f"its keys have {one.head_dim} dimensions and its values {one.value_dim}, and the native "
         f"decoder does not take it: {why}"
+    )
+
+
+def _require_dense(source: Source, module: Any, quantization: str, native: bool) -> None:
+    """Raise ConfigError for a model whose layers have no weights in 8 bits."""
+    if not native:
+        why = unknown_to_native(module) or "model_impl=transformers"
+    elif type(module).__name__ not in SPLIT:
+        why = f"it is none of {', '.join(SPLIT)}"
+    else:
+        return
+    raise ConfigError(
+        f"quantization={quantization}: model={source.name}: {why}; only the native decoder has "
+        "weights in 8 bits, and for these families alone"
     )
 
 

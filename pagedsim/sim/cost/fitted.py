@@ -63,11 +63,11 @@ class Fitted(CostModel):
     `decode_large` replaces `decode` from `large_batch` sequences on. Without a set for mixed
     steps, one costs the larger of the two constants and what prefill and decode add to theirs.
     `limits` are the largest values of features that were measured, `fitted_for` names what was
-    (model, hardware, tensor_parallel, kv_cache_dtype, async_scheduling); `notices` tells of steps
-    beyond the one and of serving anything but the other. `swap` is what moving blocks one way
-    takes, `constant` and for each of the `blocks`; without it, time on the bus comes from the
-    hardware's data sheet. `block_tokens` makes decodes read slower from smaller blocks than those
-    of `fitted_block_size`, and faster from larger ones (see `kernel.py`).
+    (model, hardware, tensor_parallel, kv_cache_dtype, quantization, async_scheduling); `notices`
+    tells of steps beyond the one and of serving anything but the other. `swap` is what moving
+    blocks one way takes, `constant` and for each of the `blocks`; without it, time on the bus comes
+    from the hardware's data sheet. `block_tokens` makes decodes read slower from smaller blocks
+    than those of `fitted_block_size`, and faster from larger ones (see `kernel.py`).
     """
 
     __slots__ = (
@@ -118,7 +118,7 @@ class Fitted(CostModel):
         require_number("cost.bus_efficiency", bus_efficiency, above=0, high=1)
         read = _reading(replica.block_size, block_tokens, fitted_block_size)
         limits = _numbers("cost.limits", limits or {}, "feature", FEATURES[1:])
-        known = (*_identity(replica), AHEAD)
+        known = (*_identity(replica), QUANTIZATION, AHEAD)
         fitted_for = _mapping("cost.fitted_for", fitted_for or {}, "key", known)
         self._prefill = Coefficients.read("cost.prefill", prefill, scale)
         self._decode = Coefficients.read("cost.decode", decode, scale).reading(read)
@@ -300,8 +300,14 @@ class Fitted(CostModel):
         lines = [
             f"step times are fitted for {key}={fitted_for[key]}, but {key}={value} is served"
             for key, value in _identity(self.replica).items()
-            if fitted_for.get(key, value) != value
+            if key != QUANTIZATION and fitted_for.get(key, value) != value
         ]
+        weights, served = fitted_for.get(QUANTIZATION), self.replica.quantization
+        if fitted_for and weights != served:
+            lines.append(
+                f"step times are fitted for {QUANTIZATION}={weights or 'null'}, but "
+                f"{QUANTIZATION}={served or 'null'} is served"
+            )
         if (fitted := bool(fitted_for.get(AHEAD))) != self._ahead:
             lines.append(
                 f"step times are fitted for {AHEAD}={str(fitted).lower()}, and no host time is "
@@ -315,6 +321,8 @@ class Fitted(CostModel):
 
 AHEAD = "async_scheduling"
 """In `fitted_for`: whether steps were planned while the ones before ran."""
+QUANTIZATION = "quantization"
+"""There, too, but only of weights that have one."""
 
 SETTINGS = tuple(name for name in signature(Fitted).parameters if name != "replica")
 
@@ -348,7 +356,8 @@ def _line(decode: Coefficients) -> tuple[float, float, float]:
 
 
 def _identity(replica: Replica) -> dict[str, object]:
-    return {
+    weights = {} if replica.quantization is None else {QUANTIZATION: replica.quantization}
+    return weights | {
         "model": replica.model.name,
         "hardware": replica.hardware.name,
         "tensor_parallel": replica.tensor_parallel,

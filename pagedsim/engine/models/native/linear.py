@@ -66,8 +66,9 @@ def linear_of(*projections: Any) -> Linear:
     """transformers' projections of one input as one, output after output, in the same memory."""
     weights = [projection.weight for projection in projections]
     biases = [projection.bias for projection in projections]
-    return Linear(_whole(weights), None if biases[0] is None else _whole(biases))
+    scales: list[Any] = [getattr(projection, "scale", None) for projection in projections]
+    return Linear(_whole(weights), *(None if p[0] is None else _whole(p) for p in (biases, scales)))
 
 
-def _whole(parts: list[torch.nn.Parameter]) -> torch.Tensor:
+def _whole(parts: list[Any]) -> torch.Tensor:
     return parts[0].data if len(parts) == 1 else packed(parts)
