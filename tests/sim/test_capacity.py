@@ -67,9 +67,7 @@ def test_weights_of_8_bits_halve_layers_and_nothing_else(name: str) -> None:
 
 def test_weights_of_8_bits_need_layers() -> None:
     shape = replace(model("llama-2-7b"), params=7e9)
-    with pytest.raises(
-        ConfigError, match=r"^quantization=int8: model=llama-2-7b has "
-    ):
+    with pytest.raises(ConfigError, match=r"^quantization=int8: model=llama-2-7b has "):
         Replica.of(ServerSpec(quantization="int8"), shape, hardware("h200"))
 
 
