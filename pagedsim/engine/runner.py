@@ -14,7 +14,7 @@ from pagedsim.engine.graphs import Graphs, recorder_of
 from pagedsim.engine.inputs import Inputs, Places, feed
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.mover import Mover
-from pagedsim.engine.rehearsal import rehearse
+from pagedsim.engine.rehearsal import rehearsals, rehearse
 from pagedsim.engine.rows import Rows, rows_for
 from pagedsim.engine.step_inputs import StepInputs, inputs_of
 from pagedsim.kernels.ops import copy_blocks
@@ -108,10 +108,8 @@ class Runner:
         """
         gpu = self.cache.gpu
         room = min(max_tokens, len(gpu) * self.cache.shape.block_size)
-        chunk, decode = (0, min(64, room)), (min(32, room) - 1, 1)
-        for sequences in ([chunk], [decode], [decode] * 16, [decode, decode, chunk]):
-            if sum(length for _, length in sequences) <= room:
-                rehearse(self.model, gpu, self.cache.shape.block_size, sequences)
+        for step in rehearsals(gpu, room, self._seqs):
+            rehearse(self.model, gpu, self.cache.shape.block_size, step)
         nothing = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         copy_blocks(gpu, nothing, nothing)
         if graphs and (recorder := recorder_of(gpu.device)) is not None:
