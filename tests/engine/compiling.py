@@ -57,7 +57,9 @@ def main() -> None:
 
 
 def note_down(compiled: list[str]) -> None:
-    """Have nothing compiled and nothing launched."""
+    """Have nothing compiled and nothing launched; what kernels were to write is 0."""
+    for where, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        setattr(where, name, getattr(where, name.replace("empty", "zeros")))
     kernel = SimpleNamespace(
         launch_metadata=lambda *rest: None,
         run=lambda *rest: None,
@@ -75,14 +77,14 @@ def note_down(compiled: list[str]) -> None:
 
 
 def serve(engine: LLMEngine) -> None:
-    """Prompts of every length by themselves, then batches of every size with whoever comes."""
+    """Prompts of all lengths by themselves, then batches of every size with whoever comes."""
     rng = random.Random(0)
-    for length in range(1, LONGEST + 1):
+    for length in (*range(1, 36), *range(36, LONGEST + 1, 11)):
         ask(engine, f"{length} alone", rng, length, SamplingParams(temperature=0, max_tokens=2))
         while engine.has_unfinished_requests():
             engine.step()
     number = 0
-    for turn in range(150):
+    for turn in range(100):
         for _ in range(rng.choice((0, 0, 1, 2, SEQS))):
             ask(engine, number, rng, rng.randint(1, rng.choice((9, 60, LONGEST))), drawn(rng))
             number += 1

@@ -19,7 +19,7 @@ from pagedsim.kernels.grouped import grouped_tiles
 from pagedsim.kernels.tiles import prefill_tiles, product_tiles
 
 ROOT = Path(__file__).resolve().parents[2]
-ALWAYS = {"_attention": 4, "_part": 1, "_merge": 1, "_copy": 1, "_nucleus": 1}
+ALWAYS = {"_attention": 4, "_part": 1, "_merge": 1, "_copy": 1, "_bound": 2, "_settle": 2}
 """Kernels that every engine needs, in so many variants."""
 NATIVE = {"_norm", "_rotate", "_silu_mul", "_product"}
 
