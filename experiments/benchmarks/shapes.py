@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from pagedsim.kernels import reference
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import AUTO, FORMATS, raw, rounded
 from pagedsim.kernels.ops import attend_cached
-from pagedsim.sim.model import ModelShape
+from pagedsim.sim.model import MLA, ModelShape, MoE
 
 LAYERS, LAYER = 4, 1
 """A block holds several layers, as in the engine, and one of them is read."""
@@ -59,7 +59,14 @@ LONG = 131072
 def shape_of(name: str) -> ModelShape:
     """A whole model's shape, from conf/model."""
     words = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
-    return ModelShape(**{key: value for key, value in words.items() if key != "_target_"})
+    for part, kind in (("moe", MoE), ("mla", MLA)):
+        if part in words:
+            words[part] = kind(**_settings(words[part]))
+    return ModelShape(**_settings(words))
+
+
+def _settings(words: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in words.items() if key != "_target_"}
 
 
 def config_of(shape: ModelShape) -> Any:

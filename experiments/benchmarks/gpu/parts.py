@@ -66,6 +66,7 @@ def _whole() -> list[Part]:
         _benchmark("host", "host", "--device", "cuda"),
         _tests("tests")._replace(least=120),
         _benchmark("products", "products", *sizes, "--resume"),
+        _benchmark("experts", "experts", *sizes, "--resume"),
         _benchmark("kernels", "kernels", *sizes, "--resume", "--peers", "sdpa", "flashinfer"),
         _benchmark("step, all", "step", *sizes, "--resume", least=90),
         _benchmark("engine", "engine", "--device", "cuda", "--repeats", "1", least=120),
@@ -89,6 +90,7 @@ def _tiny(device: str) -> list[Part]:
         _benchmark("host", "host", "--device", device, *short),
         _tests("tests"),
         _benchmark("products", "products", *sizes),
+        _benchmark("experts", "experts", *sizes),
         _benchmark("kernels", "kernels", *sizes, "--peers", "sdpa", "flashinfer"),
         _benchmark("step, all", "step", *sizes),
         _benchmark("engine", "engine", "--device", device, *few),
@@ -99,7 +101,7 @@ def _tiny(device: str) -> list[Part]:
 
 def _benchmark(name: str, module: str, *words: str, least: float = 45.0) -> Part:
     full = f"experiments.benchmarks.{module}"
-    tiled = module not in ("swap", "host", "products")
+    tiled = module not in ("swap", "host", "products", "experts")
     return Part(name, (full, *words, "--out", FOLDER), tiled=tiled, least=least)
 
 
