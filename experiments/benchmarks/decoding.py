@@ -25,6 +25,7 @@ from pagedsim.kernels.float8 import AUTO
 from pagedsim.run.machine import give_back
 from pagedsim.sim.model import ModelShape
 
+DTYPE = "bfloat16"
 CACHES = (AUTO, "fp8_e4m3")
 IMPLEMENTATIONS = ("native", "transformers")
 WARM = 8
@@ -88,6 +89,11 @@ def arms(graphs: bool) -> Iterator[Arm]:
                     yield from (arm._replace(ahead=ahead, sampled=True) for ahead in (False, True))
 
 
+def has_graphs(device: torch.device) -> bool:
+    """Whether the device can capture any."""
+    return graphs.recorder_of(device) is not None
+
+
 class Bench:
     """A model, and what is needed to serve it and to judge what it says."""
 
@@ -96,7 +102,7 @@ class Bench:
         self.longest = size.context + WARM + size.runs * RUN
         self.model = load_model(
             config_of(size.shape),
-            dtype="bfloat16",
+            dtype=DTYPE,
             device=device,
             model_impl="native",
             max_model_len=self.longest,
@@ -105,11 +111,6 @@ class Bench:
         give_back()
         self._copy = Copy(device, tiny)
         self._told: dict[Arm, dict[Any, list[int]]] = {}
-
-    @property
-    def has_graphs(self) -> bool:
-        """Whether the device can capture any."""
-        return graphs.recorder_of(self.device) is not None
 
     def measured(self, arm: Arm) -> dict[str, Any]:
         """One line; whatever goes wrong in it, the others are measured all the same."""

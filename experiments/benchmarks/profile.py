@@ -20,7 +20,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from experiments.benchmarks.decoding import Arm, Bench, size_of
+from experiments.benchmarks.decoding import DTYPE, Arm, Bench, has_graphs, size_of
 from experiments.benchmarks.device import device_of, facts, options, table, wait, wall_medians
 from experiments.benchmarks.results import folder, keep, told
 from pagedsim.engine.engine import LLMEngine
@@ -41,11 +41,11 @@ def main(words: Sequence[str] | None = None) -> None:
     place = folder(device, asked)
     size = size_of(asked.quick)
     bench = Bench(size, device, asked.rounds, asked.quick)
-    arm = Arm(AUTO, "native", bench.has_graphs)
+    arm = Arm(AUTO, "native", has_graphs(device))
     result: dict[str, Any] = {
         **facts(device, "experiments.benchmarks.profile", words),
         "model": size.shape.name,
-        "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "dtype": DTYPE,
         "batch": size.batch,
         "layers": size.shape.layers,
         "arm": str(arm),

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.decoding import Arm, Bench, arms, size_of
+from experiments.benchmarks.decoding import DTYPE, Arm, Bench, arms, has_graphs, size_of
 from experiments.benchmarks.device import device_of, facts, options, table
 from experiments.benchmarks.results import before, folder, keep, told
 
@@ -41,23 +41,23 @@ def main(words: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     place = folder(device, asked)
     size = size_of(asked.quick)
-    bench = Bench(size, device, asked.rounds, asked.quick)
     result: dict[str, Any] = {
         **facts(device, "experiments.benchmarks.step", words),
         "model": size.shape.name,
-        "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "dtype": DTYPE,
         "batch": size.batch,
         "rounds": asked.rounds,
         "quick": asked.quick,
     }
-    wanted = list(arms(graphs=bench.has_graphs))
-    if asked.headlines:
-        wanted = [arm for arm in wanted if arm.headline(bench.has_graphs)]
+    graphs = has_graphs(device)
+    wanted = [arm for arm in arms(graphs) if arm.headline(graphs) or not asked.headlines]
     result["arms"] = whole(before(place, "step", result, "arms"), wanted) if asked.resume else []
     there = {one["arm"] for one in result["arms"]}
+    bench: Bench | None = None
     for arm in wanted:
         if str(arm) in there:
             continue
+        bench = bench or Bench(size, device, asked.rounds, asked.quick)
         result["arms"].append(bench.measured(arm))
         keep(place, "step", result)
         print(line(result["arms"][-1]), file=sys.stderr, flush=True)

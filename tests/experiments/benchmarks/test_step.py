@@ -87,6 +87,9 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         one["arm"] for one in before["arms"]
     }
     assert [one for one in before["arms"] if lines[one["arm"]] == one] == before["arms"][1:]
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "Bench", None)  # where nothing is left no model is loaded
+        assert kept(tmp_path, "--resume")["arms"] == after["arms"]
     (tmp_path / "step.json").write_text(json.dumps({**after, "code": "other"}))
     assert not [one for one in kept(tmp_path, "--resume")["arms"] if one == lines[one["arm"]]]
 
