@@ -129,7 +129,7 @@ class Around(Policy):
     def __init__(self, of: Policy | None = None) -> None:
         """Without `of`, around first come, first served."""
         self.of = of = of or Policy()
-        self.rank_changes = of.rank_changes
+        self.rank_changes = of.rank_changes if overrides(of, "rank") else "never"
         self.by_client = of.by_client
         self.displacing = of.displacing
         self.sorts_late = of.sorts_late
