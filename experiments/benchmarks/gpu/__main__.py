@@ -64,6 +64,7 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         run(wanted, ledger, asked.minutes * 60)
     except KeyboardInterrupt:
+        ledger.pack()
         print("stopped; the same command goes on", file=sys.stderr)
         sys.exit(130)
     print(written(ledger, wanted))
@@ -137,8 +138,14 @@ def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
 
 def take_over(tuned: Path) -> None:
     """Put what was tuned into the table that kernels read."""
-    if tuned.exists():
-        tuning.write([*tuning.read(), *tuning.read(tuned)])
+    if not tuned.exists():
+        return
+    try:
+        found = tuning.read(tuned)
+    except (ValueError, KeyError, TypeError):  # killed as it was written
+        print(f"{tuned}: is not whole, so its tiles are left out", file=sys.stderr)
+        return
+    tuning.write([*tuning.read(), *found])
 
 
 def written(ledger: Ledger, wanted: Sequence[Part]) -> str:

@@ -285,6 +285,9 @@ def test_tiles_that_were_tuned_are_taken_over(
     gpu.take_over(tmp_path / "tuned.json")
     assert entries(tmp_path / "there.json") == [there, new]
     after = parts("cuda", False)[1].identity("Pretend")
+    (tmp_path / "tuned.json").write_text('[{"gpu": "Pre')  # killed as it was written
+    gpu.take_over(tmp_path / "tuned.json")
+    assert entries(tmp_path / "there.json") == [there, new]
     assert before.pop("tiles") != after.pop("tiles") and before == after
 
 
