@@ -303,7 +303,10 @@ def scaled(logits_ptr, temperature_ptr, row, tile, VOCAB: tl.constexpr, BLOCK: t
     token = tile * BLOCK + tl.arange(0, BLOCK)
     held = token < VOCAB
     x = tl.load(logits_ptr + row * VOCAB + token, mask=held, other=float("-inf"))
-    return tl.div_rn(x, tl.load(temperature_ptr + row)), token, held
+    temperature = tl.load(temperature_ptr + row)
+    if temperature != 1:
+        x = tl.div_rn(x, temperature)
+    return x, token, held
 
 
 @triton.jit

@@ -1,9 +1,8 @@
 """The noise of a token's place inside a kernel: `reference/gumbel.py` in Triton.
 
 Hashes and `gumbel` are the same bits as there, on every GPU: kernels that call them are compiled
-without fused products and sums. `above` is a bound of it in float32, two logarithms of which a
-multiprocessor does 16 in a cycle; `gumbel` in float64 would be some hundred instructions, which a
-consumer's GPU does at a sixty-fourth of the speed.
+without fused products and sums. `above` is a bound of it in float32, some thirty instructions;
+`gumbel` in float64 is a hundred of those that a consumer's GPU does at a sixty-fourth of the speed.
 """
 
 import triton
@@ -14,6 +13,10 @@ from pagedsim.kernels.reference import gumbel as plain
 LEFT, RIGHT = tl.constexpr(plain.LEFT), tl.constexpr(plain.RIGHT)
 MARGIN = tl.constexpr(plain.MARGIN)
 LN2 = tl.constexpr(0.6931471805599453)
+M0, M1, M2, M3, M4 = (
+    tl.constexpr(factor) for factor in (-1.7417763, 2.8211682, -1.4699372, 0.44717789, -0.05657174)
+)
+"""The logarithm from 1 to 2 as a polynomial; it is off by 1e-4 at most."""
 LN2_HIGH = tl.constexpr(float.fromhex("0x1.62e42feep-1"))
 LN2_LOW = tl.constexpr(float.fromhex("0x1.a39ef35793c76p-33"))
 """ln 2 in two parts; the first has so few bits that small multiples of it are exact."""
@@ -41,16 +44,15 @@ def _scrambled(x, middle):
 
 @triton.jit
 def above(bits):
-    """A bound of `gumbel`, at most twice MARGIN above it.
-
-    Where v = 1 - u is small, -log u is v + v²/2 + v³/3, less than 2^-20 of it too small; elsewhere
-    the logarithm, which is right to 22 bits, loses at most 6 of them near 1.
-    """
+    """A bound of `gumbel`, as the reference's, with a logarithm that is right to 1e-4."""
     v = ((bits ^ 0x7FFFFFFF).to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * 2.0**-32
-    u = ((bits ^ -0x80000000).to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * 2.0**-32
-    near = v * (1.0 + v * (0.5 + v * (1.0 / 3.0)))
-    less = tl.where(v < 2.0**-6, near, tl.log2(u) * -LN2)
-    return tl.log2(less) * -LN2 + MARGIN
+    # v = 1 - u, and -log u = v + v²/2 + v³/3 + …, of which the first three are less.
+    less = ((v * (1.0 / 3.0) + 0.5) * v + 1.0) * v
+    held = less.to(tl.int32, bitcast=True)
+    power = ((held >> 23) - 127).to(tl.float32)
+    m = ((held & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)  # from 1 to 2
+    log = (((m * M4 + M3) * m + M2) * m + M1) * m + M0
+    return -(power * LN2 + log) + MARGIN
 
 
 @triton.jit

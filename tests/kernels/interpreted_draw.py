@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pagedsim.kernels import cut
 from pagedsim.kernels import ops as kernels
-from pagedsim.kernels.reference.gumbel import MARGIN, gumbel
+from pagedsim.kernels.reference.gumbel import LOOSE, MARGIN, gumbel
 from tests.kernels.draws import (
     EVERY,
     MIXED,
@@ -130,4 +130,4 @@ def test_noise_is_the_reference_s_to_the_bit_and_its_bound_near() -> None:
     exact, bound = noise(bits)
     assert torch.equal(exact, gumbel(bits))
     over = bound.double() - exact
-    assert over.min() > MARGIN / 2 and over.max() < 2 * MARGIN
+    assert over.min() > MARGIN / 2 and over.max() < LOOSE
