@@ -69,6 +69,7 @@ def rehearse(model: LoadedModel, gpu: torch.Tensor, block_size: int, sequences: 
     batch = replace(batch, rows=rows)
     ids = torch.zeros(sum(lengths), dtype=torch.int64, device=device)
     positions = torch.cat([torch.arange(at, at + n, device=device) for at, n in sequences])
+    positions.clamp_(max=model.max_model_len - 1)  # one may stand for several
     ends = torch.tensor(lengths, device=device).cumsum(0) - 1
     logits = model.forward(ids, positions, batch, gpu, ends)
     torch.softmax(logits, dim=-1).argmax(dim=-1).tolist()  # a sampler's temporaries

@@ -256,7 +256,7 @@ def _native(source: Source, module: Any, model_impl: str) -> bool:
 
 def _made_native(loaded: LoadedModel, config: Any, sights: list[Sight]) -> LoadedModel:
     """The model with our own forward pass, and with the cache that this has."""
-    native = Native(loaded.module, sights)
+    native = Native(loaded.module, sights, loaded.max_model_len)
     loaded = replace(loaded, native=native, vocab_size=config.vocab_size)  # a shard's head has less
     if (width := native.latent) is None:
         return loaded

@@ -67,9 +67,10 @@ def launched(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     tables, lengths = [[0], [1], [2]], [4, 2, 7]
     batch = AttentionBatch.build(tables, lengths, [1] * TOKENS, block_size=16)
     cache = model.new_cache(num_blocks=3, block_size=16)
-    ids = torch.zeros(TOKENS, dtype=torch.int64)
+    ids, rows = torch.zeros(TOKENS, dtype=torch.int64), torch.arange(TOKENS)
+    positions = torch.tensor(lengths)
     with launches(monkeypatch) as names:
-        model.forward(ids, torch.tensor(lengths), batch, cache, torch.arange(TOKENS))
+        model.forward(ids, positions, batch, cache, rows)
     return names
 
 
@@ -117,3 +118,13 @@ def test_twenty_with_compressed_keys_and_shared_experts(monkeypatch: pytest.Monk
     attention = ["_norm", "mm", "_norm", "mm", *absorbed]
     layer = of_a_layer("deepseek-v3", monkeypatch)
     assert sorted(layer) == sorted([*attention, *EXPERTS, "mm", "_silu_mul", "mm"])
+
+
+def test_what_a_step_launches_beside_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = CONFIGS["llama"]()
+    config.num_hidden_layers = 1
+    names = launched(load_model(config, model_impl="native"), monkeypatch)
+    in_front = ["embedding", "index_select", "_norm", "mm"]
+    assert names[:4] == in_front  # the first layer's norm has no squares to go by
+    assert names[-2:] == ["_norm", "mm"]
+    assert names.count("index") == 2  # of whom logits are wanted

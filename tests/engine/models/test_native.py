@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models import LoadedModel, load_model
@@ -28,6 +29,8 @@ from pagedsim.engine.models.native.experts import Experts
 from pagedsim.engine.models.native.latent import Latent
 from pagedsim.engine.models.native.mlp import MLP
 from pagedsim.engine.models.native.packing import packed
+from pagedsim.engine.models.native.rotation import Rotation
+from pagedsim.engine.models.positions import hold_frequencies
 from tests.engine.models.architectures import CONFIGS, SHAPE, VOCAB, build, reference
 from tests.engine.models.serving import alone, served, staggered, texts
 
@@ -214,16 +217,30 @@ def test_transformers_goes_on_working_over_packed_weights() -> None:
 
 
 def test_a_native_decoder_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pagedsim.engine.models.native import Native
+    right = Rotation.of
 
-    right = Native._rotation
+    def wrong(self: Rotation, positions: torch.Tensor) -> Any:
+        return right(self, positions + (positions > 3))
 
-    def wrong(self: Native, like: torch.Tensor, positions: torch.Tensor) -> Any:
-        return right(self, like, positions + (positions > 3))
-
-    monkeypatch.setattr(Native, "_rotation", wrong)
+    monkeypatch.setattr(Rotation, "of", wrong)
     with pytest.raises(ConfigError, match=r"differ from transformers' own by \d+\.\d\d%"):
         load_model(CONFIGS["llama"](), model_impl="native")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_angles_are_the_modules_own_to_the_bit(dtype: torch.dtype) -> None:
+    length = 40
+    for rope in ropes(dim=20):
+        rotary = LlamaRotaryEmbedding(LlamaConfig(**SHAPE, head_dim=20, rope_parameters=rope))
+        hold_frequencies(rotary)
+        like = torch.zeros(1, dtype=dtype)
+        rotation = Rotation(rotary, like, length)
+        for positions in (torch.tensor([7]), torch.tensor([length, 0, 3]), torch.arange(length)):
+            cos, sin = rotary(like, positions.unsqueeze(0))
+            ours, negated = rotation.of(positions)
+            first, second = negated.chunk(2, -1)
+            assert torch.equal(ours, cos[0])
+            assert torch.equal(torch.cat((-first, second), -1), sin[0])
 
 
 # What it does not know, it leaves to transformers, or refuses.

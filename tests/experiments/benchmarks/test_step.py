@@ -17,7 +17,7 @@ from experiments.benchmarks.judge import Judge, same_draws  # noqa: E402
 from experiments.benchmarks.shapes import BASE, shape_of  # noqa: E402
 from pagedsim.engine import graphs, inputs, runner  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
-from pagedsim.engine.models.native import Native  # noqa: E402
+from pagedsim.engine.models.native.rotation import Rotation  # noqa: E402
 from pagedsim.engine.sampler import Row  # noqa: E402
 
 TINY = ["--device", "cpu", "--quick", "--rounds", "1"]
@@ -145,10 +145,8 @@ def test_wrong_logits_are_not_timed(
 
     def loaded(*given: Any, **settings: Any) -> Any:
         model = load(*given, **settings)
-        rotation = Native._rotation
-        monkeypatch.setattr(
-            Native, "_rotation", lambda self, like, positions: rotation(self, like, positions // 2)
-        )
+        right = Rotation.of
+        monkeypatch.setattr(Rotation, "of", lambda self, positions: right(self, positions // 2))
         return model
 
     monkeypatch.setattr(decoding, "load_model", loaded)

@@ -23,6 +23,7 @@ from pagedsim.engine.models.native.host import may_copy, on_host
 from pagedsim.engine.models.native.latent import Latent
 from pagedsim.engine.models.native.layer import Layer, layer_of
 from pagedsim.engine.models.native.linear import linear_of
+from pagedsim.engine.models.native.rotation import Rotation
 from pagedsim.engine.models.native.stream import Norm, Stream
 from pagedsim.engine.models.probe import Sight
 from pagedsim.kernels.batch import AttentionBatch
@@ -38,7 +39,8 @@ class Native:
     the packed ones.
     """
 
-    def __init__(self, module: Any, sights: Sequence[Sight]) -> None:
+    def __init__(self, module: Any, sights: Sequence[Sight], length: int) -> None:
+        """For sequences of up to `length` tokens."""
         decoder, eps = module.model, module.config.rms_norm_eps
         self._embedding: torch.Tensor = decoder.embed_tokens.weight
         self._layers: list[Layer] = []
@@ -46,7 +48,7 @@ class Native:
             self._layers.append(layer_of(layer, sight, eps))
             if self._embedding.is_cuda:  # the parts, too small to hold the next layer's whole
                 torch.cuda.empty_cache()
-        self._rotary: Any = decoder.rotary_emb
+        self._rotation = Rotation(decoder.rotary_emb, self._embedding, length)
         self._norm = Norm(decoder.norm.weight, eps)
         self._head = linear_of(module.lm_head)
         if not self._embedding.is_cuda:
@@ -73,21 +75,10 @@ class Native:
         """As `LoadedModel.forward`, in the model's own precision, with a view a layer."""
         embedded = embedding(input_ids, self._embedding)
         stream = Stream(embedded, self.group)
-        tokens = Tokens(batch, *self._rotation(embedded, positions))
+        tokens = Tokens(batch, *self._rotation.of(positions))
         for layer, view in zip(self._layers, views, strict=True):
             rows = logits_at if layer is self._layers[-1] else None
             layer.attention.forward(stream, tokens, view, rows)
             layer.feed_forward.forward(stream)
         logits = self._head(self._norm(stream))
         return logits if self.group is None else self.group.collect(logits, len(self._embedding))
-
-    def _rotation(
-        self, like: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `ops.rotate` takes, from the module's own rotary embedding, whatever its kind.
-
-        transformers negates the second half of a head as it swaps the two; here `sin` is negated.
-        """
-        cos, sin = self._rotary(like, positions.unsqueeze(0))
-        first, second = sin[0].chunk(2, -1)
-        return cos[0], torch.cat((-first, second), -1)
