@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,9 @@ from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.float8 import FORMATS, rounded
 from tests.kernels.cases import LAYER, Case, check
 from tests.kernels.stored import half_a_step
+
+# The package has a function of the same name.
+reference_attention = sys.modules["pagedsim.kernels.reference.attention"]
 
 PLAIN = Case(((1, 40), (1, 7), (5, 30), (23, 23)))
 
@@ -159,6 +163,21 @@ def tokens_of(case: Case) -> list[tuple[int, int]]:
         for number, (length, context) in enumerate(case.sequences)
         for n in range(length)
     ]
+
+
+@pytest.mark.parametrize("most", [1, 9, 60])
+@pytest.mark.parametrize("window", [None, 8])
+def test_decodes_in_groups_are_the_same(
+    most: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of like length, so many rows of the cache each; everybody gets its own answer."""
+    lengths = (5, 33, 0, 12, 12, 1, 40, 7)
+    case = Case(tuple((1, length) for length in lengths), window=window)
+    row = 2 * case.inputs.k_cache[0, 0].numel() * case.inputs.q.element_size()
+    whole = decode(case)
+    monkeypatch.setattr(reference_attention, "NEAR", most * row)
+    check(decode(case), case)
+    torch.testing.assert_close(decode(case), whole)
 
 
 def test_no_tokens_at_all() -> None:

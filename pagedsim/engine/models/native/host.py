@@ -17,6 +17,10 @@ SHARE = 8
 """A model's weights are copied where they take no more than such a part of the machine's memory."""
 FEW = 4
 """The tokens up to which torch's own product of bfloat16 with int8 is the fastest."""
+INPUTS = 32
+"""It reads the inputs by so many, past their end where there are others."""
+MANY = 64
+"""The tokens from which products in 16 bits are faster with the weights behind."""
 ROWS = 16
 """The tokens of a step that the copies are laid out for."""
 
@@ -26,8 +30,8 @@ class HostLinear(Linear):
     """As `Linear`, for weights on the host.
 
     One token in float32 takes the weights as they are: reading them once is all that there is to
-    do. Several take a copy in the tiles of oneDNN, of up to twice the speed. In 16 bits the weights
-    go in front, where oneDNN reads them as they lie.
+    do. Several take a copy in the tiles of oneDNN, of up to twice the speed. In 16 bits, for
+    few tokens, the weights go in front, where oneDNN reads them as they lie.
     """
 
     tiles: torch.Tensor | None = None
@@ -44,9 +48,9 @@ class HostLinear(Linear):
                 x, self.tiles, self.bias, "none", [], ""
             )
             return made
-        if x.dtype == torch.float32 or not len(x):
+        if x.dtype == torch.float32:
             return functional.linear(x, self.weight, self.bias)
-        y = _in_front(self.weight, x)
+        y = _half(self.weight, x)
         return y if self.bias is None else y.add_(self.bias)
 
     def _unscaled(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,15 +60,16 @@ class HostLinear(Linear):
             made: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, self.weight, self.ones)
             return made
         weight = self.weight.to(x.dtype)
-        if x.dtype == torch.float32 or not len(x):
-            return functional.linear(x, weight)
-        return _in_front(weight, x)
+        return functional.linear(x, weight) if x.dtype == torch.float32 else _half(weight, x)
 
 
-def _in_front(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _half(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The product in 16 bits."""
     if len(x) == 1:
         return torch.mv(weight, x[0])[None]
-    return torch.mm(weight, x.t()).t().contiguous()
+    if 0 < len(x) < MANY:
+        return torch.mm(weight, x.t()).t().contiguous()
+    return functional.linear(x, weight)
 
 
 def on_host(part: Any, copies: bool) -> Any:
@@ -73,7 +78,7 @@ def on_host(part: Any, copies: bool) -> Any:
         values = {each.name: getattr(part, each.name) for each in fields(Linear)}
         tiled = copies and part.scale is None and part.weight.dtype == torch.float32
         ones = None
-        if part.weight.dtype == torch.int8:
+        if part.weight.dtype == torch.int8 and part.weight.shape[1] % INPUTS == 0:
             ones = torch.ones(len(part.weight), dtype=torch.bfloat16)
         return HostLinear(**values, tiles=_tiles(part.weight) if tiled else None, ones=ones)
     if isinstance(part, Layer):

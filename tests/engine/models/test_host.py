@@ -1,0 +1,62 @@
+"""Products on a CPU are those of a plain `Linear`, for any number of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pagedsim.engine.models import load_model
+from pagedsim.engine.models.native import host
+from pagedsim.engine.models.native.host import HostLinear, may_copy, on_host
+from pagedsim.engine.models.native.linear import Linear
+
+ROWS = [0, 1, 2, host.FEW, host.FEW + 1, host.MANY - 1, host.MANY, host.MANY + 3]
+
+
+def linear(
+    weights: torch.dtype, dtype: torch.dtype, bias: bool = False, inputs: int = 40
+) -> Linear:
+    torch.manual_seed(0)
+    weight = torch.randn(48, inputs) * 20
+    scale = None if weights == dtype else torch.rand(48) / 100
+    return Linear(weight.to(weights), torch.randn(48).to(dtype) if bias else None, scale)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weights", [None, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("inputs", [40, 2 * host.INPUTS])
+def test_any_number_of_tokens(
+    weights: torch.dtype | None, dtype: torch.dtype, bias: bool, inputs: int
+) -> None:
+    plain = linear(weights or dtype, dtype, bias, inputs)
+    mine = on_host(plain, copies=True)
+    assert type(mine) is HostLinear and mine.weight is plain.weight
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).to(dtype)
+        found, wanted = mine(x), plain(x)
+        assert found.dtype == dtype and found.shape == wanted.shape and found.is_contiguous()
+        off = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(
+            found, wanted, rtol=off, atol=off * float(wanted.abs().amax()) if rows else 0.0
+        )
+
+
+def test_copies_are_of_float32_alone_and_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert on_host(linear(torch.float32, torch.float32), copies=False).tiles is None
+    assert on_host(linear(torch.bfloat16, torch.bfloat16), copies=True).tiles is None
+    module: Any = load_model("tiny").module
+    size = sum(weight.nbytes for weight in module.parameters())
+    monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    for room, copied in ((host.SHARE * size, True), (host.SHARE * size - 1, False)):
+        monkeypatch.setattr(
+            host.os, "sysconf", lambda name, room=room: room if "PAGES" in name else 1
+        )
+        assert may_copy(module) is copied
+    monkeypatch.setattr(host.platform, "machine", lambda: "aarch64")
+    assert not may_copy(module)
