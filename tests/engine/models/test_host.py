@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import pytest
@@ -51,12 +52,12 @@ def test_copies_are_of_float32_alone_and_where_there_is_room(
     assert on_host(linear(torch.bfloat16, torch.bfloat16), copies=True).tiles is None
     module: Any = load_model("tiny").module
     size = sum(weight.nbytes for weight in module.parameters())
-    monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     for room, copied in ((host.SHARE * size, True), (host.SHARE * size - 1, False)):
         monkeypatch.setattr(
             host.os, "sysconf", lambda name, room=room: room if "PAGES" in name else 1
         )
         assert may_copy(module) is copied
-    monkeypatch.setattr(host.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert not may_copy(module)
