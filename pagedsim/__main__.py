@@ -30,6 +30,7 @@ def run() -> None:
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
+    from pagedsim.build import offered
     from pagedsim.config import register
 
     failures: list[Exception] = []
@@ -43,7 +44,7 @@ def run() -> None:
         except Exception as error:  # Hydra would print words of its own around it
             failures.append(error)
 
-    register()
+    register(offered())
     OmegaConf.register_new_resolver("manual", _manual, replace=True)
     try:
         study()

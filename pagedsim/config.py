@@ -6,12 +6,11 @@ build. Everything else is refused here if it is misspelt or of the wrong type.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-
-from pagedsim.build import offered
 
 
 @dataclass
@@ -74,9 +73,9 @@ class Config:
     """Whether to draw plots and write report.html."""
 
 
-def register() -> None:
-    """Make the schema known to Hydra, and the policies that installed packages offer."""
+def register(policies: Mapping[str, str]) -> None:
+    """Make known to Hydra the schema, and policies by name and path of their class."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for name, path in offered().items():
+    for name, path in policies.items():
         store.store(group="policy", name=name, node={"_target_": path, "victim": None})

@@ -100,7 +100,7 @@ def hydra() -> Iterator[None]:
 
     from pagedsim.config import register
 
-    register()
+    register({})
     OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
     with initialize_config_module("conf", version_base="1.3"):
         yield

@@ -15,6 +15,7 @@ import argparse
 import gc
 from collections.abc import Iterator
 from statistics import median
+from typing import Any
 
 from experiments.benchmarks.yardstick import seconds
 from pagedsim.build import POLICIES, make_memory, make_policy, make_scheduler
@@ -33,7 +34,7 @@ def crowded(policy: str, seats: int, steps: int) -> Scheduler:
     blocks = int(1.2 * sum((prompt + output) // BLOCK + 2 for prompt in prompts))
     scheduler = make_scheduler(
         memory=make_memory("prefix" if policy == "longest_prefix" else "paged", blocks=blocks),
-        policy=make_policy(policy, **({"most": RUNNING} if policy == "cap" else {})),
+        policy=make_policy(policy, **_settings(policy)),
         batching="unified",
         max_seqs=seats,
         max_batched_tokens=RUNNING * 512,
@@ -46,6 +47,10 @@ def crowded(policy: str, seats: int, steps: int) -> Scheduler:
     for number in range(RUNNING, RUNNING + WAITING):
         scheduler.add(_request(number, (blocks - 1) * BLOCK - output, output), now=0.0)
     return scheduler
+
+
+def _settings(policy: str) -> dict[str, Any]:
+    return {"most": RUNNING} if policy == "cap" else {}
 
 
 def _request(number: int, prompt: int, output: int) -> Request:
