@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from experiments.benchmarks.code import LENGTH, digest
-from pagedsim.kernels import tuning
+from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 
 if TYPE_CHECKING:
@@ -103,10 +103,11 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
 
 
 def tiles(gpu: str) -> str:
-    """A digest of the tiles that were tuned for a GPU; \"default\" where none were."""
-    tuned = {one.key: (one.tiles, one.split) for one in tuning.read() if one.gpu == gpu}
-    found = sha256(repr(sorted(tuned.items())).encode()).hexdigest()
-    return found[:LENGTH] if tuned else "default"
+    """A digest of the tiles that were tuned for a GPU; "default" where none were."""
+    attention = {one.key: (one.tiles, one.split) for one in tuning.read() if one.gpu == gpu}
+    products = {one.key: one.tiles for one in product_tuning.read() if one.gpu == gpu}
+    tuned = repr((sorted(attention.items()), sorted(products.items(), key=str)))
+    return sha256(tuned.encode()).hexdigest()[:LENGTH] if attention or products else "default"
 
 
 def noise(size: int, device: torch.device, pinned: bool = False) -> torch.Tensor:

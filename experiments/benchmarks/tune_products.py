@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -49,6 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--weights", choices=list(WEIGHTS), default="auto")
     parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
     parser.add_argument("--table", type=Path, default=product_tuning.PATH, help="where to write")
+    parser.add_argument("--resume", action="store_true", help="without what this code has tuned")
     asked = parser.parse_args(words)
     require_gpu()
     device = torch.device("cuda", torch.cuda.current_device())
@@ -58,20 +59,33 @@ def main(words: Sequence[str] | None = None) -> None:
     def race(layer: Layer, name: str, tiles: Sequence[ProductTiles]) -> dict[ProductTiles, float]:
         return timed(layer, name, tiles, device, asked.rounds)
 
+    known = product_tuning.read(asked.table) if asked.resume and asked.table.exists() else []
+    done = {
+        (one.matrix, one.tiles.rows)
+        for one in known
+        if one.gpu == gpu.name and one.measured.get("code") == told["code"]
+    }
     for model in asked.models:
         for rows in ROWS:
             layer = Layer(widths(model), rows, asked.weights, DTYPE, device)
-            for entry in tuned(layer, rows, gpu, told, race):
+            for entry in tuned(layer, rows, gpu, told, race, done):
                 known = product_tuning.read(asked.table) if asked.table.exists() else []
                 product_tuning.write([*known, entry], asked.table)
 
 
 def tuned(
-    layer: Layer, rows: int, gpu: Gpu, told: Mapping[str, Any], race: Race
+    layer: Layer,
+    rows: int,
+    gpu: Gpu,
+    told: Mapping[str, Any],
+    race: Race,
+    done: Container[tuple[Matrix, int]] = (),
 ) -> Iterator[Entry]:
-    """The entry of each matrix; says what it found."""
+    """The entry of each matrix that is not done; says what it found."""
     for name in layer.weights:
         matrix = matrix_of(layer, name)
+        if (matrix, rows) in done:
+            continue
         default = product_tuning.usual(matrix, rows, gpu.capability)
         seconds = race(layer, name, [default, *candidates(matrix, rows)])
         if default not in seconds:

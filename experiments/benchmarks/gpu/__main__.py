@@ -11,9 +11,9 @@ and written again whenever something is done: take it to another machine, and th
 on there, whatever the folder of its clone is called. Killed at any moment, at most the part under
 way is lost, and of most of these no more than the line under way.
 
-What is done is known by the GPU, the part's command, the sources that it runs, and for attention
-the tiles that were tuned. Where one of these differs the part runs again. Tiles go into
-kernels/tuned.json as soon as they are known: what follows is timed with them.
+What is done is known by the GPU, the part's command, the sources that it runs, and for kernels the
+tiles that were tuned. Where one of these differs the part runs again. Tiles go into the tables in
+kernels/ as soon as they are known: what follows is timed with them.
 
 The exit code is 0 when all is done, 3 when time was over, and 1 if what is left has failed.
 """
@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, L
 from experiments.benchmarks.gpu.parts import Part, parts
 from experiments.benchmarks.gpu.work import carried_out
 from experiments.benchmarks.results import folder_named
-from pagedsim.kernels import tuning
+from pagedsim.kernels import product_tuning, tuning
 
 NAME = "experiments.benchmarks.gpu"
 GOES_ON = 3
@@ -57,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
     place = (asked.out or folder_named(told["device"])).resolve()
     if asked.archive is not None and asked.archive.exists():
         Archive(asked.archive).unpack(place, told["device"])
-    take_over(place / "tuned.json")
+    take_over(place)
     ledger = Ledger(place, told, asked.archive)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     wanted = parts(asked.device, asked.quick or asked.device == "cpu")
@@ -97,7 +98,7 @@ def unpacked(path: Path, out: Path | None) -> str:
     device = archive.ledger["device"]
     place = out or folder_named(device)
     archive.unpack(place, device)
-    take_over(place / "tuned.json")
+    take_over(place)
     return f"{path}: {len(archive.ledger['parts'])} parts of {device}, in {place}"
 
 
@@ -121,7 +122,7 @@ def run(wanted: Sequence[Part], ledger: Ledger, budget: float) -> None:
             return
         tried.append((able[0].name, able[0].identity(ledger.device)))
         _carry_out(able[0], ledger, seconds)
-        take_over(ledger.place / "tuned.json")
+        take_over(ledger.place)
 
 
 def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
@@ -136,16 +137,18 @@ def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
     ledger.put(part, state, seconds=found.seconds, **said)
 
 
-def take_over(tuned: Path) -> None:
-    """Put what was tuned into the table that kernels read."""
-    if not tuned.exists():
-        return
-    try:
-        found = tuning.read(tuned)
-    except (ValueError, KeyError, TypeError):  # killed as it was written
-        print(f"{tuned}: is not whole, so its tiles are left out", file=sys.stderr)
-        return
-    tuning.write([*tuning.read(), *found])
+def take_over(place: Path) -> None:
+    """Put what was tuned into the tables that kernels read."""
+    for table_of in (tuning, product_tuning):
+        tuned = place / table_of.PATH.name
+        if not tuned.exists():
+            continue
+        try:
+            found: list[Any] = list(table_of.read(tuned))
+        except (ValueError, KeyError, TypeError):  # killed as it was written
+            print(f"{tuned}: is not whole, so its tiles are left out", file=sys.stderr)
+            continue
+        table_of.write([*table_of.read(), *found])
 
 
 def written(ledger: Ledger, wanted: Sequence[Part]) -> str:

@@ -16,6 +16,8 @@ FOLDER = "{out}"
 EIGHT = ("--kv-cache-dtype", "fp8_e4m3")
 SMOKE = "experiments.benchmarks.gpu.smoke"
 WORKERS = 8
+KERNELS = ("decode", "prefill")
+"""Of attention, the one first that bars are about first."""
 
 
 class Part(NamedTuple):
@@ -26,7 +28,7 @@ class Part(NamedTuple):
     modules: tuple[str, ...] = ()
     """Whose code it runs, where that is not its first word alone."""
     tiled: bool = False
-    """Whether what it measures depends on the tiles of the attention kernels."""
+    """Whether what it measures depends on the tiles that were tuned."""
     most: float = 600.0
     """Seconds after which something must be wrong."""
     least: float = 5.0
@@ -59,12 +61,16 @@ def _whole() -> list[Part]:
         _benchmark("headlines", "kernels", *sizes, "--resume", "--headlines", "--peers"),
         _benchmark("step", "step", *sizes, "--resume", "--headlines", least=90),
         _benchmark("profile", "profile", *sizes, least=60),
-        _tuner("tiles", *tune),
-        _tuner("tiles, 8 bits", *tune, *EIGHT),
+        *(_tuner(f"tiles, {kernel}", *tune, "--kernels", kernel) for kernel in KERNELS),
+        *(
+            _tuner(f"tiles, {kernel}, 8 bits", *tune, "--kernels", kernel, *EIGHT)
+            for kernel in KERNELS
+        ),
         _benchmark("swap", "swap", *sizes, "--resume"),
         _benchmark("swap, 8 bits", "swap", *sizes, "--resume", *EIGHT),
         _benchmark("host", "host", "--device", "cuda"),
         _tests("tests")._replace(least=120),
+        _products(),
         _benchmark("products", "products", *sizes, "--resume"),
         _benchmark("experts", "experts", *sizes, "--resume"),
         _benchmark("kernels", "kernels", *sizes, "--resume", "--peers", "sdpa", "flashinfer"),
@@ -107,6 +113,13 @@ def _benchmark(name: str, module: str, *words: str, least: float = 45.0) -> Part
 
 def _tuner(name: str, *words: str) -> Part:
     return Part(name, ("experiments.benchmarks.tune_kernels", *words), least=120)
+
+
+def _products() -> Part:
+    """It takes longer than a slice, and goes on matrix by matrix."""
+    table = ("--resume", "--table", f"{FOLDER}/tuned_products.json")
+    words = ("experiments.benchmarks.tune_products", "--rounds", "5", *table)
+    return Part("tiles, products", words, least=120)
 
 
 def _tests(name: str, *words: str) -> Part:

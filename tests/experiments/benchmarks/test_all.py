@@ -280,13 +280,13 @@ def test_tiles_that_were_tuned_are_taken_over(
         tuning, "write", lambda all_of, path=tmp_path / "there.json": write(all_of, path)
     )
     before = parts("cuda", False)[1].identity("Pretend")
-    gpu.take_over(tmp_path / "nothing.json")
+    gpu.take_over(tmp_path / "nothing")
     assert entries(tmp_path / "there.json") == [there]
-    gpu.take_over(tmp_path / "tuned.json")
+    gpu.take_over(tmp_path)
     assert entries(tmp_path / "there.json") == [there, new]
     after = parts("cuda", False)[1].identity("Pretend")
     (tmp_path / "tuned.json").write_text('[{"gpu": "Pre')  # killed as it was written
-    gpu.take_over(tmp_path / "tuned.json")
+    gpu.take_over(tmp_path)
     assert entries(tmp_path / "there.json") == [there, new]
     assert before.pop("tiles") != after.pop("tiles") and before == after
 

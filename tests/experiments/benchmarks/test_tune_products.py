@@ -86,19 +86,32 @@ def test_what_computes_something_else_is_out(layer: Layer, monkeypatch: pytest.M
 
 def test_the_command_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a race that needs no GPU, in the place of the one that does."""
+    code, raced = ["one"], list[str]()
     monkeypatch.setattr(tuner, "require_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(tuner, "facts", lambda *_: {"device": "Pretend", "date": "today"})
+    monkeypatch.setattr(tuner, "facts", lambda *_: {"device": "Pretend", "code": code[0]})
     monkeypatch.setattr("pagedsim.kernels.tuning.capability", lambda device: (8, 0))
     monkeypatch.setattr(tuner, "widths", lambda model: TINY)
     monkeypatch.setattr(tuner, "Layer", lambda *values: Layer(*values[:4], CPU))  # type: ignore[call-arg]
-    monkeypatch.setattr(tuner, "timed", lambda layer, name, tiles, *_: race(layer, name, tiles))
+
+    def timed(layer: Layer, name: str, tiles: Sequence[ProductTiles], *_: object) -> object:
+        raced.append(name)
+        return race(layer, name, tiles)
+
+    monkeypatch.setattr(tuner, "timed", timed)
     table = tmp_path / "table.json"
     for weights in ("auto", "int8"):
         tuner.main(["--table", str(table), "--weights", weights])
     entries = product_tuning.read(table)
     assert len(entries) == 2 * 2 * 4  # weights, rows, matrices
-    assert {entry.gpu for entry in entries} == {"Pretend"}
+    assert {entry.gpu for entry in entries} == {"Pretend"} and len(raced) == len(entries)
+    product_tuning.write(entries[:-3], table)  # as if it had been stopped
+    for weights in ("auto", "int8"):
+        tuner.main(["--table", str(table), "--weights", weights, "--resume"])
+    assert product_tuning.read(table) == entries and len(raced) == len(entries) + 3
+    code[0] = "other"
+    tuner.main(["--table", str(table), "--resume"])
+    assert len(raced) == len(entries) + 3 + 2 * 4
 
 
 def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
