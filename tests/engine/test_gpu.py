@@ -92,13 +92,6 @@ def test_the_host_never_waits_while_it_launches(
     assert answers("cuda", blocks=SCARCE, **settings) == wanted
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_serves_everybody(dtype: str) -> None:
-    """Tokens may differ where logits nearly tie; a preemption must not lose any."""
-    found = answers("cuda", dtype=dtype, blocks=SCARCE, preemption="swap", cpu_blocks=60)
-    assert [len(tokens) for tokens in found] == [24] * 10
-
-
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("model_impl", ["native", "transformers"])
 def test_8_bits_of_keys_and_values(name: str, model_impl: str) -> None:
@@ -128,18 +121,26 @@ def test_no_move_overtakes_who_writes_or_reads() -> None:
     mover, rng = Mover(cache), random.Random(0)
     matrix = torch.rand(4096, 4096, device="cuda")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for turn in range(1, 301):
-        order = rng.sample(range(blocks), blocks)
+    turns = []
+    for _ in range(300):
+        order, places = rng.sample(range(blocks), blocks), rng.sample(range(blocks), 24)
         out, back = order[:24], order[24:48]
-        places = rng.sample(range(blocks), 24)
-        late = (matrix @ matrix).sum() * 0  # keeps the computation's stream busy
-        values = torch.arange(24, device="cuda") + turn % 100
-        cache.gpu[out] = (values + late).to(shape.dtype).view(24, 1, 1, 1, 1, 1)
-        mover.move(plan(swap_out=list(zip(out, places, strict=True))))
-        cache.gpu[out] = -1.0  # as the next step would, into blocks that are free again
-        mover.move(plan(swap_in=list(zip(places, back, strict=True))))
-        found = cache.gpu[back]
-        wrong += (found != values.to(shape.dtype).view(24, 1, 1, 1, 1, 1)).sum()
+        # Made here: a list as an index would be waited for, and nothing would overtake anything.
+        turns.append((out, back, places, torch.tensor([out, back], device="cuda")))
+    numbers = torch.arange(24, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for turn, (out, back, places, (here, there)) in enumerate(turns, 1):
+            late = (matrix @ matrix).sum() * 0  # keeps the computation's stream busy
+            values = (numbers + turn % 100 + late).to(shape.dtype).view(24, 1, 1, 1, 1, 1)
+            cache.gpu.index_copy_(0, here, values.expand(24, *shape.block))
+            mover.move(plan(swap_out=list(zip(out, places, strict=True))))
+            cache.gpu.index_fill_(0, here, -1.0)  # as the next step would, into free blocks
+            mover.move(plan(swap_in=list(zip(places, back, strict=True))))
+            found = cache.gpu.index_select(0, there)
+            wrong += (found != values).sum()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     assert wrong.item() == 0
 
 
