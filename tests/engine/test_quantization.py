@@ -119,3 +119,18 @@ def test_float8_where_a_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
         check_quantization("fp8", device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     check_quantization("fp8", device)
+
+
+def test_ranks_round_their_own_parts() -> None:
+    """With scales of their own for what is split by inputs; here that changes no token."""
+    params, found = SamplingParams(temperature=0, max_tokens=4), []
+    for ranks in (1, 2):
+        llm = LLM(
+            "tiny", device="cpu", quantization="int8", tensor_parallel_size=ranks, num_gpu_blocks=64
+        )
+        try:
+            [answer] = llm.generate(["Once upon"], params, use_tqdm=False)
+            found.append(answer.outputs[0].token_ids)
+        finally:
+            llm.close()
+    assert found[0] == found[1]

@@ -55,9 +55,7 @@ def test_copies_are_of_float32_alone_and_where_there_is_room(
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     for room, copied in ((host.SHARE * size, True), (host.SHARE * size - 1, False)):
-        monkeypatch.setattr(
-            host.os, "sysconf", lambda name, room=room: room if "PAGES" in name else 1
-        )
+        monkeypatch.setattr(os, "sysconf", lambda name, room=room: room if "PAGES" in name else 1)
         assert may_copy(module) is copied
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert not may_copy(module)
