@@ -85,12 +85,11 @@ def attend(
     # So many parts has the longest context that tables have room for. How long a part is does not
     # depend on it, but only the context's own length.
     longest = block_tables.shape[1] * cache.shape[1]
-    segments = min(SEGMENTS, power_of_two(-(-longest // each))) if decodes else 1
+    segments = min(SEGMENTS, -(-longest // each)) if decodes else 1
     shape = {
         "HEADS": heads,
         "RANK": rank,
         "DIM": max(16, power_of_two(rank)),
-        "PARTS": segments,
         "SEGMENTS": SEGMENTS,
         "EACH": each,
     }
@@ -109,6 +108,7 @@ def attend(
         query_start,
         context_lens,
         sequences,
+        segments,
         factor,
         *out.stride()[:2],
         *q.stride()[:2],
@@ -129,7 +129,7 @@ def attend(
     )
     if decodes:
         _merge[(heads, sequences)](
-            out, parts, marks[0], marks[1], context_lens, *out.stride()[:2],
+            out, parts, marks[0], marks[1], context_lens, segments, *out.stride()[:2],
             **shape, num_warps=4,
         )  # fmt: skip
 
@@ -142,7 +142,7 @@ def _each(context, SEGMENTS: tl.constexpr, EACH: tl.constexpr):
 
 # What varies from step to step is not specialised on, as in attention.py.
 @triton.jit(
-    do_not_specialize=["sequences", "table_stride"],
+    do_not_specialize=["sequences", "parts", "table_stride"],
     do_not_specialize_on_alignment=[
         "tables_ptr",
         "rows_ptr",
@@ -162,6 +162,7 @@ def _latent(
     query_start_ptr,
     context_lens_ptr,
     sequences,
+    parts,  # that there is room for
     scale,
     out_token_stride,
     out_head_stride,
@@ -181,7 +182,6 @@ def _latent(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    PARTS: tl.constexpr,  # that there is room for, a power of two
     SEGMENTS: tl.constexpr,
     EACH: tl.constexpr,
     DECODES: tl.constexpr,
@@ -263,25 +263,25 @@ def _latent(
         out_at = (out_ptr + token * out_token_stride + head * out_head_stride)[:, None]
         tl.store(out_at + column[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        mark = (token * HEADS + head) * PARTS + tl.program_id(1)
+        mark = (token * HEADS + head) * parts + tl.program_id(1)
         tl.store(part_ptr + mark[:, None] * RANK + column[None, :], acc, mask=inside)
         tl.store(peak_ptr + mark, peak, mask=held)
         tl.store(total_ptr + mark, total, mask=held)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["context_lens_ptr"])
 def _merge(
     out_ptr,
     part_ptr,
     peak_ptr,
     total_ptr,
     context_lens_ptr,
+    parts,
     out_token_stride,
     out_head_stride,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     DIM: tl.constexpr,
-    PARTS: tl.constexpr,  # that there is room for, a power of two
     SEGMENTS: tl.constexpr,
     EACH: tl.constexpr,
 ):
@@ -291,9 +291,9 @@ def _merge(
     each = _each(context, SEGMENTS, EACH)
     if context <= each:
         return
-    segment = tl.arange(0, PARTS)
-    written = segment * each < context
-    mark = (sequence * HEADS + head) * PARTS + segment
+    segment = tl.arange(0, SEGMENTS)
+    written = segment * each < context  # fewer than there is room for
+    mark = (sequence * HEADS + head) * parts + segment
     peak = tl.load(peak_ptr + mark, mask=written, other=float("-inf"))
     total = tl.load(total_ptr + mark, mask=written, other=0.0)
     weight = tl.exp2(peak - tl.max(peak, 0))

@@ -36,6 +36,10 @@ NATIVE = {"_norm", "_rotate", "_product"}
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            {"model": "deepseek-v3", "batching": "unified"}, {"_latent", "_compress", "_route"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             {"model": "gpt2", "batching": "unified"}, {"_write"}, marks=pytest.mark.slow
         ),
     ],
@@ -53,7 +57,8 @@ def test_nothing_is_compiled_while_serving(settings: dict[str, Any], kernels: se
     told = json.loads(ended.stdout)
     names = [line.split()[0] for line in told["before"]]
     assert kernels <= set(names)
-    assert names.count("_attention") >= 4 and "_copy" in names
+    assert "_copy" in names
+    assert names.count("_attention") >= 4 or "_latent" in kernels  # whose tiles are few
     assert told["serving"] == []
 
 
