@@ -1,92 +1,35 @@
-"""Decode steps of the engine at full size: the ways to compute one, each made right before it is
-timed."""
+"""Decode steps of the engine, one arm after the other: each is held against what is right before it
+is timed."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from experiments.benchmarks.arms import DRAWN, DTYPE, Arm, Size
 from experiments.benchmarks.device import Copy, medians
 from experiments.benchmarks.judge import Judge, Verdict, same_draws
-from experiments.benchmarks.shapes import BASE, config_of, shape_of
+from experiments.benchmarks.shapes import config_of
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.engine import graphs
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import load_model
 from pagedsim.engine.noise import stream_key
 from pagedsim.engine.sampler import Row, Sampler
-from pagedsim.kernels.float8 import AUTO
 from pagedsim.run.machine import give_back
-from pagedsim.sim.model import ModelShape
 
-DTYPE = "bfloat16"
-CACHES = (AUTO, "fp8_e4m3")
-IMPLEMENTATIONS = ("native", "transformers")
 WARM = 8
 """Steps before any is timed; their tokens are compared."""
 RUN = 16
 """Steps that are timed as one: in each, everybody comes to a new block once."""
-DRAWN = SamplingParams(temperature=0.8, top_p=0.95)
-"""How tokens are drawn in the arm that draws. Of random weights 0.95 of the probability is tens of
-thousands of tokens, more than of a model that was trained."""
 LATEST = 4
 """Timed runs by which the host's parts are told."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much there is to do."""
-
-    shape: ModelShape
-    batch: int
-    context: int
-    """Tokens of a request, on average over what is timed."""
-    runs: int
-
-
-TINY = Size(ModelShape("little", 2, 64, 4, 2, 16, 128, 512, 512), batch=3, context=60, runs=1)
-
-
-def size_of(tiny: bool) -> Size:
-    """What is measured on a GPU, or where sizes are tiny."""
-    return TINY if tiny else Size(shape_of(BASE), batch=64, context=1024, runs=8)
-
-
-class Arm(NamedTuple):
-    """One way to compute a step."""
-
-    cache: str
-    model_impl: str
-    graphs: bool
-    ahead: bool = False
-    sampled: bool = False
-    """With DRAWN; the others are greedy."""
-
-    def __str__(self) -> str:
-        words = [self.model_impl, "graphs" if self.graphs else "kernel by kernel"]
-        words += ["sampled"] * self.sampled + ["async_scheduling"] * self.ahead
-        return ", ".join([*words, *([] if self.cache == AUTO else [self.cache])])
-
-    def headline(self, graphs: bool) -> bool:
-        """Whether bars are about it, where there are graphs or not."""
-        return self.model_impl == "native" and self.graphs == graphs
-
-
-def arms(graphs: bool) -> Iterator[Arm]:
-    """All of them, those that bars are about first."""
-    for cache in CACHES:
-        for impl in IMPLEMENTATIONS:
-            for graph in (True, False) if graphs else (False,):
-                arm = Arm(cache, impl, graph)
-                yield from (arm, arm._replace(ahead=True))
-                if (cache, impl, graph) == (AUTO, "native", graphs):
-                    yield from (arm._replace(ahead=ahead, sampled=True) for ahead in (False, True))
 
 
 def has_graphs(device: torch.device) -> bool:
@@ -208,7 +151,12 @@ class Bench:
         inputs = runner.inputs_of(engine.scheduler.plan(engine.now))
         logits = runner.carry_out(inputs).clone()
         rows = [Row(DRAWN, stream_key(at), at, [], []) for at in range(len(logits))]
-        found: dict[str, Any] = {"right": same_draws(logits, rows), "vocab": logits.shape[1]}
+        left = (logits / DRAWN.temperature).softmax(1).sort(1, descending=True).values
+        found: dict[str, Any] = {
+            "right": same_draws(logits, rows),
+            "vocab": logits.shape[1],
+            "nucleus": float((left.cumsum(1) - left < DRAWN.top_p).sum(1).float().mean()),
+        }
         if not found["right"]:
             return found
         calls = {"sample": lambda: sampler.draw(logits, rows)}

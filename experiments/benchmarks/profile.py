@@ -20,7 +20,8 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from experiments.benchmarks.decoding import DTYPE, Arm, Bench, has_graphs, size_of
+from experiments.benchmarks.arms import DTYPE, Arm, size_of
+from experiments.benchmarks.decoding import Bench, has_graphs
 from experiments.benchmarks.device import device_of, facts, options, table, wait, wall_medians
 from experiments.benchmarks.results import folder, keep, told
 from pagedsim.engine.engine import LLMEngine

@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.decoding import DTYPE, Arm, Bench, arms, has_graphs, size_of
+from experiments.benchmarks.arms import DTYPE, Arm, arms, size_of
+from experiments.benchmarks.decoding import Bench, has_graphs
 from experiments.benchmarks.device import device_of, facts, options, table
 from experiments.benchmarks.results import before, folder, keep, told
 

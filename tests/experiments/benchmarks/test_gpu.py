@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from experiments.benchmarks import arms as ways  # noqa: E402
 from experiments.benchmarks import (  # noqa: E402
-    decoding,
     engine,
     host,
     kernels,
@@ -53,9 +53,7 @@ def test_swap(cache: str, tmp_path: Path) -> None:
 def test_step(tmp_path: Path) -> None:
     step.main([*QUICK, "--out", str(tmp_path)])
     result = json.loads((tmp_path / "step.json").read_text())
-    assert [one["arm"] for one in result["arms"]] == [
-        str(arm) for arm in decoding.arms(graphs=True)
-    ]
+    assert [one["arm"] for one in result["arms"]] == [str(arm) for arm in ways.arms(graphs=True)]
     assert all(one["to_limit"] > 0 for one in result["arms"])
 
 

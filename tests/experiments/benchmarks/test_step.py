@@ -11,8 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from experiments.benchmarks import arms as ways  # noqa: E402
 from experiments.benchmarks import decoding, step  # noqa: E402
-from experiments.benchmarks.decoding import Arm, Bench, arms  # noqa: E402
+from experiments.benchmarks.arms import Arm, arms  # noqa: E402
+from experiments.benchmarks.decoding import Bench  # noqa: E402
 from experiments.benchmarks.judge import Judge, same_draws  # noqa: E402
 from experiments.benchmarks.shapes import BASE, shape_of  # noqa: E402
 from pagedsim.engine import graphs, inputs, runner  # noqa: E402
@@ -53,6 +55,7 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for one in result["arms"]:
         assert one["to_limit"] == pytest.approx(one["seconds"] / one["limit_seconds"])
         assert ("forward_to_limit" in one) == (not one["ahead"] and not one["sampled"])
+        assert 0 < one.get("nucleus", 1) <= 512
         assert ("sample_seconds" in one) == (not one["ahead"] and one["sampled"])
         assert sum(one["host"].values()) > 0
     sizes = {(one["cache"], one["kv_bytes"]) for one in result["arms"] if not one["sampled"]}
@@ -110,7 +113,7 @@ def test_other_draws_than_a_cpu_makes_are_not_timed(
 
 def test_the_judge_sees_one_wrong_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)) * 3
-    rows = [Row(decoding.DRAWN, key, 7, [], []) for key in range(4)]
+    rows = [Row(ways.DRAWN, key, 7, [], []) for key in range(4)]
     assert same_draws(logits, rows)
 
     class Elsewhere(torch.Tensor):  # type: ignore[misc, name-defined]
@@ -127,8 +130,8 @@ def test_the_judge_sees_one_wrong_draw(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_are_counted_without_the_embeddings() -> None:
     shape = shape_of(BASE)
     assert (shape.layers, shape.kv_heads, shape.vocab) == (32, 8, 128256)
-    result = Bench(decoding.TINY, CPU, 1, True)
-    little = decoding.TINY.shape
+    result = Bench(ways.TINY, CPU, 1, True)
+    little = ways.TINY.shape
     wanted = 2 * little.hidden * (little.vocab + 1)  # the head and the last norm
     one = 2 * little.hidden**2 + 2 * little.hidden * 32 + 3 * little.hidden * little.intermediate
     wanted += 2 * little.layers * (one + 2 * little.hidden)
@@ -151,9 +154,7 @@ def test_wrong_logits_are_not_timed(
 
     monkeypatch.setattr(decoding, "load_model", loaded)
     some = [
-        Arm("auto", impl, True, ahead)
-        for impl in decoding.IMPLEMENTATIONS
-        for ahead in (False, True)
+        Arm("auto", impl, True, ahead) for impl in ways.IMPLEMENTATIONS for ahead in (False, True)
     ]
     monkeypatch.setattr(step, "arms", lambda graphs: some)
     with pytest.raises(SystemExit, match=r"^not timed: native, graphs; native, graphs, async"):
@@ -187,7 +188,7 @@ def test_the_judge_sees_one_wrong_token() -> None:
     model = load_model("tiny", dtype="bfloat16")
     judge = Judge(model)
     tokens = [3 + 7 * i % 200 for i in range(40)]
-    for cache in decoding.CACHES:
+    for cache in ways.CACHES:
         judge.verdict(tokens, cache, torch.zeros(model.vocab_size))
         exact, usual = judge._known[cache, tuple(tokens)]
         assert judge.verdict(tokens, cache, exact).error == 0
@@ -195,5 +196,5 @@ def test_the_judge_sees_one_wrong_token() -> None:
         other = judge.verdict([*tokens[:20], 9, *tokens[21:]], cache, exact)
         assert not other.right
         assert not judge.verdict(tokens, cache, exact * torch.nan).right
-    full, eight = (judge._known[cache, tuple(tokens)][0] for cache in decoding.CACHES)
+    full, eight = (judge._known[cache, tuple(tokens)][0] for cache in ways.CACHES)
     assert not torch.equal(full, eight)

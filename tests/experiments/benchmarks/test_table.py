@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from experiments.benchmarks import arms as ways
 from experiments.benchmarks import (
-    decoding,
     engine,
     host,
     kernels,
@@ -140,8 +140,8 @@ def test_what_has_a_bar_is_measured() -> None:
     assert Case(BASE, 64, 1, 4096, 16) == HEADLINES[0] and WIDE.block_size == 128
     assert any((one.model, one.block_size, one.layout) == (BASE, 16, "block")
                for one in swap.swaps(quick=False))  # fmt: skip
-    arms = list(decoding.arms(graphs=True))
-    for cache in decoding.CACHES:
+    arms = list(ways.arms(graphs=True))
+    for cache in ways.CACHES:
         for ahead in (False, True):
-            assert decoding.Arm(cache, "native", True, ahead) in arms
-    assert decoding.Arm("auto", "native", True, False, sampled=True) in arms
+            assert ways.Arm(cache, "native", True, ahead) in arms
+    assert ways.Arm("auto", "native", True, False, sampled=True) in arms
