@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pagedsim.engine.pinned import pinned
 from pagedsim.kernels.float8 import FORMATS
 
 
@@ -64,8 +65,8 @@ class Cache:
         self.gpu = shape.blank(blocks, device)
         # Whole blocks go there before they come back, so nothing else is ever read; and who swaps
         # little does not wait until gigabytes are cleared.
-        self.cpu = torch.empty(
-            (cpu_blocks, *shape.block),
-            dtype=shape.dtype,
-            pin_memory=device.type == "cuda" and cpu_blocks > 0,
-        )
+        room = cpu_blocks, *shape.block
+        if device.type == "cuda":
+            self.cpu = pinned(room, shape.dtype, device, owner=self)
+        else:
+            self.cpu = torch.empty(room, dtype=shape.dtype)
