@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -10,6 +12,7 @@ from pagedsim.kernels.asked import Asked
 from pagedsim.kernels.reference.gumbel import LOOSE, above, gumbel, hashed, token_hashes
 from pagedsim.kernels.reference.nucleus import keep_top_p
 
+Rows = Tensor | slice
 SLICE = 1 << 18
 """Elements of the rows that are drawn at once."""
 CHUNK = 1 << 16
@@ -22,17 +25,20 @@ SPARSE = 4
 
 def pick(logits: Tensor, asked: Asked, words: Tensor) -> Tensor:
     """See `ops.pick`."""
+    count, step = len(logits), max(1, SLICE // logits.shape[1])
     rows = (asked.temperature > 0).nonzero()[:, 0]
-    if len(rows) == len(logits):
-        picked = torch.empty(len(logits), dtype=torch.int64)
+    if len(rows) == count:
+        picked = torch.empty(count, dtype=torch.int64)
+        parts: Iterable[Rows] = (slice(at, at + step) for at in range(0, count, step))
     else:
         picked = logits.argmax(1)
-    for some in rows.split(max(1, SLICE // logits.shape[1])):
+        parts = rows.split(step) if len(rows) else ()
+    for some in parts:
         picked[some] = _drawn(filtered(logits, asked, some), words[some], asked.filtered)
     return picked
 
 
-def filtered(logits: Tensor, asked: Asked, rows: Tensor) -> Tensor:
+def filtered(logits: Tensor, asked: Asked, rows: Rows) -> Tensor:
     """Some random rows over their temperature, with -inf for what their settings rule out."""
     x = logits[rows] / asked.temperature[rows, None]
     if asked.some_top_k:

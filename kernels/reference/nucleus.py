@@ -15,6 +15,8 @@ POWERS = (0.0013264698, 0.009671509, 0.05550734, 0.24022242, 0.693147)
 """2^f - 1 for f from -½ to ½ as a polynomial, highest power first; it is off by 1e-7 at most."""
 SORTED = 4096
 """Vocabularies up to this are sorted."""
+PREFIX = 256
+"""How many of the most probable tokens are sorted before all of them are."""
 BUCKETS = 10
 """Bits of a weight that say in which bucket it is."""
 
@@ -61,12 +63,19 @@ def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
 
 def _sorted(weight: Tensor, p: Tensor) -> Tensor:
     """Which tokens are in, of many rows at once."""
-    whole = (weight * steps(weight.shape[1])).long()
+    vocab = weight.shape[1]
+    whole = (weight * steps(vocab)).long()
     needed = (p * whole.sum(1, keepdim=True)).ceil().long()
-    order = weight.argsort(dim=1, descending=True, stable=True)
-    mass = whole.gather(1, order)
-    before = mass.cumsum(1) - mass
-    return torch.zeros_like(weight, dtype=torch.bool).scatter_(1, order, before < needed)
+    for prefix in (*([PREFIX] if vocab > 2 * PREFIX else []), vocab):
+        best = weight.topk(prefix).values
+        mass = (best * steps(vocab)).long()
+        size = (mass.cumsum(1) - mass < needed).sum(1, keepdim=True).clamp(min=1)
+        if prefix == vocab or not bool((size == prefix).any()):
+            break
+    last = best.gather(1, size - 1)
+    among = size - (best > last).sum(1, keepdim=True)  # of the tied ones, how many are in
+    tied = weight == last
+    return (weight > last) | (tied & (tied.cumsum(1, dtype=torch.int32) <= among))
 
 
 def _bucketed(weight: Tensor, p: float, kept: Tensor) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,32 @@ def test_launches_bytes_and_kernels() -> None:
     assert float(found["random, torch"][1]) > 30 * float(found["random"][1])
     assert len(taken) == 9
     assert {line[6] for line in taken} == {"0"}  # bytes that spill
+
+
+ROUNDED = """
+import json, re
+from functools import partial
+from experiments.benchmarks.ahead import launched, stand_in
+from experiments.benchmarks.sampled import drawn
+stand_in(90)
+code = [one.asm["ptx"] for cut in (0, 1) for one in launched(partial(drawn, 50257, bool(cut)))]
+found = re.findall(r"\\b([a-z]\\w*[.][.a-z0-9]*f(?:32|64)[.a-z0-9]*)", "".join(code))
+print(json.dumps(sorted({one for one in found if not re.match("ld|st|mov|selp|shfl|param", one)})))
+"""
+ALIKE = re.compile(r"(add|sub|mul|max|neg|setp|div[.]rn|cvt[.]rn|cvt[.]rzi|cvt[.]rpi|cvt[.]rmi)[.]")
+"""Operations that IEEE 754 defines. Here `floor` may take a number below the normal ones for 0, but
+is asked for none: it is given sums with ½."""
+
+
+def test_every_gpu_rounds_alike() -> None:
+    """No product is fused with a sum, and nothing is approximate."""
+    child = subprocess.run(
+        [sys.executable, "-c", ROUNDED], cwd=ROOT, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    assert {"div.rn.f32", "div.rn.f64"} <= {*found}
+    assert [one for one in found if not ALIKE.match(one)] == []
 
 
 def test_what_it_is_held_against_is_a_draw() -> None:
