@@ -1,8 +1,9 @@
-"""A plugin of pytest: of each test for a GPU the first case alone, in a minute or two.
+"""A plugin of pytest: of each test for a GPU one case alone, in a minute or two.
 
     pytest -m gpu --noconftest -p experiments.benchmarks.gpu.smoke tests/kernels tests/engine
 
-Which tests there are the tree says. Left out are those that take seconds for themselves: marked
+Which tests there are the tree says; of their cases it is the one in the middle, since the first is
+often the smallest there can be. Left out are those that take seconds for themselves: marked
 slow, of several GPUs, and of benchmarks.
 """
 
@@ -16,21 +17,19 @@ LEFT_OUT = ("experiments", "parallel")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """After -m has chosen: keep the first case of each function."""
-    seen = set[str]()
-    kept: list[pytest.Item] = []
-    others: list[pytest.Item] = []
+    """After -m has chosen: keep one case of each function."""
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        function = item.nodeid.partition("[")[0]
-        chosen = function not in seen and not _left_out(item)
-        seen.add(function)
-        (kept if chosen else others).append(item)
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {own[len(own) // 2] for own in cases.values() if not _left_out(own[0])}
+    kept = [item for item in items if item in chosen]
+    others = [item for item in items if item not in chosen]
     items[:] = kept
     if others:
         config.hook.pytest_deselected(items=others)
 
 
 def _left_out(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None or any(
-        part in item.path.parts for part in LEFT_OUT
-    )
+    folders = item.nodeid.partition("::")[0].split("/")  # from the root of the tree
+    slow = item.get_closest_marker("slow") is not None
+    return slow or any(name in folders for name in LEFT_OUT)
