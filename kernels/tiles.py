@@ -127,8 +127,8 @@ def decode_tiles(
     keys = max(16, min(64, 16384 // row_bytes))  # at most 16 KiB of K and as much of V a tile
     if itemsize > 2:
         stages = 1 if eight else 2
-    else:
-        stages = 5 if roomy(capability) else 3
+    else:  # what is deeper takes registers, which elements of 8 bits need on their way
+        stages = 5 if roomy(capability) and not eight else 3
     return Tiles(decode_rows(group), keys, 4, stages)
 
 
@@ -140,15 +140,12 @@ def decode_split(kv_heads: int) -> Split:
 def resident(tiles: Tiles, head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:
     """Programs of a decode that a multiprocessor holds at one time; `itemsize` is the cache's.
 
-    By shared memory, and by registers: 12 warps have 168 each, and 8 have all that there are, as
-    elements of 8 bits take on their way, and all elements on what is not a Hopper or like it.
+    By shared memory, and by registers: 8 warps find as many as they may take.
     """
-    large = roomy(capability)
     tile = 2 * tiles.keys * power_of_two(head_dim) * itemsize
     shared = max(1, (tiles.stages - 1) // 2) * tile + 8192  # K and V in flight, and what is summed
-    there = (228 if large else 164 if capability == (8, 0) else 100) * 1024
-    warps = 12 if large and itemsize > 1 else 8
-    return max(1, min(there // shared, warps // tiles.warps))
+    there = (228 if roomy(capability) else 164 if capability == (8, 0) else 100) * 1024
+    return max(1, min(there // shared, 8 // tiles.warps))
 
 
 def decode_rows(group: int) -> int:

@@ -158,6 +158,17 @@ def test_decodes_run_side_by_side_as_they_are_launched(
             assert there * (kernel["shared"] + 1024) <= room, kernel
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "shared"), [(100, 227), (120, 99)])
+def test_newer_gpus(capability: int, shared: int) -> None:
+    """What a model runs compiles for them, in 16 bits without spills, and fits."""
+    for call, launched in zip(MODEL, taken(MODEL, capability), strict=True):
+        for kernel in launched:
+            most = FEW if call["dtype"] == "float32" else 0
+            assert kernel["spilled"] <= most, (call, kernel)
+            assert kernel["shared"] <= shared * 1024, (call, kernel)
+
+
 @BOTH
 def test_no_vocabulary_spills(capability: int, quick: dict[int, Any]) -> None:
     kernels = quick[capability][len(MODEL) :][: len(VOCABULARIES)]
