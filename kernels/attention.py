@@ -84,6 +84,7 @@ def paged_attention(
         CAPPED=softcap is not None,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        maxnreg=255,  # without a word ptxas may stop at fewer, for more programs, and then spill
     )
     return out
 
