@@ -84,7 +84,8 @@ def paged_attention(
         CAPPED=softcap is not None,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        maxnreg=255,  # without a word ptxas may stop at fewer, for more programs, and then spill
+        # Without a word ptxas may stop at fewer where 4 warps take more, and then spill.
+        maxnreg=255 if tiles.warps < 8 else None,
     )
     return out
 
