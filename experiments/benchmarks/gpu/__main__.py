@@ -127,13 +127,16 @@ def run(wanted: Sequence[Part], ledger: Ledger, budget: float) -> None:
 
 def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
     print(f"{part.name}: {part.command}", flush=True)
-    ledger.put(part, BEGUN)
+    spent = ledger.spent(part)
+    ledger.put(part, BEGUN, spent=spent)
     found = carried_out(part, ledger.place, min(seconds, part.most), ledger.pack)
     if found.code is not None:
         state = FAILED if found.code else DONE
     else:  # what was stopped for want of time goes on; what hangs comes last
         state = BEGUN if seconds < part.most else CUT
-    said = {} if state == DONE else {"said": found.said}
+    said: dict[str, Any] = {} if state == DONE else {"said": found.said}
+    if state == BEGUN:
+        said["spent"] = round(spent + found.seconds, 1)
     ledger.put(part, state, seconds=found.seconds, **said)
 
 

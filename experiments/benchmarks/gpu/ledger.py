@@ -15,6 +15,8 @@ from pagedsim.metrics.jsons import read_json
 DONE, FAILED, CUT = "done", "failed", "out of time"
 BEGUN, AHEAD = "begun", "not begun"
 """A part that was begun goes on where it was stopped."""
+PATIENCE = 300.0
+"""Seconds that slices give a part without coming to its end, before they come to the others."""
 
 
 class Ledger:
@@ -41,9 +43,16 @@ class Ledger:
         return str(known["state"]) if same else AHEAD
 
     def left(self, wanted: Iterable[Part]) -> list[Part]:
-        """Those that are not done: what went wrong last, before it what has other tiles by now."""
+        """Those that are not done: what went wrong or may hang last, before it what has other tiles
+        by now."""
         left = [part for part in wanted if self.state(part) != DONE]
         return sorted(left, key=self._place)
+
+    def spent(self, part: Part) -> float:
+        """Seconds that slices which stopped it gave it, with this code and these tiles."""
+        if self.state(part) != BEGUN:
+            return 0.0
+        return float(self.parts[part.name].get("spent", 0.0))
 
     def of_other_code(self, wanted: Iterable[Part]) -> list[str]:
         """Names of those that were measured, by code that was not this."""
@@ -70,7 +79,7 @@ class Ledger:
             pack(self.place, self._archive)
 
     def _place(self, part: Part) -> int:
-        if self.state(part) in (FAILED, CUT):
+        if self.state(part) in (FAILED, CUT) or self.spent(part) > PATIENCE:
             return 2
         known, now = self.parts.get(part.name, {}), part.identity(self.device)
         retuned = known.get("state") == DONE and known.get("code") == now["code"]

@@ -150,6 +150,21 @@ def test_what_does_not_end_is_stopped(modules: Path, tmp_path: Path) -> None:
     assert [part.name for part in ledger.left(wanted)] == ["c", "a"]
 
 
+def test_what_ends_in_no_slice_makes_room_for_the_others(
+    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that hangs would have all of every slice, and nobody behind it any."""
+    wanted = [Part("a", ("endless",), least=0.0), Part("b", ("fine",), least=1e6)]
+    monkeypatch.setattr("experiments.benchmarks.gpu.ledger.PATIENCE", 1.5)
+    slice_of(wanted, tmp_path, 1.0)
+    ledger = Ledger(tmp_path, TOLD)
+    assert 1 <= ledger.spent(wanted[0]) < 1.5, "a slow machine"
+    assert [part.name for part in ledger.left(wanted)] == ["a", "b"]
+    slice_of(wanted, tmp_path, 1.0)
+    assert states(tmp_path) == {"a": BEGUN}
+    assert [part.name for part in Ledger(tmp_path, TOLD).left(wanted)] == ["b", "a"]
+
+
 def test_when_the_time_is_over_nothing_begins(modules: Path, tmp_path: Path) -> None:
     part = Part("a", ("fine",))
     ledger = slice_of([part], tmp_path, part.least / 2)
