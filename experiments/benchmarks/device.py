@@ -12,16 +12,13 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from experiments.benchmarks.code import LENGTH, digest
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
-
-if TYPE_CHECKING:
-    pass
 
 SPOILT = 2**30
 """Bytes read before a call, so that none of its inputs is in the GPU's cache; the time that this
@@ -31,6 +28,9 @@ COPIED, FEW_COPIED = 512 * 2**20, 4 * 2**20
 """Bytes that a `Copy` reads, and where sizes are tiny."""
 WARM = 2
 """Rounds that do not count."""
+AWAKE = 0.1
+"""Seconds of work in front of them: the clocks of an idle GPU are low, and it has been idle while a
+CPU computed what is right."""
 
 
 class Plain(argparse.RawDescriptionHelpFormatter):
@@ -142,6 +142,8 @@ def medians(
     """Seconds that the device takes for a call, by name; all take turns in every round."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     spoil = noise(SPOILT, device).view(torch.int32) if device.type == "cuda" else None
+    if spoil is not None:
+        _wake(spoil, device)
     for number in range(rounds + WARM):
         timed = {name: _timed(call, spoil) for name, call in calls.items()}
         if number >= WARM:
@@ -164,6 +166,23 @@ def wall_medians(
             if number >= WARM:
                 seconds[name].append(time.perf_counter() - begun)
     return {name: median(of) for name, of in seconds.items()}
+
+
+def _wake(spoil: torch.Tensor, device: torch.device) -> None:
+    """Have the device work until its clocks are up."""
+    end = time.monotonic() + AWAKE
+    while time.monotonic() < end:
+        spoil.sum()
+        wait(device)
+
+
+def lost(device: torch.device) -> bool:
+    """Whether an error has left the device of no use to this process, as a wrong address does."""
+    try:
+        wait(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def wait(device: torch.device) -> None:

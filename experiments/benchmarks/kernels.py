@@ -5,7 +5,8 @@
 
 The limit of a case is what its bytes take at the speed of a device copy, or its FLOP at that of a
 matrix product, whichever is longer; copy and product are timed in the same rounds as the kernels.
-Before anything is timed its output is held against plain torch in fp64; what is wrong has no time.
+Before anything is timed its output is held against plain torch in fp64; what is wrong has no time,
+and neither has what ends in an error: it is said, and the others are measured.
 Results go to experiments/results/<GPU>/kernels.json, with a roofline beside it.
 """
 
@@ -18,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from experiments.benchmarks.device import Copy, device_of, facts, medians, options, table
+from experiments.benchmarks.device import (
+    Copy,
+    device_of,
+    facts,
+    lost,
+    medians,
+    options,
+    table,
+)
 from experiments.benchmarks.peers import PEERS, Contender
 from experiments.benchmarks.results import before, end, folder, keep
 from experiments.benchmarks.shapes import Case, Problem, grid, headlines
@@ -56,8 +65,9 @@ def main(words: Sequence[str] | None = None) -> None:
     known = before(place, asked.name, result, "cases") if asked.resume else []
     result["cases"] = [one for one in known if "of_limit" in one]
     there = {one["case"] for one in result["cases"]}
+    failed = {one["case"] for one in known if "failed" in one}
     wanted = headlines(asked.quick) if asked.headlines else grid(asked.quick)
-    for case in wanted:
+    for case in sorted(wanted, key=lambda case: str(case) in failed):  # it may fail for good
         if str(case) in there:
             continue
         if not _fits(case, dtype, device):
@@ -67,11 +77,13 @@ def main(words: Sequence[str] | None = None) -> None:
         result["cases"].append(found)
         keep(place, asked.name, result)
         print(line(found), file=sys.stderr, flush=True)
+        if "failed" in found and lost(device):
+            sys.exit("the GPU can be used no more in this process; --resume goes on")
     print(written(result, asked.peers))
     end(place, asked.name, result, draw)
     wrong = [one["case"] for one in result["cases"] if "of_limit" not in one]
     if wrong:
-        sys.exit(f"wrong: {'; '.join(wrong)}")
+        sys.exit(f"not timed: {'; '.join(wrong)}")
 
 
 def draw(result: Mapping[str, Any]) -> Figure:
@@ -116,7 +128,18 @@ class Limits:
 def measure(
     case: Case, dtype: torch.dtype, peers: Iterable[str], limits: Limits, rounds: int
 ) -> dict[str, Any]:
-    """One case: is it right, how long does it take, and how long do the others?"""
+    """One case, or why it could not be measured."""
+    try:
+        return _measured(case, dtype, peers, limits, rounds)
+    except Exception as problem:  # whatever it is, the other cases are measured all the same
+        reason = (str(problem).strip().splitlines() or [""])[0]
+        return {"case": str(case), "failed": f"{type(problem).__name__}: {reason}"[:200]}
+
+
+def _measured(
+    case: Case, dtype: torch.dtype, peers: Iterable[str], limits: Limits, rounds: int
+) -> dict[str, Any]:
+    """Is it right, how long does it take, and how long do the others?"""
     problem = Problem(case, dtype, limits.device)
     found: dict[str, Any] = {
         "case": str(case),
@@ -179,6 +202,8 @@ def contenders(
 
 def line(found: Mapping[str, Any]) -> str:
     """What is said of a case while others go on."""
+    if "failed" in found:
+        return f"{found['case']}: {found['failed']}, not timed"
     if "of_limit" not in found:
         return f"{found['case']}: off by {found['error']:.2g} of the norm, not timed"
     others = "".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,44 @@ def test_what_is_wrong_is_not_timed(
     monkeypatch.setattr(
         Problem, "ours", lambda self: right(self) * (1 + 1e-3 * (self.case.kind == "decode"))
     )
-    with pytest.raises(SystemExit, match="wrong: decode 3 × 40"):
+    with pytest.raises(SystemExit, match="not timed: decode 3 × 40"):
         kernels.main([*TINY, "--peers", "--out", str(tmp_path)])
     for one in json.loads((tmp_path / "kernels.json").read_text())["cases"]:
         assert ("seconds" in one) == (one["kind"] != "decode")
     assert "not timed" in capsys.readouterr().err
+
+
+def test_a_case_that_ends_in_an_error_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is tried again when the others are done; a GPU that is lost ends the run at once."""
+    first, *others = map(str, grid(quick=True))
+    words = [*TINY, "--resume", "--peers", "--out", str(tmp_path)]
+    right = Problem.ours
+
+    def fails(problem: Problem) -> Any:
+        if str(problem.case) == first:
+            raise RuntimeError("out of resource\nand more")
+        return right(problem)
+
+    def cases() -> list[dict[str, Any]]:
+        return list(json.loads((tmp_path / "kernels.json").read_text())["cases"])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Problem, "ours", fails)
+        patched.setattr(kernels, "lost", lambda device: True)
+        with pytest.raises(SystemExit, match="can be used no more"):
+            kernels.main(words)
+        assert cases() == [{"case": first, "failed": "RuntimeError: out of resource"}]
+        patched.undo()
+        patched.setattr(Problem, "ours", fails)
+        with pytest.raises(SystemExit, match=f"^not timed: {re.escape(first)}$"):
+            kernels.main(words)
+    assert [one["case"] for one in cases()] == [*others, first]
+    assert [one["case"] for one in cases() if "seconds" in one] == others
+    assert f"{first}: RuntimeError: out of resource, not timed" in capsys.readouterr().err
+    kernels.main(words)
+    assert all("seconds" in one for one in cases())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
