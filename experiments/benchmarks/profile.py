@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> None:
     }
     result |= profiled(bench, bench.engine(arm), arm)
     keep(place, "profile", result)
-    if "seconds" not in result:
+    if "failed" in result:
         sys.exit(f"{arm}: {result['failed']}, not profiled")
     text = written(result)
     print(text)
@@ -89,6 +89,8 @@ def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
         }
         for name, (launches, total) in by_name(steps, device).items()
     ]
+    if not any(one["a_layer"] for one in kernels):  # it may not look into graphs
+        return {"failed": "the profiler has seen no kernel of a layer"}
     kernels.sort(key=lambda one: one["seconds"], reverse=True)
     busy = sum(one["seconds"] for one in kernels)
     return {

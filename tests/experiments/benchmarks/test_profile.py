@@ -42,6 +42,15 @@ def test_what_is_wrong_is_not_profiled(tmp_path: Path, monkeypatch: pytest.Monke
     assert "kernels" not in json.loads((tmp_path / "profile.json").read_text())
 
 
+def test_a_profiler_that_sees_nothing_tells_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "by_name", lambda *given: {"Memcpy HtoD": (10, 1e-5)})
+    with pytest.raises(SystemExit, match="has seen no kernel of a layer, not profiled"):
+        profile.main([*TINY, "--out", str(tmp_path)])
+    assert "busy" not in json.loads((tmp_path / "profile.json").read_text())
+
+
 def event(name: str, micros: float, kind: DeviceType, said: bool = False) -> Any:
     """As torch's profiler tells of one."""
     elapsed = SimpleNamespace(elapsed_us=lambda: micros)
