@@ -41,7 +41,7 @@ def fitting_blocks(
     torch.cuda.reset_peak_memory_stats(model.device)
     free, total = torch.cuda.mem_get_info(model.device)
     others = total - free - torch.cuda.memory_reserved(model.device)
-    worst_step(model, shape, max_seqs, max_batched_tokens)
+    worst_step(model, shape, max_seqs, max_batched_tokens, needed)
     peak = torch.cuda.max_memory_allocated(model.device) + others
     torch.cuda.empty_cache()
     places = Places(model.device, max_seqs, needed)
@@ -61,13 +61,16 @@ def fitting_blocks(
     return min(blocks, useful)
 
 
-def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int) -> None:
-    """Compute as many tokens as a step may, in as many sequences as may sample."""
+def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int, blocks: int) -> None:
+    """Compute as many tokens as a step may, in as many sequences as may sample.
+
+    All but one decode: what their contexts' parts leave behind has as much room as tables of
+    `blocks` blocks ask for.
+    """
     seqs = min(seqs, tokens)
-    lengths = [tokens // seqs + (i < tokens % seqs) for i in range(seqs)]
-    blocks = -(-max(lengths) // shape.block_size)
-    cache = shape.blank(blocks, model.device)
-    rehearse(model, cache, shape.block_size, [(0, length) for length in lengths])
+    lengths = [1] * (seqs - 1) + [tokens - seqs + 1]
+    cache = shape.blank(1, model.device)
+    rehearse(model, cache, shape.block_size, [(0, length) for length in lengths], blocks)
 
 
 def graph_bytes(

@@ -53,20 +53,25 @@ def powers_of_two(first: int, last: int) -> list[int]:
 
 
 @torch.inference_mode()
-def rehearse(model: LoadedModel, gpu: torch.Tensor, block_size: int, sequences: Step) -> None:
+def rehearse(
+    model: LoadedModel, gpu: torch.Tensor, block_size: int, sequences: Step, width: int = 0
+) -> None:
     """Compute a step of some model over the pool `gpu`, in which nobody has a block yet.
 
-    All write to the same few blocks: what these hold does not matter, how many tokens run does.
+    All write to the same few blocks: what these hold does not matter, how many tokens run does, and
+    how wide the tables are: as wide as the step needs, or `width` blocks.
     """
     device = gpu.device
     computed, lengths = (list(column) for column in zip(*sequences, strict=True))
-    blocks = list(range(-(-max(map(sum, sequences)) // block_size)))
+    width = max(width, -(-max(map(sum, sequences)) // block_size))
+    blocks = [block % len(gpu) for block in range(width)]
     batch = AttentionBatch.build(
         [blocks] * len(sequences), computed, lengths, block_size=block_size, device=device
     )
     # As in a step that is served, tables have rows, though here each has its own.
     rows = torch.arange(len(sequences), dtype=torch.int32, device=device)
-    batch = replace(batch, rows=rows)
+    tables = torch.tensor(blocks, dtype=torch.int32, device=device).repeat(len(sequences), 1)
+    batch = replace(batch, block_tables=tables, rows=rows)
     ids = torch.zeros(sum(lengths), dtype=torch.int64, device=device)
     positions = torch.cat([torch.arange(at, at + n, device=device) for at, n in sequences])
     positions.clamp_(max=model.max_model_len - 1)  # one may stand for several

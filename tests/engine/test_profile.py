@@ -10,7 +10,7 @@ import torch
 
 from pagedsim.engine import profile
 from pagedsim.engine.cache import CacheShape
-from pagedsim.engine.profile import fitting_blocks
+from pagedsim.engine.profile import fitting_blocks, worst_step
 
 SHAPE = CacheShape(layers=1, block_size=16, kv_heads=1, head_dim=8, dtype=torch.float32)
 BLOCK = 2 * 16 * 8 * 4  # bytes
@@ -46,3 +46,20 @@ def test_no_more_blocks_than_requests_can_use() -> None:
 
 def test_one_request_fits_however_small_the_pool() -> None:
     assert blocks(8, max_model_len=1600) == 100
+
+
+@pytest.mark.parametrize(("seqs", "tokens"), [(5, 40), (40, 40), (64, 40), (1, 40)])
+def test_decodes_of_the_worst_step_may_be_as_long_as_any(seqs: int, tokens: int) -> None:
+    """How many parts a context may have follows from the width of the tables."""
+    seen: list[Any] = []
+
+    def forward(ids: Any, positions: Any, batch: Any, cache: Any, rows: Any) -> Any:
+        seen.append((len(ids), batch.num_decodes, tuple(batch.block_tables.shape), len(rows)))
+        assert len(cache) == 1 and not batch.block_tables.any()
+        return torch.zeros(len(rows), 7)
+
+    model: Any = SimpleNamespace(device=torch.device("cpu"), max_model_len=16 * 30, forward=forward)
+    worst_step(model, SHAPE, seqs, tokens, blocks=30)
+    count = min(seqs, tokens)
+    decodes = count if count == tokens else count - 1
+    assert seen == [(tokens, decodes, (count, 30), count)]
