@@ -156,8 +156,10 @@ def test_no_kernel_reads_or_writes_beside_its_memory() -> None:
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=400,
     )
+    if "Device not supported" in ended.stdout + ended.stderr:
+        pytest.skip("compute-sanitizer does not take this device")
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,12 @@ FOLDER = "{out}"
 EIGHT = ("--kv-cache-dtype", "fp8_e4m3")
 SMOKE = "experiments.benchmarks.gpu.smoke"
 WORKERS = 8
+ALONE = (
+    "tests/engine/test_graphs.py::test_the_memory_of_graphs_is_foreseen",
+    "tests/engine/test_devices.py::test_no_kernel_reads_or_writes_beside_its_memory",
+)
+"""Tests that nothing else may run beside: one looks at all of the GPU's free memory, the other
+takes minutes."""
 KERNELS = ("decode", "prefill")
 """Of attention, the one first that bars are about first."""
 
@@ -70,6 +77,7 @@ def _whole() -> list[Part]:
         _benchmark("swap, 8 bits", "swap", *sizes, "--resume", *EIGHT),
         _benchmark("host", "host", "--device", "cuda"),
         _tests("tests")._replace(least=120),
+        _alone(),
         _products(),
         _benchmark("products", "products", *sizes, "--resume"),
         _benchmark("experts", "experts", *sizes, "--resume"),
@@ -95,6 +103,7 @@ def _tiny(device: str) -> list[Part]:
         _benchmark("swap, 8 bits", "swap", *sizes, *EIGHT),
         _benchmark("host", "host", "--device", device, *short),
         _tests("tests"),
+        _alone(),
         _benchmark("products", "products", *sizes),
         _benchmark("experts", "experts", *sizes),
         _benchmark("kernels", "kernels", *sizes, "--peers", "sdpa", "flashinfer"),
@@ -126,10 +135,23 @@ def _tests(name: str, *words: str) -> Part:
     """Without conftest.py, so that neither simpy nor hydra nor wandb need be there."""
     files = marked()
     together = ("-n", str(WORKERS)) if _many() else ()
+    others = [f"--deselect={test}" for test in ALONE]
+    return Part(name, (*_pytest(name), *together, *words, *others, *files), _modules(files))
+
+
+def _alone() -> Part:
+    """Those that the others would disturb."""
+    name, files = "tests alone", [test.partition("::")[0] for test in ALONE]
+    return Part(name, (*_pytest(name), *ALONE), _modules(files), least=120)
+
+
+def _pytest(name: str) -> tuple[str, ...]:
     report = f"--junitxml={FOLDER}/{name}.xml"
-    command = ("pytest", "-q", "-m", "gpu", "--noconftest", *together, *words, report, *files)
-    modules = [path.removesuffix(".py").replace("/", ".") for path in files]
-    return Part(name, command, (*modules, SMOKE))
+    return "pytest", "-q", "-m", "gpu", "--noconftest", report
+
+
+def _modules(files: Sequence[str]) -> tuple[str, ...]:
+    return (*(path.removesuffix(".py").replace("/", ".") for path in files), SMOKE)
 
 
 def _many() -> bool:

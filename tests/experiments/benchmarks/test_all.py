@@ -23,7 +23,7 @@ from experiments.benchmarks import code  # noqa: E402
 from experiments.benchmarks.gpu import __main__ as gpu  # noqa: E402
 from experiments.benchmarks.gpu import archive, work  # noqa: E402
 from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger  # noqa: E402
-from experiments.benchmarks.gpu.parts import Part, marked, parts  # noqa: E402
+from experiments.benchmarks.gpu.parts import ALONE, Part, marked, parts  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
 from pagedsim.kernels.tiles import Tiles  # noqa: E402
 from pagedsim.kernels.tuning import Entry, Heads  # noqa: E402
@@ -344,6 +344,16 @@ def test_gpu_tests_are_found() -> None:
     assert "tests/kernels/test_gpu.py" in found and "tests/engine/test_gpu.py" in found
     assert "tests/run/test_runner.py" not in found
     assert all((ROOT / path).exists() for path in found)
+
+
+def test_what_others_would_disturb_runs_alone() -> None:
+    """Beside other processes the free memory of a GPU says nothing."""
+    words = {part.name: part.words for part in parts("cuda", quick=False)}
+    for test in ALONE:
+        path, _, name = test.partition("::")
+        assert f"\ndef {name}(" in (ROOT / path).read_text() and path in marked()
+        assert test in words["tests alone"] and "-n" not in words["tests alone"]
+        assert all(f"--deselect={test}" in words[part] for part in ("smoke", "tests"))
 
 
 def test_smoke_is_one_case_of_each(tmp_path: Path) -> None:
