@@ -54,7 +54,7 @@ class Entry:
 
 def tiles_of(device: torch.device, matrix: Matrix, tokens: int) -> ProductTiles:
     """Tiles for a product of so many tokens."""
-    entry = _table().get((_gpu(device), matrix, product_rows(tokens)))
+    entry = _table().get((tuning.gpu(device), matrix, product_rows(tokens)))
     return usual(matrix, tokens, tuning.capability(device)) if entry is None else entry.tiles
 
 
@@ -83,11 +83,6 @@ def write(entries: Iterable[Entry], path: Path = PATH) -> None:
         for _, one in sorted(latest.items())
     ]
     path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
-
-
-@cache
-def _gpu(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 @cache

@@ -79,7 +79,7 @@ def heads(q: torch.Tensor, k_cache: torch.Tensor) -> Heads:
 
 def prefill(device: torch.device, heads: Heads, max_query_len: int) -> Tiles:
     """Tiles of `attention` where the longest run of query tokens is `max_query_len`."""
-    entry = _table().get((_gpu(device), "prefill", heads))
+    entry = _table().get((gpu(device), "prefill", heads))
     _, group, head_dim, itemsize, cache = heads
     eight = cache != AUTO
     if entry is not None:
@@ -90,7 +90,7 @@ def prefill(device: torch.device, heads: Heads, max_query_len: int) -> Tiles:
 @cache
 def decode(device: torch.device, heads: Heads) -> Cut:
     """How `decode` is cut up."""
-    entry = _table().get((_gpu(device), "decode", heads))
+    entry = _table().get((gpu(device), "decode", heads))
     if entry is not None:
         return Cut(entry.tiles, entry.split)
     return usual(heads, capability(device))
@@ -130,7 +130,8 @@ def processors(device: torch.device) -> int:
 
 
 @cache
-def _gpu(device: torch.device) -> str:
+def gpu(device: torch.device) -> str:
+    """The GPU as torch calls it; nothing where there is none."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
