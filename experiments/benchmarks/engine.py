@@ -226,7 +226,7 @@ class Peer:
     @property
     def attention(self) -> str:
         """Which one it attends by: it takes FlashAttention where that is installed."""
-        return str(self._config._attn_implementation)
+        return str(self._config._attn_implementation).removeprefix("paged|")  # of some versions
 
     def answers(self, load: Load) -> Answers:
         """In the order of the prompts."""

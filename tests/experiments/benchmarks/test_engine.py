@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,16 @@ def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert list(result["rates"]) == sorted([*engine.OURS, engine.PEER])
     assert min(result["rates"].values()) > 0
     assert (result["prompts"], result["tokens"], result["clock"]) == (5, 6, "processor")
-    assert f"| {engine.PEER} | " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"| {engine.PEER} | " in out
+    assert result["attention"] == "sdpa" and engine.WEAK in out, "there is no FlashAttention here"
+
+
+@pytest.mark.parametrize("named", ["sdpa", "paged|sdpa"])
+def test_attention_is_named_alike_by_all_versions(named: str) -> None:
+    peer = object.__new__(Peer)
+    peer._config = SimpleNamespace(_attn_implementation=named)
+    assert peer.attention == "sdpa"
 
 
 def test_other_tokens_are_not_timed(
