@@ -80,6 +80,7 @@ def paged_attention(
         BLOCK_SIZE=block_size,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
+        MASKED=head_dim > 128 and k_cache.element_size() < q.element_size() == 2,
         WINDOWED=window is not None,
         CAPPED=softcap is not None,
         num_warps=tiles.warps,
@@ -152,6 +153,7 @@ def _attention(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    MASKED: tl.constexpr,  # keys are taken as if some were hidden: a loop less, for registers
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
@@ -191,6 +193,8 @@ def _attention(
     table_ptr = tables_ptr + place(rows_ptr, sequence) * table_stride
     if WINDOWED:
         whole = tl.maximum(start + first + 1 - window, 0) // KEYS * KEYS
+    elif MASKED:
+        whole = start * 0
     else:
         acc, peak, total = fold(
             acc, peak, total, q, positions, k_ptr, v_ptr, table_ptr, 0, whole, scale, cap, window,

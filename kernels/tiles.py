@@ -92,11 +92,12 @@ def prefill_tiles(
     if itemsize > 2:  # tensor cores do no full fp32: small tiles, kept in registers
         most, keys, stages = 32, 16, (1 if eight else 2)
     elif dim > 128:
-        most = 128 if large else 64
+        spare = group != power_of_two(group)  # rows to spare take registers
+        most = 128 if large and not (eight and spare) else 64
         keys, stages = (16, 5) if eight else (32, 3)
     elif large and (dim <= 64 or eight or group == power_of_two(group)):
         most, keys, stages = 128, 128, 3
-    elif large or (dim <= 64 and not eight):  # a row more to spare takes a register too many
+    elif large or (dim <= 64 and not eight):  # with rows to spare
         most, keys, stages = 128, 64, 5
     else:
         most, keys, stages = 128, (16 if dim <= 64 else 32), 5

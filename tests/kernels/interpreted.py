@@ -65,6 +65,7 @@ CACHES: list[dict[str, Any]] = [
         HALF,
         {"group": 7, "head_dim": 80, "block_size": 12, **HALF},
         {"head_dim": 16, "window": 17},
+        {"head_dim": 256, **HALF},
         {"softcap": 50.0, "window": 20, **HALF},
     )
 ]
