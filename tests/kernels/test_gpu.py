@@ -136,7 +136,8 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
 
 @pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])
 def test_parts_are_merged_alike_every_time(cache: str) -> None:
-    """Whoever is the last to finish: by far more parts than run at one time, many times over."""
+    """Whoever is the last to finish: by far more parts than run at one time, many times over, by
+    themselves and as the layers of one step, which share their counters."""
     case = replace(DECODES, kv_heads=8, dtype=torch.bfloat16, head_dim=128, cache=cache)
     contexts = (1, 255, 256, 257, 900, 3000, 6000)
     case = replace(case, sequences=tuple((1, context) for context in contexts))
@@ -145,9 +146,10 @@ def test_parts_are_merged_alike_every_time(cache: str) -> None:
     args = (i.q.repeat(40, 1, 1), i.k_cache, i.v_cache, tables, lengths)
     first = kernels.paged_decode(*args, scale=case.scale)
     check(first[:7], case)
+    step = AttentionBatch(tables, lengths, lengths, lengths, len(lengths))
     for _ in range(50):
-        again = kernels.paged_decode(*args, scale=case.scale)
-        assert torch.equal(again, first)
+        assert torch.equal(kernels.paged_decode(*args, scale=case.scale), first)
+        assert torch.equal(kernels.attend_cached(*args[:3], step, scale=case.scale), first)
     assert torch.equal(first.unflatten(0, (40, 7)), first[:7].expand(40, -1, -1, -1))
 
 
