@@ -162,8 +162,9 @@ class ServerSpec:
     # -- what a run tells of it --------------------------------------------------------------------
 
     def sizes(self) -> dict[str, Any]:
-        """Its limits and its memory in plain values, for a file."""
-        return {name: getattr(self, name) for name in _SIZES}
+        """Its limits and its memory in plain values, for a file; nothing that is None."""
+        sizes = {name: getattr(self, name) for name in _SIZES}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     def of_sizes(self, sizes: Mapping[str, Any]) -> ServerSpec:
         """The same server with what such a file says; what else stands there is left alone."""

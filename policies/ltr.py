@@ -14,7 +14,7 @@ class LTR(Policy):
     """The lowest predicted rank goes first; who was idle for long goes before all for a while.
 
     Waiting, running and swapped requests are one order. A request that was in no step for `starve`
-    steps is urgent for the next `period` steps in which it runs. A prediction need only order
+    steps is urgent until it has generated `period` more tokens. A prediction need only order
     requests rightly.
     """
 
@@ -27,8 +27,7 @@ class LTR(Policy):
         self.period = require_whole("period", period, 1)
         self.displacing = require_flag("displace", displace)
         self._idle: dict[Request, int] = {}  # since which step, of those who are in none
-        self._urgent: dict[Request, int] = {}  # steps left, of those who are idle and urgent
-        self._until: dict[Request, int] = {}  # up to which step, of those who run and are urgent
+        self._urgent: dict[Request, int] = {}  # up to how many tokens, of those who are
         self._next: float = inf  # the step in which the next of them changes
         self._step = 0
 
@@ -39,13 +38,13 @@ class LTR(Policy):
                 if state.step < since + self.starve:
                     self._next = min(self._next, since + self.starve)
                 else:
-                    self._urgent[request] = self.period
+                    self._urgent[request] = request.generated + self.period
             urgent = request in self._urgent
         else:
-            until = self._until.get(request, 0)
-            urgent = state.step < until
+            left = self._urgent.get(request, 0) - request.generated
+            urgent = left > 0
             if urgent:
-                self._next = min(self._next, until)
+                self._next = min(self._next, state.step + left)
         guess = request.predicted_len
         return (-1 if urgent else 0, inf if guess is None else guess)
 
@@ -61,14 +60,12 @@ class LTR(Policy):
         match event:
             case Arrived() | Preempted():
                 self._idle[request] = self._step
-                if (left := self._until.pop(request, 0) - self._step) > 0:
-                    self._urgent[request] = left
+                if self._urgent.get(request, 0) <= request.generated:
+                    self._urgent.pop(request, None)
                 self._next = min(self._next, self._step + self.starve)
             case Admitted():
                 self._idle.pop(request, None)
-                if left := self._urgent.pop(request, 0):
-                    self._until[request] = self._step + left
-                    self._next = min(self._next, self._step + left)
+                self._next = min(self._next, self._step + 1)
             case Left():
-                for of in (self._idle, self._urgent, self._until):
+                for of in (self._idle, self._urgent):
                     of.pop(request, None)

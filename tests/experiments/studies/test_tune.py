@@ -146,7 +146,7 @@ def test_a_search_goes_on_and_is_the_same_whatever_the_processes(
             "backend=engine: experiment=tune takes backend=sim: a search takes many runs",
         ),
         (["+study.space={memory.blok: [1]}"], "study.space.memory.blok: memory.blok: no such key"),
-        (["study.space.policy=[fcfs,sjf]"], "study.space.policy: policy=sjf: unknown"),
+        (["study.space.policy=[fcfs,sjff]"], "study.space.policy: policy=sjff: unknown"),
         (["slo.ttft=null", "slo.tpot=null"], "study.goal: goodput_per_s needs an objective"),
     ],
 )
