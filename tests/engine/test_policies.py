@@ -13,9 +13,8 @@ SHORT = {"quantum": 1e-3, "starve": 1, "most": 3}
 """Settings that make something happen within so short a run."""
 
 
-QUICK = ("prefill_first", "unified")
 EVERY = [
-    pytest.param(name, batching, marks=() if batching in QUICK else pytest.mark.slow)
+    pytest.param(name, batching, marks=() if batching == "unified" else pytest.mark.slow)
     for name, batching in product(POLICIES, BATCHINGS)
 ]
 

@@ -27,9 +27,10 @@ NATIVE = {"_norm", "_rotate", "_product"}
     ("settings", "kernels"),
     [
         ({"model": "qwen2", "batching": "unified", "kv_cache_dtype": "fp8_e4m3"}, NATIVE),
-        (
+        pytest.param(
             {"model": "qwen3-moe", "batching": "prefill_first", "preemption": "swap"},
             {*NATIVE, "_up", "_down", "_list"},
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"model": "llama", "batching": "unified", "async_scheduling": True}, NATIVE,

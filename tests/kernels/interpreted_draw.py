@@ -52,7 +52,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(rows_and_ps())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_the_set_to_the_token(case: tuple[Tensor, list[float]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cut, "MOST", 16)
@@ -83,6 +83,7 @@ def test_the_last_tie_is_in_a_later_tile() -> None:
 # Tokens
 
 
+@pytest.mark.slow
 @given(draws())
 @settings(max_examples=12, deadline=None)
 def test_tokens_are_those_of_the_definition(case: tuple[Tensor, list[Settings], int]) -> None:

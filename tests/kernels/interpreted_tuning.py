@@ -96,6 +96,7 @@ def test_every_part_is_listed_once(contexts: list[int], split: Split, window: in
     assert len(expected) <= len(found.items) - 1 == len(found.sums) == len(found.marks)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(CONTEXTS, st.sampled_from(SPLITS), st.sampled_from([None, 40]), st.integers(0, 9))
 def test_any_sequence_alone_and_in_any_batch(

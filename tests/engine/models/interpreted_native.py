@@ -22,7 +22,9 @@ NAMES = ("qwen2", "qwen3", "qwen3-moe", "deepseek-v3")
 experts; compressed keys and values."""
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+)
 def test_logits_are_those_of_each_sequence_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

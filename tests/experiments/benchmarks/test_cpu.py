@@ -13,6 +13,7 @@ from experiments.benchmarks import cpu
 FEW = ["--model", "tiny", "--batches", "1,2", "--rounds", "1"]
 
 
+@pytest.mark.slow
 def test_every_form(capsys: pytest.CaptureFixture[str]) -> None:
     cpu.main(FEW)
     told = capsys.readouterr().out

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_launches_bytes_and_kernels() -> None:
     words = ["--rows", "16", "--vocab", "50257", "--capabilities", "90"]
     child = subprocess.run(

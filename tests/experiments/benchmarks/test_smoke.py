@@ -21,7 +21,7 @@ COMMANDS = sorted(
     if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
 )
 SMALLEST = {
-    "policies": "--steps 3 --rounds 1",
+    "policies": "--running 4 --waiting 8 --steps 3 --rounds 1",
     "scale": "--load calm --requests 5",
     "scheduler": "--running 2 --steps 3 --rounds 1",
     "simulator": "--requests 5 --rounds 1",

@@ -74,6 +74,7 @@ def test_the_first_arms_are_those_with_bars() -> None:
     assert not any(arm.graphs for arm in arms(graphs=False))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_graphs")
 def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Line by line, if it was measured the same way; what is compared is measured together."""

@@ -88,6 +88,7 @@ def as_if(name: str, content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_every_cell_is_filled_from_what_the_benchmarks_write(place: Path) -> None:
     columns = cells(table.written(table.measured(place.parent)))
     assert all(columns["H200"]) and "failed" not in columns["H200"]

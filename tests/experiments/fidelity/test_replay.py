@@ -103,11 +103,21 @@ def record(folder: Path, config: dict[str, Any], seed: int = 0) -> Recorded:
     return recorded
 
 
+EVERY = [
+    *COMBINATIONS,
+    *(
+        pytest.param(one, marks=pytest.mark.slow if number % 3 else ())
+        for number, one in enumerate(OTHERS)
+    ),
+]
+"""Those of a third of the other policies quickly."""
+
+
 either_way = pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 
 
 @either_way
-@pytest.mark.parametrize("combination", [*COMBINATIONS, *OTHERS], ids="-".join)
+@pytest.mark.parametrize("combination", EVERY, ids="-".join)
 def test_the_simulator_plans_what_the_engine_planned(
     combination: tuple[str, ...], ahead: bool, tmp_path: Path
 ) -> None:
