@@ -97,9 +97,7 @@ def main() -> None:
     crowd = Crowd(asked.running, asked.waiting, asked.steps)
     states = {"seats full": 0, "memory full": 64}
     found = {name: list(rounds_of(crowd, spare, asked.rounds)) for name, spare in states.items()}
-    print(
-        f"{crowd.running} running, {crowd.waiting} waiting: µs a step, and times that of {BASE}\n"
-    )
+    print(f"{crowd.running} running, {crowd.waiting} waiting: µs a step, and × that of {BASE}\n")
     print(f"| policy | {' | '.join(f'{name}: µs | × {BASE}' for name in states)} |")
     print("|---" * (1 + 2 * len(states)) + "|")
     for policy in POLICIES:

@@ -79,7 +79,7 @@ def write(file: Path, module: Any, kind: str = "F32", arch: str = "llama") -> Pa
     writer.add_block_count(CONFIG.num_hidden_layers)
     writer.add_feed_forward_length(CONFIG.intermediate_size)
     writer.add_head_count(CONFIG.num_attention_heads)
-    writer.add_head_count_kv(CONFIG.num_key_value_heads)
+    writer.add_head_count_kv(CONFIG.num_key_value_heads or 0)
     writer.add_layer_norm_rms_eps(CONFIG.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(CONFIG.vocab_size)
