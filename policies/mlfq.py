@@ -17,9 +17,9 @@ class Place:
     level: int
     since: float
     """When it joined the batch, or began to wait."""
-    runs: bool = False
-    served: float = 0.0
-    """Seconds in the batch before, at this level."""
+    generated: int = -1
+    """Tokens when it joined the batch; -1: it waits."""
+    served: float = 0.0  # seconds in the batch before, at this level
 
 
 class MLFQ(Policy):
@@ -58,16 +58,18 @@ class MLFQ(Policy):
         place = self._places.get(request)
         if place is None:  # it arrives
             return self.entry(request)
-        changes = self._settled(place, state.now)
+        changes = self._settled(request, place, state.now)
         self._next = min(self._next, changes)
         return place.level
 
-    def _settled(self, place: Place, now: float) -> float:
+    def _settled(self, request: Request, place: Place, now: float) -> float:
         """Bring a place up to date; returns when it changes next, if nothing happens to it."""
-        if not place.runs:
+        if place.generated < 0:
             if place.level and now >= place.since + self.starve:
                 place.level, place.served = 0, 0.0
             return place.since + self.starve if place.level else inf
+        if request.generated == place.generated:
+            return now  # nobody falls before it has gained a token, or some would never get on
         while now >= (end := place.since + self.length(place.level) - place.served):
             place.level, place.served, place.since = place.level + 1, 0.0, end
         return end
@@ -86,11 +88,12 @@ class MLFQ(Policy):
             del self._places[request]
             return
         place = self._places[request]
-        self._settled(place, now)
+        self._settled(request, place, now)
         if isinstance(event, Preempted):
             place.served += now - place.since
-        place.runs, place.since = isinstance(event, Admitted), now
-        self._next = min(self._next, self._settled(place, now))
+        place.generated = request.generated if isinstance(event, Admitted) else -1
+        place.since = now
+        self._next = min(self._next, self._settled(request, place, now))
 
 
 class SkipJoin(MLFQ):

@@ -113,11 +113,12 @@ def test_a_chunk_budget_bounds_the_time_between_tokens(
 def test_an_urgent_request_waits_for_the_step_that_makes_room(
     batching: str, rows: list[tuple[int, int, int]]
 ) -> None:
-    """The inversion lasts one step, or one more where the batch grows into that room meanwhile."""
+    """The inversion lasts one step where it is seats that lack; memory may be gone once more, to
+    the growth of the batch."""
     jobs = [Job(at, prompt, output, {"priority": 1}) for at, prompt, output in rows]
     jobs.append(Job(12.5, 8, 3))
-    found = served(jobs, Priority(displace=True), batching=batching, blocks=12, max_seqs=3)
+    found = served(jobs, Priority(displace=True), batching=batching, max_seqs=3)
     urgent = next(r for r in found.requests if r.priority == 0)
     plans = [plan for plan in found.plans if plan.now >= urgent.arrival]  # type: ignore[operator]
     began = next(i for i, plan in enumerate(plans) if any(r is urgent for r, _ in plan.hits))
-    assert began <= 2
+    assert began <= 1
