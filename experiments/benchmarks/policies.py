@@ -73,9 +73,9 @@ def rounds_of(crowd: Crowd, spare: int, rounds: int) -> Iterator[dict[str, float
     """Microseconds a step, by policy, in each round."""
     for _ in range(rounds):
         found = {}
+        gc.collect()
         for policy in POLICIES:
             scheduler = crowded(policy, crowd, spare)
-            gc.collect()
             found[policy] = 1e6 * seconds(lambda: _decode(scheduler, crowd.steps)) / crowd.steps  # noqa: B023
         yield found
 
