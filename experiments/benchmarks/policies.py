@@ -23,7 +23,6 @@ from pagedsim.core import Request, SamplingParams, Scheduler
 
 BLOCK = 16
 BASE = "fcfs"
-NOTHING: dict[str, Any] = {}
 
 
 class Crowd(NamedTuple):
@@ -40,9 +39,10 @@ def crowded(policy: str, crowd: Crowd, spare: int) -> Scheduler:
     output = crowd.steps + 2 * BLOCK
     # Room for those that run, to their ends, and to spare; who waits would take all of it.
     blocks = int(1.2 * sum((prompt + output) // BLOCK + 2 for prompt in prompts))
+    settings: dict[str, Any] = {"most": crowd.running} if policy == "cap" else {}
     scheduler = make_scheduler(
         memory=make_memory("prefix" if policy == "longest_prefix" else "paged", blocks=blocks),
-        policy=make_policy(policy, **({"most": crowd.running} if policy == "cap" else NOTHING)),
+        policy=make_policy(policy, **settings),
         batching="unified",
         max_seqs=crowd.running + spare,
         max_batched_tokens=crowd.running * 512,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from inspect import getdoc
 
@@ -19,9 +18,9 @@ from pagedsim.build import (
 )
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
+from pagedsim.run.manual import hanging
 from policies.victims import VICTIMS
 
-WIDTH = 96
 INDENT = 18
 
 NEEDS: dict[Need, str] = {
@@ -47,7 +46,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "policy.victim=NAME   who yields memory, under any of them"
     for name, (meaning, _) in VICTIMS.items():
-        yield from _hanging(f"  {name}", meaning)
+        yield from hanging(f"  {name}", INDENT, meaning)
     yield ""
     yield "A class of your own: policy._target_=module.Class, or a name for it as an entry point of"
     yield "the group pagedsim.policies. docs/policies.md has the hooks."
@@ -55,15 +54,15 @@ def _lines() -> Iterator[str]:
 
 def _entry(name: str, kind: type[Policy]) -> Iterator[str]:
     rule = " ".join((getdoc(kind) or "").split("\n\n")[0].split())
-    yield from _hanging(name, rule)
+    yield from hanging(name, INDENT, rule)
     if takes(kind, "of"):
-        yield from _hanging("", "around: any other, policy.of=NAME")
+        yield from hanging("", INDENT, "around: any other, policy.of=NAME")
     if kind.paper:
-        yield from _hanging("", f"from: {kind.paper}")
+        yield from hanging("", INDENT, f"from: {kind.paper}")
     for need in kind.needs:
-        yield from _hanging("", f"needs: {NEEDS[need]}")
+        yield from hanging("", INDENT, f"needs: {NEEDS[need]}")
     for line in misfits(name):
-        yield from _hanging("", f"not with {line}")
+        yield from hanging("", INDENT, f"not with {line}")
 
 
 def misfits(name: str) -> list[str]:
@@ -83,9 +82,3 @@ def misfits(name: str) -> list[str]:
             except ConfigError as error:
                 found.append(f"batching={batching}: {error}")
     return list(dict.fromkeys(found))
-
-
-def _hanging(name: str, text: str) -> list[str]:
-    blank = " " * INDENT
-    lines = textwrap.wrap(text, WIDTH, initial_indent=blank, subsequent_indent=blank)
-    return [f"{name:<{INDENT}}{lines[0][INDENT:]}", *lines[1:]]

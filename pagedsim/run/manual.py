@@ -166,7 +166,7 @@ def _lines() -> Iterator[str]:
         for key, meaning in settings:
             value = _default(key)
             name = f"    {key}={value}" if value else f"    {key}"
-            yield from _hanging(name, 41, meaning)
+            yield from hanging(name, 41, meaning)
     yield "  All of them, as they stand: --cfg job. A key that its group lacks: +group.key=value."
     yield from ("", "EXAMPLES")
     for meaning, words in EXAMPLES:
@@ -190,18 +190,18 @@ def _experiments() -> Iterator[str]:
         left = "tables, a timeline" if one.keeps_tables else "summaries" if one.runs else "-"
         if one.why:
             left += f" ({one.why})"
-        yield from _hanging(f"  {one.name:<17} {', '.join(one.backends)}", 33, left)
+        yield from hanging(f"  {one.name:<17} {', '.join(one.backends)}", 33, left)
 
 
 def _group(group: str, meaning: str, default: str) -> Iterator[str]:
     """A group's line, and its options below it."""
     names = sorted(path.name.removesuffix(".yaml") for path in _options(group))
     starred = [f"{name}*" if name == default else name for name in names]
-    yield from _hanging(f"  {group}", _INDENT, meaning)
-    yield from _hanging("", _INDENT, ", ".join(starred))
+    yield from hanging(f"  {group}", _INDENT, meaning)
+    yield from hanging("", _INDENT, ", ".join(starred))
 
 
-def _hanging(name: str, indent: int, text: str) -> list[str]:
+def hanging(name: str, indent: int, text: str) -> list[str]:
     """A name, and from column `indent` on a text of as many lines as it takes."""
     blank = " " * indent
     lines = textwrap.wrap(

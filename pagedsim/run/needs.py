@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pagedsim.core import Around, ConfigError, Policy
 from pagedsim.workload import Workload
 
 
-def refuse_unmet(policy: Policy | str, workload: Workload) -> None:
+def refuse_unmet(policy: Policy, workload: Workload) -> None:
     """Raise ConfigError where the requests lack what a policy goes by."""
     while isinstance(policy, Around):
         _refuse(policy, workload)
@@ -18,8 +16,8 @@ def refuse_unmet(policy: Policy | str, workload: Workload) -> None:
     _refuse(policy, workload)
 
 
-def _refuse(policy: Any, workload: Workload) -> None:
-    needs, name = getattr(policy, "needs", ()), f"policy: {type(policy).__name__}"
+def _refuse(policy: Policy, workload: Workload) -> None:
+    needs, name = policy.needs, f"policy: {type(policy).__name__}"
     if "predictor" in needs and np.isnan(workload.predicted_len).all():
         raise ConfigError(
             f"{name} goes by predicted lengths, and nobody predicts any; "

@@ -8,7 +8,7 @@ from pagedsim.metrics.slo import Slo
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.needs import refuse_unmet
 from pagedsim.run.objects import make
-from pagedsim.run.server import server_of
+from pagedsim.run.server import policy_of
 from pagedsim.workload import Workload
 
 
@@ -29,7 +29,7 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     stage = backend.stage(config, seed)
     # Last, since a long trace takes longest to read.
     workload = workload or backend.workload(config, seed)
-    refuse_unmet(server_of(config).policy, workload)
+    refuse_unmet(policy_of(config["policy"]), workload)
     return Parts(workload, stage, slo)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,14 @@ SAMPLE = 2000
 class Predictor(ABC):
     """Guesses the length of each answer, rightly or wrongly to a stated extent."""
 
+    drawn: ClassVar[bool] = True
+    """Whether chance has a part in it."""
+
     def applied(self, workload: Workload, seed: int) -> Workload:
-        """The workload with guesses, and a line that says how good they are."""
+        """The workload with guesses and, where they are drawn, a line that says how good."""
         guess = self.guesses(workload.output_len, stream(seed, "predictions"))
+        if not self.drawn:
+            return replace(workload, predicted_len=guess)
         told = (*workload.notices, _told(workload.output_len, guess))
         return replace(workload, predicted_len=guess, notices=told, drawn=True)
 
@@ -36,18 +42,16 @@ class Predictor(ABC):
 class Nobody(Predictor):
     """Nobody guesses; a workload that has guesses of its own loses them."""
 
-    def applied(self, workload: Workload, seed: int) -> Workload:
-        return replace(workload, predicted_len=np.broadcast_to(np.nan, len(workload)))
+    drawn = False
 
     def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
-        return np.full(len(output_len), np.nan)
+        return np.broadcast_to(np.nan, len(output_len))
 
 
 class Oracle(Predictor):
     """The truth."""
 
-    def applied(self, workload: Workload, seed: int) -> Workload:
-        return replace(workload, predicted_len=workload.output_len.astype(np.float64))
+    drawn = False
 
     def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
         return output_len.astype(np.float64)
