@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf
+from math import ceil, inf
 from random import Random
 
 from pagedsim.core import Around, Event, Left, Policy, Request, ServerState
@@ -34,30 +34,40 @@ class PastFuture(Around):
         self._until = 0  # the step up to which that holds
 
     def admit(self, request: Request, state: ServerState) -> bool:
-        # While the batch only decodes, each has a token less to come and one more in memory, so
-        # that its peak stays where it is, until somebody says more than was thought.
         if request is self._refused and state.step < self._until:
             return False
         there = [*state.running, *state.swapped]
         left = {one: self._left(one, state) for one in (*there, request)}
         room = (state.total_blocks - 1) * state.block_size * (1 - self.reserve)
-        if there and self._peak(left, state.block_size) > room:
+        excess = self._peak(left, state.block_size) - room
+        if there and excess > 0:
             self._refused = request
-            self._until = state.step + int(min(left.values()))
+            self._until = state.step + self._steps(excess / request.width, there, left)
             return False
         return self.of.admit(request, state)
+
+    def _steps(self, excess: float, there: list[Request], left: dict[Request, float]) -> int:
+        """Steps for which that holds, if nobody comes or leaves.
+
+        While the batch decodes, a newcomer would have a token less at its peak with each step;
+        until somebody says more than was thought.
+        """
+        if not all(one.decoding for one in there):
+            return 1
+        return int(min(ceil(excess), *left.values()))
 
     def _peak(self, left: dict[Request, float], block_size: int) -> float:
         """Tokens in memory at most, the last blocks of all counted whole."""
         peak = held = sequences = 0.0
         for one in sorted(left, key=left.__getitem__, reverse=True):
-            held += one.width * (one.num_tokens + block_size - 1)
+            # Whoever is to decode first gets a token from the prompt.
+            held += one.width * (one.num_tokens + (not one.decoding) + block_size - 1)
             sequences += one.width
             peak = max(peak, held + sequences * left[one])
         return peak
 
     def _left(self, request: Request, state: ServerState) -> float:
-        """Tokens that a request will still generate; 1 at least."""
+        """Tokens that a request will still generate and keep: the last one is not kept."""
         longest = state.longest_output(request)
         said = request.generated
         length = request.predicted_len
@@ -66,7 +76,7 @@ class PastFuture(Around):
                 longer = [one for one in self._outputs if one > said]
                 self._drawn[request] = self._random.choice(longer) if longer else inf
             length = self._drawn[request]
-        return max(min(length, longest) - said, 1)
+        return max(min(length, longest) - said - 1, 0)
 
     def observe(self, event: Event) -> None:
         self._refused = None

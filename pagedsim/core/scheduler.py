@@ -326,8 +326,8 @@ class Scheduler:
             return 0
         if plan.took_memory or plan.rejected:
             return 0
-        if (self.waiting or self.swapped) and not self._nobody_gets_in():
-            return 0
+        if self.waiting or self.swapped:
+            limit = self._nobody_gets_in(plan, limit)
         if self.waiting and self._displacing:
             # Room that was there before the batch grew is gone in the next step.
             last = next(reversed(self.running))
@@ -339,12 +339,15 @@ class Scheduler:
                 return steps
         return limit
 
-    def _nobody_gets_in(self) -> bool:
-        """Whether those who were not let in will not be while the batch decodes."""
+    def _nobody_gets_in(self, plan: StepPlan, limit: int) -> int:
+        """For how many steps, up to `limit`, nobody will be let in while the batch decodes."""
         queues = self.queues
+        closed = self.batching.closed(plan)
+        if closed is not None:
+            return 0 if self.swapped or self._displacing else min(limit, closed)
         if queues.seats >= queues.max_seqs and not (self._displacing or queues.shedding):
-            return True
-        return self._patient and self.waiting.settled
+            return limit
+        return limit if self._patient and self.waiting.settled else 0
 
     def glide(self, plan: StepPlan, now: float) -> bool:
         """Commit `plan` and, where memory allows it, plan the same step again in its place.

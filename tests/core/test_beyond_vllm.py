@@ -15,6 +15,7 @@ from pagedsim.core import (
     Left,
     Policy,
     Preempted,
+    PrefillFirst,
     Request,
     ReservedMax,
     ServerState,
@@ -107,6 +108,40 @@ def test_an_urgent_newcomer_does_so_whenever_its_rank_was_taken() -> None:
     server.add("last", 4, priority=9)
     server.add("u", 4, priority=0)
     assert server.step() == {"prefill": {"u": 4}}
+
+
+# Prefill first, now and then
+
+
+def test_after_an_admission_nobody_is_let_in_for_some_decode_steps() -> None:
+    """lightllm's max_wait_tokens: looked for after so many steps, then at each until one comes."""
+    server = Server(batching=PrefillFirst(0.0, max_wait_tokens=2))
+    server.add("a", 4)
+    server.add("b", 4)
+    assert server.step() == {"prefill": {"a": 4, "b": 4}}
+    server.add("c", 4)
+    assert [list(step) for step in server.steps(3)] == [["decode"], ["decode"], ["prefill"]]
+    assert [list(step) for step in server.steps(3)] == [["decode"]] * 3
+    server.add("d", 4)
+    assert server.step() == {"prefill": {"d": 4}}
+
+
+def test_who_finds_the_batch_at_its_end_does_not_wait() -> None:
+    server = Server(batching=PrefillFirst(0.0, max_wait_tokens=9))
+    server.add("a", 4, output=2)
+    server.step()
+    server.add("b", 4)
+    assert server.steps(2) == [{"decode": ["a"], "finished": ["a"]}, {"prefill": {"b": 4}}]
+
+
+def test_who_displaces_others_does_not_wait() -> None:
+    batching = PrefillFirst(0.0, max_wait_tokens=9)
+    server = Server(batching=batching, policy=Priority(displace=True), max_seqs=2)
+    server.add("a", 4, priority=5)
+    server.add("b", 4, priority=5)
+    server.step()
+    server.add("u", 4, priority=1)
+    assert server.steps(2) == [{"decode": ["a"], "displaced": ["b"]}, {"prefill": {"u": 4}}]
 
 
 # Swap under unified

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagedsim.core import Request, ServerState
 from policies.admission import Cap
 from policies.past_future import PastFuture
 from policies.priority import Priority
@@ -32,6 +33,37 @@ def test_past_future_with_exact_lengths_never_preempts(
     found = served(jobs, PastFuture(), batching=batching, blocks=blocks, block_size=4)
     assert preempted(found) == 0
     assert len([r for r in found.requests if r.finished_at is not None]) == len(rows)
+
+
+class Asked(PastFuture):
+    """Works it out anew at every step."""
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        self._refused = None
+        return super().admit(request, state)
+
+
+@given(rows=JOBS, blocks=st.integers(11, 30), block_size=st.sampled_from((1, 4)))
+def test_past_future_knows_how_long_its_no_will_hold(
+    rows: list[tuple[int, int, int]], blocks: int, block_size: int
+) -> None:
+    jobs = [Job(at, prompt, out, {"predicted_len": float(out)}) for at, prompt, out in rows]
+    settings: dict[str, Any] = {"blocks": blocks * 4 // block_size, "block_size": block_size}
+    quick, asked = (served(jobs, policy(), **settings) for policy in (PastFuture, Asked))
+    assert began(quick) == began(asked)
+
+
+def began(outcome: Outcome) -> list[tuple[int, Any]]:
+    """Who was let in, and in which step."""
+    return [(step, one.id) for step, plan in enumerate(outcome.plans) for one, _ in plan.hits]
+
+
+def test_past_future_lets_one_in_once_its_end_comes_late_enough() -> None:
+    """15 slots may be used. When `a` holds its last, 9, the other, let in as `a` has 1, 2 or 3
+    tokens, would hold 8, 7 or 6 of its own: the last of these fits."""
+    jobs = [Job(0, 2, 8, {"predicted_len": 8.0}), Job(0, 1, 8, {"predicted_len": 8.0})]
+    found = served(jobs, PastFuture(reserve=0.0), blocks=16, block_size=1)
+    assert began(found) == [(0, 0), (3, 1)]
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])

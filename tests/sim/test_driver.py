@@ -14,12 +14,14 @@ from pagedsim.core import (
     PagedsimError,
     Policy,
     Preemption,
+    PrefillFirst,
     Request,
     Scheduler,
     StepPlan,
 )
 from pagedsim.core.policy import RankChanges
 from pagedsim.core.state import ServerState
+from policies.past_future import PastFuture
 from policies.priority import Priority
 from tests.sim.harness import Affine, Constant, Jobs, content, run
 
@@ -161,6 +163,7 @@ POLICIES = {
     "remaining": Remaining,
     "few": Few,
     "counting": Counting,
+    "past_future": PastFuture,
 }
 MEMORIES = ("paged", "prefix", "reserved_max", "reserved_oracle")
 
@@ -184,7 +187,7 @@ def crowded(policy: str, preemption: str, batching: str, memory: str, seed: int)
         memory=make_memory(memory, blocks=blocks, **settings),
         policy=POLICIES[policy](),
         preemption=kind,
-        batching=batching,
+        batching=PrefillFirst(max_wait_tokens=3) if batching == "closed" else batching,
         max_seqs=8,
         max_batched_tokens=64,
         max_model_len=64,
@@ -192,7 +195,7 @@ def crowded(policy: str, preemption: str, batching: str, memory: str, seed: int)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
+@pytest.mark.parametrize("batching", ["prefill_first", "closed", "unified", "static"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fast_forward_changes_no_byte(policy: str, batching: str, memory: str) -> None:
     quick = 0

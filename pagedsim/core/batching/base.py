@@ -65,6 +65,10 @@ class Batching(ABC):
         """Blocks that must stay free when the batch has grown for a step of decodes."""
         return 0
 
+    def closed(self, plan: StepPlan) -> int | None:
+        """How many steps after this one will let nobody in; None if this one was open to all."""
+        return None
+
     def sorts_late(self, policy: Policy) -> bool:
         """Whether arrivals take their place in the order only in steps that admit nobody."""
         return False

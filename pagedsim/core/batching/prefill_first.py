@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from pagedsim.core.batching.base import Batching
-from pagedsim.core.errors import ConfigError, require_number
+from pagedsim.core.errors import ConfigError, require_number, require_whole
 from pagedsim.core.memory import Fit
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy
@@ -19,9 +19,15 @@ class PrefillFirst(Batching):
 
     displaces_by_default = True
 
-    def __init__(self, watermark: float = 0.01) -> None:
-        """`watermark` is a share of the GPU blocks."""
+    def __init__(self, watermark: float = 0.01, max_wait_tokens: int = 0) -> None:
+        """`watermark` is a share of the GPU blocks.
+
+        After an admission the batch decodes `max_wait_tokens` steps before anybody else is let in,
+        unless it ends before (lightllm's name for it, whose fork S-LoRA waits 10).
+        """
         self.watermark = require_number("watermark", watermark, 0, below=1)
+        self.max_wait_tokens = require_whole("max_wait_tokens", max_wait_tokens, 0)
+        self._closed_until = 0  # the first step that may let somebody in
 
     def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
         return max(max_model_len, max_seqs, 2048)
@@ -45,6 +51,7 @@ class PrefillFirst(Batching):
         if self._admits(queues):
             self._prefill(queues, plan)
         if plan.chunks:
+            self._closed_until = plan.number + 1 + self.max_wait_tokens
             return
         if self.displacing(queues.policy):
             self.displace(queues, plan)
@@ -56,7 +63,17 @@ class PrefillFirst(Batching):
 
     def _admits(self, queues: Queues) -> bool:
         """Whether to look for somebody to admit: not while those on the CPU come first."""
-        return bool(queues.waiting) and not queues.swapped_first()
+        return bool(queues.waiting) and not queues.swapped_first() and self._open(queues)
+
+    def _open(self, queues: Queues) -> bool:
+        """Whether this step may let somebody in: who displaced others need not wait."""
+        if queues.step >= self._closed_until or not queues.running:
+            return True
+        return queues.waiting.head is queues.favoured
+
+    def closed(self, plan: StepPlan) -> int | None:
+        left = self._closed_until - plan.number - 1
+        return None if left < 0 else left
 
     def _resumes(self, queues: Queues) -> bool:
         return bool(queues.swapped)
