@@ -31,6 +31,17 @@ class Slo:
     ttft: float | None = None
     tpot: float | None = None
     e2e: float | None = None
+    clients: dict[str, Any] = field(default_factory=dict)
+    """Bounds of single clients, such as {chat: {ttft: 0.5}}; what one lacks is as for all."""
+
+
+@dataclass
+class Qoe:
+    """What readers expect, for the metric qoe. Andes' for text chat (2404.16283): 1.3 s are what a
+    web page may take to load, and 4.8 tokens/s are what people read."""
+
+    ttft: float = 1.3
+    tokens_per_s: float = 4.8
 
 
 @dataclass
@@ -51,6 +62,7 @@ class Config:
     study: Any = None
     server: Server = field(default_factory=Server)
     slo: Slo = field(default_factory=Slo)
+    qoe: Qoe = field(default_factory=Qoe)
     run: str | None = None
     """The folder of an earlier study, for experiments that take it up."""
     requests: str | None = None

@@ -17,8 +17,8 @@ from pagedsim.metrics.definitions import METRICS
 
 ROOT_KEYS = (
     "backend, batch, batching, cost, hardware, jobs, kv_cache_dtype, memory, model, policy, "
-    "predictor, preemption, prompt, quantization, report, requests, run, seed, seeds, server, slo, "
-    "study, tensor_parallel, tracking, workload"
+    "predictor, preemption, prompt, qoe, quantization, report, requests, run, seed, seeds, server, "
+    "slo, study, tensor_parallel, tracking, workload"
 )
 SHIPPED = ", ".join(
     sorted(path.stem for path in (Path(__file__).parent.parent / "conf/policy").glob("*.yaml"))
@@ -88,7 +88,7 @@ COMPOSITION = {
         "memory.block_sizee=8",
         "memory.block_sizee: no such key; did you mean 'block_size'? choose from block_size, "
         "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, reserved_gib, "
-        "swap_space_gib",
+        "swap_bound, swap_space_gib",
     ),
     "misspelt key of the chosen option": (
         "policy=priority policy.displce=true",
@@ -120,7 +120,7 @@ COMPOSITION = {
     ),
     "section as a whole": (
         "slo={ttft:1,foo:2}",
-        "slo.foo: no such key; choose from e2e, tpot, ttft",
+        "slo.foo: no such key; choose from clients, e2e, tpot, ttft",
     ),
     "seed of the workload": (
         f"{SINGLE} workload.seed=77",
@@ -183,7 +183,7 @@ COMPOSITION = {
     ),
     "added key of an objective": (
         f"{SINGLE} +slo.tttf=1",
-        "slo.tttf: no such key; did you mean 'ttft'? choose from e2e, tpot, ttft",
+        "slo.tttf: no such key; did you mean 'ttft'? choose from clients, e2e, tpot, ttft",
     ),
     "added key of the tracker": (
         f"{SINGLE} +tracking.foo=1",
@@ -217,7 +217,7 @@ VALUES = {
     "added key of memory": (
         f"{SINGLE} +memory.bloks=8",
         "memory.bloks: no such setting of memory=paged; "
-        "did you mean 'blocks'? choose from block_size, blocks, cpu_blocks",
+        "did you mean 'blocks'? choose from block_size, blocks, cpu_blocks, swap_bound",
     ),
     "added key of workload": (
         f"{SINGLE} +workload.requets=8",
@@ -323,6 +323,34 @@ VALUES = {
     "swap to nowhere": (
         f"{SINGLE} preemption=swap memory.swap_space_gib=0",
         "preemption that swaps needs cpu_blocks: at least 1, not 0",
+    ),
+    "objective of a client": (
+        f"{SINGLE} +slo.clients.chat.e2e=-1",
+        "slo.clients.chat.e2e=-1: must be a number of at least 0",
+    ),
+    "objective of no latency": (
+        f"{SINGLE} +slo.clients.chat.tttf=1",
+        "slo.clients.chat.tttf: no such bound; did you mean 'ttft'? choose from e2e, tpot, ttft",
+    ),
+    "objective of nothing": (
+        f"{SINGLE} +slo.clients.chat=1",
+        "slo.clients.chat=1: must be bounds such as {ttft: 0.5}",
+    ),
+    "objective of a stranger": (
+        f"{SINGLE} workload=chat_and_batch +slo.clients.chat.ttft=1",
+        "slo.clients.chat: no such client in the workload; choose from batch, interactive",
+    ),
+    "objective without clients": (
+        f"{SINGLE} +slo.clients.chat.ttft=1",
+        "slo.clients.chat: no such client in the workload; it has none with a name",
+    ),
+    "reader who does not read": (
+        f"{SINGLE} qoe.tokens_per_s=0",
+        "qoe.tokens_per_s=0.0: must be a number above 0",
+    ),
+    "bound of swaps": (
+        f"{SINGLE} memory.swap_bound=1",
+        "memory.swap_bound=1: must be true or false",
     ),
     "objective": (f"{SINGLE} slo.ttft=-1", "slo.ttft=-1.0: must be a number of at least 0"),
     "tracking": (
@@ -565,7 +593,7 @@ ARMS = {
         "a: ['memory.blockz=1']",
         "study.arms.a: memory.blockz: no such key; did you mean 'blocks'? choose from block_size, "
         "blocks, cpu_blocks, gpu_memory_utilization, kind, kv_layout, reserved_gib, "
-        "swap_space_gib",
+        "swap_bound, swap_space_gib",
     ),
     "unknown option": (
         "a: ['policy=fcfs'], b: ['policy=lifo']",

@@ -10,6 +10,7 @@ from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.finding import finding
+from pagedsim.metrics.slo import slo_of
 from pagedsim.report.plots import drawings_of
 from pagedsim.run.arm import Arm
 from pagedsim.run.command import group_of
@@ -83,7 +84,7 @@ class Compare(Study):
 
 def check_objective(where: str, metrics: Sequence[str], jobs: Sequence[Job]) -> None:
     """Raise ConfigError for goodput where no job has an objective."""
-    objective = any(b is not None for job in jobs for b in job.config["slo"].values())
+    objective = any(slo_of(job.config["slo"]) is not None for job in jobs)
     if "goodput_per_s" in keys_of(metrics) and not objective:
         raise ConfigError(
             f"{where}: goodput_per_s needs an objective: slo.ttft=, slo.tpot= or slo.e2e="

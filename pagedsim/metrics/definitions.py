@@ -3,7 +3,7 @@
 A new one is a function more, in the order in which a summary shall have it; its docstring is what
 a report says of it. `latency` is for one value a request, `tally` for one number of some requests,
 `whole` for one of the run. What they are given is in `tables.py`, and the names of the columns in
-`recorder.py` and `steps.py`.
+`recorder.py` and `steps.py`. Those of how clients fared are in `fairness.py`.
 
 `output_tokens` are those of one sequence; only rates of tokens count those of all `sequences`.
 Latencies count requests that finished; whoever was rejected, aborted or left unfinished is only
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagedsim.metrics.fairness import FAIRNESS
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.littles_law import littles_law
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
@@ -106,11 +107,18 @@ def output_tokens_per_s(served: Served) -> float:
 
 @METRICS.tally("Goodput", "1/s", MORE)
 def goodput_per_s(served: Served) -> float | None:
-    """Requests that met every bound of the service level objective, over the makespan."""
-    if served.run.slo is None:
-        return None
-    met = served.run.slo.met({one.__name__: served.requests.each(one) for one in (ttft, tpot, e2e)})
-    return served.per_second(int(np.sum(met & served.mask)))
+    """Requests that met every bound of the service level objective, those of their own client
+    where it has any, over the makespan."""
+    met = _met(served)
+    return None if met is None else served.per_second(met)
+
+
+@METRICS.tally("SLO attainment", "share", MORE)
+def slo_attainment(served: Served) -> float | None:
+    """Requests that met every bound of the service level objective, as a share of those that
+    arrived."""
+    met = _met(served)
+    return None if met is None else ratio(met, int(served.mask.sum()))
 
 
 @METRICS.tally("Preemptions", "count", LESS)
@@ -135,6 +143,15 @@ def swapped_blocks(served: Served) -> int:
 def cached_tokens(served: Served) -> int:
     """Prompt tokens found in the prefix cache at first admission."""
     return served.total("cached_tokens")
+
+
+@METRICS.whole("Swapped at once", "count", LESS)
+def swapped_peak(run: RunTables) -> int | None:
+    """The most blocks that were on the CPU at once."""
+    return run.swapped_peak
+
+
+METRICS.update(FAIRNESS)
 
 
 @METRICS.whole("Makespan", "s", LESS)
@@ -221,6 +238,15 @@ def mbu(run: RunTables, busy: float) -> float | None:
     """Model bandwidth utilisation: bytes of weights and KV read in the time that steps take, as a
     share of the peak."""
     return _of_peak(run.bytes, run.peak_bandwidth, busy)
+
+
+def _met(served: Served) -> int | None:
+    """How many met the objective; None without one."""
+    if served.run.slo is None:
+        return None
+    latencies = {one.__name__: served.requests.each(one) for one in (ttft, tpot, e2e)}
+    met = served.run.slo.met(latencies, lambda client: served.requests.where("client", client))
+    return int(np.sum(met & served.mask))
 
 
 def _tokens(each: Requests) -> Floats:

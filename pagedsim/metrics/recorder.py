@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.metrics.columns import Numbers, Words
+from pagedsim.metrics.service import service_of
 from pagedsim.metrics.steps import STEP_COLUMNS, Steps
 
 _EACH_STEP = ("end", "used_blocks")
@@ -137,9 +138,11 @@ class Recorder:
             ids = pa.array(self._ids if isinstance(self._ids, list) else np.array(self._ids))
             order = pc.sort_indices(ids).to_numpy()
             numbers = {name: self._requests.take(name)[order] for name in REQUEST_COLUMNS}
+            tokens = numbers["output_tokens"] * numbers["sequences"].astype(np.int64)
+            service = service_of(numbers["prompt_tokens"], tokens, numbers["first_token"])
             words = self._words.columns(order)
             columns = {"request": ids.take(order), "client": words.pop("client")}
-            self._requests_table = pa.table(columns | numbers | words)
+            self._requests_table = pa.table(columns | numbers | {"service": service} | words)
         return self._requests_table
 
 

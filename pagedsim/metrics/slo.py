@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core.errors import require_number
+from pagedsim.core.errors import ConfigError, choices, require_number
+
+Latencies = Mapping[str, NDArray[np.float64]]
+Mask = NDArray[np.bool_]
 
 BOUNDED = ("ttft", "tpot", "e2e")
 """The latencies that may have a bound."""
@@ -16,21 +20,68 @@ BOUNDED = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True)
 class Slo:
-    """Bounds in seconds that a request must meet, all of them."""
+    """Bounds in seconds that a request must meet, all of them.
+
+    A client of `clients` has bounds of its own; what these do not name is as for all.
+    """
 
     ttft: float | None = None
     tpot: float | None = None
     e2e: float | None = None
+    clients: Mapping[str, Slo] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in BOUNDED:
             if (bound := getattr(self, name)) is not None:
                 require_number(f"slo.{name}", bound, 0)
 
-    def met(self, latencies: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
-        """Which requests met it; one without a TPOT has no TPOT to miss."""
+    def met(self, latencies: Latencies, of_client: Callable[[str], Mask]) -> Mask:
+        """Which requests met it; one without a TPOT has no TPOT to miss. `of_client` tells which
+        are a client's."""
+        met = self._within(latencies)
+        for client, own in self.clients.items():
+            some = of_client(client)
+            met[some] = own._within({name: values[some] for name, values in latencies.items()})
+        return met
+
+    def _within(self, latencies: Latencies) -> Mask:
         met = ~np.isnan(latencies["e2e"])
         for name in BOUNDED:
             if (bound := getattr(self, name)) is not None:
                 met &= ~(latencies[name] > bound)
         return met
+
+
+def slo_of(settings: Mapping[str, Any]) -> Slo | None:
+    """The objective that settings describe; None where no bound is set."""
+    whole = Slo(**{name: settings[name] for name in BOUNDED})
+    own = {
+        str(client): _own(f"slo.clients.{client}", bounds, whole)
+        for client, bounds in settings.get("clients", {}).items()
+    }
+    slo = replace(whole, clients=own)
+    bounded = any(
+        getattr(one, name) is not None for one in (slo, *own.values()) for name in BOUNDED
+    )
+    return slo if bounded else None
+
+
+def refuse_strangers(slo: Slo, clients: Iterable[str]) -> None:
+    """Raise ConfigError for bounds of a client that a workload has not."""
+    known = sorted(filter(None, set(clients)))
+    for client in slo.clients:
+        if client not in known:
+            there = choices(client, known) if known else "it has none with a name"
+            raise ConfigError(f"slo.clients.{client}: no such client in the workload; {there}")
+
+
+def _own(where: str, bounds: object, whole: Slo) -> Slo:
+    """The bounds of one client."""
+    if not isinstance(bounds, Mapping):
+        raise ConfigError(f"{where}={bounds}: must be bounds such as {{ttft: 0.5}}")
+    for name, bound in bounds.items():
+        if name not in BOUNDED:
+            raise ConfigError(f"{where}.{name}: no such bound; {choices(str(name), BOUNDED)}")
+        if bound is not None:
+            require_number(f"{where}.{name}", bound, 0)
+    return replace(whole, **{str(name): bound for name, bound in bounds.items()})

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import Whole
+from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN, Floats, Mask, Requests, RunTables, Served, StepPart
@@ -33,15 +34,18 @@ def summarise(
     bytes: float | None = None,
     peak_flops: float | None = None,
     peak_bandwidth: float | None = None,
+    reader: Reader | None = None,
+    swapped_peak: int | None = None,
 ) -> dict[str, Any]:
     """The summary of one run.
 
     `flops` and `bytes` are what the run's steps took in all; with the peak of the hardware they
     give `mfu` and `mbu`, which are left out otherwise, as `goodput_per_s` is without an `slo`.
+    `swapped_peak` is of the server's memory, where it can swap.
     """
     view = Requests.of(requests)
     ends, last, sums = _over_steps(steps, block_size)
-    work = (flops, bytes, peak_flops, peak_bandwidth)
+    work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
     run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work)
     summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pagedsim.metrics.qoe import Reader
+from pagedsim.metrics.service import ServiceOverTime, service_of
 from pagedsim.metrics.slo import Slo
 
 Floats = NDArray[np.float64]
@@ -54,6 +56,11 @@ class Requests:
             return np.zeros(0, dtype=bool)
         return np.asarray(pc.equal(column, word).to_numpy())
 
+    def numbered(self, name: str) -> tuple[list[str], NDArray[np.int64]]:
+        """The words of a column, each once as they come, and which one each request has."""
+        coded = pc.dictionary_encode(self._column(name).combine_chunks())
+        return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), dtype=np.int64)
+
     def each(self, of: EachRequest) -> Floats:
         """One value a request, worked out once; NaN for who did not finish."""
         if of not in self._values:
@@ -77,6 +84,23 @@ class StepPart:
         return np.asarray(self["end"] - self["start"])
 
 
+def service_over_time(
+    requests: Requests, clients: NDArray[np.int64], decode_ends: Floats
+) -> ServiceOverTime:
+    """What clients got over time; `clients` has the number of each request's."""
+    return ServiceOverTime(
+        clients,
+        requests["arrival"],
+        requests["first_token"],
+        requests["finished"],
+        requests["prompt_tokens"],
+        requests["output_tokens"],
+        scheduled=requests["scheduled"],
+        sequences=requests["sequences"],
+        ends=decode_ends,
+    )
+
+
 @dataclass(frozen=True)
 class RunTables:
     """A whole run."""
@@ -93,6 +117,9 @@ class RunTables:
     bytes: float | None
     peak_flops: float | None
     peak_bandwidth: float | None
+    reader: Reader
+    swapped_peak: int | None
+    """The most blocks that were on the CPU at once; None where none can be."""
 
     @cached_property
     def makespan(self) -> float:
@@ -104,6 +131,37 @@ class RunTables:
         if self.requests.are("unfinished").any():
             over = self.last_end
         return over - float(arrived.min())
+
+    @cached_property
+    def clients(self) -> list[str]:
+        """Who sent requests, in the order of the table."""
+        return self._numbered[0]
+
+    @cached_property
+    def _numbered(self) -> tuple[list[str], NDArray[np.int64]]:
+        return self.requests.numbered("client")
+
+    @cached_property
+    def service(self) -> Floats:
+        """What each request got."""
+        each = self.requests
+        tokens = each["output_tokens"] * each["sequences"].astype(np.int64)
+        return service_of(each["prompt_tokens"], tokens, each["first_token"])
+
+    @cached_property
+    def service_over_time(self) -> ServiceOverTime:
+        """What each of `clients` got over time."""
+        return service_over_time(self.requests, self._numbered[1], self.decode_ends)
+
+    @cached_property
+    def qoe(self) -> Floats:
+        """One value a request; NaN for who did not finish."""
+        some = self.requests.are("finished")
+        names = ("arrival", "first_token", "finished", "output_tokens")
+        arrival, first, last, tokens = (self.requests[name][some] for name in names)
+        found = np.full(len(some), NAN)
+        found[some] = self.reader.qoe(arrival, first, last, tokens, self.decode_ends)
+        return found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from pagedsim.config import Config, Server, Slo
+from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, require_flag, require_whole
 from pagedsim.run.arm import Arm
@@ -26,6 +26,7 @@ _SECTIONS = {
     "": tuple(field.name for field in fields(Config)),
     "server": tuple(field.name for field in fields(Server)),
     "slo": tuple(field.name for field in fields(Slo)),
+    "qoe": tuple(field.name for field in fields(Qoe)),
     "tracking": SETTINGS,
 }
 """Where a key that is added (+server.foo=1) would be read by nobody, and the keys there are."""

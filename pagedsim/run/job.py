@@ -104,6 +104,8 @@ def _summary(parts: Parts, requests: pa.Table, steps: Steps) -> Settings:
         block_size=scheduler.memory.block_size,
         max_seqs=scheduler.max_seqs,
         slo=parts.slo,
+        reader=parts.reader,
+        swapped_peak=scheduler.memory.cpu_peak,
         **parts.stage.work(steps),
     )
 

@@ -41,6 +41,8 @@ SETTINGS = {
         ("jobs", "processes; null: as many as there are cores, one for backend=engine"),
         ("report", "whether to draw plots and write report.html"),
         ("slo.ttft", "seconds; with any slo.* the table has goodput (also slo.tpot, slo.e2e)"),
+        ("slo.clients", "bounds of single clients: +slo.clients.interactive.ttft=0.5"),
+        ("qoe.ttft", "seconds that a reader waits gladly; qoe.tokens_per_s: how fast it reads"),
     ),
     "The load (workload=sharegpt; the others have their own, see --cfg job)": (
         ("workload.rate", "requests/s on average"),
@@ -57,6 +59,7 @@ SETTINGS = {
         ("memory.blocks", "GPU blocks; null: as many as fit beside the model"),
         ("memory.gpu_memory_utilization", "share of the GPU's memory that is used"),
         ("memory.swap_space_gib", "GiB of CPU memory a GPU, for preemption=swap"),
+        ("memory.swap_bound", "true: never more blocks on the CPU than the GPU has"),
         ("tensor_parallel", "GPUs that share the model"),
         ("quantization", "int8 or fp8: the layers hold their weights in 8 bits"),
         ("kv_cache_dtype", "auto: as the model has them; fp8 (fp8_e4m3), fp8_e5m2: half the bytes"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedsim.metrics.slo import Slo
+from pagedsim.metrics.qoe import Reader
+from pagedsim.metrics.slo import Slo, refuse_strangers, slo_of
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.needs import refuse_unmet
 from pagedsim.run.objects import make
@@ -19,18 +20,21 @@ class Parts:
     workload: Workload
     stage: Stage
     slo: Slo | None
+    reader: Reader
 
 
 def build(config: Settings, seed: int, workload: Workload | None = None) -> Parts:
     """The objects that a configuration describes; a `workload` that is there is not made anew."""
-    bounds = {name: bound for name, bound in config["slo"].items() if bound is not None}
-    slo = Slo(**bounds) if bounds else None
+    slo = slo_of(config["slo"])
+    reader = Reader(**config.get("qoe", {}))  # a configuration of before has none
     backend = backend_of(config)
     stage = backend.stage(config, seed)
     # Last, since a long trace takes longest to read.
     workload = workload or backend.workload(config, seed)
     refuse_unmet(policy_of(config["policy"]), workload)
-    return Parts(workload, stage, slo)
+    if slo is not None:
+        refuse_strangers(slo, workload.clients)
+    return Parts(workload, stage, slo, reader)
 
 
 def backend_of(config: Settings) -> Backend:

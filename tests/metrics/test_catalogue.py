@@ -9,14 +9,15 @@ from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import STATISTICS
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
-from tests.metrics.tables import REQUESTS, SIZES, STEPS
+from tests.metrics.tables import SIZES, STEPS, requests_of
 
 SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients"}
 
 
 def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
-    summary = summarise(REQUESTS, STEPS, **SIZES, slo=Slo(), **peaks)
+    waiting = requests_of(*({"client": client, "scheduled": 1.0} for client in "ab"))
+    summary = summarise(waiting, STEPS, **SIZES, slo=Slo(), swapped_peak=0, **peaks)
     known = {metric_of(key).name for key in summary.keys() - SETTINGS}
     assert known == set(METRICS)
 

@@ -104,6 +104,11 @@ class Memory(ABC):
         return 0
 
     @property
+    def cpu_peak(self) -> int | None:
+        """The most CPU blocks that were in use at once; None where there are none."""
+        return None
+
+    @property
     def used(self) -> int:
         """GPU blocks that some request holds."""
         return self.total - self.free

@@ -6,20 +6,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from pagedsim.core.errors import IntegrityError
+from pagedsim.core.errors import IntegrityError, require_flag
 from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
 from pagedsim.core.request import Request
 
 
 class PagedMemory(Memory):
-    """PagedAttention's memory (SOSP'23): block tables over a GPU pool and a CPU pool."""
+    """PagedAttention's memory (SOSP'23): block tables over a GPU pool and a CPU pool.
+
+    With `swap_bound` no more of the CPU pool is used than the GPU has blocks.
+    """
 
     can_swap = True
 
-    def __init__(self, blocks: int, block_size: int = 16, cpu_blocks: int = 0) -> None:
+    def __init__(
+        self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: bool = False
+    ) -> None:
         super().__init__(blocks, block_size, cpu_blocks)
+        if require_flag("swap_bound", swap_bound):
+            self.cpu_total = min(cpu_blocks, blocks)
         self._free: list[int] = list(range(blocks - 1, -1, -1))
-        self._cpu_free: list[int] = list(range(cpu_blocks - 1, -1, -1))
+        self._cpu_free: list[int] = list(range(self.cpu_total - 1, -1, -1))
+        self._cpu_peak = 0
         self._shared: dict[int, int] = {}  # owners beyond the first, where there are any
         self._saved = 0  # their sum
 
@@ -34,6 +42,10 @@ class PagedMemory(Memory):
     @property
     def cpu_free(self) -> int:
         return len(self._cpu_free)
+
+    @property
+    def cpu_peak(self) -> int | None:
+        return self._cpu_peak if self.cpu_total else None
 
     def references(self, block: int) -> int:
         """Block tables that name a block in use."""
@@ -195,6 +207,7 @@ class PagedMemory(Memory):
     def swap_out(self, request: Request, copies: Copies) -> Pairs:
         filled = self._filled(request)
         there = {block: self._cpu_free.pop() for block in dict.fromkeys(chain(*filled))}
+        self._cpu_peak = max(self._cpu_peak, self.cpu_total - len(self._cpu_free))
         split_at = request._split_at
         self.release(request)
         request.cpu_tables = [[there[block] for block in table] for table in filled]

@@ -23,8 +23,10 @@ from pagedsim.core.request import Request
 class PrefixMemory(PagedMemory):
     """Paged memory with a prefix cache."""
 
-    def __init__(self, blocks: int, block_size: int = 16, cpu_blocks: int = 0) -> None:
-        super().__init__(blocks, block_size, cpu_blocks)
+    def __init__(
+        self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: bool = False
+    ) -> None:
+        super().__init__(blocks, block_size, cpu_blocks, swap_bound)
         # First in the list is the first to be handed out, and so the first to be forgotten.
         self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
         self._free.clear()

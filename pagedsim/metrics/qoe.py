@@ -1,0 +1,101 @@
+"""The quality of experience of those who read answers while they are written.
+
+Andes (2404.16283) sets the times at which a reader takes in each token against those at which it
+could at best: the first after a time to first token that is as good as none, the others at the
+speed of reading. Of all the time that the reader spent until each token, added up over tokens,
+QoE is the share that was no delay.
+
+A reader takes in no token before it is there, none sooner than at best, and none faster than it
+reads, so tokens that come early make up for later gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core.errors import require_number
+
+Floats = NDArray[np.float64]
+Counts = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What is expected of an answer, in seconds and in tokens a second."""
+
+    ttft: float = 1.3
+    tokens_per_s: float = 4.8
+
+    def __post_init__(self) -> None:
+        require_number("qoe.ttft", self.ttft, 0)
+        require_number("qoe.tokens_per_s", self.tokens_per_s, above=0)
+
+    def qoe(
+        self, arrival: Floats, first: Floats, last: Floats, tokens: Counts, ends: Floats
+    ) -> Floats:
+        """The QoE of answers whose tokens came at their first token and at `ends` of decode steps.
+
+        Exact for whoever decoded in each step between. One that missed some, because it was
+        preempted or held, has its tokens spread evenly over these steps.
+        """
+        begin = np.searchsorted(ends, first, side="right")
+        steps = np.searchsorted(ends, last, side="right") - begin
+        late = self._late(arrival + self.ttft, first, last, tokens, begin, steps, ends)
+        reading = tokens * (tokens - 1.0) / (2 * self.tokens_per_s)
+        whole = tokens * self.ttft + reading + late
+        return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)
+
+    def _late(
+        self,
+        best: Floats,
+        first: Floats,
+        last: Floats,
+        tokens: Counts,
+        begin: Counts,
+        steps: Counts,
+        ends: Floats,
+    ) -> Floats:
+        """Seconds by which tokens are taken in later than at best, added up for each request."""
+        pace = 1 / self.tokens_per_s
+        delay = np.maximum(first - best, 0)
+        # No step known: all after the first came with the last.
+        rest = np.where(steps > 0, delay, np.maximum(delay, last - best - pace))
+        total = delay + (tokens - 1) * rest
+        # Where nobody missed a step, the token of a step is late by what the step ended after the
+        # reader's pace: only a request with a step beyond its delay so far needs a look at each.
+        ahead = ends - np.arange(len(ends)) * pace
+        due = best + pace - begin * pace
+        odd = (steps != tokens - 1) | (_highest(ahead, begin, steps) - due > delay)
+        some = np.flatnonzero(odd & (tokens > 1) & (steps > 0))
+        some = some[np.argsort(-tokens[some], kind="stable")]
+        if not len(some):
+            return total
+        best, last, begin, steps = best[some], last[some], begin[some], steps[some]
+        delay, gaps = delay[some], tokens[some] - 1
+        sums = delay.copy()
+        # One token of every request at a time, the longest requests first.
+        for number in range(1, int(gaps[0]) + 1):
+            here = slice(int(np.searchsorted(-gaps, -number, side="right")))
+            step = -(-number * steps[here] // gaps[here]) - 1
+            known = (number < gaps[here]) & (step >= 0)
+            came = last[here].copy()
+            came[known] = ends[(begin[here] + step)[known]]
+            np.maximum(delay[here], came - best[here] - number * pace, out=delay[here])
+            sums[here] += delay[here]
+        total[some] = sums
+        return total
+
+
+def _highest(values: Floats, begin: Counts, count: Counts) -> Floats:
+    """The largest of `count` values from `begin` on; minus infinity for none."""
+    found = np.full(len(begin), -np.inf)
+    some = np.flatnonzero(count > 0)
+    some = some[np.argsort(begin[some], kind="stable")]
+    pairs = np.stack([begin[some], begin[some] + count[some]], axis=1).ravel()
+    padded = np.append(values, -np.inf)  # an end may be one past the last
+    found[some] = np.maximum.reduceat(padded, pairs)[::2] if len(some) else 0.0
+    return found

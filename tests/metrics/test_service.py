@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedsim.metrics import service as module
+from pagedsim.metrics.service import Floats, ServiceOverTime, jain, service_of
+from pagedsim.metrics.summary import summarise
+from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of
+
+# Steps of a second each. a's first request decodes at 2, 3, 4, its second is queued from 1 to 5;
+# b's is queued from 2 to 6 while a is served, and c never waits.
+ROWS: list[dict[str, Any]] = [
+    {"client": "a", "finished": 4.0, "output_tokens": 4},
+    {"client": "a", "arrival": 1.0, "scheduled": 5.0, "first_token": 6.0, "finished": 6.0},
+    {"client": "b", "arrival": 2.0, "scheduled": 6.0, "first_token": 7.0, "finished": 7.0},
+    {"client": "c", "arrival": 3.0, "scheduled": 3.0, "first_token": 4.0, "finished": 4.0},
+]
+TICKS = steps_of(*({"end": float(end), "decode_seqs": 1} for end in range(1, 9)))
+
+
+def by_hand(**more: Any) -> ServiceOverTime:
+    """Two clients; tokens of the first come at 2, 3 and 4."""
+    return ServiceOverTime(
+        np.array([0, 0, 1]),
+        np.array([0.0, 1.0, 2.0]),
+        np.array([1.0, 6.0, 7.0]),
+        np.array([4.0, 6.0, 7.0]),
+        np.array([10, 10, 10]),
+        np.array([4, 1, 1]),
+        **more,
+    )
+
+
+def test_a_prompt_counts_once_its_first_token_is_out_and_a_token_of_an_answer_twice() -> None:
+    summary = summarise(requests_of(*ROWS), TICKS, **SIZES)
+    assert summary["service"] == 4 * 10 + 2 * (4 + 1 + 1 + 1)
+    assert {name: one["service"] for name, one in summary["clients"].items()} == {
+        "a": 30.0,
+        "b": 12.0,
+        "c": 12.0,
+    }
+
+
+def test_service_is_that_of_the_unfinished_too_and_of_every_sequence() -> None:
+    got = service_of([10, 10, 10], [3, 0, 2 * 4], np.array([1.0, NAN, 2.0]))
+    assert got.tolist() == [16.0, 0.0, 26.0]
+    rows = requests_of(
+        {"state": "unfinished", "finished": NAN, "output_tokens": 3},
+        {"state": "aborted", "first_token": NAN, "output_tokens": 0},
+        {"sequences": 2, "output_tokens": 4},
+    )
+    assert summarise(rows, TICKS, **SIZES)["service"] == got.sum()
+
+
+def test_service_over_time_by_hand() -> None:
+    ends = np.arange(1.0, 9.0)
+    at = by_hand(ends=ends).at
+    times = np.array([0.5, 1.0, 1.5, 2.0, 3.9, 4.0, 6.0, 9.0])
+    assert at(0, times).tolist() == [0, 12, 12, 14, 16, 18, 30, 30]
+    assert at(0, times, before=True).tolist() == [0, 0, 12, 12, 16, 16, 18, 30]
+    assert at(1, times).tolist() == [0] * 7 + [12]
+    # Without steps, tokens come evenly.
+    assert by_hand().at(0, times).tolist() == pytest.approx([0, 12, 13, 14, 17.8, 18, 30, 30])
+
+
+def test_a_client_waits_while_any_of_its_requests_was_never_scheduled() -> None:
+    scheduled = np.array([0.0, 5.0, 6.0])
+    waits = by_hand(scheduled=scheduled).waits
+    assert list(zip(waits.client, waits.begin, waits.end, strict=True)) == [(0, 1, 5), (1, 2, 6)]
+    # Where nobody says when, until the first token: what touches is one.
+    waits = by_hand().waits
+    assert list(zip(waits.client, waits.begin, waits.end, strict=True)) == [(0, 0, 6), (1, 2, 7)]
+
+
+def test_who_is_never_scheduled_waits_until_it_leaves_or_the_run_ends() -> None:
+    arrival, none = np.array([1.0, 2.0]), np.full(2, NAN)
+    over = ServiceOverTime(
+        np.arange(2), arrival, none, np.array([4.0, NAN]), arrival, 0 * arrival, ends=arrival * 4
+    )
+    assert over.waits.end.tolist() == [4.0, 8.0]
+
+
+def test_the_gap_is_that_of_times_in_which_both_wait() -> None:
+    """From 2 to 5 a got the tokens at 3 and 4, b none; c never waits."""
+    summary = summarise(requests_of(*ROWS), TICKS, **SIZES)
+    assert summary["service_gap"] == 2 * 2
+    # From 1 to 5 a got three tokens, in 4 s; b from 2 to 6 nothing.
+    assert summary["service_jain"] == pytest.approx((6 / 4) ** 2 / (2 * (6 / 4) ** 2))
+    assert not {"service_gap", "service_jain"} & summary["clients"]["a"].keys()
+
+
+def test_one_client_or_none_that_waits_has_no_gap() -> None:
+    for rows in (requests_of(ROWS[0], ROWS[1]), REQUESTS, requests_of()):
+        assert not {"service_gap", "service_jain"} & summarise(rows, STEPS, **SIZES).keys()
+
+
+def test_jains_index_by_hand() -> None:
+    assert jain(np.array([2.0, 2.0, NAN])) == 1
+    assert jain(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
+    assert jain(np.array([1.0, 3.0])) == pytest.approx(16 / 20)
+    assert jain(np.array([1.0, NAN])) is None
+
+
+def test_the_gap_since_the_start_by_hand() -> None:
+    over = by_hand(ends=np.arange(1.0, 9.0))
+    assert over.gap_since_start() == 30  # at 6, before b's first token
+    assert over.gap_since_start(until=3.5) == 16
+    assert ServiceOverTime(*[np.zeros(1)] * 6).gap_since_start() is None
+
+
+ANSWERS = st.lists(
+    st.tuples(
+        st.integers(0, 3), *(st.integers(0, 4) for _ in range(4)), st.integers(1, 9), st.booleans()
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+def columns(answers: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Client, arrival, first token, last, prompt, output, scheduled."""
+    rows = np.array(answers, dtype=float).reshape(-1, 7)
+    client, arrival, wait, prefill, decode, tokens, started = rows.T
+    scheduled = arrival + wait
+    first = np.where(started > 0, scheduled + prefill, NAN)
+    finished = np.where(started > 0, first + decode * (tokens > 1), NAN)
+    scheduled = np.where(started > 0, scheduled, NAN)
+    output = np.where(started > 0, tokens, 0)
+    return client.astype(int), arrival, first, finished, 3 * tokens, output, scheduled
+
+
+def brute(client: Any, columns: tuple[Any, ...], ends: Floats | None, times: Floats) -> Floats:
+    """What a client got by each time, token by token."""
+    who, _, first, finished, prompt, output, _ = columns
+    got = np.zeros(len(times))
+    for i in np.flatnonzero((who == client) & ~np.isnan(first)):
+        got += (prompt[i] + 2) * (times >= first[i])
+        more = 2 * (output[i] - 1)
+        if ends is None:
+            length = finished[i] - first[i]
+            part = (times - first[i]) / length if length else times >= first[i]
+        else:
+            inside = ends[(ends > first[i]) & (ends <= finished[i])]
+            part = (inside[None, :] <= times[:, None]).mean(axis=1) if len(inside) else np.zeros(1)
+            part = part if len(inside) else times >= finished[i]
+        got += more * np.clip(part, 0, 1)
+    return got
+
+
+def waits(client: int, columns: tuple[Any, ...], ends: Floats | None, times: Floats) -> Any:
+    """Between which two times after each other it waits."""
+    who, arrival, first, finished, _, _, scheduled = columns
+    over = np.nanmax(np.concatenate([arrival, first, finished, [] if ends is None else ends]))
+    until = np.where(np.isnan(scheduled), over, scheduled)
+    some = [(a <= times[:-1]) & (b >= times[1:]) for a, b in zip(arrival, until, strict=True)]
+    return np.array(some)[who == client].any(axis=0)
+
+
+@pytest.mark.parametrize("stepwise", [True, False])
+@settings(max_examples=60)
+@given(answers=ANSWERS)
+def test_the_gap_is_the_largest_of_all_stretches_of_time(
+    answers: list[tuple[Any, ...]], stepwise: bool
+) -> None:
+    table = columns(answers)
+    ends = np.arange(0.5, 8.5, 0.5) if stepwise else None
+    over = ServiceOverTime(*table[:6], scheduled=table[6], ends=ends)
+    grid = np.arange(0.0, 17.0, 0.25)
+    grid = np.sort(np.concatenate([grid, grid[1:] - 1e-9]))
+    found = {client: brute(client, table, ends, grid) for client in range(over.clients)}
+    for client, got in found.items():
+        assert over.at(client, grid) == pytest.approx(got, abs=1e-6)
+    best, gaps = None, []
+    for one, other in combinations(found, 2):
+        difference = found[one] - found[other]
+        gaps.append(np.abs(difference).max())
+        both = waits(one, table, ends, grid) & waits(other, table, ends, grid)
+        for start in np.flatnonzero(both):
+            for stop in range(start + 1, len(grid)):
+                if not both[stop - 1]:
+                    break
+                gap = abs(difference[stop] - difference[start])
+                best = gap if best is None else max(best, gap)
+    gap = over.gap_while_waiting()
+    assert (gap is None) == (best is None)
+    assert gap == best or gap == pytest.approx(best, abs=1e-5)
+    assert over.gap_since_start() == (pytest.approx(max(gaps), abs=1e-5) if gaps else None)
+
+
+def test_of_many_clients_the_farthest_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    client = np.arange(200) % 20
+    arrival = np.sort(random.uniform(0, 10, 200))
+    first = arrival + 20 * random.random(200) * (1 + client)
+    table = (client, arrival, first, first + 1, np.full(200, 5), np.full(200, 9))
+    every = ServiceOverTime(*table).gap_while_waiting()
+    monkeypatch.setattr(module, "MOST", 4)
+    some = ServiceOverTime(*table).gap_while_waiting()
+    assert every is not None and some is not None
+    assert every / 2 < some <= every
+    monkeypatch.setattr(module, "LOOKS", 1)
+    coarse = ServiceOverTime(*table).gap_since_start()
+    monkeypatch.undo()
+    whole = ServiceOverTime(*table).gap_since_start()
+    assert coarse is not None and whole is not None
+    assert 0 < coarse <= whole
