@@ -1,4 +1,4 @@
-"""Runs every `interpreted*.py` in a process of its own, with Triton's interpreter on."""
+"""Runs each `interpreted*.py` in a process of its own, with Triton's interpreter on."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(marker: str) -> str:
+def run(file: Path, marker: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker]
     child = subprocess.run(
-        [*command, *map(str, FILES)],
+        [*command, str(file)],
         cwd=TESTS.parent,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
     assert child.returncode == 0, child.stdout + child.stderr
-    return child.stdout
+    assert " passed" in child.stdout
 
 
-def test_the_kernels_interpreted() -> None:
-    assert " passed" in run("not slow")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_kernels_interpreted(file: Path) -> None:
+    run(file, "not slow")
 
 
 @pytest.mark.slow
-def test_the_cross_product_interpreted() -> None:
-    assert " passed" in run("slow")
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if "mark.slow" in file.read_text()], ids=lambda file: file.stem
+)
+def test_the_cross_product_interpreted(file: Path) -> None:
+    run(file, "slow")
