@@ -33,6 +33,23 @@ GROUPED = LLAMA | {
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-2-7b": LLAMA,
     "llama-3.1-8b": GROUPED,
+    "llama-3.2-3b": GROUPED
+    | {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_attention_heads": 24,
+        "num_hidden_layers": 28,
+        "tie_word_embeddings": True,
+    },
+    "yi-34b": GROUPED
+    | {
+        "hidden_size": 7168,
+        "intermediate_size": 20480,
+        "num_attention_heads": 56,
+        "num_hidden_layers": 60,
+        "vocab_size": 64000,
+        "max_position_embeddings": 4096,
+    },
     "mixtral-8x7b": GROUPED
     | {
         "model_type": "mixtral",

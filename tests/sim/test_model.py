@@ -19,6 +19,9 @@ PUBLISHED = {  # model cards; OPT: the checkpoints' own counts
     "llama-2-70b": 68_976_648_192,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
+    "llama-3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "yi-34b": 34_388_917_248,
     "qwen3-0.6b": 596_049_920,
     "smollm2-135m": 134_515_008,
     "qwen3-8b": 8_190_735_360,
@@ -38,7 +41,13 @@ def test_parameters_are_those_published(name: str) -> None:
     assert model(name).weight_params == pytest.approx(PUBLISHED[name], rel=0.003)
 
 
-@pytest.mark.parametrize("name", ["llama-2-7b", "llama-2-13b", "llama-3.1-70b", "mixtral-8x7b"])
+EXACT = (
+    *("llama-2-7b", "llama-2-13b", "llama-3.1-70b", "llama-3.2-3b", "mistral-7b", "mixtral-8x7b"),
+    "yi-34b",
+)
+
+
+@pytest.mark.parametrize("name", EXACT)
 def test_parameters_without_biases_are_exact(name: str) -> None:
     assert model(name).weight_params == PUBLISHED[name]
 
