@@ -84,6 +84,21 @@ def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Arms, Sequence[Path
         assert [row[0] for row in table["data"]] == [0, 1]
 
 
+def test_how_clients_fared_is_in_the_summary(tmp_path: Path) -> None:
+    """As every metric is: of all and of each client, means over the seeds that have it."""
+    study = study_of(tmp_path, seeds=2, arms=("a",))
+    for run, gap in zip(study.runs, (100.0, 300.0), strict=True):
+        run.summary.update(service_gap=gap, service_jain=0.5)
+    folder, _ = whole(track(SEARCH, tmp_path, study.runs))
+    kept = summary_of(records(folder))
+    assert (kept["service_gap"], kept["service_jain"]) == (200.0, 0.5)
+    for name in ("service", "qoe", "slo_attainment", "goodput_per_s"):
+        mean = sum(run.summary["clients"]["chat"][name] for run in study.runs) / 2
+        assert kept[f"clients/chat/{name}"] == pytest.approx(mean)
+        assert kept[name] == pytest.approx(sum(run.summary[name] for run in study.runs) / 2)
+    assert "clients/chat/service_gap" not in kept
+
+
 def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Arms, Sequence[Path]]) -> None:
     study, folders = tracked
     (row,) = history_of(records(folders[-1]))

@@ -39,6 +39,8 @@ class Run:
 
 DEFAULT_METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
 """The columns of a comparison, unless it names others."""
+FAIRNESS_METRICS = ("service", "service_gap", "service_jain")
+"""Its other columns, where there are several clients."""
 
 
 @dataclass

@@ -142,7 +142,9 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
     names = min(names, _NAME) + 2  # the edges
     keys = parts[-1].keys  # all requests together: they have every column
     for some in _fitting([_width(parts, key) + _BORDER for key in keys], width - names):
-        yield _table(study, parts, [keys[number] for number in some])
+        here = [keys[number] for number in some]
+        told = [part for part in parts if not set(here).isdisjoint(part.keys)]
+        yield _table(study, told, here, titled=len(parts) > 1)
 
 
 def _width(parts: list[Section], key: str) -> int:
@@ -158,7 +160,7 @@ def _width(parts: list[Section], key: str) -> int:
     return max(map(len, texts))
 
 
-def _table(study: Arms, parts: list[Section], keys: list[str]) -> Table:
+def _table(study: Arms, parts: list[Section], keys: list[str], titled: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     swept = study.swept.rpartition(".")[2] if study.swept else ""
     table.add_column(Text(swept), max_width=_NAME, overflow="fold")
@@ -167,9 +169,9 @@ def _table(study: Arms, parts: list[Section], keys: list[str]) -> Table:
         label = fill(label_of(key), width, break_long_words=False)
         table.add_column(label, justify="right", min_width=width)
     for part in parts:
-        if len(parts) > 1:
+        if titled:
             table.add_row(Text(part.title, style="bold"))
-        _add_rows(table, part, keys, indent=2 if len(parts) > 1 else 0)
+        _add_rows(table, part, keys, indent=2 if titled else 0)
     return table
 
 

@@ -13,6 +13,7 @@ from pagedsim.report.effect import draw_effect, draw_sweep, without_ratio
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load
 from pagedsim.report.pictures import Drawing
+from pagedsim.report.service import draw_service, tells_of_service
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,6 +57,15 @@ def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figur
         f"seed {first}.",
         draw_load,
     )
+    if tells_of_service(study):
+        yield (
+            "service",
+            "Service of each client",
+            "What each client had got by each time: 1 for each token of a prompt whose first token "
+            "is out, and 2 for each token generated. Grey: several had requests that waited to "
+            f"begin, so that lines should rise alike; seed {first}.",
+            draw_service,
+        )
     count = len(busiest(study.of(baseline)[0], ROWS))
     whose = f"those under {baseline}" if study.same_requests else "those of each arm's own"
     yield (

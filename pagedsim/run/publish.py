@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagedsim.metrics.arms import Arms
+from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, Arms
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE
 from pagedsim.metrics.jsons import write_json
@@ -69,7 +69,6 @@ def publish(study: Study, runs: Runs) -> Published | None:
 
 def arms_of(study: Study, runs: Runs) -> Arms:
     """The runs that can be compared, side by side."""
-    wants = any("goodput_per_s" in run.summary for run in runs.finished.values())
     arms = Arms(
         name=runs.command.experiment,
         title=study.title,
@@ -77,14 +76,24 @@ def arms_of(study: Study, runs: Runs) -> Arms:
         folder=runs.command.folder,
         command=runs.command.line(),
         runs=runs.comparable,
-        metrics=tuple(dict.fromkeys([*study.metrics, *(["goodput_per_s"] if wants else [])])),
         baseline=study.baseline,
         swept=study.swept,
     )
     clients = (name for run in arms.runs for name in run.summary.get("clients", {}))
     arms.clients = tuple(dict.fromkeys(clients))
+    arms.metrics = tuple(dict.fromkeys([*study.metrics, *_more_metrics(study, runs, arms)]))
     arms.failed = _missing(runs, arms)
     return arms
+
+
+def _more_metrics(study: Study, runs: Runs, arms: Arms) -> Iterator[str]:
+    """What is worth a column beside the study's own where there are several clients, unless the
+    study chose its columns, and where there is an objective."""
+    several = len(arms.clients) > 1
+    if several and tuple(study.metrics) == DEFAULT_METRICS:
+        yield from FAIRNESS_METRICS
+    if any("goodput_per_s" in run.summary for run in runs.finished.values()):
+        yield from ("goodput_per_s", "slo_attainment") if several else ("goodput_per_s",)
 
 
 def _missing(runs: Runs, arms: Arms) -> dict[str, str]:

@@ -69,6 +69,7 @@ class Server:
     displace: bool | None = None
     preemption: str = "recompute"
     cpu_blocks: int = 0
+    swap_bound: bool = False
     ratio: int = 4
     watermark: float = 0.0
     max_seqs: int = 4
@@ -96,7 +97,8 @@ class Server:
         size = {"blocks": self.blocks, "block_size": self.block_size}
         if self.memory.startswith("reserved"):
             return make_memory(self.memory, **size, max_model_len=self.reserved_len)
-        return make_memory(self.memory, **size, cpu_blocks=self.cpu_blocks)
+        swap = {"cpu_blocks": self.cpu_blocks, "swap_bound": self.swap_bound}
+        return make_memory(self.memory, **size, **swap)
 
     def _batching(self) -> Batching:
         if self.batching == "unified":

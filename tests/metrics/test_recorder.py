@@ -60,6 +60,7 @@ def test_output_tokens_are_those_of_one_sequence() -> None:
     simulate(scheduler(), Pairs([(0.0, 4, 3)]), Constant(), recorder)
     (row,) = recorder.requests_table().to_pylist()
     assert (row["output_tokens"], row["sequences"]) == (3, 2)
+    assert row["service"] == 4 + 2 * 3 * 2
     assert recorder.steps_table()["decode_seqs"].to_pylist() == [0, 2, 2]
 
 
@@ -73,6 +74,7 @@ def test_requests_stand_in_the_order_of_their_ids(ids: list[int | str]) -> None:
     assert [row["prompt_tokens"] for row in rows] == [11, 12, 10]
     assert [row["client"] for row in rows] == [f"of {name}" for name in sorted(ids, key=str)]
     assert {row["state"] for row in rows} == {"unfinished"}
+    assert {row["service"] for row in rows} == {0.0}
 
 
 def test_columns_have_their_types_whatever_is_in_them() -> None:

@@ -8,10 +8,12 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.metrics.littles_law import littles_law
-from pagedsim.metrics.slo import Slo
+from pagedsim.metrics.slo import Slo, slo_of
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Requests
 from tests.metrics.tables import NAN, REQUESTS, SIZES, STEPS, requests_of, steps_of
+
+NO_BOUNDS: dict[str, Any] = {"ttft": None, "tpot": None, "e2e": None}
 
 
 def test_latencies_by_hand() -> None:
@@ -71,6 +73,34 @@ def test_two_tokens_have_one_gap() -> None:
 def test_goodput_wants_every_bound(slo: Slo, met: int) -> None:
     summary = summarise(REQUESTS, STEPS, **SIZES, slo=slo)
     assert summary["goodput_per_s"] == pytest.approx(met / 5)
+
+
+def test_a_client_is_held_to_bounds_of_its_own() -> None:
+    """a has a TTFT of 1 s and a TPOT of 1.75, b of 2.5 and 0.5."""
+    slo = slo_of({**NO_BOUNDS, "ttft": 1.0, "clients": {"b": {"ttft": 2.5, "tpot": 0.5}}})
+    summary = summarise(REQUESTS, STEPS, **SIZES, slo=slo)
+    assert (summary["goodput_per_s"], summary["slo_attainment"]) == (0.4, 1.0)
+    assert [one["slo_attainment"] for one in summary["clients"].values()] == [1.0, 1.0]
+    # What a client's own do not name is as for all, unless null lifts it.
+    for own, met in (({"e2e": 9.0}, 0.0), ({"ttft": None}, 1.0), ({"tpot": 0.4}, 0.0)):
+        slo = slo_of({**NO_BOUNDS, "ttft": 1.0, "clients": {"b": own}})
+        summary = summarise(REQUESTS, STEPS, **SIZES, slo=slo)
+        assert [one["slo_attainment"] for one in summary["clients"].values()] == [1.0, met]
+        assert summary["slo_attainment"] == (1 + met) / 2
+        assert summary["goodput_per_s"] == pytest.approx((1 + met) / 5)
+
+
+def test_attainment_is_of_all_that_arrived() -> None:
+    rows = requests_of({}, {"state": "rejected", "first_token": NAN}, {"state": "unfinished"})
+    assert summarise(rows, STEPS, **SIZES, slo=Slo(ttft=1.0))["slo_attainment"] == 1 / 3
+    assert "slo_attainment" not in summarise(rows, STEPS, **SIZES)
+
+
+def test_an_objective_without_bounds_is_none() -> None:
+    assert slo_of(NO_BOUNDS) is None
+    assert slo_of({**NO_BOUNDS, "clients": {"a": {"ttft": None}}}) is None
+    own = slo_of({**NO_BOUNDS, "clients": {"a": {"e2e": 1}}})
+    assert own == Slo(clients={"a": Slo(e2e=1)})
 
 
 def test_a_bound_below_zero_is_refused() -> None:

@@ -58,6 +58,17 @@ def test_every_cell_stands_in_its_own_row_and_column(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_told_of_all_together_has_no_rows_of_clients_in_a_table_of_its_own(
+    tmp_path: Path,
+) -> None:
+    study = study_of(tmp_path, seeds=1)
+    study.metrics = ("ttft_mean", "makespan")
+    latency, whole = shown(study, 24).split("Makespan")
+    assert all(name in latency for name in ("chat", "batch", "all requests"))
+    assert "chat" not in whole and "batch" not in whole
+    assert whole.split()[1:3] == ["all", "requests"] and "fcfs" in whole
+
+
 def test_arms_with_workloads_of_their_own_are_told(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     assert "different workloads" not in shown(study)

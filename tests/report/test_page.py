@@ -226,6 +226,6 @@ def test_flat_names() -> None:
 
 
 def test_a_narrow_page_scrolls_its_pictures_and_keeps_names_in_view(page: str) -> None:
-    assert page.count('<figure><div class="scroll"><svg') == 4
+    assert page.count('<figure><div class="scroll"><svg') == 5
     assert re.search(r"@media \(max-width: 40rem\) \{[^@]*figure svg \{ min-width: 44rem", page)
     assert re.search(r"\.results td:first-child \{[^}]*position: sticky", page)

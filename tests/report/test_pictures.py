@@ -21,7 +21,7 @@ from pagedsim.report.load import draw_load, load_of
 from pagedsim.report.pictures import _for_page
 from pagedsim.report.plots import drawings_of
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, REJECTED, drawing, looks
-from tests.metrics.tables import study_of, with_rejected, with_tables
+from tests.metrics.tables import requests_of, study_of, with_rejected, with_tables
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,45 @@ def test_no_difference_is_on_the_scale(factor: float, tmp_path: Path) -> None:
     )
     low, high = draw_effect(study).axes[0].get_xlim()
     assert low < 1 < high
+
+
+def crowded(study: Arms) -> Arms:
+    """The same, had every request begun four seconds after it came."""
+    for i, run in enumerate(study.runs):
+        rows = run.requests().to_pylist()
+        for row in rows:
+            row |= {name: row[name] + 4 for name in ("scheduled", "first_token", "finished")}
+        study.runs[i] = with_tables(run, requests_of(*rows), run.steps())
+    return study
+
+
+def test_service_is_drawn_for_each_client_of_each_arm(tmp_path: Path) -> None:
+    study = crowded(study_of(tmp_path, seeds=1))
+    figure = drawings_of(study)["service"].draw()
+    fcfs, urgent = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["fcfs", "urgent"]
+    colours = {name: look.colour for name, look in looks(study.clients).items()}
+    assert [to_hex(line.get_color()) for line in fcfs.lines] == list(colours.values())
+    for axes, arm in ((fcfs, "fcfs"), (urgent, "urgent")):
+        clients = study.of(arm)[0].summary["clients"]
+        for line, name in zip(axes.lines, colours, strict=True):
+            values = np.asarray(line.get_ydata(), dtype=np.float64)
+            assert values[0] == 0 and (np.diff(values) >= 0).all()
+            assert 1e3 * values[-1] == pytest.approx(clients[name]["service"], rel=0.3)
+        (grey,) = axes.collections
+        assert len(grey.get_paths()) >= 1
+
+
+def test_service_is_drawn_where_several_clients_wait_at_once_and_there_is_room(
+    tmp_path: Path,
+) -> None:
+    calm = study_of(tmp_path / "calm", seeds=1)
+    calm.runs = calm.of("urgent")
+    assert "service" not in drawings_of(calm)
+    study = crowded(study_of(tmp_path / "busy", seeds=1))
+    assert "service" in drawings_of(study)
+    study.clients = tuple(map(str, range(13)))
+    assert "service" not in drawings_of(study)
 
 
 def test_texts_of_a_picture_are_left_as_they_are() -> None:

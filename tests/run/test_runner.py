@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from experiments.studies.compare import Compare
 from experiments.studies.sweep import sweep
 from pagedsim.core import ConfigError, Scheduler, StepPlan
-from pagedsim.metrics.arms import Run
+from pagedsim.metrics.arms import DEFAULT_METRICS, Run
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.files import read_summary
 from pagedsim.run import code
@@ -184,9 +185,22 @@ def test_goodput_joins_the_metrics_where_there_is_an_objective(tmp_path: Path) -
     assert arms_of(PLAN, run_plan(tmp_path, "slo.ttft=1")).metrics[-1] == "goodput_per_s"
 
 
+CLASSES = ("workload=chat_and_batch", "workload.requests=40")
+
+
 def test_clients_are_told_apart(tmp_path: Path) -> None:
-    runs = run_plan(tmp_path, "workload=chat_and_batch", "workload.requests=40")
-    assert set(arms_of(PLAN, runs).clients) == {"batch", "interactive"}
+    study = arms_of(PLAN, run_plan(tmp_path, *CLASSES))
+    assert set(study.clients) == {"batch", "interactive"}
+    assert study.metrics == (*DEFAULT_METRICS, "service", "service_gap", "service_jain")
+
+
+def test_columns_that_a_study_chose_are_joined_by_its_objective_alone(tmp_path: Path) -> None:
+    runs = run_plan(tmp_path, *CLASSES, "+slo.clients.batch.e2e=60")
+    chosen = arms_of(replace(PLAN, metrics=("ttft",)), runs).metrics
+    assert chosen == ("ttft", "goodput_per_s", "slo_attainment")
+    summary = runs.finished["fcfs", 0].summary
+    met = [summary["clients"][name]["slo_attainment"] for name in ("interactive", "batch")]
+    assert met[0] == 1 and 0 < met[1] <= 1
 
 
 def test_only_seeds_that_every_arm_has_are_compared(tmp_path: Path) -> None:
