@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.errors import require_number, require_whole, unknown
@@ -25,6 +26,7 @@ from pagedsim.run.stoppable import StoppableRecorder, Stopped
 from pagedsim.server import ServerSpec
 from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
+from pagedsim.workload.tokens import Prompts
 
 if TYPE_CHECKING:
     from pagedsim.engine.arguments import Arguments
@@ -71,24 +73,32 @@ class Engine(Backend):
 
     def traffic(self, settings: Settings, seed: int) -> Workload:
         whole = super().traffic(self._limited(settings), seed)
-        if self.shrink > 1 and whole.prompts is not None:
-            raise ConfigError(
-                f"backend.shrink={self.shrink}: must be 1 where prompts have contents, such as "
-                "prefixes that requests share"
-            )
         told = [f"prompts and answers are {self.shrink} times shorter"] * (self.shrink > 1)
         told += [f"arrivals come {self.hurry:g} times sooner"] * (self.hurry > 1)
         if not told:
             return whole
         waits = whole.deadline - whole.arrival
+        prompt_len = np.maximum(whole.prompt_len // self.shrink, 1)
         return replace(
             whole,
             arrival=whole.arrival / self.hurry,
             deadline=whole.arrival / self.hurry + waits,
-            prompt_len=np.maximum(whole.prompt_len // self.shrink, 1),
+            prompt_len=prompt_len,
+            prompts=self._shrunk(whole, prompt_len),
             output_len=np.maximum(whole.output_len // self.shrink, 1),
             notices=(*whole.notices, f"{' and '.join(told)} than the workload says"),
         )
+
+    def _shrunk(self, whole: Workload, prompt_len: NDArray[np.int32]) -> Prompts | None:
+        """What is in prompts that are shorter now, shared beginnings as much so."""
+        if self.shrink == 1 or whole.prompts is None:
+            return whole.prompts
+        shrunk = whole.prompts.shrunk(self.shrink, prompt_len)
+        if shrunk is None:
+            raise ConfigError(
+                f"backend.shrink={self.shrink}: must be 1 where prompts are blocks of a trace"
+            )
+        return shrunk
 
     def _limited(self, settings: Settings) -> Settings:
         """The workload's settings with no more than `limit` requests."""

@@ -108,6 +108,10 @@ class Prompts(ABC):
     def __getitem__(self, row: int) -> TokenRuns:
         """The prompt of request `row`."""
 
+    def shrunk(self, times: int, prompt_len: NDArray[np.int32]) -> Prompts | None:
+        """The same so many times shorter, now of these lengths; None where that cannot be."""
+        return None
+
 
 class PrefixedPrompts(Prompts):
     """Each prompt begins with a shared stream, or none (-1), and goes on in one of its own."""
@@ -122,6 +126,9 @@ class PrefixedPrompts(Prompts):
         self.prefix_len = prefix_len
         self.prompt_len = prompt_len
         self._first_own = int(prefix.max(initial=-1)) + 1
+
+    def shrunk(self, times: int, prompt_len: NDArray[np.int32]) -> Prompts:
+        return PrefixedPrompts(self.prefix, self.prefix_len // times, prompt_len)
 
     def __getitem__(self, row: int) -> TokenRuns:
         own, length = self._first_own + row, int(self.prompt_len[row])

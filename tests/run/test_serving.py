@@ -15,7 +15,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from pagedsim.core import Scheduler, StepPlan
+from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
 from pagedsim.run import machine, serving
@@ -25,6 +25,7 @@ from pagedsim.run.parts import backend_of, build
 from pagedsim.run.serving import Serving
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.server import CACHE_DTYPES
+from tests.workload.files import MOONCAKE, written
 
 pytest.importorskip("torch")
 
@@ -250,7 +251,6 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         (("backend.model_impl=own",), "backend.model_impl=own: unknown; choose from"),
         (("memory.block_size=many",), "memory.block_size='many': must be a whole number"),
-        (("+workload.prefixes.tokens=10",), "backend.shrink=16: must be 1 where prompts have"),
         (
             ("backend.model=null", "model=mixtral-8x7b", "+model.moe.shared_experts=1"),
             "model=mixtral-8x7b: no model with random weights has its shape",
@@ -264,6 +264,29 @@ def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], line: str, tmp_p
     assert isinstance(found, Failure)
     assert found.expected
     assert found.reason.startswith(line)
+
+
+def test_a_shared_beginning_is_as_much_shorter_as_the_prompts(tmp_path: Path) -> None:
+    words = ("+workload.prefixes.tokens=64",)
+    shorter, whole = (
+        backend_of(config).workload(config, 0)
+        for config in (configured(*words), configured(*words, "backend.shrink=1"))
+    )
+    assert shorter.prompts is not None and whole.prompts is not None
+    for row in range(len(whole)):
+        ours, theirs = shorter.prompts[row], whole.prompts[row]
+        assert theirs.runs[0][1] == 64 and ours.runs[0] == (theirs.runs[0][0], 4)
+        assert len(ours) == shorter.prompt_len[row] == len(theirs) // 16
+
+
+def test_the_blocks_of_a_trace_are_as_long_as_they_are(tmp_path: Path) -> None:
+    path = written(tmp_path, MOONCAKE)
+    words = ["experiment=single", *QUICK, "workload=mooncake", f"workload.path={path}"]
+    config: Any = OmegaConf.to_container(
+        compose("config", overrides=[word for word in words if "rate" not in word]), resolve=True
+    )
+    with pytest.raises(ConfigError, match=r"backend\.shrink=16: must be 1 where prompts are b"):
+        backend_of(config).workload(config, 0)
 
 
 def test_errors_name_settings_of_the_command_line(tmp_path: Path) -> None:
