@@ -15,6 +15,7 @@ class Priority(Policy):
     not (0.33). With true or false, arrivals take their place at once.
     """
 
+    needs = ("priority",)
     rank_changes: RankChanges = "never"
 
     def __init__(self, displace: bool | None = None) -> None:

@@ -1,7 +1,8 @@
 """A run in numbers: what the tables of requests and steps come down to.
 
 The keys are those of `definitions.py`: a latency has the keys `_mean`, `_p50`, `_p90` and `_p99`,
-in seconds, any other metric its name. `clients` holds the metrics of requests for each client.
+in seconds, any other metric its name. `clients` holds the metrics of requests for each client, and
+`classes` for each priority, where there are several.
 """
 
 from __future__ import annotations
@@ -56,7 +57,16 @@ def summarise(
     for metric in METRICS.values():
         summary |= metric.of_run(run, sums.get(metric.name, ()))
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
-    return summary | {"clients": groups}
+    return summary | {"clients": groups} | _classes(run)
+
+
+def _classes(run: RunTables) -> dict[str, Any]:
+    """The metrics of each priority, the most urgent first; nothing where all have the same."""
+    levels = np.unique(run.requests["priority"])
+    if len(levels) < 2:
+        return {}
+    masks = {f"{level:g}": run.requests["priority"] == level for level in levels.tolist()}
+    return {"classes": {level: _of_requests(run, mask) for level, mask in masks.items()}}
 
 
 def _of_requests(run: RunTables, mask: Mask) -> dict[str, Any]:
