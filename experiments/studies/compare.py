@@ -47,12 +47,7 @@ class Compare(Study):
             raise ConfigError(
                 f"baseline={self.baseline}: must be one of the arms {', '.join(self.arms)}"
             )
-        if not _texts(self.metrics) or not self.metrics:
-            raise ConfigError(f"metrics={self.metrics}: must be a list such as [ttft, tpot]")
-        try:
-            keys_of(self.metrics)
-        except ConfigError as error:
-            raise ConfigError(f"metrics: {error}") from error
+        check_metrics("metrics", self.metrics)
 
     def ask(self, runs: Runs) -> list[Arm]:
         return [Arm(name, changes) for name, changes in self.arms.items()]
@@ -80,6 +75,16 @@ class Compare(Study):
 
     def key_of(self, arm: str) -> str:
         return f"study.arms.{arm}" if self.swept is None else f"study.over={self.swept}"
+
+
+def check_metrics(where: str, metrics: Sequence[str]) -> None:
+    """Raise ConfigError unless these are names of metrics."""
+    if not _texts(metrics) or not metrics:
+        raise ConfigError(f"{where}={metrics}: must be a list such as [ttft, tpot]")
+    try:
+        keys_of(metrics)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def check_objective(where: str, metrics: Sequence[str], jobs: Sequence[Job]) -> None:

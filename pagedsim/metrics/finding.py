@@ -31,7 +31,7 @@ def finding(study: Arms) -> list[str]:
     if len(arms) == 1:
         return [_alone(study, arms[0])]
     if study.swept or len(arms) > FEW:
-        return [*_extremes(study), *_sureness(study)]
+        return [*_extremes(study), *sureness(study)]
     found = compare(study)
     others = {arm: [one for one in found if one.arm == arm] for arm in arms}
     del others[baseline_of(study)]
@@ -41,7 +41,7 @@ def finding(study: Arms) -> list[str]:
         else f"There is nothing to compare {arm} with {baseline_of(study)} by."
         for arm, some in others.items()
     ]
-    return [*sentences, *_sureness(study)]
+    return [*sentences, *sureness(study)]
 
 
 def sentence(found: Sequence[Comparison], study: Arms) -> str:
@@ -174,7 +174,8 @@ def _one(key: str, means: dict[str, float]) -> str:
     return text_of(key, next(iter(means.values())))
 
 
-def _sureness(study: Arms) -> list[str]:
+def sureness(study: Arms) -> list[str]:
+    """That nothing is known of chance, where that is so."""
     seeds = {len(study.of(arm)) for arm in study.arms}
     if max(seeds) == 1:
         return ["One seed gives no confidence interval: how sure this is cannot be said."]

@@ -40,6 +40,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "fcfs_vs_priority": FEW,
     "hit_rate": ("workload=sharegpt", *FEW, "+workload.prefixes={tokens: 64}", "memory.blocks=900"),
     "parity": (*VALIDATED, "study.over=['policy=fcfs']"),
+    "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),
     "preemption": FEW,
     "record": (*FEW, *ENGINE, *SHORT),
     "replay": (),

@@ -30,7 +30,7 @@ def built(option: str, *overrides: str, **settings: Any) -> Workload:
 
 
 def test_every_option_is_here() -> None:
-    synthetic = {"sharegpt", "alpaca", "openchat", "fixed", "chat_and_batch"}
+    synthetic = {"sharegpt", "alpaca", "openchat", "fixed", "chat_and_batch", "four_clients"}
     assert set(OPTIONS) == synthetic | set(FILES)
 
 

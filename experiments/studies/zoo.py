@@ -1,0 +1,183 @@
+"""A zoo: every policy there is on the same requests, and which one wins where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from experiments.studies import zoo_words as words
+from experiments.studies.compare import Compare, check_metrics, check_overrides
+from experiments.studies.zoo_arms import Feed, by_client, every_policy
+from experiments.studies.zoo_data import data_of, gathered
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import unknown
+from pagedsim.metrics.arms import Arms
+from pagedsim.metrics.catalogue import keys_of, metric_of
+from pagedsim.metrics.classes import by_class
+from pagedsim.metrics.compare import groups_of, values_of
+from pagedsim.metrics.standing import Criterion, Standing
+from pagedsim.report.comparison import COLUMNS, comparison_rows
+from pagedsim.report.pareto import Plane, draw_pareto
+from pagedsim.report.pictures import Drawing
+from pagedsim.run.arm import Arm
+from pagedsim.run.publish import arms_of
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import Reading
+
+
+@dataclass(frozen=True)
+class Zoo(Compare):
+    """A comparison whose arms are all policies that have a name, and `arms` besides.
+
+    A policy that goes by lengths has an arm with each of `predictors`. `only` names the arms that
+    are run (None: all), `without` those that are not. A policy that the requests do not feed is
+    left out with a note that says why. By `criteria` arms are judged, by latencies of each class of
+    requests, too. `planes` are pairs of metrics to draw. `objectives` are bounds of the workload's
+    classes, as slo.clients has them of clients.
+    """
+
+    arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    predictors: Sequence[str] = ("oracle", "noisy")
+    only: Sequence[str] | None = None
+    without: Sequence[str] = ()
+    criteria: Sequence[str] = ()
+    planes: Sequence[Sequence[str]] = ()
+    objectives: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    _asked: dict[str, Sequence[str]] = field(default_factory=dict, init=False, repr=False)
+    _left_out: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.arms:
+            check_overrides(self.arms)
+        check_metrics("metrics", self.metrics)
+        _check_criteria("criteria", self.criteria)
+        for plane in self.planes:
+            _check_criteria("planes", plane)
+            if len(plane) != 2 or keys_of(plane) != list(plane):
+                raise ConfigError(f"planes: {plane}: must be a pair of metrics, such as e2e_mean")
+        if not self.predictors or isinstance(self.predictors, str):
+            raise ConfigError(f"predictors={self.predictors}: must be a list such as [oracle]")
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Raise ConfigError for arms that there are not."""
+        for key, names in (("only", self.only), ("without", self.without)):
+            if isinstance(names, str):
+                raise ConfigError(f"{key}={names}: must be a list of arms, such as [fcfs, vtc]")
+            for name in names or ():
+                if name not in self.every:
+                    raise unknown("arm", name, self.every)
+        if not self.chosen:
+            raise ConfigError(f"without={self.without}: leaves no arm")
+        if self.baseline is not None and self.baseline not in self.chosen:
+            raise ConfigError(
+                f"baseline={self.baseline}: must be one of the arms {', '.join(self.chosen)}"
+            )
+
+    @property
+    def every(self) -> dict[str, Sequence[str]]:
+        """All arms that there could be."""
+        return {**every_policy(self.predictors), **self.arms}
+
+    @property
+    def chosen(self) -> dict[str, Sequence[str]]:
+        """Those that are asked for."""
+        wanted = set(self.every if self.only is None else self.only) - set(self.without)
+        return {name: changes for name, changes in self.every.items() if name in wanted}
+
+    def ask(self, runs: Runs) -> list[Arm]:
+        if not self._asked:
+            self._asked.update(self._fed(runs))
+        bounds = self._bounds(runs)
+        return [Arm(name, changes, bounds) for name, changes in self._asked.items()]
+
+    def _bounds(self, runs: Runs) -> dict[str, Any]:
+        """The objectives as a setting, beside those that were typed."""
+        own = runs.config["slo"]["clients"]
+        return {"slo.clients": by_client(runs.config["workload"], self.objectives) | own}
+
+    def _fed(self, runs: Runs) -> Iterator[tuple[str, Sequence[str]]]:
+        """The arms whose policies are themselves here; why the others are not is kept."""
+        feed, bounds = Feed(runs.config, runs.command.seeds[0]), self._bounds(runs)
+        for name, changes in self.chosen.items():
+            config = runs.command.configured(self.key_of(name), changes, bounds)
+            reason = feed.lacking(config)
+            if not reason and name not in self.arms:  # of the user's own it is an error
+                reason = feed.misfit(config)
+            if reason:
+                self._left_out[name] = reason
+            else:
+                yield name, changes
+
+    def key_of(self, arm: str) -> str:
+        return super().key_of(arm) if arm in self.arms else arm
+
+    def read(self, runs: Runs) -> Reading | None:
+        arms = arms_of(self, runs)
+        if not arms.runs:
+            return None
+        standing = self._standing(arms)
+        planes = list(self._drawn(standing))
+        return Reading(
+            finding=words.sentences(standing, planes, self.predictors),
+            listings=words.listings(standing),
+            notes=[*self.notes_of_left_out(), *gathered(arms)],
+            data=data_of(standing, planes) | {"left out": self._left_out},
+            drawings={"pareto": _drawing(standing, planes)} if planes else {},
+            table=_table(arms, standing) if len(arms.arms) > 1 else None,
+            compares=True,
+        )
+
+    def _standing(self, arms: Arms) -> Standing:
+        """By every criterion that anybody has a value in."""
+        classes = by_class(arms)
+        every = [
+            Criterion(key, group)
+            for key in keys_of(self.criteria)
+            for group in groups_of(classes)
+            if group is None or metric_of(key).unit in ("s", "share")
+        ]
+        told = [one for one in every if _told(classes, one)]
+        return Standing(classes, told)
+
+    def _drawn(self, standing: Standing) -> Iterator[Plane]:
+        """The planes that anybody has a place in."""
+        for first, second in self.planes:
+            plane = Criterion(first), Criterion(second)
+            if len(standing.arms.arms) > 1 and standing.frontier(*plane):
+                yield plane
+
+    def notes_of_left_out(self) -> Iterator[str]:
+        """Who was left out and why, a line a reason."""
+        for reason in dict.fromkeys(self._left_out.values()):
+            names = [name for name, one in self._left_out.items() if one == reason]
+            yield f"left out: {', '.join(names)}: {reason}"
+
+
+def _check_criteria(where: str, names: Sequence[str]) -> None:
+    check_metrics(where, names)
+    for key in keys_of(names):
+        if not metric_of(key).better:
+            raise ConfigError(f"{where}: {key}: neither way is better")
+
+
+def _told(arms: Arms, one: Criterion) -> bool:
+    return any(values_of(arms, arm, one.key, one.group) for arm in arms.arms)
+
+
+def _table(arms: Arms, standing: Standing) -> list[dict[str, object]]:
+    """Every arm against the baseline: by client, by class, and all requests together."""
+    classes = [row for row in comparison_rows(standing.arms) if row[0] != "all"]
+    rows = [*classes, *comparison_rows(arms)]
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+
+
+def _drawing(standing: Standing, planes: Sequence[Plane]) -> Drawing:
+    caption = (
+        "Means over the seeds. Named are the arms that no other beats in both (joined by a line), "
+        f"and {standing.baseline} (orange), which all are held against; the others have the "
+        "numbers of the list. Log scales where values are far apart."
+    )
+    return Drawing("Beaten in both by nobody", caption, partial(draw_pareto, standing, planes))

@@ -1,0 +1,101 @@
+"""The arms of a zoo: every policy that has a name, with what it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagedsim.build import memory_class, policies
+from pagedsim.core import ConfigError, Memory, Policy, PrefixMemory
+from pagedsim.run.backend import Settings
+from pagedsim.run.needs import unmet
+from pagedsim.run.parts import backend_of, build
+from pagedsim.run.server import policy_of
+from pagedsim.workload import Workload
+
+
+def every_policy(predictors: Sequence[str]) -> dict[str, list[str]]:
+    """Overrides by arm: an arm a policy, and one a predictor for those that go by lengths."""
+    arms: dict[str, list[str]] = {}
+    for name, kind in policies().items():
+        if "predictor" in kind.needs:
+            for one in predictors:
+                arms[guessed(name, one)] = [f"policy={name}", f"predictor={one}"]
+        else:
+            arms[name] = [f"policy={name}"]
+    return arms
+
+
+def guessed(name: str, predictor: str) -> str:
+    """The name of the arm of a policy with a predictor."""
+    return f"{name} by {predictor}"
+
+
+def by_client(workload: Mapping[str, Any], objectives: Mapping[str, Any]) -> dict[str, Any]:
+    """The bounds of each client, from those of the classes that a workload has.
+
+    Raises ConfigError for a client of several classes.
+    """
+    found: dict[str, Any] = {}
+    for name, bounds in objectives.items():
+        settings = (workload.get("classes") or {}).get(name)
+        for client in [] if settings is None else _clients(name, settings):
+            if found.setdefault(client, bounds) is not bounds:
+                raise ConfigError(
+                    f"objectives.{name}: client {client} is of other classes, too; "
+                    f"set slo.clients.{client}="
+                )
+    return found
+
+
+def _clients(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """Of a class; its own name, unless it says otherwise."""
+    client = settings.get("client", name)
+    return [*map(str, client)] if isinstance(client, Mapping) else [str(client)]
+
+
+class Feed:
+    """What there is for policies to go by: one workload for all arms that ask for the same."""
+
+    def __init__(self, base: Settings, seed: int) -> None:
+        """Raises ConfigError where `base`, without any arm's changes, cannot be built."""
+        self.seed = seed
+        self._workloads: dict[str, Workload] = {}
+        build(base, seed, self._workload(base))
+
+    def lacking(self, config: Settings) -> str:
+        """Why an arm's policy would not be itself; empty where it would."""
+        policy, workload = policy_of(config["policy"]), self._workload(config)
+        for _, reason in unmet(policy, workload):
+            return reason
+        if "prompts" in _needs(policy) and not issubclass(_memory(config), PrefixMemory):
+            kind = config["memory"]["kind"]
+            return f"goes by what is cached, and memory={kind} caches nothing; set memory=prefix"
+        return ""
+
+    def misfit(self, config: Settings) -> str:
+        """Why an arm cannot be built; empty where it can."""
+        try:
+            build(config, self.seed, self._workload(config))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def _workload(self, config: Settings) -> Workload:
+        whose: Mapping[str, Any] = {
+            key: config.get(key) for key in ("workload", "backend", "predictor")
+        }
+        settings = json.dumps(whose, sort_keys=True, default=str)
+        if settings not in self._workloads:
+            self._workloads[settings] = backend_of(config).workload(config, self.seed)
+        return self._workloads[settings]
+
+
+def _needs(policy: Policy) -> set[str]:
+    inner = getattr(policy, "of", None)
+    return {*policy.needs, *(_needs(inner) if isinstance(inner, Policy) else ())}
+
+
+def _memory(config: Settings) -> type[Memory]:
+    return memory_class(config["memory"].get("kind", "paged"))

@@ -1,0 +1,192 @@
+"""What a zoo found, in words and tables, all of it from the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from experiments.studies.zoo_arms import guessed
+from pagedsim.metrics.catalogue import scale_of, text_of
+from pagedsim.metrics.compare import Comparison
+from pagedsim.metrics.finding import finding, in_words, sureness
+from pagedsim.metrics.result import Listing
+from pagedsim.metrics.standing import Criterion, Standing
+from pagedsim.report.pareto import Plane
+from pagedsim.report.percent import signed
+from pagedsim.report.table import Section, sections
+
+_NAMED = 4
+"""Of many arms, so many are named."""
+
+
+def sentences(standing: Standing, planes: Sequence[Plane], predictors: Sequence[str]) -> list[str]:
+    """The most telling first: who is beaten by nobody, who is best in what, who by nothing."""
+    if len(standing.arms.arms) < 2 or not standing.arms.finished:
+        return finding(standing.arms)
+    axes = dict.fromkeys(one for plane in planes for one in plane)
+    return [
+        *(_front(standing, plane) for plane in planes),
+        *(_best(standing, one) for one in axes),
+        *_beaten(standing),
+        *(line for one in list(axes)[:1] for line in _guesses(standing, one, predictors)),
+        *_same(standing),
+        *_selective(standing),
+        *sureness(standing.arms),
+    ]
+
+
+def _front(standing: Standing, plane: Plane) -> str:
+    front = standing.frontier(*plane)
+    return (
+        f"Nobody beats in both {plane[0].label} and {plane[1].label}: {_some(front, len(front))}."
+    )
+
+
+def _best(standing: Standing, one: Criterion) -> str:
+    best = standing.best(one)
+    assert best is not None
+    value = text_of(one.key, standing.mean(best, one))
+    alike = standing.as_good(one)
+    doubt = f"; not surely behind it: {_some(alike)}" if alike else ""
+    if best == standing.baseline:
+        return f"{one.label}: best with {best} ({value}){doubt}."
+    gain = standing.compared(best, standing.baseline, one)
+    told = f"against {standing.baseline} it {in_words(gain)}" if gain else value
+    told += "" if gain is None or gain.sure else ", which is not sure"
+    return f"{one.label}: best with {best}; {told}{doubt}. {_price(standing, best)}"
+
+
+def _price(standing: Standing, arm: str) -> str:
+    cost = standing.price(arm)
+    if cost is None:
+        return "It costs nothing that is sure."
+    return f"What it costs most: it {in_words(cost)}."
+
+
+def _beaten(standing: Standing) -> Iterator[str]:
+    found = standing.beaten()
+    arms = len(standing.arms.arms)
+    if not found:
+        yield f"None of {arms} arms is behind another by every criterion."
+        return
+    told = ", ".join(f"{arm} (by {one.by})" for arm, one in found.items())
+    yield (
+        f"{len(found)} of {arms} arms are nowhere better than another one, and somewhere surely "
+        f"worse: {told}."
+    )
+
+
+def _guesses(standing: Standing, one: Criterion, predictors: Sequence[str]) -> Iterator[str]:
+    """What it costs to guess in another way than the first."""
+    first, *others = predictors
+    for other in others:
+        told = []
+        for arm in standing.arms.arms:
+            name = arm.removesuffix(guessed("", other))
+            if name != arm and guessed(name, first) in standing.arms.arms:
+                found = standing.compared(arm, guessed(name, first), one)
+                told += [f"{name} {_change(found)}"] if found else []
+        if told:
+            yield (
+                f"{one.label} with predictor={other} in the place of {first}, in brackets where "
+                f"not sure: {', '.join(told)}."
+            )
+
+
+def _change(one: Comparison) -> str:
+    text = signed(one.ratio.mean - 1)
+    return text if one.sure else f"({text})"
+
+
+def _same(standing: Standing) -> Iterator[str]:
+    if same := standing.same():
+        yield f"Here the same as {standing.baseline} in every number: {', '.join(same)}."
+
+
+def _selective(standing: Standing) -> Iterator[str]:
+    if left := standing.selective:
+        told = ", ".join(f"{arm} ({count:,})" for arm, count in left.items())
+        yield (
+            f"Fewer requests than others finished {told}: their latencies are of those alone, and "
+            "are held against nobody's."
+        )
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def listings(standing: Standing) -> list[Listing]:
+    """All of them."""
+    if len(standing.arms.arms) < 2:
+        return []
+    return [_winners(standing), *_losers(standing), *_classes(standing)]
+
+
+def _winners(standing: Standing) -> Listing:
+    """By each criterion who is best, who may be as good, and what the best costs."""
+    rows = []
+    for one in standing.criteria:
+        if (best := standing.best(one)) is None:
+            continue
+        gain, cost = standing.compared(best, standing.baseline, one), standing.price(best)
+        rows.append(
+            [
+                one.label,
+                best,
+                text_of(one.key, standing.mean(best, one)),
+                "" if best == standing.baseline or gain is None else _ratio(gain),
+                _some(standing.as_good(one)),
+                "" if cost is None else f"{_name(cost)} {_ratio(cost)}",
+            ]
+        )
+    baseline = f"against {standing.baseline}"
+    head = ["", "best", "", baseline, "not surely worse", "what the best costs most"]
+    note = (
+        f"Of the best mean over the seeds. Costs are against {standing.baseline}, too: what is "
+        "surely worse (95 %), and in proportion the most. Changes in brackets are not sure."
+    )
+    return Listing("Which one wins where", head, rows, note)
+
+
+def _losers(standing: Standing) -> list[Listing]:
+    """Who need not be considered here."""
+    found = standing.beaten()
+    if not found:
+        return []
+    rows = [
+        [arm, one.by, f"{one.surely} of {len(standing.criteria)}"] for arm, one in found.items()
+    ]
+    note = "As good or better in the mean by every criterion; surely better by so many of them."
+    return [Listing("Nowhere better than another", ["", "beaten by", "surely"], rows, note)]
+
+
+def _classes(standing: Standing) -> list[Listing]:
+    """A table a class of requests."""
+    return [
+        Listing(part.title, ["", *part.labels], _rows(part), "Means over the seeds.")
+        for part in sections(standing.arms)
+        if part.client is not None
+    ]
+
+
+def _rows(part: Section) -> list[list[str]]:
+    return [[arm, *(cell.text for cell in cells)] for arm, cells in part.rows.items()]
+
+
+def _ratio(one: Comparison) -> str:
+    """By how much, in brackets where not sure."""
+    ratio = one.ratio.mean
+    if not ratio > 0:
+        scale = scale_of(one.key, (one.ours, one.theirs))
+        return f"{scale.text(one.theirs)} → {scale.text(one.ours)}"
+    text = f"×{ratio:.1f}" if ratio >= 2 else signed(ratio - 1)
+    return text if one.sure else f"({text})"
+
+
+def _name(one: Comparison) -> str:
+    return Criterion(one.key, one.client).label
+
+
+def _some(arms: Sequence[str], most: int = _NAMED) -> str:
+    """The first of them, and how many more."""
+    more = f" and {len(arms) - most} more" if len(arms) > most else ""
+    return ", ".join(arms[:most]) + more

@@ -1,0 +1,198 @@
+"""The zoo: who is in it, who is left out and why, and what is said of those who ran."""
+
+from __future__ import annotations
+
+import csv
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.studies.zoo import Zoo
+from experiments.studies.zoo_arms import every_policy
+from pagedsim import build
+from pagedsim.build import POLICIES, offered
+from pagedsim.core import ConfigError, Policy
+from pagedsim.run.runs import Runs
+from tests.conftest import Call
+from tests.run.studies import carried_out, command
+
+FEW = ("experiment=policy_zoo", "workload.requests=60", "seeds=2", "report=false")
+OWN = (
+    "from pagedsim.core import Policy\n\n\nclass Last(Policy):\n"
+    "    def rank(self, request, state):\n        return -request.arrival\n"
+)
+
+
+class Offered(Policy):
+    """Whoever asks."""
+
+
+def zoo(**settings: Any) -> Zoo:
+    return Zoo(title="Zoo", question="Who?", criteria=["e2e"], **settings)
+
+
+def asked(folder: Path, *words: str) -> tuple[list[str], str]:
+    """The arms that an experiment would run, and the note of those left out."""
+    from omegaconf import OmegaConf
+
+    from pagedsim.run.objects import make
+    from pagedsim.run.study import Study
+
+    given = command(folder, "experiment=policy_zoo", *words)
+    settings: Any = OmegaConf.to_container(OmegaConf.create(given.config), resolve=True)
+    study = make("study", settings["study"], Study)
+    assert isinstance(study, Zoo)
+    arms = study.ask(Runs(given, quiet=True))
+    return [arm.name for arm in arms], "\n".join(study.notes_of_left_out())
+
+
+# -- who is in it ----------------------------------------------------------------------------------
+
+
+def test_every_policy_of_the_registry_is_in_it(hydra: None, tmp_path: Path) -> None:
+    arms, left_out = asked(tmp_path)
+    assert left_out == ""
+    for name, kind in POLICIES.items():
+        if "predictor" in kind.needs:
+            assert {f"{name} by oracle", f"{name} by noisy"} <= set(arms)
+        else:
+            assert name in arms
+    assert len(arms) > len(POLICIES)
+
+
+def test_what_a_package_offers_is_in_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", f"{__name__}:Offered", build.OFFERED)
+    monkeypatch.setattr(build, "entry_points", lambda group: [point])
+    offered.cache_clear()
+    try:
+        assert every_policy(["oracle"])["mine"] == ["policy=mine"]
+    finally:
+        monkeypatch.undo()
+        offered.cache_clear()
+
+
+def test_arms_are_chosen_and_left_out_by_name() -> None:
+    arms = {"mine": ["policy=fcfs"]}
+    assert list(zoo(arms=arms, only=["vtc", "mine", "fcfs"]).chosen) == ["fcfs", "vtc", "mine"]
+    less = zoo(arms=arms, without=["mlfq", "mine"])
+    assert set(less.every) - set(less.chosen) == {"mlfq", "mine"}
+    assert [arm for arm in zoo(predictors=["bucket"]).chosen if arm.startswith("sjf")] == [
+        "sjf by bucket"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"only": ["vct"]}, "unknown arm 'vct': did you mean 'vtc'?"),
+        ({"without": ["sjf"]}, "unknown arm 'sjf': choose from aging, cap, "),
+        ({"only": "fcfs"}, "only=fcfs: must be a list of arms, such as [fcfs, vtc]"),
+        ({"only": ["vtc"], "baseline": "fcfs"}, "baseline=fcfs: must be one of the arms vtc"),
+        ({"only": ["vtc"], "without": ["vtc"]}, "without=['vtc']: leaves no arm"),
+        ({"predictors": []}, "predictors=[]: must be a list such as [oracle]"),
+        ({"planes": [["e2e_mean"]]}, "planes: ['e2e_mean']: must be a pair of metrics"),
+        ({"planes": [["e2e_mean", "e2e"]]}, "planes: ['e2e_mean', 'e2e']: must be a pair"),
+        ({"planes": [["e2e_mean", "mean"]]}, "planes: unknown metric 'mean'"),
+        ({"criteria": ["in_system_mean"]}, "criteria: in_system_mean: neither way is better"),
+        ({"metrics": []}, "metrics=[]: must be a list such as"),
+        ({"arms": {"mine": "policy=fcfs"}}, "arms.mine=policy=fcfs: must be a list"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Zoo(**{"title": "Zoo", "question": "Who?", "criteria": ["e2e"]} | settings)
+    assert str(refused.value).startswith(message)
+
+
+# -- who is left out -------------------------------------------------------------------------------
+
+
+def test_who_lacks_what_it_needs_is_left_out_with_the_reason(hydra: None, tmp_path: Path) -> None:
+    arms, left_out = asked(tmp_path, "workload=sharegpt", "study.predictors=[none]")
+    gone = {"edf", "vtc", "drr", "priority", "slo", "longest_prefix", "sjf by none"}
+    assert not gone & set(arms) and {"fcfs", "hrrn", "past_future"} <= set(arms)
+    assert (
+        "left out: edf, edf that sheds: EDF goes by deadlines, and no request has one" in left_out
+    )
+    assert "left out: vtc, past_future of vtc: VTC goes by clients, and all requests " in left_out
+    assert "SLO goes by priorities, and all requests have the same" in left_out
+    assert "LongestPrefix goes by what prompts have in common" in left_out
+    assert "SRPT goes by predicted lengths, and nobody predicts any" in left_out
+
+
+def test_longest_prefix_needs_a_cache(hydra: None, tmp_path: Path) -> None:
+    arms, left_out = asked(tmp_path, "memory=paged")
+    assert "longest_prefix" not in arms and "fcfs" in arms
+    assert left_out.startswith("left out: longest_prefix: goes by what is cached, and memory=paged")
+
+
+def test_what_does_not_go_together_is_left_out(hydra: None, tmp_path: Path) -> None:
+    arms, left_out = asked(tmp_path, "batching=static", "preemption=recompute")
+    assert "srpt by oracle" not in arms and "fcfs" in arms
+    assert "srpt by oracle, srpt by noisy: SRPT displaces running requests: a static" in left_out
+
+
+def test_what_is_wrong_for_all_is_an_error(hydra: None, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_model_len=2048: memory of 10 blocks"):
+        asked(tmp_path, "memory.blocks=10")
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
+def test_a_policy_of_one_s_own_joins(call: Call) -> None:
+    Path("mine.py").write_text(OWN)
+    own = '+study.arms.mine=["policy._target_=mine.Last"]'
+    code, out, errors = call(
+        *FEW, 'study.only=[fcfs,vtc,"sjf by oracle","sjf by noisy",mine]', own, "tracking=none",
+        "hydra.run.dir=out", "jobs=1", "workload.rate=30",
+    )  # fmt: skip
+    assert (code, errors) == (0, "")
+    result = json.loads(Path("out/result.json").read_text())
+    assert set(result["data"]["means"]) == {"interactive", "batch", "all"}
+    assert "mine" in result["data"]["means"]["interactive"]
+    assert result["finding"][0].startswith("Nobody beats in both E2E mean and E2E P99: ")
+    assert any("with predictor=noisy in the place of oracle" in one for one in result["finding"])
+    assert "Which one wins where" in out
+    with Path("out/comparison.csv").open() as file:
+        groups = {row["client"] for row in csv.DictReader(file)}
+    assert groups == {"interactive", "batch", "shop", "school", "archive", "lab", "all"}
+
+
+def test_a_mistake_in_an_arm_of_one_s_own_is_an_error(call: Call) -> None:
+    own = '+study.arms.mine=["policy=srtp"]'
+    code, _, errors = call(*FEW, "study.only=[fcfs,mine]", own, "tracking=none")
+    assert code == 1 and errors.startswith("pagedsim: study.arms.mine: policy=srtp")
+
+
+def test_one_arm_alone_is_told_as_one(hydra: None, tmp_path: Path) -> None:
+    found = carried_out(tmp_path / "out", *FEW, "study.only=[vtc]")
+    assert found["finding"][0].startswith("vtc: E2E mean ") and found["pictures"] == []
+
+
+def test_who_sheds_is_held_against_nobody_s_latencies(hydra: None, tmp_path: Path) -> None:
+    words = ("workload.rate=60", "workload.classes.interactive.deadline=1", "memory.blocks=300")
+    found = carried_out(tmp_path / "out", *FEW, *words, "study.only=[fcfs,edf,edf that sheds]")
+    assert any(
+        one.startswith("Fewer requests than others finished edf that sheds (")
+        for one in found["finding"]
+    )
+    assert "edf that sheds" not in found["data"]["frontiers"][0]["arms"]
+    assert {one["arm"] for label, one in found["data"]["best"].items() if "E2E" in label} <= {
+        "fcfs",
+        "edf",
+    }
+
+
+@pytest.mark.slow
+def test_the_engine_serves_it(hydra: None, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("torch")
+    request.getfixturevalue("a_small_model")
+    engine = ("backend=engine", "backend.clock=cpu", "seeds=1", "backend.limit=8")
+    found = carried_out(
+        tmp_path / "out", *FEW, *engine, "study.only=[fcfs,vtc,longest_prefix,srpt by oracle]"
+    )
+    assert len(found["data"]["means"]["all"]) == 4
