@@ -3,9 +3,10 @@
 A new one is a function more, in the order in which a summary shall have it; its docstring is what
 a report says of it. `latency` is for one value a request, `tally` for one number of some requests,
 `whole` for one of the run. What they are given is in `tables.py`, and the names of the columns in
-`recorder.py` and `steps.py`. Those of how clients fared are in `fairness.py`.
+`recorder.py` and `steps.py`. Those of how clients fared are in `fairness.py`, and those of memory,
+batches and hardware in `use.py`.
 
-`output_tokens` are those of one sequence; only rates of tokens count those of all `sequences`.
+`output_tokens` are those of one sequence; rates of tokens and service count those of all `sequences`.
 Latencies count requests that finished; whoever was rejected, aborted or left unfinished is only
 counted. Where there is nothing to measure the value is NaN.
 """
@@ -18,7 +19,8 @@ from pagedsim.metrics.fairness import FAIRNESS
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.littles_law import littles_law
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
-from pagedsim.metrics.tables import NAN, Floats, Requests, RunTables, Served, StepPart, ratio
+from pagedsim.metrics.tables import NAN, Floats, Requests, RunTables, Served, ratio
+from pagedsim.metrics.use import USE
 
 METRICS = Metrics()
 
@@ -166,78 +168,7 @@ def in_system_mean(run: RunTables) -> float:
     return littles_law(run.requests).number
 
 
-def _used(steps: StepPart) -> tuple[float, ...]:
-    return (steps.seconds @ steps["used_blocks"],)
-
-
-@METRICS.whole("KV use", "share", NEITHER, sums=_used)
-def kv_utilisation_mean(run: RunTables, used: float) -> float:
-    """Blocks in use as a share of all, averaged over the makespan."""
-    return ratio(used, run.makespan * run.total_blocks)
-
-
-def _shared_and_used(steps: StepPart) -> tuple[float, ...]:
-    return steps.seconds @ steps["shared_blocks"], steps.seconds @ steps["used_blocks"]
-
-
-@METRICS.whole("KV shared", "share", MORE, sums=_shared_and_used)
-def kv_shared_mean(run: RunTables, shared: float, used: float) -> float:
-    """Blocks that sharing saves, as a share of those that would be in use without it, over time:
-    beyond its first owner, each owner of a block would need one of its own."""
-    return ratio(shared, used + shared)
-
-
-def _wasted(steps: StepPart) -> tuple[float, ...]:
-    used, decodes = steps["used_blocks"], steps["decode_seqs"]
-    # Of a prompt that is not whole it is not recorded how many of its tokens are in memory.
-    known = (decodes > 0) & (decodes == steps["running"]) & (used > 0)
-    waste = 1 - steps["decode_context"][known] / (used[known] * float(steps.block_size))
-    return steps.seconds[known] @ waste, steps.seconds[known].sum()
-
-
-@METRICS.whole("KV waste", "share", LESS, sums=_wasted)
-def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
-    """Slots of used blocks that hold no token, as a share, averaged over the time of steps in
-    which all who hold memory decode; not told where requests share blocks, whose slots count for
-    several at once."""
-    # Blocks are shared where a prefix is found in the cache, or a request has several sequences.
-    found, sequences = run.requests["cached_tokens"], run.requests["sequences"]
-    return NAN if (found > 0).any() or (sequences > 1).any() else ratio(waste, known)
-
-
-def _batch(steps: StepPart) -> tuple[float, ...]:
-    served = steps["decode_seqs"] + steps["prefill_requests"]
-    return steps.seconds @ served, steps.seconds.sum()
-
-
-@METRICS.whole("Batch size", "count", NEITHER, sums=_batch)
-def batch_size_mean(run: RunTables, sequences: float, busy: float) -> float:
-    """Sequences served in a step, averaged over the time that steps take."""
-    return ratio(sequences, busy)
-
-
-@METRICS.whole("Batch fill", "share", NEITHER, sums=_batch)
-def batch_fill_mean(run: RunTables, sequences: float, busy: float) -> float:
-    """Batch size as a share of max_seqs."""
-    return ratio(ratio(sequences, busy), run.max_seqs)
-
-
-def _busy(steps: StepPart) -> tuple[float, ...]:
-    return (steps.seconds.sum(),)
-
-
-@METRICS.whole("MFU", "share", MORE, sums=_busy)
-def mfu(run: RunTables, busy: float) -> float | None:
-    """Model FLOP/s utilisation: floating point operations done in the time that steps take, as a
-    share of the peak."""
-    return _of_peak(run.flops, run.peak_flops, busy)
-
-
-@METRICS.whole("MBU", "share", MORE, sums=_busy)
-def mbu(run: RunTables, busy: float) -> float | None:
-    """Model bandwidth utilisation: bytes of weights and KV read in the time that steps take, as a
-    share of the peak."""
-    return _of_peak(run.bytes, run.peak_bandwidth, busy)
+METRICS.update(USE)
 
 
 def _met(served: Served) -> int | None:
@@ -255,7 +186,3 @@ def _tokens(each: Requests) -> Floats:
 
 def _divided(times: Floats, by: Floats) -> Floats:
     return np.divide(times, by, out=np.full(len(times), NAN), where=by > 0)
-
-
-def _of_peak(work: float | None, peak: float | None, busy: float) -> float | None:
-    return None if work is None or not peak else ratio(work, busy * peak)

@@ -15,15 +15,16 @@ without a look at every step.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagedsim.metrics.curve import Curve, Looks, widest_gap
+from pagedsim.metrics.spans import covered
+
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
 
 PROMPT, OUTPUT = 1.0, 2.0
 """What a token of a prompt and one of an answer are worth."""
@@ -31,7 +32,7 @@ MOST = 32
 """So many clients are compared pair by pair."""
 AT_ONCE = 1 << 20
 """Values that are looked at in one go."""
-LOOKS = 1 << 26
+LOOKS = 1 << 24
 """So many values are looked at, at most, where those of all clients are needed at all times."""
 
 
@@ -39,20 +40,6 @@ def service_of(prompt: ArrayLike, output: ArrayLike, first_token: Floats) -> Flo
     """What requests got in all; a prompt counts once its first token is out."""
     prompts = np.where(np.isnan(first_token), 0.0, prompt)
     return PROMPT * prompts + OUTPUT * np.asarray(output, dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class Spans:
-    """Stretches of time of clients; those of one client are in order and do not touch."""
-
-    client: Whole
-    begin: Floats
-    end: Floats
-
-    def of(self, client: int) -> Spans:
-        """Those of one client."""
-        some = slice(*np.searchsorted(self.client, (client, client + 1)))
-        return Spans(self.client[some], self.begin[some], self.end[some])
 
 
 class ServiceOverTime:
@@ -82,7 +69,7 @@ class ServiceOverTime:
         left = np.where(np.isnan(finished), over, finished)
         out = np.where(np.isnan(first_token), left, first_token)
         began = out if scheduled is None else np.where(np.isnan(scheduled), left, scheduled)
-        self.waits = _covered(client.astype(np.int64), arrival, began, 1)
+        self.waits = covered(client.astype(np.int64), arrival, began)
         got = ~np.isnan(first_token)
         token = OUTPUT * (np.ones(len(client)) if sequences is None else sequences)[got]
         more = token * np.maximum(output[got] - 1.0, 0)
@@ -96,13 +83,6 @@ class ServiceOverTime:
         gone = self._clock(times, before) - self._when[place]
         return np.asarray(self._level[place] + self._slope[place] * gone)
 
-    def times(self, client: int) -> tuple[Floats, Floats]:
-        """When what a client gets begins or ends to rise, and of these when it jumps."""
-        start = client * self._stride
-        low, high = np.searchsorted(self._keys, (start + 1, start + self._stride))
-        times = self._times[self._keys[low:high] - start - 1]
-        return times, times[self._jump[low:high] > 0]
-
     def gap_while_waiting(self) -> float | None:
         """The largest difference between what two clients got within any time in which both had
         requests waiting; None where no two ever had.
@@ -111,8 +91,8 @@ class ServiceOverTime:
         each, for each other. Of more, those are which got the most and the least beyond the mean
         rate of all who wait, half of each: so it is then a lower bound.
         """
-        some = self._farthest()
-        gaps = [self._gap(one, other) for one, other in combinations(some, 2)]
+        curves = [self._curve(client) for client in self._farthest()]
+        gaps = [widest_gap(one, other) for one, other in combinations(curves, 2)]
         return max((gap for gap in gaps if gap is not None), default=None)
 
     def gap_since_start(self, until: float = np.inf) -> float | None:
@@ -194,24 +174,22 @@ class ServiceOverTime:
         order = there[np.argsort(beyond, kind="stable")]
         return [*order[: MOST // 2].tolist(), *order[-(MOST // 2) :].tolist()]
 
-    def _gap(self, one: int, other: int) -> float | None:
-        """The largest difference within a time in which both wait; None if they never do."""
-        mine, its = self.waits.of(one), self.waits.of(other)
-        begin, end = (np.concatenate([getattr(mine, n), getattr(its, n)]) for n in ("begin", "end"))
-        both = _covered(np.zeros(len(begin), dtype=np.int64), begin, end, 2)
-        if not len(both.begin):
-            return None
-        (times, jumps), (others, more) = self.times(one), self.times(other)
-        looks = [(np.concatenate([both.begin, both.end, times, others]), False)]
-        looks.append((np.concatenate([jumps, more]), True))
-        spans, values = [], []
-        for when, before in looks:
-            span = np.searchsorted(both.begin, when, "left" if before else "right") - 1
-            inside = (span >= 0) & (when <= both.end[span])
-            spans.append(span[inside])
-            when = when[inside]
-            values.append(self.at(one, when, before) - self.at(other, when, before))
-        return _widest(np.concatenate(spans), np.concatenate(values))
+    def _curve(self, client: int) -> Curve:
+        """One client's own part of it, with where to look when it is compared."""
+        start = client * self._stride
+        low, high = np.searchsorted(self._keys, (start, start + self._stride))
+        times = np.append(-np.inf, self._times[self._keys[low + 1 : high] - start - 1])
+        some = slice(low, high)
+        waits = self.waits.of(client)
+        when = np.concatenate([waits.begin, waits.end, times[waits.which(times) >= 0]])
+        jumps = times[self._jump[some] > 0]
+        jumps = jumps[waits.which(jumps, before=True) >= 0]
+        looks = tuple(
+            Looks(at, self._clock(at, before), self.at(client, at, before), before)
+            for at, before in ((when, False), (jumps, True))
+        )
+        parts = (self._when[some], self._level[some], self._slope[some])
+        return Curve(times, *parts, waits, looks)
 
 
 def jain(rates: Floats) -> float | None:
@@ -221,30 +199,6 @@ def jain(rates: Floats) -> float | None:
     if len(there) < 2 or not squares:
         return None
     return float(there.sum()) ** 2 / (len(there) * squares)
-
-
-def _covered(client: Whole, begin: Floats, end: Floats, depth: int) -> Spans:
-    """When at least `depth` of a client's stretches of time overlap; what touches is one."""
-    some = end > begin
-    who = np.tile(client[some], 2)
-    times = np.concatenate([begin[some], end[some]])
-    change = np.repeat([1, -1], len(times) // 2)
-    order = np.lexsort((-change, times, who))
-    now = np.cumsum(change[order])
-    before = now - change[order]
-    opens, closes = (now == depth) & (before < depth), (now < depth) & (before == depth)
-    who, times = who[order], times[order]
-    spans = Spans(who[opens], times[opens], times[closes])
-    long = spans.end > spans.begin
-    return Spans(spans.client[long], spans.begin[long], spans.end[long])
-
-
-def _widest(group: Whole, values: Floats) -> float:
-    """The largest difference between two values of one group."""
-    order = np.argsort(group, kind="stable")
-    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    some = values[order]
-    return float((np.maximum.reduceat(some, starts) - np.minimum.reduceat(some, starts)).max())
 
 
 def _parts(values: Floats, size: int) -> Iterator[Floats]:
