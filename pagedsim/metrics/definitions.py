@@ -6,7 +6,7 @@ a report says of it. `latency` is for one value a request, `tally` for one numbe
 `recorder.py` and `steps.py`. Those of how clients fared are in `fairness.py`, and those of memory,
 batches and hardware in `use.py`.
 
-`output_tokens` are those of one sequence; rates of tokens and service count those of all `sequences`.
+`output_tokens` are those of one sequence; rates of tokens, and service, count all `sequences`.
 Latencies count requests that finished; whoever was rejected, aborted or left unfinished is only
 counted. Where there is nothing to measure the value is NaN.
 """
