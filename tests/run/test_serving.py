@@ -323,3 +323,37 @@ def test_one_engine_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert next(asked, None) is None
     with machine.the_machine(lambda: False):  # free again
         pass
+
+
+OUTGROWS = (
+    *("scale=full", "backend.limit=8", "backend.shrink=1", "workload=fixed", "preemption=swap"),
+    *("workload.arrivals=burst", "workload.lengths.prompt=10", "workload.lengths.output=60"),
+    *("memory.block_size=1", "memory.blocks=100", "memory.cpu_blocks=400"),
+    *("server.max_model_len=90", "model=tiny"),
+)
+"""What is swapped out comes to more than the GPU holds."""
+
+
+def test_swaps_are_bounded_by_the_gpu_s_pool_on_the_engine_and_in_the_simulator(
+    tmp_path: Path,
+) -> None:
+    found = {}
+    for bound in ("false", "true"):
+        words = (*OUTGROWS, f"memory.swap_bound={bound}")
+        served = run(tmp_path / bound, *words).summary
+        simulated = run_job(simulated_job(tmp_path / f"sim {bound}", *words), StoppableRecorder())
+        assert isinstance(simulated, Run), simulated
+        names = ("swapped_peak", "swapped_blocks", "recomputed_tokens", "finished")
+        found[bound] = [served[name] for name in names]
+        assert found[bound] == [simulated.summary[name] for name in names]
+    (peak, _, recomputed, _), (bounded, _, more, _) = found["false"], found["true"]
+    assert bounded <= 100 < peak
+    assert recomputed == 0 < more
+
+
+def simulated_job(folder: Path, *overrides: str) -> Job:
+    """The same, simulated."""
+    own = [word for word in (*QUICK, *overrides) if not word.startswith(("backend", "scale"))]
+    words = ["experiment=single", "workload.requests=8", *own]
+    plain: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    return Job("a", 0, plain, folder / "runs/a/seed-0")
