@@ -14,7 +14,7 @@ from experiments.studies.zoo_data import data_of, gathered
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.catalogue import keys_of, metric_of
+from pagedsim.metrics.catalogue import keys_of, label_of, metric_of
 from pagedsim.metrics.classes import by_class
 from pagedsim.metrics.compare import groups_of, values_of
 from pagedsim.metrics.standing import Criterion, Standing
@@ -119,11 +119,11 @@ class Zoo(Compare):
         if not arms.runs:
             return None
         standing = self._standing(arms)
-        planes = list(self._drawn(standing))
+        planes = self._drawn(standing) if len(arms.arms) > 1 else []
         return Reading(
             finding=words.sentences(standing, planes, self.predictors),
             listings=words.listings(standing),
-            notes=[*self.notes_of_left_out(), *gathered(arms)],
+            notes=[*self.notes_of_left_out(), *_untold(self.criteria, arms), *gathered(arms)],
             data=data_of(standing, planes) | {"left out": self._left_out},
             drawings={"pareto": _drawing(standing, planes)} if planes else {},
             table=_table(arms, standing) if len(arms.arms) > 1 else None,
@@ -142,12 +142,10 @@ class Zoo(Compare):
         told = [one for one in every if _told(classes, one)]
         return Standing(classes, told)
 
-    def _drawn(self, standing: Standing) -> Iterator[Plane]:
+    def _drawn(self, standing: Standing) -> list[Plane]:
         """The planes that anybody has a place in."""
-        for first, second in self.planes:
-            plane = Criterion(first), Criterion(second)
-            if len(standing.arms.arms) > 1 and standing.frontier(*plane):
-                yield plane
+        every = [(Criterion(first), Criterion(second)) for first, second in self.planes]
+        return [plane for plane in every if standing.frontier(*plane)]
 
     def notes_of_left_out(self) -> Iterator[str]:
         """Who was left out and why, a line a reason."""
@@ -161,6 +159,13 @@ def _check_criteria(where: str, names: Sequence[str]) -> None:
     for key in keys_of(names):
         if not metric_of(key).better:
             raise ConfigError(f"{where}: {key}: neither way is better")
+
+
+def _untold(criteria: Sequence[str], arms: Arms) -> Iterator[str]:
+    """Criteria that these requests give nobody a value in."""
+    names = [label_of(key) for key in keys_of(criteria) if not _told(arms, Criterion(key))]
+    if names:
+        yield f"nothing to judge by in these requests: {', '.join(names)}"
 
 
 def _told(arms: Arms, one: Criterion) -> bool:

@@ -168,6 +168,15 @@ def test_a_mistake_in_an_arm_of_one_s_own_is_an_error(call: Call) -> None:
     assert code == 1 and errors.startswith("pagedsim: study.arms.mine: policy=srtp")
 
 
+def test_on_other_requests_it_judges_by_what_they_give(hydra: None, tmp_path: Path) -> None:
+    found = carried_out(tmp_path / "out", *FEW, "workload=sharegpt", "study.only=[fcfs,hrrn,vtc]")
+    assert [one["of"] for one in found["data"]["frontiers"]] == [["e2e_mean", "e2e_p99"]]
+    assert found["notes"][0].startswith("left out: vtc: VTC goes by clients")
+    told = "nothing to judge by in these requests: SLO attainment, Service gap, Service Jain"
+    assert found["notes"][1] == told
+    assert set(found["data"]["means"]) == {"all"}
+
+
 def test_one_arm_alone_is_told_as_one(hydra: None, tmp_path: Path) -> None:
     found = carried_out(tmp_path / "out", *FEW, "study.only=[vtc]")
     assert found["finding"][0].startswith("vtc: E2E mean ") and found["pictures"] == []
