@@ -50,7 +50,8 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[st
         if key.partition(".")[0] in _OWN or before.get(key) == after.get(key):
             continue
         if key not in after:
-            yield f"~{key}"
+            if not any(name.startswith(f"{key}.") for name in after):  # else it is filled
+                yield f"~{key}"
         else:
             yield f"{'' if key in before else '+'}{key}={json.dumps(after[key])}"
 
