@@ -10,6 +10,8 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing
 from pagedsim.run.arm import Arm
+from pagedsim.run.job import Job
+from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading
 
@@ -33,10 +35,23 @@ class Beside(Part):
             Arm(_arm(bound), [*self.overrides, *changes]) for bound, changes in self.budgets.items()
         ]
 
+    def check(self, jobs: Sequence[Job]) -> None:
+        arms = [_arm(bound) for bound in self.budgets]
+        for job in jobs:
+            if job.arm not in arms:
+                continue
+            there = backend_of(job.config).workload(job.config, job.seed).clients
+            for client in (self.short, self.long):
+                if client not in there:
+                    names = ", ".join(filter(None, there)) or "none with a name"
+                    raise ConfigError(
+                        f"study.beside: {client}: no such client in the workload; it has {names}"
+                    )
+
     def read(self, runs: Runs) -> Reading:
         found = {
             bound: {
-                client: [self._of(runs.of(_arm(bound)), client, key) for key in COLUMNS]
+                client: [_of(runs.of(_arm(bound)), client, key) for key in COLUMNS]
                 for client in (self.short, self.long)
             }
             for bound in self.budgets
@@ -54,15 +69,6 @@ class Beside(Part):
                 }
             },
         )
-
-    def _of(self, runs: Sequence[Run], client: str, key: str) -> list[float]:
-        for run in runs:
-            if client not in run.summary["clients"]:
-                there = ", ".join(filter(None, run.summary["clients"])) or "none with a name"
-                raise ConfigError(
-                    f"study.beside: client {client}: no such client in the workload; it has {there}"
-                )
-        return [run.summary["clients"][client][key] for run in runs]
 
     def _finding(self, found: Found) -> Iterator[str]:
         first, *others = found
@@ -93,3 +99,7 @@ class Beside(Part):
 
 def _arm(bound: str) -> str:
     return f"beside long prompts, {bound}"
+
+
+def _of(runs: Sequence[Run], client: str, key: str) -> list[float]:
+    return [run.summary["clients"][client][key] for run in runs]

@@ -11,9 +11,11 @@ from experiments.papers.chunk_capacity import Capacity
 from experiments.papers.chunk_crossing import Crossing
 from experiments.papers.chunk_part import Budgets, Part, joined
 from experiments.papers.chunk_stalls import Stalls
+from experiments.studies.capacity import WITHOUT_RATE
 from experiments.studies.compare import check_overrides
 from pagedsim.core import ConfigError
 from pagedsim.run.arm import Arm
+from pagedsim.run.job import Job
 from pagedsim.run.kinds import require_kinds
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import BackendName, Reading, Study
@@ -65,6 +67,16 @@ class ChunkBudget(Study):
 
     def ask(self, runs: Runs) -> list[Arm]:
         return [arm for part in self.parts for arm in part.ask(runs)]
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if (arrivals := job.config["workload"].get("arrivals")) in WITHOUT_RATE:
+                raise ConfigError(
+                    f"workload.arrivals={arrivals}: has no rate, which every part sets: must be "
+                    "one of poisson, gamma, fixed"
+                )
+        for part in self.parts:
+            part.check(jobs)
 
     def read(self, runs: Runs) -> Reading:
         reading = joined([part.read(runs) for part in self.parts])

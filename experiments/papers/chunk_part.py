@@ -14,6 +14,7 @@ from pagedsim.metrics.compare import estimate
 from pagedsim.metrics.result import Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.arm import Arm
+from pagedsim.run.job import Job
 from pagedsim.run.kinds import require_kinds
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading
@@ -42,6 +43,9 @@ class Part(ABC):
     @abstractmethod
     def ask(self, runs: Runs) -> Sequence[Arm]:
         """What is to run next, as in a study."""
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Raise ConfigError for what is wrong with the first arms of all parts."""
 
     @abstractmethod
     def read(self, runs: Runs) -> Reading:

@@ -26,7 +26,7 @@ from pagedsim.run.study import Reading, Study
 from pagedsim.run.typed import single
 
 RATE = "workload.rate"
-_WITHOUT_RATE = ("closed", "burst")
+WITHOUT_RATE = ("closed", "burst")
 """Arrivals that nobody sets the pace of."""
 
 
@@ -96,7 +96,7 @@ class Capacity(Study):
     def check(self, jobs: Sequence[Job]) -> None:
         bounds = bounds_of(self.bounds)
         for job in jobs:
-            if (arrivals := job.config["workload"].get("arrivals")) in _WITHOUT_RATE:
+            if (arrivals := job.config["workload"].get("arrivals")) in WITHOUT_RATE:
                 raise ConfigError(
                     f"workload.arrivals={arrivals}: has no rate; a search needs one of "
                     "poisson, gamma, fixed, or a trace's own"

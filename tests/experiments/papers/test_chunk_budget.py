@@ -157,6 +157,7 @@ def test_whole_prompts_have_no_budget_that_bounds_a_gap(tmp_path: Path) -> None:
 # -- all of it -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hydra")
 def test_a_small_study_of_every_part(tmp_path: Path) -> None:
     found = carried_out(
@@ -177,6 +178,25 @@ def test_a_small_study_of_every_part(tmp_path: Path) -> None:
     assert with_it < without
     stalls = found["data"]["stalls"]["512 tokens"]
     assert stalls["longest_gap"] <= stalls["full_budget"]
+
+
+@pytest.mark.usefixtures("hydra")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ("workload.arrivals=burst", "study.beside=null"),
+            "workload.arrivals=burst: has no rate, which every part",
+        ),
+        (("study.beside.long=robot",), "robot: no such client in the workload; it has batch"),
+    ],
+)
+def test_what_its_runs_lack_is_told_before_they_run(
+    tmp_path: Path, words: tuple[str, ...], text: str
+) -> None:
+    others = ("study.capacity=null", "study.crossing=null")
+    with pytest.raises(ConfigError, match=text):
+        carried_out(tmp_path, "experiment=chunk_budget", *others, *words)
 
 
 @pytest.mark.parametrize(
