@@ -14,7 +14,7 @@ class Cap(Around):
         self.most = require_whole("most", most, 1)
 
     def admit(self, request: Request, state: ServerState) -> bool:
-        return len(state.running) < self.most and self.of.admit(request, state)
+        return state.batch_size < self.most and self.of.admit(request, state)
 
 
 class Reserve(Around):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping
 
-from pagedsim.core import Admitted, Arrived, ConfigError, Event, Preempted, Request
+from pagedsim.core import Admitted, Arrived, ConfigError, Event, Preempted, Request, ServerState
 from pagedsim.core.errors import require_number
 
 
 class Clients:
-    """The requests of each client that wait, and those that run with the tokens settled so far."""
+    """The requests of each client that wait, and those that run with the tokens settled so far.
 
-    def __init__(self) -> None:
+    `state` is the server's, one object all the time, once a policy was shown it.
+    """
+
+    def __init__(self, weights: object = None) -> None:
+        self.weights = weights_of(weights)
+        self.state: ServerState | None = None
         self._waiting: Counter[str] = Counter()
-        self._running: defaultdict[str, dict[Request, int]] = defaultdict(dict)
+        self._running: dict[Request, int] = {}
+        self._settled: Counter[str] = Counter()  # the sum of these, by client
 
     @property
     def who_wait(self) -> Collection[str]:
@@ -25,27 +31,35 @@ class Clients:
         """Whether any of its requests waits."""
         return client in self._waiting
 
+    def share(self, client: str) -> float:
+        """Its weight."""
+        return self.weights.get(client, 1.0)
+
     def pending(self, client: str) -> int:
         """Tokens that its running requests have generated and that were not settled yet."""
-        return sum(one.generated - known for one, known in self._running[client].items())
+        if self.state is None:
+            return 0
+        return self.state.generated_by(client) - self._settled[client]
 
     def observe(self, event: Event) -> int:
         """Take note of it; returns tokens that are settled by it."""
         request, client = event.request, event.request.client
-        running = self._running[client]
         if isinstance(event, Arrived):
             self._waiting[client] += 1
             return 0
         if isinstance(event, Admitted):
-            running[request] = request.generated
+            self._running[request] = request.generated
+            self._settled[client] += request.generated
             self._leave(client)
             return 0
-        if request not in running:  # it left while it waited
+        if request not in self._running:  # it left while it waited
             self._leave(client)
             return 0
         if isinstance(event, Preempted):
             self._waiting[client] += 1
-        return request.generated - running.pop(request)
+        known = self._running.pop(request)
+        self._settled[client] -= known
+        return request.generated - known
 
     def _leave(self, client: str) -> None:
         self._waiting[client] -= 1

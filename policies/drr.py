@@ -7,7 +7,7 @@ from math import ceil
 
 from pagedsim.core import Admitted, Arrived, Event, Policy, Request, ServerState
 from pagedsim.core.errors import require_number
-from policies.clients import Clients, weights_of
+from policies.clients import Clients
 
 
 class DRR(Policy):
@@ -24,23 +24,27 @@ class DRR(Policy):
 
     def __init__(self, quantum: float = 512.0, weights: Mapping[str, float] | None = None) -> None:
         self.quantum = require_number("quantum", quantum, above=0)
-        self.weights = weights_of(weights)
-        self._clients = Clients()
+        self._clients = Clients(weights)
         self._ring: dict[str, float] = {}  # what each may spend, in the order of their turns
+        self._places: dict[str, int] = {}  # of each in that order; empty: not known
 
     def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
         """Turns until it can start, and its client's place in the round."""
-        places = {client: place for place, client in enumerate(self._ring)}
-        return (self._turns(request), places.get(request.client, len(places)))
+        self._clients.state = state
+        places = self._places
+        if len(places) != len(self._ring):
+            places = self._places = {client: place for place, client in enumerate(self._ring)}
+        turns = self._turns(request, self._clients.pending(request.client))
+        return (turns, places.get(request.client, len(places)))
 
-    def _turns(self, request: Request) -> int:
+    def _turns(self, request: Request, pending: int) -> int:
         """How often its client's turn must come before it can start."""
         client = request.client
-        lacking = request.prompt_len - self._ring.get(client, 0.0) + self._clients.pending(client)
+        lacking = request.prompt_len - self._ring.get(client, 0.0) + pending
         return max(ceil(lacking / self._quantum(client)), 0)
 
     def _quantum(self, client: str) -> float:
-        return self.quantum * self.weights.get(client, 1.0)
+        return self.quantum * self._clients.share(client)
 
     def observe(self, event: Event) -> None:
         client = event.request.client
@@ -56,7 +60,9 @@ class DRR(Policy):
 
     def _take_turns(self, request: Request) -> None:
         """Give all the turns that pass until this one starts, and let it pay for its prompt."""
-        client, turns = request.client, self._turns(request)
+        client = request.client
+        # It is in the batch by now, but what it said before was settled then.
+        turns = self._turns(request, self._clients.pending(client) - request.generated)
         passed = turns
         for other in tuple(self._ring):
             if self._clients.waits(other):
@@ -65,6 +71,8 @@ class DRR(Policy):
                 passed = max(turns - 1, 0)
         if not request.preemptions:
             self._ring[client] -= request.prompt_len
+        if turns:
+            self._places = {}
         while turns:  # the round goes on behind it
             other = next(iter(self._ring))
             self._ring[other] = self._ring.pop(other)

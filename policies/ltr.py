@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 
 from pagedsim.core import Admitted, Event, Left, Policy, Preempted, Request, ServerState
 from pagedsim.core.errors import require_flag, require_whole
 from pagedsim.core.events import Arrived
 from pagedsim.core.policy import RankChanges
+from policies.due import Due
 
 
 class LTR(Policy):
@@ -28,32 +30,30 @@ class LTR(Policy):
         self.displacing = require_flag("displace", displace)
         self._idle: dict[Request, int] = {}  # since which step, of those who are in none
         self._urgent: dict[Request, int] = {}  # up to how many tokens, of those who are
-        self._next: float = inf  # the step in which the next of them changes
+        self._due = Due()  # by the number of the step
         self._step = 0
 
     def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
         self._step = state.step
-        if (since := self._idle.get(request)) is not None:
-            if request not in self._urgent:
-                if state.step < since + self.starve:
-                    self._next = min(self._next, since + self.starve)
-                else:
-                    self._urgent[request] = request.generated + self.period
-            urgent = request in self._urgent
-        else:
-            left = self._urgent.get(request, 0) - request.generated
-            urgent = left > 0
-            if urgent:
-                self._next = min(self._next, state.step + left)
+        urgent = self._urgent.get(request, 0) > request.generated
         guess = request.predicted_len
         return (-1 if urgent else 0, inf if guess is None else guess)
 
-    def stale(self, state: ServerState) -> bool:
-        self._step = state.step
-        if state.step < self._next:
-            return False
-        self._next = inf
-        return True
+    def stale(self, state: ServerState) -> Collection[Request]:
+        self._step = step = state.step
+        moved = []
+        for _, request in self._due.take(step):
+            if (since := self._idle.get(request)) is not None:
+                if since + self.starve <= step and request not in self._urgent:
+                    self._urgent[request] = request.generated + self.period
+                    moved.append(request)
+            elif (until := self._urgent.get(request)) is not None:
+                if until > request.generated:
+                    self._due.note(request, step + until - request.generated)
+                else:
+                    del self._urgent[request]
+                    moved.append(request)
+        return moved
 
     def observe(self, event: Event) -> None:
         request = event.request
@@ -62,10 +62,11 @@ class LTR(Policy):
                 self._idle[request] = self._step
                 if self._urgent.get(request, 0) <= request.generated:
                     self._urgent.pop(request, None)
-                self._next = min(self._next, self._step + self.starve)
+                self._due.note(request, self._step + self.starve)
             case Admitted():
                 self._idle.pop(request, None)
-                self._next = min(self._next, self._step + 1)
+                if request in self._urgent:
+                    self._due.note(request, self._step + 1)
             case Left():
                 for of in (self._idle, self._urgent):
                     of.pop(request, None)

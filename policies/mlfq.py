@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 
 from pagedsim.core import Admitted, Arrived, Event, Left, Policy, Preempted, Request, ServerState
 from pagedsim.core.errors import require_flag, require_number, require_whole
 from pagedsim.core.policy import RankChanges
+from policies.due import Due
 
 
 @dataclass(slots=True)
@@ -15,11 +17,10 @@ class Place:
     """Where a request stands."""
 
     level: int
-    since: float
-    """When it joined the batch, or began to wait."""
-    generated: int = -1
-    """Tokens when it joined the batch; -1: it waits."""
+    since: float  # when it joined the batch, or began to wait
+    generated: int = -1  # tokens when it joined the batch; -1: it waits
     served: float = 0.0  # seconds in the batch before, at this level
+    due: float = inf  # when its level changes next, if nothing happens to it
 
 
 class MLFQ(Policy):
@@ -33,18 +34,14 @@ class MLFQ(Policy):
     rank_changes: RankChanges = "when stale"
 
     def __init__(
-        self,
-        quantum: float = 0.01,
-        levels: int = 16,
-        starve: float = 3.0,
-        displace: bool = True,
+        self, quantum: float = 0.01, levels: int = 16, starve: float = 3.0, displace: bool = True
     ) -> None:
         self.quantum = require_number("quantum", quantum, above=0)
         self.levels = require_whole("levels", levels, 1, 64)
         self.starve = require_number("starve", starve, above=0)
         self.displacing = require_flag("displace", displace)
         self._places: dict[Request, Place] = {}
-        self._next = inf  # when the next of them changes its level
+        self._due = Due()
 
     def entry(self, request: Request) -> int:
         """The level that a request joins."""
@@ -56,44 +53,47 @@ class MLFQ(Policy):
 
     def rank(self, request: Request, state: ServerState) -> float:
         place = self._places.get(request)
-        if place is None:  # it arrives
-            return self.entry(request)
-        changes = self._settled(request, place, state.now)
-        self._next = min(self._next, changes)
-        return place.level
+        return self.entry(request) if place is None else place.level  # without a place, it arrives
 
-    def _settled(self, request: Request, place: Place, now: float) -> float:
-        """Bring a place up to date; returns when it changes next, if nothing happens to it."""
+    def _settle(self, request: Request, place: Place, now: float) -> None:
+        """Bring a place up to date."""
         if place.generated < 0:
             if place.level and now >= place.since + self.starve:
                 place.level, place.served = 0, 0.0
-            return place.since + self.starve if place.level else inf
-        if request.generated == place.generated:
-            return now  # nobody falls before it has gained a token, or some would never get on
-        while now >= (end := place.since + self.length(place.level) - place.served):
-            place.level, place.served, place.since = place.level + 1, 0.0, end
-        return end
+            place.due = place.since + self.starve if place.level else inf
+        elif request.generated == place.generated:
+            place.due = now  # nobody falls before it has gained a token, or some would not get on
+        else:
+            while now >= (end := place.since + self.length(place.level) - place.served):
+                place.level, place.served, place.since = place.level + 1, 0.0, end
+            place.due = end
 
-    def stale(self, state: ServerState) -> bool:
-        if state.now < self._next:
-            return False
-        self._next = inf
-        return True
+    def stale(self, state: ServerState) -> Collection[Request]:
+        moved = []
+        for when, request in self._due.take(state.now):
+            place = self._places.get(request)
+            if place is not None and place.due == when:  # or something has happened since
+                level = place.level
+                self._settle(request, place, state.now)
+                self._due.note(request, place.due)
+                if place.level != level:
+                    moved.append(request)
+        return moved
 
     def observe(self, event: Event) -> None:
-        request, now = event
-        if isinstance(event, Arrived):
-            self._places[request] = Place(self.entry(request), now)
-        elif isinstance(event, Left):
+        (request, now), admitted = event, isinstance(event, Admitted)
+        if isinstance(event, Left):
             del self._places[request]
             return
+        if isinstance(event, Arrived):
+            self._places[request] = Place(self.entry(request), now)
         place = self._places[request]
-        self._settled(request, place, now)
+        self._settle(request, place, now)
         if isinstance(event, Preempted):
             place.served += now - place.since
-        place.generated = request.generated if isinstance(event, Admitted) else -1
-        place.since = now
-        self._next = min(self._next, self._settled(request, place, now))
+        place.generated, place.since = request.generated if admitted else -1, now
+        self._settle(request, place, now)
+        self._due.note(request, place.due)
 
 
 class SkipJoin(MLFQ):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pagedsim.core import Admitted, Arrived, Event, Policy, Request, ServerState
 from pagedsim.core.errors import require_number
-from policies.clients import Clients, weights_of
+from policies.clients import Clients
 
 
 class VTC(Policy):
@@ -32,16 +32,19 @@ class VTC(Policy):
     ) -> None:
         self.prompt = require_number("prompt", prompt, 0)
         self.output = require_number("output", output, 0)
-        self.weights = weights_of(weights)
-        self._clients = Clients()
+        self._clients = Clients(weights)
         self._served: defaultdict[str, float] = defaultdict(float)
 
     def service(self, client: str) -> float:
         """What a client has had so far."""
-        tokens = self._clients.pending(client)
-        return self._served[client] + self.output * tokens / self.weights.get(client, 1.0)
+        return self._served[client] + self._worth(client, 0, self._clients.pending(client))
+
+    def _worth(self, client: str, prompt: int, output: int) -> float:
+        """What so many tokens are as service of a client."""
+        return (self.prompt * prompt + self.output * output) / self._clients.share(client)
 
     def rank(self, request: Request, state: ServerState) -> float:
+        self._clients.state = state
         return self.service(request.client)
 
     def observe(self, event: Event) -> None:
@@ -50,6 +53,5 @@ class VTC(Policy):
             least = min(map(self.service, self._clients.who_wait), default=0.0)
             self._served[client] += max(least - self.service(client), 0.0)
         elif isinstance(event, Admitted) and not request.preemptions:
-            self._served[client] += self.prompt * request.prompt_len / self.weights.get(client, 1.0)
-        tokens = self._clients.observe(event)
-        self._served[client] += self.output * tokens / self.weights.get(client, 1.0)
+            self._served[client] += self._worth(client, request.prompt_len, 0)
+        self._served[client] += self._worth(client, 0, self._clients.observe(event))

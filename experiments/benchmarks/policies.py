@@ -2,110 +2,206 @@
 
     python -m experiments.benchmarks.policies
 
-A batch of 256 decodes while 1,000 requests of four clients wait. Of two states the first has no
-free seat, so that nobody could be admitted; in the second there are seats, and memory is what
-lacks, so that the policy is asked for an order in every step. Who displaces by what was served
-(`mlfq`) does so meanwhile. Each figure is the median of several rounds, all policies in turn, and
-stands beside that of `fcfs` in the same round.
+A batch of 256 decodes while 1,000 requests of four clients wait. In the first state no seat is
+free; in the second there are seats, and the memory that is free is less than anybody needs who
+waits, so that the policy is asked for the first of them in every step. Steps that only decode are
+counted apart from those in which somebody is let in or loses a place. What stands around another
+policy, and another choice of victims, is tried around every policy.
+
+Each round serves the same requests, so that a step does the same in all of them: it counts with
+the least of its times.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Iterator
-from statistics import median
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.yardstick import seconds
-from pagedsim.build import POLICIES, make_memory, make_policy, make_scheduler
-from pagedsim.core import Request, SamplingParams, Scheduler
+from pagedsim.build import POLICIES, make_memory, make_policy, make_scheduler, takes
+from pagedsim.core import Policy, Request, SamplingParams, Scheduler, StepPlan
 
 BLOCK = 16
 BASE = "fcfs"
+SECONDS = 0.02
+"""How long a step takes, as the policy is told."""
+WARM_UP = 2
+"""Steps before those that are timed, in which the queue is put in order."""
+STATES = {"seats full": 0, "memory full": 64}
+"""The free seats of each."""
 
 
 class Crowd(NamedTuple):
-    """How many run and wait, and the steps that the former decode for at least."""
+    """How many run and wait, and the steps that are timed."""
 
     running: int
     waiting: int
     steps: int
 
 
-def crowded(policy: str, crowd: Crowd, spare: int) -> Scheduler:
-    """A scheduler with so many requests, and `spare` free seats."""
+class Cost(NamedTuple):
+    """Microseconds of each timed step, and whether it did nothing but decode."""
+
+    micros: list[float]
+    plain: list[bool]
+
+    def mean(self, plain: bool) -> float | None:
+        """Of the steps that only decode, or of the others; None if there are none."""
+        some = [one for one, only in zip(self.micros, self.plain, strict=True) if only is plain]
+        return fmean(some) if some else None
+
+    def least(self, other: Cost) -> Cost:
+        """Step by step, the smaller of both."""
+        return Cost([min(pair) for pair in zip(self.micros, other.micros, strict=True)], self.plain)
+
+
+def arms(crowd: Crowd) -> dict[str, Any]:
+    """How to make every policy, and what stands around another, around each of the others."""
+    around = [name for name, kind in POLICIES.items() if takes(kind, "of")]
+    inner = [name for name in POLICIES if name not in around]
+    made: dict[str, Any] = {name: partial(_policy, name, crowd) for name in inner}
+    for outer, of in product(around, inner):
+        made[outer if of == BASE else f"{outer} of={of}"] = partial(_policy, outer, crowd, of=of)
+    for of in inner:
+        made[f"{of} victim=rank"] = partial(_policy, of, crowd, victim="rank")
+    return made
+
+
+def _policy(name: str, crowd: Crowd, **settings: Any) -> Policy:
+    if takes(POLICIES[name], "most") and takes(POLICIES[name], "of"):
+        settings["most"] = crowd.running
+    return make_policy(name, **settings)
+
+
+def crowded(policy: Policy, crowd: Crowd, spare: int, prefix: bool) -> Scheduler:
+    """A scheduler with so many requests, `spare` free seats, and a batch of all ages."""
     prompts = [384 + number % 128 for number in range(crowd.running)]
-    output = crowd.steps + 2 * BLOCK
-    # Room for those that run, to their ends, and to spare; who waits would take all of it.
-    blocks = int(1.2 * sum((prompt + output) // BLOCK + 2 for prompt in prompts))
-    settings: dict[str, Any] = {"most": crowd.running} if policy == "cap" else {}
+    rounds = min(16, crowd.running)
+    steps = WARM_UP + crowd.steps + rounds + 2
+    # Room for what those that run will say, and to spare; who waits asks for all that at once.
+    longest = sum((prompt + steps) // BLOCK + 2 for prompt in prompts)
+    blocks = int(1.1 * longest)
+    free = blocks - sum(prompt // BLOCK for prompt in prompts)
     scheduler = make_scheduler(
-        memory=make_memory("prefix" if policy == "longest_prefix" else "paged", blocks=blocks),
-        policy=make_policy(policy, **settings),
+        memory=make_memory("prefix" if prefix else "paged", blocks=blocks, block_size=BLOCK),
+        policy=policy,
         batching="unified",
         max_seqs=crowd.running + spare,
         max_batched_tokens=crowd.running * 512,
     )
-    for number, prompt in enumerate(prompts):
-        scheduler.add(_request(number, prompt, output, False), now=0.0)
-    for _ in range(4):
-        scheduler.commit(scheduler.plan(0.0), 0.0)
+    now = 0.0
+    for turn in range(rounds):
+        for number in range(turn, crowd.running, rounds):
+            scheduler.add(_request(number, prompts[number], steps, now), now)
+        scheduler.commit(scheduler.plan(now), now + SECONDS)
+        now += 0.5
+    scheduler.commit(scheduler.plan(now), now + SECONDS)
     assert scheduler.clock.riders == crowd.running, f"{policy}: not all run"
-    for number in range(crowd.running, crowd.running + crowd.waiting):
-        scheduler.add(_request(number, (blocks - 1) * BLOCK - output, output, True), now=0.0)
+    for index in range(crowd.waiting):
+        prompt = BLOCK * (free + index * 7919 % free) if spare else prompts[0] + index % 128
+        arrival = now + 10.0 * index / crowd.waiting
+        scheduler.add(_request(crowd.running + index, prompt, steps, arrival), now + 10.0)
     return scheduler
 
 
-def _request(number: int, prompt: int, output: int, late: bool) -> Request:
+def _request(number: int, prompt: int, steps: int, arrival: float) -> Request:
     return Request(
         number,
         prompt,
-        SamplingParams(max_tokens=output, temperature=0.0),
-        priority=int(late),
+        SamplingParams(max_tokens=steps, temperature=0.0),
+        arrival=arrival,
+        priority=arrival > 8,
         client="abcd"[number % 4],
-        predicted_len=float(output + late),
+        predicted_len=steps + (number % 64) * (arrival > 8),
         deadline=1e6 + number,
     )
 
 
-def rounds_of(crowd: Crowd, spare: int, rounds: int) -> Iterator[dict[str, float]]:
-    """Microseconds a step, by policy, in each round."""
+def timed(scheduler: Scheduler, steps: int) -> Cost:
+    """Plan and commit so many steps."""
+    cost, now = Cost([], []), scheduler.now + SECONDS
+    for _ in range(steps):
+        begun = time.perf_counter()
+        plan = scheduler.plan(now)
+        scheduler.commit(plan, now + SECONDS)
+        cost.micros.append(1e6 * (time.perf_counter() - begun))
+        cost.plain.append(_plain(plan))
+        now += SECONDS
+    return cost
+
+
+def _plain(plan: StepPlan) -> bool:
+    return not (plan.chunks or plan.preempted or plan.displaced or plan.rejected)
+
+
+def measured(crowd: Crowd, spare: int, rounds: int) -> dict[str, Cost]:
+    """What steps cost under each policy, all of them in turn in each round."""
+    found: dict[str, Cost] = {}
     for _ in range(rounds):
-        found = {}
-        gc.collect()
-        for policy in POLICIES:
-            scheduler = crowded(policy, crowd, spare)
-            found[policy] = 1e6 * seconds(lambda: _decode(scheduler, crowd.steps)) / crowd.steps  # noqa: B023
-        yield found
+        for name, make in arms(crowd).items():
+            scheduler = crowded(make(), crowd, spare, "longest_prefix" in name)
+            gc.collect()
+            gc.disable()
+            timed(scheduler, WARM_UP)
+            cost = timed(scheduler, crowd.steps)
+            gc.enable()
+            found[name] = found[name].least(cost) if name in found else cost
+    return found
 
 
-def _decode(scheduler: Scheduler, steps: int) -> None:
-    for number in range(steps):
-        now = number * 0.02
-        scheduler.commit(scheduler.plan(now), now + 0.02)
+def table(found: dict[str, dict[str, Cost]]) -> Iterator[str]:
+    """A line for each policy."""
+    yield f"| policy | {' | '.join(f'{name}: µs | × {BASE} | with moves: µs' for name in found)} |"
+    yield "|---" * (1 + 3 * len(found)) + "|"
+    for policy in found[next(iter(found))]:
+        cells = [f"`{policy}`"]
+        for costs in found.values():
+            times = ratio(costs, policy)
+            cells += [_cell(costs[policy].mean(True), 1), _cell(times, 2)]
+            cells.append(_cell(costs[policy].mean(False), 1))
+        yield f"| {' | '.join(cells)} |"
 
 
-def main() -> None:
-    """Print a line for each policy."""
+def ratio(costs: dict[str, Cost], policy: str) -> float | None:
+    """What a step that only decodes costs, as a multiple of first come, first served."""
+    base, own = costs[BASE].mean(True), costs[policy].mean(True)
+    return own / base if own and base else None
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def worst(found: dict[str, dict[str, Cost]]) -> str:
+    """The most expensive policy in the most expensive state."""
+    ratios = [
+        (times, policy, state)
+        for state, costs in found.items()
+        for policy in costs
+        if (times := ratio(costs, policy)) is not None
+    ]
+    times, policy, state = max(ratios)
+    return f"the most expensive: `{policy}`, {state}: {times:.2f} × {BASE}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print a line for each policy, and the worst of all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--running", type=int, default=256, help="requests that decode")
     parser.add_argument("--waiting", type=int, default=1000, help="requests that wait")
-    parser.add_argument("--steps", type=int, default=300, help="decode steps a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=64, help="steps a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    asked = parser.parse_args(words)
     crowd = Crowd(asked.running, asked.waiting, asked.steps)
-    states = {"seats full": 0, "memory full": 64}
-    found = {name: list(rounds_of(crowd, spare, asked.rounds)) for name, spare in states.items()}
-    print(f"{crowd.running} running, {crowd.waiting} waiting: µs a step, and × that of {BASE}\n")
-    print(f"| policy | {' | '.join(f'{name}: µs | × {BASE}' for name in states)} |")
-    print("|---" * (1 + 2 * len(states)) + "|")
-    for policy in POLICIES:
-        cells = [f"`{policy}`"]
-        for name in states:
-            cells.append(f"{median(one[policy] for one in found[name]):.1f}")
-            cells.append(f"{median(one[policy] / one[BASE] for one in found[name]):.2f}")
-        print(f"| {' | '.join(cells)} |")
+    found = {name: measured(crowd, spare, asked.rounds) for name, spare in STATES.items()}
+    print(f"{crowd.running} running, {crowd.waiting} waiting: a step that only decodes\n")
+    print("\n".join(table(found)))
+    print(f"\n{worst(found)}")
 
 
 if __name__ == "__main__":

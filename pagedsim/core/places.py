@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pagedsim.core.answer import Continuation, samples
 from pagedsim.core.clock import Clock
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.plan import Chunk, StepPlan
 from pagedsim.core.prefill import prefill_tokens, rebuilds
+from pagedsim.core.ranking import Order, Ranking
 from pagedsim.core.request import Request, RequestId, State
-from pagedsim.core.waiting import Order, Queue
+from pagedsim.core.waiting import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Places:
         self.swapped: deque[Request] = deque()
         self.leaving: dict[Request, None] = {}  # ended, and not told of yet: they hold memory
         self.seats = 0  # sequences in the batch
-        self.clock = Clock(memory.need, self._end_ahead)
+        self.clock = Clock(memory.need, self._end_ahead, attrgetter("client"))
         self.copies: Copies = {}  # forks that the next step must copy
         self.untold: deque[StepPlan] = deque()  # plans under way
         self.looking_back = 0  # how many are alive that look back; counted where it matters
@@ -65,6 +67,8 @@ class Places:
         self._seated = 0
         self._decoding: tuple[int, tuple[Request, ...]] = (-1, ())
         self._running_sorted = -1  # how many had been seated when the batch was last sorted
+        self.ranking: Ranking | None = None  # the batch, of a policy that says whose rank changed
+        self._order_due = False  # whether the batch is to stand in that order
 
     def end_of(self, request: Request) -> int:
         """The length at which a request ends."""
@@ -78,6 +82,14 @@ class Places:
         longest = min(self.max_model_len, self.memory.longest_of(request))
         output = max(longest - request.prompt_len, 1)
         return request.prompt_len + min(output, request.max_tokens or output)
+
+    def generated_by(self, client: str) -> int:
+        """Tokens that those of a client in the batch have generated; they hold memory still."""
+        tokens = self.clock.generated(client)
+        if self.prefilling or self.leaving:
+            others = (*self.prefilling, *self.leaving)
+            tokens += sum(one.generated for one in others if one.client == client)
+        return tokens
 
     # -- coming and going ------------------------------------------------------------------------
 
@@ -139,11 +151,14 @@ class Places:
 
     def seat(self, request: Request) -> None:
         """It joins the batch, at its end."""
+        self.in_order()
         request.state = State.RUNNING
         request._seat = self._seated
         self._seated += 1
         self.running[request] = None
         self.seats += request.width
+        if self.ranking is not None:
+            self.ranking.add(request)
 
     def unseat(self, request: Request) -> None:
         """It leaves the batch."""
@@ -153,6 +168,8 @@ class Places:
             self.prefilling.pop(request)
         del self.running[request]
         self.seats -= request.width
+        if self.ranking is not None:
+            self.ranking.remove(request)
 
     def mix_up(self) -> None:
         """The batch is in order no longer, whoever was seated."""
@@ -162,7 +179,8 @@ class Places:
         """Put the batch in order, unless it is and nobody was seated since."""
         if self._running_sorted == self._seated:
             return
-        batch = sorted(self.running, key=order)
+        ranking = self.ranking
+        batch = sorted(self.running, key=order) if ranking is None else list(ranking)
         self.running.clear()
         self.running.update(dict.fromkeys(batch))
         for request in batch:
@@ -171,10 +189,17 @@ class Places:
         self._running_sorted = self._seated
         self._decoding = (-1, ())
 
+    def in_order(self) -> None:
+        """Put the batch in the order of its ranking, if that was asked for and put off."""
+        if self._order_due and self.ranking is not None:
+            self._order_due = False
+            self.sort_running(self.ranking.order)
+
     def decoding(self) -> tuple[Request, ...]:
         """Those of the batch that decode, in its order; the same object while nothing changes."""
         version, riders = self._decoding
         if version != self.clock.version:
+            self.in_order()
             if self.prefilling:
                 riders = tuple(r for r in self.running if r.decoding)
             else:

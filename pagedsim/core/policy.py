@@ -6,7 +6,7 @@ have. Override the hooks that your idea needs; each has a default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from functools import partial
 from numbers import Real
@@ -18,7 +18,9 @@ from pagedsim.core.plan import StepPlan
 from pagedsim.core.request import Key, Rank, Request
 from pagedsim.core.state import ServerState
 
-RankChanges = Literal["never", "when stale", "while decoding", "while running", "always"]
+RankChanges = Literal[
+    "never", "when stale", "while decoding", "while running", "with time", "always"
+]
 Need = Literal["predictor", "deadline", "client", "prompts", "priority"]
 
 
@@ -56,8 +58,8 @@ class Policy:
     """When `rank` may change for a given request. The scheduler asks for a rank again only where
     this says that it may be out of date, so an honest answer is what makes a policy fast:
     "never" (a priority), "when stale" (as the hook `stale` says), "while decoding" (by the same
-    amount for all that decode in a step: tokens left), "while running", "always" (it depends on
-    the time), which ranks the whole queue anew in every step with a free seat."""
+    amount for all that decode in a step: tokens left), "while running", "with time" (by `speed`,
+    and when stale), "always", which ranks the whole queue anew in every step with a free seat."""
 
     by_client = False
     """Whether each client has a queue of its own, in order of arrival, and `rank` is asked of the
@@ -78,9 +80,14 @@ class Policy:
         """
         return 0.0
 
-    def stale(self, state: ServerState) -> bool:
-        """Whether any rank given before has changed; asked before each step by "when stale"."""
+    def stale(self, state: ServerState) -> bool | Collection[Request]:
+        """Whether any rank given before has changed, or whose; asked before each step by "when
+        stale" and "with time". Of the latter, otherwise than with the time."""
         return True
+
+    def speed(self, request: Request, state: ServerState) -> float:
+        """What its rank, a number, gains in a second; asked of those who wait, "with time"."""
+        return 0.0
 
     def admit(self, request: Request, state: ServerState) -> bool:
         """May it start, given that it fits? A no holds back all that rank behind it.
@@ -137,8 +144,11 @@ class Around(Policy):
     def rank(self, request: Request, state: ServerState) -> Rank:
         return self.of.rank(request, state)
 
-    def stale(self, state: ServerState) -> bool:
+    def stale(self, state: ServerState) -> bool | Collection[Request]:
         return self.of.stale(state)
+
+    def speed(self, request: Request, state: ServerState) -> float:
+        return self.of.speed(request, state)
 
     def admit(self, request: Request, state: ServerState) -> bool:
         return self.of.admit(request, state)
@@ -185,6 +195,8 @@ def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
 def _refuse_rank(policy: Policy, request: Request, rank: object) -> None:
     """Raise PolicyError unless `rank` is a number or some numbers."""
     for part in rank if type(rank) is tuple else (rank,):
-        if part != part or not isinstance(part, int | float | Real):
+        if type(part) is int:
+            continue
+        if part != part or not isinstance(part, (float, int, Real)):
             name = f"{type(policy).__name__}.rank"
             raise PolicyError(f"{name} gave {rank!r} for {request!r}: no number")

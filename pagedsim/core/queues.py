@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from pagedsim.core.drifting import DriftingQueue
 from pagedsim.core.errors import IntegrityError, PolicyError
 from pagedsim.core.events import Admitted, Left, Preempted
 from pagedsim.core.memory import Copies, Memory
@@ -16,9 +17,10 @@ from pagedsim.core.places import Limits, Places
 from pagedsim.core.plan import Rejection, StepPlan
 from pagedsim.core.policy import Keep, Policy, Preemption, overrides, rank_key
 from pagedsim.core.prefill import next_chunks, rebuilds, span, stored
+from pagedsim.core.ranking import Ranking
 from pagedsim.core.request import Request, State
 from pagedsim.core.state import ServerState
-from pagedsim.core.waiting import waiting_queue
+from pagedsim.core.waiting import ClientQueues, LateQueue, Queue, RankedQueue
 
 
 class Queues(Places):
@@ -42,9 +44,20 @@ class Queues(Places):
         self.order = partial(rank_key, policy, self.state)
         self.favoured: Request | None = None  # who displaced somebody, and goes next
         self.feasible: Request | None = None  # the last head of waiting found to be
-        order = self.order if self.ranked else None
-        waiting = waiting_queue(order, sorts_late, policy.by_client)
-        super().__init__(memory, waiting, limits)
+        super().__init__(memory, self._waiting_queue(sorts_late), limits)
+
+    def _waiting_queue(self, sorts_late: bool) -> Queue:
+        """The queue that the policy asks for; without an order it is first come, first served."""
+        if not self.ranked:
+            return Queue()
+        if self.policy.by_client:
+            return ClientQueues(self.order)
+        if sorts_late:
+            return LateQueue(self.order)
+        if self.policy.rank_changes == "with time":
+            speed = partial(self.policy.speed, state=self.state)
+            return DriftingQueue(self.order, speed, lambda: self.now)
+        return RankedQueue(self.order)
 
     # -- who waits ---------------------------------------------------------------------------------
 
@@ -134,16 +147,52 @@ class Queues(Places):
     def expire(self) -> None:
         """A new step is planned: what ranks may have changed is to be asked again."""
         changes = self.policy.rank_changes
-        if changes == "always" or (changes == "when stale" and self.policy.stale(self.state)):
-            self.waiting.expire()
+        if changes == "always":
+            self._expire_all()
+        elif changes in ("when stale", "with time"):
+            stale = self.policy.stale(self.state)
+            if stale is True:
+                self._expire_all()
+            elif stale:
+                for request in stale:
+                    self._move(request)
+
+    def _expire_all(self) -> None:
+        self.waiting.expire()
+        self.mix_up()
+        self.ranking = None
+
+    def _move(self, request: Request) -> None:
+        """The rank of one request has changed."""
+        if request.state is State.WAITING:
+            self.waiting.move(request)
+        elif request in self.running:
             self.mix_up()
+            if self.ranking is not None:
+                self.ranking.move(request)
 
     def rank_running(self) -> None:
-        """Put the batch in order of rank, where anything can have changed."""
+        """Put the batch in order of rank, where anything can have changed.
+
+        Where a policy says whose rank has, that is put off until somebody looks.
+        """
         changes = self.policy.rank_changes
-        if changes == "while running" or (changes == "while decoding" and self.prefilling):
+        if changes == "when stale":
+            if self.ranking is None:
+                self.ranking = Ranking(self.order, self.running)
+            self._order_due = True
+            return
+        if changes in ("while running", "with time") or (
+            changes == "while decoding" and self.prefilling
+        ):
             self.mix_up()
         self.sort_running(self.order)
+
+    def last(self) -> Request | None:
+        """Who runs and is the last in rank, after `rank_running`; None if nobody runs."""
+        if self.ranking is not None:
+            return self.ranking.last
+        return next(reversed(self.running), None)
 
     # -- who yields --------------------------------------------------------------------------------
 

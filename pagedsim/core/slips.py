@@ -9,7 +9,10 @@ from typing import get_args
 from pagedsim.core.errors import ConfigError
 from pagedsim.core.policy import Around, Policy, RankChanges
 
-HOOKS = ("rank", "stale", "admit", "sheds", "displaces", "victim", "keep", "observe", "served")
+HOOKS = (
+    *("rank", "stale", "speed", "admit", "sheds"),
+    *("displaces", "victim", "keep", "observe", "served"),
+)
 
 
 def refuse_slips(policy: Policy) -> None:

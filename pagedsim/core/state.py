@@ -35,7 +35,17 @@ class ServerState:
     @property
     def running(self) -> Collection[Request]:
         """The batch, in its order."""
+        self._places.in_order()
         return self._places.running.keys()
+
+    @property
+    def batch_size(self) -> int:
+        """How many requests run."""
+        return len(self._places.running)
+
+    def generated_by(self, client: str) -> int:
+        """Tokens that those of a client who run have generated, all together."""
+        return self._places.generated_by(client)
 
     @property
     def swapped(self) -> Collection[Request]:
@@ -79,6 +89,11 @@ class ServerState:
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a waiting `request` that the prefix cache has; 0 without one."""
         return len(self._places.memory.lookup(request)) * self.block_size
+
+    @property
+    def cache_changes(self) -> int:
+        """How often the prefix cache has learned or forgotten a block; 0 without one."""
+        return self._places.memory.cache_changes
 
     def stored_tokens(self, request: Request) -> int:
         """Tokens of `request` in memory: what it would have to compute again, were they lost.

@@ -6,13 +6,9 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
-from operator import attrgetter
 
-from pagedsim.core.request import Key, Request
-
-Order = Callable[["Request"], Key]
-
-_by_key = attrgetter("_key")
+from pagedsim.core.ranking import Order, by_key, find
+from pagedsim.core.request import Request
 
 
 class Queue:
@@ -57,6 +53,10 @@ class Queue:
     def expire(self) -> None:
         """What ranks were given may have changed."""
 
+    def move(self, request: Request) -> None:
+        """The rank of one who waits has changed."""
+        self.expire()
+
 
 class LateQueue(Queue):
     """In order of rank, in which arrivals take their place only when it is put in order."""
@@ -84,7 +84,7 @@ class LateQueue(Queue):
         if self._expired:
             for request in self._requests:
                 request._key = self._order(request)
-        self._requests = deque(sorted(self._requests, key=_by_key))
+        self._requests = deque(sorted(self._requests, key=by_key))
         self._in_order, self._expired = True, False
 
     def expire(self) -> None:
@@ -121,12 +121,16 @@ class RankedQueue(Queue):
 
     def append(self, request: Request) -> None:
         request._key = self._order(request)
-        insort(self._list, request, lo=self._start, key=_by_key)
+        insort(self._list, request, lo=self._start, key=by_key)
 
     put_back = append
 
     def remove(self, request: Request) -> None:
-        del self._list[self._list.index(request, self._start)]
+        del self._list[find(self._list, request, self._start)]
+
+    def move(self, request: Request) -> None:
+        self.remove(request)
+        self.append(request)
 
     def arrange(self) -> None:
         if self._expired:
@@ -134,7 +138,7 @@ class RankedQueue(Queue):
             waiting = self._list[self._start :]
             for request in waiting:
                 request._key = self._order(request)
-            self._list, self._start = sorted(waiting, key=_by_key), 0
+            self._list, self._start = sorted(waiting, key=by_key), 0
 
     def expire(self) -> None:
         self._expired = True
@@ -192,15 +196,3 @@ class ClientQueues(Queue):
 
     def arrange(self) -> None:
         self._first = None
-
-
-def waiting_queue(order: Order | None, late: bool, by_client: bool) -> Queue:
-    """The queue that a policy asks for; without `order` it is first come, first served.
-
-    `late`: arrivals take their place only on `arrange`; `by_client`: each client has its own.
-    """
-    if order is None:
-        return Queue()
-    if by_client:
-        return ClientQueues(order)
-    return LateQueue(order) if late else RankedQueue(order)

@@ -93,9 +93,8 @@ class Batching(ABC):
         if self.refused(queues, head):
             waiting.arrange()
             return
-        victims = reversed(tuple(queues.running))
         while not self._has_room(queues, head):
-            last = next(victims, None)
+            last = queues.last()
             if last is None or not policy.displaces(head, last, queues.state):
                 break
             if not plan.displaced:

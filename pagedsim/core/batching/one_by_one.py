@@ -17,6 +17,7 @@ class OneByOne(PrefillFirst):
     def _decode(self, queues: Queues, plan: StepPlan) -> None:
         if not queues.running:
             return
+        queues.in_order()
         first = next(iter(queues.running))
         while queues.memory.lacking(first, first.num_tokens) > queues.memory.free:
             others = [one for one in queues.running if one is not first]

@@ -59,6 +59,9 @@ class Memory(ABC):
         self.told_late = False
         """Whether tokens are told one step late; the scheduler sets it."""
 
+    cache_changes = 0
+    """How often a prefix cache has learned or forgotten a block."""
+
     def claim(self, end_of: Callable[[Request], int]) -> None:
         """A scheduler takes the memory; `end_of` tells the length at which a request ends."""
         if self._end_of is not None:

@@ -66,6 +66,7 @@ class PrefixMemory(PagedMemory):
                     self._unused.move_to_end(block, last=False)
 
     def _forget(self, block: int) -> None:
+        self.cache_changes += 1
         key = self._key_of.pop(block)
         equals = self._blocks_of[key]
         equals.remove(block)
@@ -122,6 +123,7 @@ class PrefixMemory(PagedMemory):
         for index in range(known, full):
             block = table[index]
             if block not in self._key_of:
+                self.cache_changes += 1
                 self._key_of[block] = keys[index]
                 self._blocks_of.setdefault(keys[index], []).append(block)
         request._registered = full
@@ -194,6 +196,7 @@ class PrefixMemory(PagedMemory):
         request._registered = min(request._registered, full)
 
     def forget(self) -> None:
+        self.cache_changes += 1
         self._key_of.clear()
         self._blocks_of.clear()
         self._idle_keys = 0
