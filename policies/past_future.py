@@ -6,12 +6,13 @@ from collections import deque
 from math import ceil, inf
 from random import Random
 
-from pagedsim.core import Around, Event, Left, Policy, Request, ServerState
+from pagedsim.core import Event, Left, Policy, Request, ServerState
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.request import State
+from policies.refusal import Refusal
 
 
-class PastFuture(Around):
+class PastFuture(Refusal):
     """A request starts if memory will suffice at its peak, to which the batch and it will grow.
 
     Lengths are predicted ones, or else drawn from the last `window` outputs, among those that are
@@ -30,21 +31,15 @@ class PastFuture(Around):
         self._random = Random(require_whole("seed", seed))
         self._outputs: deque[int] = deque(maxlen=self.window)
         self._drawn: dict[Request, float] = {}
-        self._refused: Request | None = None
-        self._until = 0  # the step up to which that holds
 
-    def admit(self, request: Request, state: ServerState) -> bool:
-        if request is self._refused and state.step < self._until:
-            return False
+    def refuses(self, request: Request, state: ServerState) -> float | None:
         there = [*state.running, *state.swapped]
         left = {one: self._left(one, state) for one in (*there, request)}
         room = (state.total_blocks - 1) * state.block_size * (1 - self.reserve)
         excess = self._peak(left, state.block_size) - room
-        if there and excess > 0:
-            self._refused = request
-            self._until = state.step + self._steps(excess / request.width, there, left)
-            return False
-        return self.of.admit(request, state)
+        if not there or excess <= 0:
+            return None
+        return self._steps(excess / request.width, there, left)
 
     def _steps(self, excess: float, there: list[Request], left: dict[Request, float]) -> int:
         """Steps for which that holds, if nobody comes or leaves.
@@ -79,9 +74,8 @@ class PastFuture(Around):
         return max(min(length, longest) - said - 1, 0)
 
     def observe(self, event: Event) -> None:
-        self._refused = None
+        super().observe(event)
         if isinstance(event, Left):
             self._drawn.pop(event.request, None)
             if event.request.state is State.FINISHED:
                 self._outputs.append(event.request.generated)
-        self.of.observe(event)

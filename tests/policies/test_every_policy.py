@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from inspect import Parameter, getdoc, signature
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from pagedsim.build import BATCHINGS, POLICIES, make_memory, make_policy, make_scheduler
+from pagedsim.build import BATCHINGS, POLICIES, make_memory, make_policy, make_scheduler, takes
 from pagedsim.core import ConfigError, Policy, Request
 from pagedsim.run.server import policy_of
 
@@ -53,13 +54,27 @@ def test_a_file_fits_a_few_screens(path: Path) -> None:
     assert ast.get_docstring(ast.parse(text))
 
 
+AROUND = [name for name, kind in POLICIES.items() if takes(kind, "of")]
+"""Those that stand around another."""
+
+
 @every_policy
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_it_serves_everybody_or_refuses_at_the_start(name: str, batching: str) -> None:
+    serve_or_refuse(make_policy(name), batching)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@pytest.mark.parametrize(("outer", "inner"), list(product(AROUND, POLICIES)))
+def test_what_stands_around_another_goes_around_each(outer: str, inner: str, batching: str) -> None:
+    serve_or_refuse(make_policy(outer, of=inner), batching)
+
+
+def serve_or_refuse(policy: Policy, batching: str) -> None:
     memory = make_memory("prefix", blocks=16, block_size=4, cpu_blocks=8)
     try:
         scheduler = make_scheduler(
-            memory=memory, policy=name, batching=batching, preemption="swap", max_seqs=4
+            memory=memory, policy=policy, batching=batching, preemption="swap", max_seqs=4
         )
     except ConfigError as error:
         assert "\n" not in str(error)

@@ -80,3 +80,15 @@ def test_ltr_is_urgent_for_a_period_and_no_longer() -> None:
     first, again = runs[0], runs[3]
     assert runs[:6] == [first, first + 1, first + 2, again, again + 1, again + 2]
     assert again - first > 30
+
+
+def test_of_a_rank_of_several_numbers_the_last_ages() -> None:
+    """Whom `ltr` would let starve for ever, were there no urgency, is served when it is due."""
+    jobs = [Job(0.5, 1, 1, {"predicted_len": 9.0}), *flood(predicted_len=1.0)]
+    patient = LTR(starve=2 * FLOOD, displace=False)
+    late = served(jobs, Aging(patient, rate=0.5), max_seqs=1).requests
+    waited = next(r for r in late if r.id == 0)
+    # Ahead of it go those that came up to 8 / 0.5 seconds later, a second each.
+    assert waited.scheduled_at is not None and waited.scheduled_at - 0.5 <= 16 + 2
+    starved = next(r for r in served(jobs, patient, max_seqs=1).requests if r.id == 0)
+    assert starved.scheduled_at == FLOOD
