@@ -5,8 +5,9 @@
 A batch of 256 decodes while 1,000 requests of four clients wait. In the first state no seat is
 free; in the second there are seats, and the memory that is free is less than anybody needs who
 waits, so that the policy is asked for the first of them in every step. Steps that only decode are
-counted apart from those in which somebody is let in or loses a place. What stands around another
-policy, and another choice of victims, is tried around every policy.
+counted apart from those in which somebody is let in or loses a place, which is the policy's doing
+where first come, first served has none. What stands around another policy, and another choice of
+victims, is tried around every policy.
 
 Each round serves the same requests, so that a step does the same in all of them: it counts with
 the least of its times.
@@ -65,6 +66,10 @@ def arms(crowd: Crowd) -> dict[str, Any]:
     around = [name for name, kind in POLICIES.items() if takes(kind, "of")]
     inner = [name for name in POLICIES if name not in around]
     made: dict[str, Any] = {name: partial(_policy, name, crowd) for name in inner}
+    for name, displace in product(inner, (False, True)):
+        if takes(POLICIES[name], "displace"):
+            word = f"{name} displace={str(displace).lower()}"
+            made[word] = partial(_policy, name, crowd, displace=displace)
     for outer, of in product(around, inner):
         made[outer if of == BASE else f"{outer} of={of}"] = partial(_policy, outer, crowd, of=of)
     for of in inner:

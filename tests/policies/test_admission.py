@@ -140,17 +140,50 @@ def test_a_chunk_budget_bounds_the_time_between_tokens(
     assert max(gaps, default=0) <= budget
 
 
+LONG = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(1, 20), st.integers(5, 40)), min_size=2, max_size=14
+)
+
+
+def steps_until_urgent(
+    rows: list[tuple[int, int, int]], prompt: int, policy: Priority, **settings: Any
+) -> int:
+    """How many steps begin without an urgent request that comes when others run."""
+    jobs = [Job(at, before, output, {"priority": 1}) for at, before, output in rows]
+    jobs.append(Job(12.5, prompt, 3))
+    found = served(jobs, policy, **settings)
+    urgent = next(r for r in found.requests if r.priority == 0)
+    plans = [plan for plan in found.plans if plan.now >= urgent.arrival]  # type: ignore[operator]
+    return next(i for i, plan in enumerate(plans) if any(r is urgent for r, _ in plan.hits))
+
+
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 @given(rows=JOBS)
 def test_an_urgent_request_waits_for_the_step_that_makes_room(
     batching: str, rows: list[tuple[int, int, int]]
 ) -> None:
-    """The inversion lasts one step where it is seats that lack; memory may be gone once more, to
-    the growth of the batch."""
-    jobs = [Job(at, prompt, output, {"priority": 1}) for at, prompt, output in rows]
-    jobs.append(Job(12.5, 8, 3))
-    found = served(jobs, Priority(displace=True), batching=batching, max_seqs=3)
-    urgent = next(r for r in found.requests if r.priority == 0)
-    plans = [plan for plan in found.plans if plan.now >= urgent.arrival]  # type: ignore[operator]
-    began = next(i for i, plan in enumerate(plans) if any(r is urgent for r, _ in plan.hits))
-    assert began <= 1
+    policy = Priority(displace=True)
+    assert steps_until_urgent(rows, 8, policy, batching=batching, max_seqs=3) <= 1
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@pytest.mark.parametrize("cpu_blocks", [0, 20])
+@given(rows=LONG, prompt=st.integers(1, 24), blocks=st.integers(16, 30))
+def test_the_batch_does_not_grow_into_the_room_that_was_made(
+    batching: str, cpu_blocks: int, rows: list[tuple[int, int, int]], prompt: int, blocks: int
+) -> None:
+    preemption = "swap" if cpu_blocks else "recompute"
+    waited = steps_until_urgent(
+        rows, prompt, Priority(displace=True), batching=batching, max_seqs=16,
+        blocks=blocks, block_size=4, preemption=preemption, cpu_blocks=cpu_blocks,
+    )  # fmt: skip
+    assert waited <= 1
+
+
+def test_in_vllm_s_own_way_it_may() -> None:
+    """Each further step displaces another, so that it ends when nobody is left who is."""
+    rows = [(8, 1, 33), (4, 15, 17), (3, 13, 34)]
+    settings: dict[str, Any] = {"blocks": 17, "block_size": 4, "cpu_blocks": 20}
+    settings |= {"preemption": "swap", "max_seqs": 16}
+    assert steps_until_urgent(rows, 21, Priority(), **settings) == 2
+    assert steps_until_urgent(rows, 21, Priority(displace=True), **settings) == 1

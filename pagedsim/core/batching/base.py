@@ -17,6 +17,8 @@ class Batching(ABC):
 
     displaces_by_default = False
     """What `Policy.displacing = None` means here."""
+    grows_first = False
+    """Whether the batch grows before anybody is let in, in each step."""
 
     @abstractmethod
     def compose(self, queues: Queues, plan: StepPlan) -> None:
@@ -81,6 +83,8 @@ class Batching(ABC):
         """Let the first waiting request push out running ones that rank behind it, if it must.
 
         It is admitted in the next step. At most one request a step gains a place in this way.
+        What the batch grows by until then is left to the batch, except where `Policy.displacing`
+        is None: vLLM 0.6.6 does not look ahead.
         """
         waiting, policy = queues.waiting, queues.policy
         if waiting or policy.rank_changes == "never":
@@ -93,7 +97,7 @@ class Batching(ABC):
         if self.refused(queues, head):
             waiting.arrange()
             return
-        while not self._has_room(queues, head):
+        while not self._has_room(queues, head, self.grows_first + bool(plan.displaced)):
             last = queues.last()
             if last is None or not policy.displaces(head, last, queues.state):
                 break
@@ -107,10 +111,28 @@ class Batching(ABC):
             waiting.put_back(head)
         waiting.arrange()
 
-    def _has_room(self, queues: Queues, request: Request) -> bool:
-        """Whether there are seats and memory for all of a waiting request, right now."""
-        memory = queues.memory
+    def _has_room(self, queues: Queues, request: Request, steps: int) -> bool:
+        """Whether there are seats and memory for all of a waiting request.
+
+        That is in the step after so many in which the batch grows, unless it is as in vLLM.
+        """
+        memory, spare = queues.memory, self.spare(queues)
         if queues.seats + request.width > queues.max_seqs:
             return False
         hit = memory.lookup(request)
-        return memory.fit(request, span(request), self.spare(queues), hit) is Fit.NOW
+        if memory.fit(request, span(request), spare, hit) is not Fit.NOW:
+            return False
+        if queues.policy.displacing is None or not steps:
+            return True
+        spare += _growth(queues, steps)
+        return memory.fit(request, span(request), spare, hit) is Fit.NOW
+
+
+def _growth(queues: Queues, steps: int) -> int:
+    """Blocks that the batch takes in so many steps, as far as it is known."""
+    memory, clock = queues.memory, queues.clock
+    due = [
+        (r, r.num_tokens + n) for n in range(steps) for r in clock.memory.get(clock.tick + n, ())
+    ]
+    begun = [(request, span(request) + steps) for request in queues.prefilling]
+    return sum(memory.lacking(request, tokens) for request, tokens in (*due, *begun))

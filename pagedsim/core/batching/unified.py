@@ -18,6 +18,8 @@ from pagedsim.core.request import Request
 class Unified(Batching):
     """Chunks of prompts beside decodes, under `max_batched_tokens`."""
 
+    grows_first = True
+
     def __init__(self, long_prefill_token_threshold: int = 0) -> None:
         """A step computes no more tokens of one prompt than the threshold; 0: no such bound."""
         self.longest_chunk = require_whole(
