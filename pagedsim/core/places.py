@@ -22,7 +22,6 @@ from pagedsim.core.clock import Clock
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.plan import Chunk, StepPlan
 from pagedsim.core.prefill import prefill_tokens, rebuilds
-from pagedsim.core.ranking import Order, Ranking
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.waiting import Queue
 
@@ -67,8 +66,6 @@ class Places:
         self._seated = 0
         self._decoding: tuple[int, tuple[Request, ...]] = (-1, ())
         self._running_sorted = -1  # how many had been seated when the batch was last sorted
-        self.ranking: Ranking | None = None  # the batch, of a policy that says whose rank changed
-        self._order_due = False  # whether the batch is to stand in that order
 
     def end_of(self, request: Request) -> int:
         """The length at which a request ends."""
@@ -151,14 +148,11 @@ class Places:
 
     def seat(self, request: Request) -> None:
         """It joins the batch, at its end."""
-        self.in_order()
         request.state = State.RUNNING
         request._seat = self._seated
         self._seated += 1
         self.running[request] = None
         self.seats += request.width
-        if self.ranking is not None:
-            self.ranking.add(request)
 
     def unseat(self, request: Request) -> None:
         """It leaves the batch."""
@@ -168,32 +162,13 @@ class Places:
             self.prefilling.pop(request)
         del self.running[request]
         self.seats -= request.width
-        if self.ranking is not None:
-            self.ranking.remove(request)
 
     def mix_up(self) -> None:
         """The batch is in order no longer, whoever was seated."""
         self._running_sorted = -1
 
-    def sort_running(self, order: Order) -> None:
-        """Put the batch in order, unless it is and nobody was seated since."""
-        if self._running_sorted == self._seated:
-            return
-        ranking = self.ranking
-        batch = sorted(self.running, key=order) if ranking is None else list(ranking)
-        self.running.clear()
-        self.running.update(dict.fromkeys(batch))
-        for request in batch:
-            request._seat = self._seated
-            self._seated += 1
-        self._running_sorted = self._seated
-        self._decoding = (-1, ())
-
     def in_order(self) -> None:
-        """Put the batch in the order of its ranking, if that was asked for and put off."""
-        if self._order_due and self.ranking is not None:
-            self._order_due = False
-            self.sort_running(self.ranking.order)
+        """Put the batch in the order that it should be in, if that was put off."""
 
     def decoding(self) -> tuple[Request, ...]:
         """Those of the batch that decode, in its order; the same object while nothing changes."""

@@ -7,23 +7,19 @@ Where somebody is to be chosen, it asks the policy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
-from pagedsim.core.drifting import DriftingQueue
 from pagedsim.core.errors import IntegrityError, PolicyError
 from pagedsim.core.events import Admitted, Left, Preempted
 from pagedsim.core.memory import Copies, Memory
-from pagedsim.core.places import Limits, Places
+from pagedsim.core.places import Limits
 from pagedsim.core.plan import Rejection, StepPlan
-from pagedsim.core.policy import Keep, Policy, Preemption, overrides, rank_key
+from pagedsim.core.policy import Keep, Policy, Preemption, overrides
 from pagedsim.core.prefill import next_chunks, rebuilds, span, stored
-from pagedsim.core.ranking import Ranking
+from pagedsim.core.ranked import RankedPlaces
 from pagedsim.core.request import Request, State
-from pagedsim.core.state import ServerState
-from pagedsim.core.waiting import ClientQueues, LateQueue, Queue, RankedQueue
 
 
-class Queues(Places):
+class Queues(RankedPlaces):
     """The queues of one server under its policy, with the moves between them."""
 
     def __init__(
@@ -35,29 +31,11 @@ class Queues(Places):
         sorts_late: bool = False,
     ) -> None:
         """`sorts_late`: who waits takes its place only when the queue is put in order."""
-        self.policy = policy
+        super().__init__(memory, limits, policy, sorts_late)
         self.preemption = preemption
-        self.state = ServerState(self)
-        self.ranked = overrides(policy, "rank")
         self.observing = overrides(policy, "observe")
         self.shedding = overrides(policy, "sheds")
-        self.order = partial(rank_key, policy, self.state)
-        self.favoured: Request | None = None  # who displaced somebody, and goes next
         self.feasible: Request | None = None  # the last head of waiting found to be
-        super().__init__(memory, self._waiting_queue(sorts_late), limits)
-
-    def _waiting_queue(self, sorts_late: bool) -> Queue:
-        """The queue that the policy asks for; without an order it is first come, first served."""
-        if not self.ranked:
-            return Queue()
-        if self.policy.by_client:
-            return ClientQueues(self.order)
-        if sorts_late:
-            return LateQueue(self.order)
-        if self.policy.rank_changes == "with time":
-            speed = partial(self.policy.speed, state=self.state)
-            return DriftingQueue(self.order, speed, lambda: self.now)
-        return RankedQueue(self.order)
 
     # -- who waits ---------------------------------------------------------------------------------
 
@@ -144,56 +122,6 @@ class Queues(Places):
             plan.decode_count -= sum(r.width for r in held)
             plan.decode_context -= sum(r.width * r.num_tokens for r in held)
 
-    def expire(self) -> None:
-        """A new step is planned: what ranks may have changed is to be asked again."""
-        changes = self.policy.rank_changes
-        if changes == "always":
-            self._expire_all()
-        elif changes in ("when stale", "with time"):
-            stale = self.policy.stale(self.state)
-            if stale is True:
-                self._expire_all()
-            elif stale:
-                for request in stale:
-                    self._move(request)
-
-    def _expire_all(self) -> None:
-        self.waiting.expire()
-        self.mix_up()
-        self.ranking = None
-
-    def _move(self, request: Request) -> None:
-        """The rank of one request has changed."""
-        if request.state is State.WAITING:
-            self.waiting.move(request)
-        elif request in self.running:
-            self.mix_up()
-            if self.ranking is not None:
-                self.ranking.move(request)
-
-    def rank_running(self) -> None:
-        """Put the batch in order of rank, where anything can have changed.
-
-        Where a policy says whose rank has, that is put off until somebody looks.
-        """
-        changes = self.policy.rank_changes
-        if changes == "when stale":
-            if self.ranking is None:
-                self.ranking = Ranking(self.order, self.running)
-            self._order_due = True
-            return
-        if changes in ("while running", "with time") or (
-            changes == "while decoding" and self.prefilling
-        ):
-            self.mix_up()
-        self.sort_running(self.order)
-
-    def last(self) -> Request | None:
-        """Who runs and is the last in rank, after `rank_running`; None if nobody runs."""
-        if self.ranking is not None:
-            return self.ranking.last
-        return next(reversed(self.running), None)
-
     # -- who yields --------------------------------------------------------------------------------
 
     def choose_victim(self, candidates: Sequence[Request], needy: Request) -> Request:
@@ -244,24 +172,6 @@ class Queues(Places):
         raise PolicyError(f"{type(self.preemption).__name__}.keep gave None: no answer")
 
     # -- who comes back ----------------------------------------------------------------------------
-
-    def next_swapped(self) -> Request:
-        """Who comes back first."""
-        return min(self.swapped, key=self.order) if self.ranked else self.swapped[0]
-
-    def swapped_first(self) -> bool:
-        """Whether those on the CPU come before those who wait."""
-        if not self.swapped:
-            return False
-        if not self.waiting:
-            return True
-        if self.ranked:
-            self.waiting.arrange()
-        if self.waiting.head is self.favoured:
-            return False
-        if not self.ranked:
-            return True
-        return self.order(self.next_swapped()) < self.order(self.waiting.head)
 
     def resume(self, plan: StepPlan, request: Request, count: int) -> None:
         """Bring a request back from the CPU; `count` tokens of it are computed in this step."""

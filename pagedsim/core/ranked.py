@@ -1,0 +1,145 @@
+"""The places under a policy's order: who waits, runs and is swapped, by rank."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pagedsim.core.drifting import DriftingQueue
+from pagedsim.core.memory import Memory
+from pagedsim.core.places import Limits, Places
+from pagedsim.core.policy import Policy, overrides, rank_key
+from pagedsim.core.ranking import Order, Ranking
+from pagedsim.core.request import Request, State
+from pagedsim.core.state import ServerState
+from pagedsim.core.waiting import ClientQueues, LateQueue, Queue, RankedQueue
+
+
+class RankedPlaces(Places):
+    """Places that ask the policy for ranks, where these can have changed."""
+
+    def __init__(
+        self, memory: Memory, limits: Limits, policy: Policy, sorts_late: bool = False
+    ) -> None:
+        self.policy = policy
+        self.state = ServerState(self)
+        self.ranked = overrides(policy, "rank")
+        self.order = partial(rank_key, policy, self.state)
+        self.favoured: Request | None = None  # who displaced somebody, and goes next
+        self.ranking: Ranking | None = None  # the batch, of a policy that says whose rank changed
+        self._order_due = False  # whether the batch is to stand in that order
+        super().__init__(memory, self._waiting_queue(sorts_late), limits)
+
+    def _waiting_queue(self, sorts_late: bool) -> Queue:
+        """The queue that the policy asks for; without an order it is first come, first served."""
+        if not self.ranked:
+            return Queue()
+        if self.policy.by_client:
+            return ClientQueues(self.order)
+        if sorts_late:
+            return LateQueue(self.order)
+        if self.policy.rank_changes == "with time":
+            speed = partial(self.policy.speed, state=self.state)
+            return DriftingQueue(self.order, speed, lambda: self.now)
+        return RankedQueue(self.order)
+
+    # -- the batch -------------------------------------------------------------------------------
+
+    def seat(self, request: Request) -> None:
+        self.in_order()
+        super().seat(request)
+        if self.ranking is not None:
+            self.ranking.add(request)
+
+    def unseat(self, request: Request) -> None:
+        super().unseat(request)
+        if self.ranking is not None:
+            self.ranking.remove(request)
+
+    def expire(self) -> None:
+        """A new step is planned: what ranks may have changed is to be asked again."""
+        changes = self.policy.rank_changes
+        if changes == "always":
+            self._expire_all()
+        elif changes in ("when stale", "with time"):
+            stale = self.policy.stale(self.state)
+            if stale is True:
+                self._expire_all()
+            elif stale:
+                for request in stale:
+                    self._move(request)
+
+    def _expire_all(self) -> None:
+        self.waiting.expire()
+        self.mix_up()
+        self.ranking = None
+
+    def _move(self, request: Request) -> None:
+        """The rank of one request has changed."""
+        if request.state is State.WAITING:
+            self.waiting.move(request)
+        elif request in self.running:
+            self.mix_up()
+            if self.ranking is not None:
+                self.ranking.move(request)
+
+    def rank_running(self) -> None:
+        """Put the batch in order of rank, where anything can have changed.
+
+        Where a policy says whose rank has, that is put off until somebody looks.
+        """
+        changes = self.policy.rank_changes
+        if changes == "when stale":
+            if self.ranking is None:
+                self.ranking = Ranking(self.order, self.running)
+            self._order_due = True
+            return
+        if changes in ("while running", "with time") or (
+            changes == "while decoding" and self.prefilling
+        ):
+            self.mix_up()
+        self.sort_running(self.order)
+
+    def last(self) -> Request | None:
+        """Who runs and is the last in rank, after `rank_running`; None if nobody runs."""
+        if self.ranking is not None:
+            return self.ranking.last
+        return next(reversed(self.running), None)
+
+    def sort_running(self, order: Order) -> None:
+        """Put the batch in order, unless it is and nobody was seated since."""
+        if self._running_sorted == self._seated:
+            return
+        ranking = self.ranking
+        batch = sorted(self.running, key=order) if ranking is None else list(ranking)
+        self.running.clear()
+        self.running.update(dict.fromkeys(batch))
+        for request in batch:
+            request._seat = self._seated
+            self._seated += 1
+        self._running_sorted = self._seated
+        self._decoding = (-1, ())
+
+    def in_order(self) -> None:
+        if self._order_due and self.ranking is not None:
+            self._order_due = False
+            self.sort_running(self.ranking.order)
+
+    # -- who is swapped --------------------------------------------------------------------------
+
+    def next_swapped(self) -> Request:
+        """Who comes back first."""
+        return min(self.swapped, key=self.order) if self.ranked else self.swapped[0]
+
+    def swapped_first(self) -> bool:
+        """Whether those on the CPU come before those who wait."""
+        if not self.swapped:
+            return False
+        if not self.waiting:
+            return True
+        if self.ranked:
+            self.waiting.arrange()
+        if self.waiting.head is self.favoured:
+            return False
+        if not self.ranked:
+            return True
+        return self.order(self.next_swapped()) < self.order(self.waiting.head)
