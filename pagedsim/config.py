@@ -37,8 +37,8 @@ class Slo:
 
 @dataclass
 class Qoe:
-    """What readers expect, for the metric qoe. Andes' for text chat (2404.16283): 1.3 s are what a
-    web page may take to load, and 4.8 tokens/s are what people read."""
+    """What readers expect, for the metric qoe. Andes' for text chat (2404.16283): a first token as
+    soon as a web page is to be there, 1.3 s, and the speed at which people read, 4.8 tokens/s."""
 
     ttft: float = 1.3
     tokens_per_s: float = 4.8

@@ -25,7 +25,11 @@ Counts = NDArray[Any]
 
 @dataclass(frozen=True)
 class Reader:
-    """What is expected of an answer, in seconds and in tokens a second."""
+    """What is expected of an answer, in seconds and in tokens a second.
+
+    Unless told, as Andes has it for text chat: a first token as soon as a web page is to be there
+    (1.3 s), and the speed at which people read (4.8 tokens/s).
+    """
 
     ttft: float = 1.3
     tokens_per_s: float = 4.8

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagedsim.config import Qoe
 from pagedsim.core import ConfigError
 from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.summary import summarise
@@ -62,7 +64,7 @@ def test_it_is_the_mean_over_finished_requests_and_told_of_each_client() -> None
 
 
 def test_readers_are_as_the_paper_has_them_unless_told() -> None:
-    assert Reader() == Reader(ttft=1.3, tokens_per_s=4.8)
+    assert Reader() == Reader(ttft=1.3, tokens_per_s=4.8) == Reader(**asdict(Qoe()))
 
 
 @pytest.mark.parametrize(

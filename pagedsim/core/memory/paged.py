@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from pagedsim.core.errors import IntegrityError, require_flag
+from pagedsim.core.memory.audit import check_pool, check_shared
 from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
 from pagedsim.core.request import Request
 
@@ -252,30 +253,11 @@ class PagedMemory(Memory):
     def check(self, requests: Iterable[Request]) -> None:
         requests = list(requests)
         owners = Counter(chain.from_iterable(chain.from_iterable(r.tables for r in requests)))
-        self._check_pool("GPU", self.total, self._free_blocks(), owners)
+        check_pool("GPU", self.total, self._free_blocks(), owners)
         cpu: Counter[int] = Counter()
         for request in requests:
             cpu.update(set(chain.from_iterable(request.cpu_tables)))
-        self._check_pool("CPU", self.cpu_total, self._cpu_free, cpu)
+        check_pool("CPU", self.cpu_total, self._cpu_free, cpu)
         if twice := [block for block, count in cpu.items() if count > 1]:
             raise IntegrityError(f"CPU blocks {twice} belong to two requests")
-        for block, count in owners.items():
-            if self.references(block) != count:
-                raise IntegrityError(
-                    f"block {block} counts {self.references(block)} references, {count} exist"
-                )
-        if stray := self._shared.keys() - owners.keys():
-            raise IntegrityError(f"references are counted for unused blocks {sorted(stray)}")
-        if (saved := sum(self._shared.values())) != self._saved:
-            raise IntegrityError(f"{saved} owners beyond the first, {self._saved} are counted")
-
-    @staticmethod
-    def _check_pool(name: str, total: int, free: list[int], owners: Counter[int]) -> None:
-        if len(set(free)) != len(free):
-            raise IntegrityError(f"{name} pool: a block is in the free list twice")
-        if both := owners.keys() & set(free):
-            raise IntegrityError(f"{name} pool: blocks {sorted(both)} are free and in use")
-        if lost := set(range(total)) - owners.keys() - set(free):
-            raise IntegrityError(f"{name} pool: blocks {sorted(lost)} leaked: not free, not in use")
-        if len(owners) + len(free) != total:
-            raise IntegrityError(f"{name} pool: {len(owners)} used + {len(free)} free != {total}")
+        check_shared(self._shared, self._saved, owners)
