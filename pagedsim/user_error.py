@@ -198,7 +198,8 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     known = [one for one in there if not one.startswith("_")]
     text = f"key; {choices(name, known) if known else f'there are none below {_dotted(above)}'}"
     # What the class behind a group takes besides is added, where it was not a slip.
-    takes_more = above[:1] == ["policy"] or (above[:1] == ["workload"] and len(above) > 1)
+    takes_more = above[:1] == ["policy"] or above == ["slo", "clients"]
+    takes_more |= above[:1] == ["workload"] and len(above) > 1
     if takes_more and not get_close_matches(name, known):
         text += f"; +{_dotted(names)}=... adds it"
     return text

@@ -113,6 +113,11 @@ COMPOSITION = {
         "workload.where.Model: no such key; there are none below workload.where; "
         "+workload.where.Model=... adds it",
     ),
+    "client without a bound yet": (
+        "slo.clients.chat.ttft=1",
+        "slo.clients.chat: no such key; there are none below slo.clients; "
+        "+slo.clients.chat=... adds it",
+    ),
     "lengths of another shape": (
         f"{SINGLE} workload.lengths={{shape:fixed,prompt:10}}",
         "workload.lengths.prompt: no such key; choose from shape; "
