@@ -90,6 +90,8 @@ class Zoo(Compare):
     def ask(self, runs: Runs) -> list[Arm]:
         if not self._asked:
             self._asked.update(self._fed(runs))
+            if not self._asked:
+                raise ConfigError("; ".join(self.notes_of_left_out()))
         bounds = self._bounds(runs)
         return [Arm(name, changes, bounds) for name, changes in self._asked.items()]
 

@@ -116,7 +116,7 @@ def _selective(standing: Standing) -> Iterator[str]:
 
 def listings(standing: Standing) -> list[Listing]:
     """All of them."""
-    if len(standing.arms.arms) < 2:
+    if len(standing.arms.arms) < 2 or not standing.arms.finished:
         return []
     return [_winners(standing), *_losers(standing), *_classes(standing)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from importlib.metadata import EntryPoint
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 
 from experiments.studies.zoo import Zoo
 from experiments.studies.zoo_arms import every_policy
+from experiments.studies.zoo_words import listings, sentences
 from pagedsim import build
 from pagedsim.build import POLICIES, offered
 from pagedsim.core import ConfigError, Policy
 from pagedsim.run.runs import Runs
 from tests.conftest import Call
+from tests.metrics.standing import standing_of
 from tests.run.studies import carried_out, command
 
 FEW = ("experiment=policy_zoo", "workload.requests=60", "seeds=2", "report=false")
@@ -140,7 +143,19 @@ def test_what_is_wrong_for_all_is_an_error(hydra: None, tmp_path: Path) -> None:
         asked(tmp_path, "memory.blocks=10")
 
 
+def test_who_leaves_nobody_is_told_why(hydra: None, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^left out: edf: EDF goes by deadlines, and no request"):
+        asked(tmp_path, "workload=sharegpt", "study.only=[edf]")
+
+
 # -- what is said ----------------------------------------------------------------------------------
+
+
+def test_where_nobody_finished_there_is_nothing_to_say() -> None:
+    nothing = {"e2e_mean": [nan], "finished": [0.0]}
+    standing = standing_of({"a": nothing, "b": nothing}, "e2e_mean")
+    assert sentences(standing, [], ["oracle"]) == ["No request finished."]
+    assert listings(standing) == []
 
 
 def test_a_policy_of_one_s_own_joins(call: Call) -> None:
