@@ -228,3 +228,17 @@ def test_a_single_client_is_the_whole() -> None:
     summary = summarise(requests_of({"client": "x"}), steps_of({"end": 1.0}), **SIZES)
     assert list(summary["clients"]) == ["x"]
     assert summary["clients"]["x"]["ttft_mean"] == summary["ttft_mean"] == 1.0
+
+
+def test_each_priority_is_a_class_where_there_are_several() -> None:
+    rows = [
+        {"client": "a", "priority": 1.0, "finished": 3.0},
+        {"client": "a", "priority": 0.0, "finished": 2.0},
+        {"client": "b", "priority": 1.0, "finished": 5.0},
+    ]
+    classes = summarise(requests_of(*rows), STEPS, **SIZES)["classes"]
+    assert list(classes) == ["0", "1"]
+    assert [one["requests"] for one in classes.values()] == [1, 2]
+    assert [one["e2e_mean"] for one in classes.values()] == [2.0, 4.0]
+    alike = [row | {"priority": 1.0} for row in rows]
+    assert "classes" not in summarise(requests_of(*alike), STEPS, **SIZES)
