@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 
 SAMPLE = 2000
 """Requests on which an agreement of orders is measured."""
+PREDICTED = "predicted lengths are off by"
+"""How the line begins that says how good guesses are."""
 
 
 class Predictor(ABC):
@@ -130,7 +132,7 @@ def _told(output_len: NDArray[np.int32], guess: Floats) -> str:
     off = np.median(np.abs(guess - output_len) / output_len)
     tau = kendall(output_len[:SAMPLE].astype(np.float64), guess[:SAMPLE])
     return (
-        f"predicted lengths are off by {off:.0%} in the median; "
+        f"{PREDICTED} {off:.0%} in the median; "
         f"Kendall's tau of their order is {tau:.2f}"
     )
 

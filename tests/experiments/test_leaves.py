@@ -45,6 +45,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "record": (*FEW, *ENGINE, *SHORT),
     "replay": (),
     "single": FEW,
+    "size_based": (*FEW, "study.only=[Alpaca]"),
     "swap_vs_recompute": (*FEW, "study.models=[opt-13b]", "study.modern=opt-13b"),
     "sweep": (*FEW, "study.over=server.max_seqs", "study.values=[8,16]"),
     "tune": (*FEW, "study.trials=2", "study.batch=2", "workload.rate=6"),
