@@ -131,10 +131,7 @@ def _told(output_len: NDArray[np.int32], guess: Floats) -> str:
     """How good guesses are."""
     off = np.median(np.abs(guess - output_len) / output_len)
     tau = kendall(output_len[:SAMPLE].astype(np.float64), guess[:SAMPLE])
-    return (
-        f"{PREDICTED} {off:.0%} in the median; "
-        f"Kendall's tau of their order is {tau:.2f}"
-    )
+    return f"{PREDICTED} {off:.0%} in the median; Kendall's tau of their order is {tau:.2f}"
 
 
 def kendall(first: Floats, second: Floats) -> float:
