@@ -30,7 +30,7 @@ class PastFuture(Refusal):
         self.reserve = require_number("reserve", reserve, 0, below=1)
         self._random = Random(require_whole("seed", seed))
         self._outputs: deque[int] = deque(maxlen=self.window)
-        self._drawn: dict[Request, float] = {}
+        self._lengths: dict[Request, float] = {}  # what answers are taken to come to
 
     def refuses(self, request: Request, state: ServerState) -> float | None:
         there = [*state.running, *state.swapped]
@@ -63,19 +63,23 @@ class PastFuture(Refusal):
 
     def _left(self, request: Request, state: ServerState) -> float:
         """Tokens that a request will still generate and keep: the last one is not kept."""
-        longest = state.longest_output(request)
         said = request.generated
-        length = request.predicted_len
+        length = self._lengths.get(request, 0.0)
+        if length <= said:
+            length = self._lengths[request] = self._length(request, state)
+        return max(length - said - 1, 0)
+
+    def _length(self, request: Request, state: ServerState) -> float:
+        """What its answer will come to: more than it has said already, if it may."""
+        said, length = request.generated, request.predicted_len
         if length is None or length <= said:
-            if self._drawn.get(request, 0.0) <= said:
-                longer = [one for one in self._outputs if one > said]
-                self._drawn[request] = self._random.choice(longer) if longer else inf
-            length = self._drawn[request]
-        return max(min(length, longest) - said - 1, 0)
+            longer = [one for one in self._outputs if one > said]
+            length = self._random.choice(longer) if longer else inf
+        return min(length, state.longest_output(request))
 
     def observe(self, event: Event) -> None:
         super().observe(event)
         if isinstance(event, Left):
-            self._drawn.pop(event.request, None)
+            self._lengths.pop(event.request, None)
             if event.request.state is State.FINISHED:
                 self._outputs.append(event.request.generated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -38,8 +39,16 @@ class Found:
     """By how much that grows where a free weight is 10 % larger or smaller, whichever is less."""
 
 
-def fitted(server: ExternalServer, known: int) -> Found:
-    """Fit to the first `known` requests; the same log gives the same weights."""
+def fitted(
+    server: ExternalServer,
+    known: int,
+    sizes: Sequence[float] | None = None,
+    moves: int | None = None,
+) -> Found:
+    """Fit to the first `known` requests; the same log gives the same weights.
+
+    `sizes` and `moves` are those of `search`, by default SIZES and MOVES.
+    """
     begin = server.begin()
     tries, nearest = 0, np.inf
     with Console(stderr=True).status("fitting") as status:
@@ -52,7 +61,7 @@ def fitted(server: ExternalServer, known: int) -> Found:
             status.update(f"simulation {tries}: requests are {100 * nearest:.2f} % off at best")
             return apart + PULL * float((point**2).sum())
 
-        point = search(value, np.zeros(len(FREE)), SIZES, MOVES)
+        point = search(value, np.zeros(len(FREE)), sizes or SIZES, moves or MOVES)
     here, nudges = _apart(server, begin, point, known), log(NUDGE) * np.eye(len(point))
     firmness = {
         name: min(_apart(server, begin, point + side * nudge, known) for side in (1, -1)) - here

@@ -31,6 +31,8 @@ class Layout(NamedTuple):
     last: tuple[str, ...]
     queued: str | None = None
     """Where the server's own clock is another than that of the arrivals."""
+    client: str = "client"
+    """Whose it is, where the log says."""
 
 
 PLAIN = Layout(
@@ -81,6 +83,8 @@ class Log:
     arrived: Column
     prompt: NDArray[np.int64]
     latencies: Latencies
+    client: Sequence[str]
+    """Whose each is; "" where the log does not say."""
 
     @property
     def output(self) -> NDArray[np.int64]:
@@ -171,6 +175,7 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
         (arrived - arrived.min())[order],
         prompt[order],
         latencies,
+        [str(rows[row][1].get(layout.client, "")) for row in order.tolist()],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
-from pagedsim.core.source import Job, Mode
 from pagedsim.fidelity.external_log import Latencies, Log
+from pagedsim.fidelity.external_requests import LogRequests, guesses
 from pagedsim.run.backend import Settings
 from pagedsim.run.parts import backend_of
 from pagedsim.run.simulated import Simulated
@@ -73,11 +73,13 @@ LEAST = 1e-12
 class ExternalServer:
     """A server with the outside one's settings."""
 
-    def __init__(self, config: Settings, log: Log) -> None:
+    def __init__(self, config: Settings, log: Log, first_step: float = 0.0) -> None:
+        """`first_step`: seconds that the first step takes at least, where the server was cold."""
         backend = backend_of(config)
         if not isinstance(backend, Simulated):
             raise ConfigError("backend=engine: must be sim: requests= are of a server elsewhere")
         self.config, self.log, self.backend = config, log, backend
+        self.first_step = first_step
 
     @property
     def facts(self) -> Settings:
@@ -127,13 +129,26 @@ class ExternalServer:
         with suppress(_Enough):
             simulate(
                 stage.scheduler,
-                _Requests(self.log, named),
-                stage.cost,
+                LogRequests(self.log, named, guesses(config, self.log)),
+                _Cold(stage.cost, self.first_step),
                 served,
                 overlap=backend.overlap,
                 fast_forward=backend.fast_forward,
             )
         return served
+
+
+class _Cold:
+    """A cost model whose first step takes `least` seconds at least."""
+
+    def __init__(self, cost: CostModel, least: float) -> None:
+        self.cost, self.least = cost, least
+        self.by_totals = cost.by_totals
+        self.decode_seconds, self.swap_seconds = cost.decode_seconds, cost.swap_seconds
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        least, self.least = self.least, 0.0
+        return max(self.cost.step_seconds(plan), least)
 
 
 class _Enough(Exception):
@@ -197,23 +212,3 @@ _SIZES = (
     "decode_count",
     "decode_context",
 )
-
-
-@dataclass(frozen=True)
-class _Requests:
-    """The log as a workload."""
-
-    log: Log
-    named: bool
-    """Whether tokens are told apart, for a prefix cache: nobody's are like another's."""
-    mode: Mode = "open"
-    users: int | None = None
-    think_time: float = 0.0
-
-    def requests(self) -> Iterator[Job]:
-        log, token = self.log, 0
-        for row in range(len(log)):
-            length = int(log.prompt[row])
-            prompt = range(token, token + length) if self.named else length
-            token += length
-            yield Request(row, prompt, arrival=float(log.arrived[row])), int(log.output[row])

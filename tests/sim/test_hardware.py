@@ -12,6 +12,7 @@ from tests.sim.shapes import HARDWARE, hardware, replica
 # name: (dense fp16 TFLOP/s, GB/s, GB on the data sheet, PCIe both ways)
 SHEETS = {
     "a10": (250 / 2, 600, 24, 64),
+    "a10g": (140 / 2, 600, 24, 64),
     "l4": (242 / 2, 300, 24, 64),
     "a100-40gb": (624 / 2, 1555, 40, 64),
     "a100-80gb": (624 / 2, 2039, 80, 64),
@@ -26,6 +27,7 @@ SHEETS = {
 # of those that have them: (dense fp8 TFLOP/s, int8 TOP/s)
 EIGHT_BITS = {
     "a10": (None, 500 / 2),
+    "a10g": (None, 280 / 2),
     "l4": (485 / 2, 485 / 2),
     "a100-40gb": (None, 1248 / 2),
     "a100-80gb": (None, 1248 / 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def asked(count: int, rate: float = 4.0) -> Log:
     output = np.array([rng.randint(1, 300) for _ in range(count)])
     never = np.full(count, np.nan)
     places = [str(row) for row in range(count)]
-    return Log(Path("none"), places, arrived, prompt, Latencies(never, never, output))
+    nobody = [""] * count
+    return Log(Path("none"), places, arrived, prompt, Latencies(never, never, output), nobody)
 
 
 def answered(path: Path, count: int = 80, rate: float = 4.0) -> Path:
@@ -301,7 +303,7 @@ def test_what_cannot_be_fitted(words: list[str], line: str, tmp_path: Path) -> N
 def test_one_request_has_no_correlation() -> None:
     log = asked(1)
     times = Latencies(np.array([1.0]), np.array([2.0]), log.output)
-    log = Log(log.path, log.places, log.arrived, log.prompt, times)
+    log = replace(log, latencies=times)
     assert np.isnan(score(log, times, np.arange(1)).errors["e2e"].correlation)
 
 
@@ -311,7 +313,7 @@ def test_scores_say_where_they_are_worst() -> None:
     predicted = Latencies(
         np.where(log.arrived < log.arrived[10], 1.5, 1.0), measured.e2e, log.output
     )
-    log = Log(log.path, log.places, log.arrived, log.prompt, measured)
+    log = replace(log, latencies=measured)
     found = score(log, predicted, np.arange(40))
     assert found.errors["ttft"].mean == pytest.approx(0.125)
     assert found.errors["ttft"].p50 == 0

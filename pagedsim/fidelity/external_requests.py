@@ -1,0 +1,50 @@
+"""The requests of a server elsewhere, as our own is to serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+import numpy as np
+
+from pagedsim.core import Request
+from pagedsim.core.source import Job, Mode
+from pagedsim.fidelity.external_log import Log
+from pagedsim.run.backend import Settings
+from pagedsim.run.objects import make
+from pagedsim.workload.predictor import Nobody, Predictor
+from pagedsim.workload.streams import stream
+
+
+@dataclass(frozen=True)
+class LogRequests:
+    """The log as a workload."""
+
+    log: Log
+    named: bool
+    """Whether tokens are told apart, for a prefix cache: nobody's are like another's."""
+    guesses: Sequence[float | None]
+    """How long each answer is taken to be."""
+    mode: Mode = "open"
+    users: int | None = None
+    think_time: float = 0.0
+
+    def requests(self) -> Iterator[Job]:
+        log, token = self.log, 0
+        for row in range(len(log)):
+            length = int(log.prompt[row])
+            prompt = range(token, token + length) if self.named else length
+            token += length
+            known: dict[str, Any] = {"client": log.client[row], "predicted_len": self.guesses[row]}
+            request = Request(row, prompt, arrival=float(log.arrived[row]), **known)
+            yield request, int(log.output[row])
+
+
+def guesses(config: Settings, log: Log) -> list[float | None]:
+    """What `predictor=` says of each answer's length; None where it says nothing."""
+    settings = config.get("predictor")
+    predictor = Nobody() if settings is None else make("predictor", settings, Predictor)
+    said = predictor.guesses(log.output.astype(np.int32), stream(config["seed"], "predictions"))
+    return [None if isnan(guess) else guess for guess in said.tolist()]

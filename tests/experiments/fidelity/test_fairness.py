@@ -1,0 +1,182 @@
+"""Two logs of a server: what is told of clients, what is predicted, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.fidelity.fairness import DATA
+from experiments.fidelity.fairness_pair import Rules
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.external_log import Latencies, Log, read_log
+from pagedsim.fidelity.external_service import ClientService
+from tests.run.studies import carried_out
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+LOGS = DATA / "slora-vtc"
+HEAD = ("arrived_at", "client", "num_prefill_tokens", "num_decode_tokens", "ttft", "e2e")
+QUICK = (
+    *("experiment=fairness", "model=llama-2-7b", "hardware=a10g", "memory.blocks=10000"),
+    *("study.known=20", "study.moves=2", "study.more=[]", "report=false", "jobs=1"),
+)
+
+
+def log(rows: Sequence[tuple[float, str, int, int, float, float]]) -> Log:
+    arrived, client, prompt, output, ttft, e2e = map(list, zip(*rows, strict=True))
+    times = Latencies(np.array(ttft), np.array(e2e), np.array(output))
+    places = [str(row) for row in range(len(rows))]
+    return Log(Path("none"), places, np.array(arrived), np.array(prompt), times, client)
+
+
+def cut(name: str, folder: Path, rows: int) -> Path:
+    """The beginning of a log."""
+    path = folder / name.removesuffix(".gz")
+    with gzip.open(LOGS / name, "rt") as file:
+        path.write_text("".join(line for _, line in zip(range(rows + 1), file, strict=False)))
+    return path
+
+
+def test_what_clients_got_by_hand() -> None:
+    """a gets 10 and 2 for each of its tokens from second 1 on; b begins as a ends, after 10."""
+    service = log([(0.0, "a", 10, 10, 1.0, 10.0), (0.0, "b", 10, 10, 10.0, 20.0)])
+    told = ClientService(replace(service, arrived=np.array([0.0, 5.0])), service.latencies)
+    assert told.clients == ["a", "b"]
+    assert told.light == "a"
+    assert (told.ttft("a"), told.ttft("b")) == (1.0, 10.0)
+    # Until second 5, a has its prompt, the first token, and 4 of the 9 seconds of the others.
+    assert told.gap == pytest.approx(10 + 2 + 4 / 9 * 18)
+    assert told.rate_to_the_end == pytest.approx(20 / 25)
+    assert told.at_once == pytest.approx(4 / 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "light", "gap"),
+    [
+        ("a10g-overload-fcfs", 484.9, 263_300),
+        ("a10g-overload-vtc", 124.5, 7_940),
+        ("a10g-on_off_less-fcfs", 85.25, None),
+        ("a10g-on_off_less-vtc", 3.50, None),
+        ("a10g-proportional-fcfs", 97.2, None),
+        ("a10g-proportional-vtc", 4.76, None),
+        ("a100-13b-overload-fcfs", 287.9, 926_600),
+        ("a100-13b-overload-vtc", 91.04, 71_260),
+    ],
+)
+def test_the_logs_say_what_is_known_of_them(name: str, light: float, gap: float | None) -> None:
+    of = read_log(LOGS / f"{name}.csv.gz")
+    told = ClientService(of, of.latencies)
+    assert told.light == "0"
+    assert told.ttft("0") == pytest.approx(light, rel=2e-3)
+    if gap is not None:
+        assert told.gap == pytest.approx(gap, rel=2e-3)
+
+
+def test_a_pair_of_ones_own(tmp_path: Path) -> None:
+    """Two logs as they are, named on the command line."""
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 120)
+    vtc = cut("a10g-overload-vtc.csv.gz", tmp_path, 100)
+    words = (*QUICK, f"study.fcfs={fcfs}", f"study.other={vtc}", "study.more=[drr]")
+    found = carried_out(tmp_path / "out", *words)
+    (pair,) = found["data"]["pairs"].values()
+    assert set(pair["logs"]) == {"fcfs", "vtc"}
+    assert {"measured", "simulated", "drr", "admission at every step"} < set(pair["logs"]["vtc"])
+    # S-LoRA's rules say who is let in when, so that even a hasty fit comes near.
+    for side in pair["logs"].values():
+        measured, simulated = side["measured"], side["simulated"]
+        assert simulated["light"] == pytest.approx(measured["light"], rel=0.2)
+        assert simulated["rate"] == pytest.approx(measured["rate"], rel=0.1)
+    assert pair["logs"]["vtc"]["simulated"]["light"] < pair["logs"]["fcfs"]["simulated"]["light"]
+    assert {row["what"].split(":")[0] for row in found["rows"]} == {
+        "your logs, FCFS",
+        "your logs, VTC",
+    }
+    assert all(row["published"] is not None for row in found["rows"])
+
+
+def test_every_rule_of_the_server_matters(tmp_path: Path) -> None:
+    """What is assumed of it is named where it is not as clients would have it, and only then."""
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    plain = ("more_prompt=0", "adapter=0", "cold=false")
+    words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "batching.max_wait_tokens=0"]
+    words += [f"study.{word}" for word in plain]
+    words += ["server.max_batched_tokens=4000"]
+    found = carried_out(tmp_path / "out", *words)
+    (pair,) = found["data"]["pairs"].values()
+    assert set(pair["logs"]["vtc"]) == {"measured", "simulated", "steps as long as in this log"}
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        carried_out(Path("never"), "experiment=fairness", "report=false", *words)
+    return str(error.value)
+
+
+def change(line: int, to: str) -> Callable[[list[str]], list[str]]:
+    return lambda lines: [*lines[:line], to, *lines[line + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (change(3, "1,0,256,many,1,2"), "{path}:4: num_decode_tokens='many': must be a number"),
+        (change(5, "9,0,256,256,3,2"), "{path}:6: arrives at 9, has its first token at 12"),
+        (change(0, HEAD[0]), "{path}:2: has "),
+        (lambda lines: lines[:1], "study.fcfs={path}: holds no requests"),
+        (lambda lines: lines[:9], "study.fcfs={path}: 8 requests within"),
+        (
+            lambda lines: [lines[0], *(one.replace(",0,", ",1,") for one in lines[1:])],
+            "study.fcfs={path}: names fewer than two clients",
+        ),
+    ],
+)
+def test_a_bad_log_is_named_with_its_line(
+    edit: Callable[[list[str]], list[str]], says: str, tmp_path: Path
+) -> None:
+    path = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    path.write_text("\n".join(edit(path.read_text().splitlines())) + "\n")
+    said = refused(f"study.fcfs={path}", f"study.other={path}", "memory.blocks=10000")
+    assert said.startswith(says.format(path=path))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["study.fcfs=nowhere.csv"], "fcfs, other: two logs make a pair"),
+        (["study.fcfs=no.csv", "study.other=no.csv"], "memory.blocks: must be given"),
+        (
+            ["study.fcfs=no.csv", "study.other=no.csv", "memory.blocks=9"],
+            "study.fcfs=no.csv: no such file",
+        ),
+        (["study.policy=fcfs"], "policy=fcfs, more=['drr']: must be different policies"),
+        (["study.policy=fairest"], "study.policy=fairest: unknown; choose from "),
+        (["policy=vtc", "~policy.reserve"], "policy: must be one that stands around another"),
+        (["study.known=0"], "known=0: must be a number above 0"),
+        (["+study.pairs={a: {machine: T4, fcfs: x, other: y}}"], "study.pairs.a.machine=T4: must"),
+        (
+            ["+study.pairs={a: {fcfs: x}}"],
+            "study.pairs.a: has fcfs: must have machine, fcfs, other",
+        ),
+        (["study.more=[quickest]"], "study.more=quickest: unknown; choose from "),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: list[str], says: str) -> None:
+    assert says in refused(*words)
+
+
+def test_a_pool_that_adapters_fill_is_refused(tmp_path: Path) -> None:
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "study.adapter=5000"]
+    with pytest.raises(ConfigError, match="a pool of 10,000 tokens holds no more than the adapt"):
+        carried_out(tmp_path / "out", *words)
+
+
+def test_rules_are_fields_of_the_study() -> None:
+    from experiments.fidelity.fairness import Fairness
+
+    assert set(Rules.__annotations__) <= set(Fairness.__annotations__)
