@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.fidelity import fairness_words as words
 from experiments.fidelity.fairness_drawing import draw_gaps, gaps_of
-from experiments.fidelity.fairness_pair import FEWEST, Pair, Paired, Rules
+from experiments.fidelity.fairness_pair import Pair, Paired, Rules
 from pagedsim.build import inner_policy
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
@@ -27,6 +27,8 @@ from pagedsim.run.study import Reading, Study
 
 DATA = Path(__file__).parents[1] / "data"
 """Where logs are that come with pagedsim."""
+FEWEST = 20
+"""Requests to fit to: four coefficients from fewer would be chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Fairness(Study):
     pairs: Mapping[str, Mapping[str, Any]]
     machines: Mapping[str, Sequence[str]]
     known: float
+    least: int
     moves: int
     more_prompt: int
     adapter: int
@@ -59,8 +62,8 @@ class Fairness(Study):
     def __post_init__(self) -> None:
         require_kinds(self)
         require_number("known", self.known, above=0)
-        for key in ("moves", "prompts"):
-            require_whole(key, getattr(self, key), 1)
+        for key, at_least in {"least": FEWEST, "moves": 1, "prompts": 1}.items():
+            require_whole(key, getattr(self, key), at_least)
         for key in ("more_prompt", "adapter"):
             require_whole(key, getattr(self, key), 0)
         require_flag("cold", self.cold)

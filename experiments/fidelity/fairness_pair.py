@@ -16,8 +16,6 @@ from pagedsim.run.backend import Settings
 
 FIT = (0.5, 0.2, 0.07)
 """Sizes of the simplex that looks for step times: the first tries them 65 % longer."""
-FEWEST = 20
-"""Requests to fit to: four coefficients from fewer would be chance."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,8 @@ class Rules:
 
     known: float
     """Seconds of the first log: requests whose answers began by then are fitted."""
+    least: int
+    """So many at least, where few come by then."""
     moves: int
     """Of each simplex of the search."""
     more_prompt: int
@@ -109,7 +109,8 @@ class Pair:
     def _known(self) -> int:
         """How many requests are fitted."""
         begun = self.first.arrived + self.first.latencies.ttft
-        return max(int((begun <= self.rules.known).sum()), FEWEST)
+        known = max(int((begun <= self.rules.known).sum()), self.rules.least)
+        return min(known, len(self.first))
 
     def _elsewise(self, weights: Weights, pace: float) -> dict[str, ClientService]:
         """The other log's requests, served with one thing changed."""

@@ -23,7 +23,14 @@ LOGS = DATA / "slora-vtc"
 HEAD = ("arrived_at", "client", "num_prefill_tokens", "num_decode_tokens", "ttft", "e2e")
 QUICK = (
     *("experiment=fairness", "model=llama-2-7b", "hardware=a10g", "memory.blocks=10000"),
-    *("study.known=20", "study.moves=2", "study.more=[]", "report=false", "jobs=1"),
+    *(
+        "study.known=20",
+        "study.least=20",
+        "study.moves=2",
+        "study.more=[]",
+        "report=false",
+        "jobs=1",
+    ),
 )
 
 
