@@ -23,29 +23,21 @@ NATIVE = {"_norm", "_rotate", "_product"}
 """Some kernels of our own forward pass."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "kernels"),
     [
         ({"model": "qwen2", "batching": "unified", "kv_cache_dtype": "fp8_e4m3"}, NATIVE),
-        pytest.param(
+        (
             {"model": "qwen3-moe", "batching": "prefill_first", "preemption": "swap"},
             {*NATIVE, "_up", "_down", "_list"},
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
-            {"model": "llama", "batching": "unified", "async_scheduling": True}, NATIVE,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"model": "deepseek-v3", "batching": "unified"}, {"_latent", "_compress", "_route"},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"model": "gpt2", "batching": "unified"}, {"_write"}, marks=pytest.mark.slow
-        ),
+        ({"model": "llama", "batching": "unified", "async_scheduling": True}, NATIVE),
+        ({"model": "deepseek-v3", "batching": "unified"}, {"_latent", "_compress", "_route"}),
+        ({"model": "gpt2", "batching": "unified"}, {"_write"}),
     ],
     ids=lambda given: given["model"] if isinstance(given, dict) else "",
-)  # fmt: skip
+)
 def test_nothing_is_compiled_while_serving(settings: dict[str, Any], kernels: set[str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.engine.compiling", json.dumps(settings)],

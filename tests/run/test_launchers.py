@@ -66,6 +66,7 @@ def test_a_job_that_fails_leaves_the_others_and_is_listed(tmp_path: Path, launch
     assert [row["workload.rate"] for row in rows(tmp_path)] == ["10", "20"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", SUBMITIT])
 def test_a_sweep_goes_on_and_keeps_what_is_done(tmp_path: Path, launcher: str) -> None:
     words = ("workload.rate=10,20",)

@@ -56,7 +56,8 @@ def waits(seed: int, load: float, outputs: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "second_moment"), [("fixed", 1.0), ("geometric", 2 - 1 / TOKENS)]
+    ("outputs", "second_moment"),
+    [("fixed", 1.0), pytest.param("geometric", 2 - 1 / TOKENS, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("load", [pytest.param(0.5, marks=pytest.mark.slow), 0.7])
 def test_waiting_time_is_pollaczek_and_khinchines(

@@ -356,6 +356,7 @@ def test_what_others_would_disturb_runs_alone() -> None:
         assert all(f"--deselect={test}" in words[part] for part in ("smoke", "tests"))
 
 
+@pytest.mark.slow
 def test_smoke_is_one_case_of_each(tmp_path: Path) -> None:
     tmp_path = tmp_path / "parallel"  # as the folder of a clone may be called
     tmp_path.mkdir()
