@@ -160,6 +160,11 @@ def _log(where: str, path: str) -> Log:
             f"{where}={path}: {len(log)} requests within {log.arrived[-1]:g} s: must be at least "
             f"{FEWEST}, that come one after another"
         )
+    if log.output.max() < 2:
+        raise ConfigError(
+            f"{where}={path}: has no answer of two tokens or more: nothing tells how long a decode "
+            "takes"
+        )
     return log
 
 

@@ -97,8 +97,18 @@ def finding(pairs: Sequence[Paired], every: Sequence[Row], within: float) -> lis
     return [
         f"Step times are fitted to logs under FCFS alone, and {names} is then simulated: {near} of "
         f"{len(every)} numbers are within {percent(within, 0)} of what the logs say.",
+        *(_doubt(pair) for pair in pairs if pair.found.distance > within),
         *(_effect(pair) for pair in pairs),
     ]
+
+
+def _doubt(pair: Paired) -> str:
+    """That the server is another than the one that was fitted."""
+    return (
+        f"{pair.name}: even requests that were fitted are {percent(pair.found.distance)} off on "
+        "average, so that little follows: batching=, server.max_seqs= or memory.blocks= is another "
+        "than that of the logs' server."
+    )
 
 
 def _effect(pair: Paired) -> str:

@@ -75,7 +75,7 @@ class Capacity(Part):
         require_number("study.capacity.tolerance", self.tolerance, 0.001, 0.5)
         self.require_budget("study.capacity.baseline", self.baseline)
         for name, case in self._cases.items():
-            require_kinds(case)
+            require_kinds(case, f"study.capacity.cases.{name}")
             require_number(f"study.capacity.cases.{name}.start", case.start, 1e-6)
             for objective in self._objectives(name).values():
                 require_kinds(objective)

@@ -61,7 +61,7 @@ class Crossing(Part):
             refuse_settings("a point", given, Point, "study.crossing.published")
         points = [Point(**given) for given in self.published]
         for point in points:
-            require_kinds(point)
+            require_kinds(point, "study.crossing.published")
         return points
 
     @property

@@ -31,7 +31,7 @@ class Part(ABC):
     budgets: Budgets
 
     def __post_init__(self) -> None:
-        require_kinds(self)
+        require_kinds(self, f"study.{type(self).__name__.lower()}")
 
     @classmethod
     def of(cls: type[P], name: str, settings: Mapping[str, Any], budgets: Budgets) -> P:

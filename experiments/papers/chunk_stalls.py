@@ -59,7 +59,7 @@ class Stalls(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, one in self._published.items():
-            require_kinds(one)
+            require_kinds(one, f"study.stalls.published.{name}")
             if one.budget is not None:
                 self.require_budget(f"study.stalls.published.{name}", one.budget)
 

@@ -71,7 +71,7 @@ class Goodput(Reproduction):
             if name not in self.systems:
                 raise unknown("system", name, self.systems)
         for name, load in self._loads.items():
-            require_kinds(load)
+            require_kinds(load, f"study.loads.{name}")
             require_number(f"study.loads.{name}.warm_up", load.warm_up, 0)
             if not load.users:
                 raise ConfigError(f"study.loads.{name}.users: must name at least one number")

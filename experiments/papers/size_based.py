@@ -52,7 +52,8 @@ class SizeBased(Reproduction):
             raise unknown("base", self.base, self.orders)
         for name in self.only or ():
             if name not in self.curves and name not in self.bursts:
-                raise unknown("curve or burst", name, (*self.curves, *self.bursts))
+                there = (*self.curves, *self.bursts)
+                raise ConfigError(f"only: {unknown('curve or burst', name, there)}")
         for name, settings in (*self.curves.items(), *self.bursts.items()):
             server = settings.get("server")
             if server is not None and server not in self.servers:

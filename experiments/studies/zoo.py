@@ -9,10 +9,10 @@ from typing import Any
 
 from experiments.studies import zoo_words as words
 from experiments.studies.compare import Compare, check_metrics, check_overrides
-from experiments.studies.zoo_arms import Feed, by_client, every_policy
+from experiments.studies.zoo_arms import Feed, by_client, counts_shared, every_policy
 from experiments.studies.zoo_data import data_of, gathered
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import unknown
+from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of
 from pagedsim.metrics.classes import by_class
@@ -22,6 +22,7 @@ from pagedsim.report.comparison import COLUMNS, comparison_rows
 from pagedsim.report.pareto import Plane, draw_pareto
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.arm import Arm
+from pagedsim.run.kinds import require_kinds
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading
@@ -44,33 +45,39 @@ class Zoo(Compare):
     without: Sequence[str] = ()
     criteria: Sequence[str] = ()
     planes: Sequence[Sequence[str]] = ()
-    objectives: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    objectives: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     _asked: dict[str, Sequence[str]] = field(default_factory=dict, init=False, repr=False)
     _left_out: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _counting: list[str] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.arms:
             check_overrides(self.arms)
         check_metrics("metrics", self.metrics)
         _check_criteria("criteria", self.criteria)
+        if not self.predictors or isinstance(self.predictors, str):
+            raise ConfigError(f"predictors={self.predictors}: must be a list such as [oracle]")
+        self._check_names()
+        require_kinds(self)
         for plane in self.planes:
             _check_criteria("planes", plane)
             if len(plane) != 2 or keys_of(plane) != list(plane):
                 raise ConfigError(f"planes: {plane}: must be a pair of metrics, such as e2e_mean")
-        if not self.predictors or isinstance(self.predictors, str):
-            raise ConfigError(f"predictors={self.predictors}: must be a list such as [oracle]")
-        self._check_names()
+        for name, bounds in self.objectives.items():
+            for bound, seconds in bounds.items():
+                if seconds is not None:
+                    require_number(f"objectives.{name}.{bound}", seconds, 0)
 
     def _check_names(self) -> None:
         """Raise ConfigError for arms that there are not."""
         for key, names in (("only", self.only), ("without", self.without)):
-            if isinstance(names, str):
+            if names is not None and not isinstance(names, (list, tuple)):
                 raise ConfigError(f"{key}={names}: must be a list of arms, such as [fcfs, vtc]")
             for name in names or ():
                 if name not in self.every:
-                    raise unknown("arm", name, self.every)
+                    raise ConfigError(f"{key}: {unknown('arm', name, self.every)}")
         if not self.chosen:
-            raise ConfigError(f"without={self.without}: leaves no arm")
+            raise ConfigError(f"only={self.only}, without={self.without}: leaves no arm")
         if self.baseline is not None and self.baseline not in self.chosen:
             raise ConfigError(
                 f"baseline={self.baseline}: must be one of the arms {', '.join(self.chosen)}"
@@ -111,6 +118,8 @@ class Zoo(Compare):
             if reason:
                 self._left_out[name] = reason
             else:
+                if counts_shared(config):
+                    self._counting.append(name)
                 yield name, changes
 
     def key_of(self, arm: str) -> str:
@@ -125,7 +134,7 @@ class Zoo(Compare):
         return Reading(
             finding=words.sentences(standing, planes, self.predictors),
             listings=words.listings(standing),
-            notes=[*self.notes_of_left_out(), *_untold(self.criteria, arms), *gathered(arms)],
+            notes=[*self.notes_of_left_out(), *self._notes(arms), *gathered(arms)],
             data=data_of(standing, planes) | {"left out": self._left_out},
             drawings={"pareto": _drawing(standing, planes)} if planes else {},
             table=_table(arms, standing) if len(arms.arms) > 1 else None,
@@ -154,6 +163,18 @@ class Zoo(Compare):
         for reason in dict.fromkeys(self._left_out.values()):
             names = [name for name, one in self._left_out.items() if one == reason]
             yield f"left out: {', '.join(names)}: {reason}"
+
+    def _notes(self, arms: Arms) -> Iterator[str]:
+        """What to know before anything is concluded."""
+        yield from _untold(self.criteria, arms)
+        if len(arms.arms) > 1:
+            yield words.HOLDS
+        if self._counting:
+            yield f"{', '.join(self._counting)}: {words.COUNTED_APART}"
+        classes = arms.runs[0].config["workload"].get("classes") or {}
+        for name in self.objectives if classes else ():
+            if name not in classes:
+                yield f"objectives.{name}: no such class in the workload, so nobody has it"
 
 
 def _check_criteria(where: str, names: Sequence[str]) -> None:

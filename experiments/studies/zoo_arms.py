@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pagedsim.build import memory_class, policies
@@ -13,6 +13,7 @@ from pagedsim.run.needs import unmet
 from pagedsim.run.parts import backend_of, build
 from pagedsim.run.server import policy_of
 from pagedsim.workload import Workload
+from policies.refusal import Refusal
 
 
 def every_policy(predictors: Sequence[str]) -> dict[str, list[str]]:
@@ -92,9 +93,23 @@ class Feed:
         return self._workloads[settings]
 
 
+def counts_shared(config: Settings) -> bool:
+    """Whether an arm's policy counts a beginning that requests share for each who has it."""
+    rules = _around(policy_of(config["policy"]))
+    return issubclass(_memory(config), PrefixMemory) and any(
+        isinstance(one, Refusal) for one in rules
+    )
+
+
 def _needs(policy: Policy) -> set[str]:
-    inner = getattr(policy, "of", None)
-    return {*policy.needs, *(_needs(inner) if isinstance(inner, Policy) else ())}
+    return {need for one in _around(policy) for need in one.needs}
+
+
+def _around(policy: Policy) -> Iterator[Policy]:
+    """A policy, and those that it stands around."""
+    yield policy
+    if isinstance(inner := getattr(policy, "of", None), Policy):
+        yield from _around(inner)
 
 
 def _memory(config: Settings) -> type[Memory]:

@@ -8,9 +8,12 @@ from typing import Any
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, groups_of, values_of
-from pagedsim.metrics.notice import Notice
+from pagedsim.metrics.notice import Notice, of_one_kind
 from pagedsim.metrics.standing import Standing
 from pagedsim.report.pareto import Plane
+
+_NAMED = 4
+"""So many arms are named."""
 
 
 def data_of(standing: Standing, planes: Sequence[Plane]) -> dict[str, Any]:
@@ -46,17 +49,27 @@ def _means(arms: Arms, group: str | None) -> Mapping[str, Mapping[str, float]]:
 
 def gathered(arms: Arms) -> Iterator[str]:
     """What is to be known of the runs, a line each thing, with in which arm most and least."""
+    told = [(run.arm, one) for run in arms.runs for one in run.summary.get("notices", ())]
     counts: dict[str, dict[str, int]] = {}
-    for run in arms.runs:
-        for one in (Notice(**record) for record in run.summary.get("notices", ())):
-            of_arm = counts.setdefault(one.what, {})
-            of_arm[run.arm] = of_arm.get(run.arm, 0) + one.count
+    every = of_one_kind(Notice(**record) for _, record in told)
+    for (arm, _), one in zip(told, every, strict=True):
+        of_arm = counts.setdefault(one.what, {})
+        of_arm[arm] = of_arm.get(arm, 0) + one.count
     for what, by_arm in counts.items():
         least, most = min(by_arm, key=by_arm.__getitem__), max(by_arm, key=by_arm.__getitem__)
-        whose = "" if len(by_arm) == len(arms.arms) else f"in {len(by_arm)} of the arms: "
+        whose = _whose(list(by_arm), arms)
         if not by_arm[most]:
             yield f"{whose}{what}"
         elif by_arm[least] == by_arm[most]:
             yield f"{whose}{by_arm[most]:,} {what}"
         else:
             yield f"{whose}{by_arm[least]:,} ({least}) to {by_arm[most]:,} ({most}) {what}"
+
+
+def _whose(some: Sequence[str], arms: Arms) -> str:
+    """Which arms, where it is not all of them."""
+    if len(some) == len(arms.arms):
+        return ""
+    if len(some) > _NAMED:
+        return f"in {len(some)} of the arms: "
+    return f"{', '.join(some)}: "

@@ -14,6 +14,15 @@ from pagedsim.report.pareto import Plane
 from pagedsim.report.percent import signed
 from pagedsim.report.table import Section, sections
 
+HOLDS = (
+    "who wins holds for these requests on this server: memory, preemption and load decide how many "
+    "wait and who is preempted, and others may win with other memory.blocks=, preemption= and "
+    "workload.rate="
+)
+COUNTED_APART = (
+    "memory=prefix keeps a beginning that requests share once, and these count it for each who has "
+    "it, so that they let in fewer than would fit"
+)
 _NAMED = 4
 """Of many arms, so many are named."""
 

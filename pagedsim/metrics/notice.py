@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 _COUNTED = re.compile(r"([\d,]+) (?:of ([\d,]+) )?(.+)")
+_NUMBER = re.compile(r"(?<= )-?\d+(?:\.\d+)?%?(?= |$)")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,23 @@ def notice_of(text: str) -> Notice:
     return Notice(text)
 
 
+def of_one_kind(notices: Iterable[Notice]) -> list[Notice]:
+    """The same notices, those without a count that differ in numbers alone in the same words:
+    with the least and the most that each number came to.
+
+    >>> {one.what for one in of_one_kind([Notice("off by 3 %"), Notice("off by 5 %")])}
+    {'off by 3 to 5 %'}
+    """
+    every = list(notices)
+    kinds: dict[str, dict[str, None]] = {}
+    for one in every:
+        kinds.setdefault(_NUMBER.sub("", one.what), {})[one.what] = None
+    return [
+        one if one.count else replace(one, what=_spanning(kinds[_NUMBER.sub("", one.what)]))
+        for one in every
+    ]
+
+
 def as_records(notices: Iterable[Notice]) -> list[dict[str, Any]]:
     """For a summary, which is JSON."""
     return [asdict(notice) for notice in notices]
@@ -38,7 +56,7 @@ def as_records(notices: Iterable[Notice]) -> list[dict[str, Any]]:
 
 def added_up(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """The notices of an arm's seeds as lines, each with in how many of them it was so."""
-    every = [Notice(**record) for one in summaries for record in one.get("notices", ())]
+    every = of_one_kind(Notice(**record) for one in summaries for record in one.get("notices", ()))
     requests = sum(one.get("requests", 0) for one in summaries)
     lines = []
     for what in dict.fromkeys(notice.what for notice in every):
@@ -55,3 +73,16 @@ def _in_seeds(some: int, seeds: int) -> str:
     if seeds == 1:
         return ""
     return f" (in all {seeds} seeds)" if some == seeds else f" (in {some} of {seeds} seeds)"
+
+
+def _spanning(texts: Iterable[str]) -> str:
+    """One for texts that differ in their numbers alone."""
+    first, *_ = several = list(texts)
+    spans = map(_span, zip(*map(_NUMBER.findall, several), strict=True))
+    return _NUMBER.sub(lambda _: next(spans), first)
+
+
+def _span(numbers: Iterable[str]) -> str:
+    ordered = sorted(numbers, key=lambda number: float(number.rstrip("%")))
+    least, most = ordered[0], ordered[-1]
+    return least if least == most else f"{least} to {most}"

@@ -16,14 +16,16 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import is_number, is_whole
 
 
-def require_kinds(study: Any) -> None:
+def require_kinds(study: Any, where: str = "") -> None:
     """Raise ConfigError for a field of a dataclass that holds what its annotation rules out.
 
     Numbers, texts, lists, mappings, and what is in them; other annotations allow everything.
+    `where` is the place of a dataclass within a study's settings.
     """
+    before = f"{where}." if where else ""
     hints = get_type_hints(type(study))
     for field in fields(study):
-        _require(field.name, getattr(study, field.name), hints[field.name])
+        _require(before + field.name, getattr(study, field.name), hints[field.name])
 
 
 def _require(where: str, value: object, hint: Any) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
+from pagedsim.metrics.notice import Notice, of_one_kind
 from pagedsim.run.arm import Arm
 from pagedsim.run.backend import Settings
 from pagedsim.run.command import Command
@@ -201,7 +202,8 @@ class Runs:
     def notices(self) -> Iterator[str]:
         """What a reader must know of the runs, each line once, with in how many it is so."""
         every = list(self.finished.values())
-        counts = Counter(note["what"] for run in every for note in run.summary.get("notices", ()))
+        noticed = [Notice(**one) for run in every for one in run.summary.get("notices", ())]
+        counts = Counter(one.what for one in of_one_kind(noticed))
         for what, count in counts.items():
             yield what if count == len(every) else f"in {count} of {len(every)} runs {what}"
         if self.changed:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagedsim.metrics.notice import Notice, added_up, as_records, notice_of
+from pagedsim.metrics.notice import Notice, added_up, as_records, notice_of, of_one_kind
 
 
 def summary(*notices: Notice, requests: int = 40) -> dict[str, Any]:
@@ -39,3 +39,22 @@ def test_one_seed_needs_no_number_of_seeds() -> None:
     assert added_up([summary(Notice("the file is old"))] * 2) == [
         "the file is old (in all 2 seeds)"
     ]
+
+
+def test_what_differs_in_numbers_alone_is_one_line() -> None:
+    guesses = [Notice(f"lengths are off by {off}% in all; tau is {tau}") for off, tau in
+               ((31, -0.5), (9, 0.62), (31, 0.7))]  # fmt: skip
+    assert added_up([summary(one) for one in guesses]) == [
+        "lengths are off by 9% to 31% in all; tau is -0.5 to 0.7 (in all 3 seeds)"
+    ]
+    assert added_up([summary(guesses[0])]) == ["lengths are off by 31% in all; tau is -0.5"]
+
+
+def test_what_is_counted_keeps_its_words() -> None:
+    told = [Notice("rows come after 3 s", 2), Notice("rows come after 4 s", 1)]
+    assert of_one_kind(told) == told
+
+
+def test_names_and_settings_are_no_numbers() -> None:
+    told = [Notice("hardware=a10, at max_len=2"), Notice("hardware=a100, at max_len=4")]
+    assert of_one_kind(told) == told

@@ -118,6 +118,13 @@ def test_every_rule_of_the_server_matters(tmp_path: Path) -> None:
     assert set(pair["logs"]["vtc"]) == {"measured", "simulated", "steps as long as in this log"}
 
 
+def test_a_server_that_does_not_fit_its_log_is_told(tmp_path: Path) -> None:
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "server.max_seqs=1"]
+    finding = carried_out(tmp_path / "out", *words)["finding"]
+    assert finding[1].startswith("your logs: even requests that were fitted are ")
+
+
 def refused(*words: str) -> str:
     with pytest.raises(ConfigError) as error:
         carried_out(Path("never"), "experiment=fairness", "report=false", *words)
@@ -139,6 +146,10 @@ def change(line: int, to: str) -> Callable[[list[str]], list[str]]:
         (
             lambda lines: [lines[0], *(one.replace(",0,", ",1,") for one in lines[1:])],
             "study.fcfs={path}: names fewer than two clients",
+        ),
+        (
+            lambda lines: [lines[0], *(f"{row},{row % 2},9,1,2,2" for row in range(30))],
+            "study.fcfs={path}: has no answer of two tokens or more",
         ),
     ],
 )

@@ -236,7 +236,7 @@ def test_some_of_it_alone() -> None:
     ("more", "text"),
     [
         ({"base": "sjf"}, "unknown base 'sjf'"),
-        ({"only": ["talk"]}, "unknown curve or burst 'talk'"),
+        ({"only": ["talk"]}, "only: unknown curve or burst 'talk'"),
         ({"curves": {"chat": CHAT | {"rate": 1}}}, "unknown setting of curves.chat 'rate'.*rates"),
         ({"curves": {"chat": {"overrides": []}}}, "curves.chat: lacks .*'rates'"),
         ({"curves": {"chat": CHAT | {"server": "small"}}}, "unknown server of chat 'small'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from importlib.metadata import EntryPoint
 from math import nan
 from pathlib import Path
@@ -90,11 +91,17 @@ def test_arms_are_chosen_and_left_out_by_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"only": ["vct"]}, "unknown arm 'vct': did you mean 'vtc'?"),
-        ({"without": ["sjf"]}, "unknown arm 'sjf': choose from aging, cap, "),
+        ({"only": ["vct"]}, "only: unknown arm 'vct': did you mean 'vtc'?"),
+        ({"without": ["sjf"]}, "without: unknown arm 'sjf': choose from aging, cap, "),
         ({"only": "fcfs"}, "only=fcfs: must be a list of arms, such as [fcfs, vtc]"),
         ({"only": ["vtc"], "baseline": "fcfs"}, "baseline=fcfs: must be one of the arms vtc"),
-        ({"only": ["vtc"], "without": ["vtc"]}, "without=['vtc']: leaves no arm"),
+        ({"only": ["vtc"], "without": ["vtc"]}, "only=['vtc'], without=['vtc']: leaves no arm"),
+        ({"only": []}, "only=[], without=(): leaves no arm"),
+        ({"only": 3}, "only=3: must be a list of arms"),
+        ({"planes": 3}, "planes=3: must be a list"),
+        ({"objectives": 3}, "objectives=3: must be a mapping"),
+        ({"objectives": {"batch": 3}}, "objectives.batch=3: must be a mapping"),
+        ({"objectives": {"batch": {"e2e": -1}}}, "objectives.batch.e2e=-1: must be a number of at"),
         ({"predictors": []}, "predictors=[]: must be a list such as [oracle]"),
         ({"planes": [["e2e_mean"]]}, "planes: ['e2e_mean']: must be a pair of metrics"),
         ({"planes": [["e2e_mean", "e2e"]]}, "planes: ['e2e_mean', 'e2e']: must be a pair"),
@@ -190,6 +197,23 @@ def test_on_other_requests_it_judges_by_what_they_give(hydra: None, tmp_path: Pa
     told = "nothing to judge by in these requests: SLO attainment, Service gap, Service Jain"
     assert found["notes"][1] == told
     assert set(found["data"]["means"]) == {"all"}
+
+
+def test_its_notes_say_what_conclusions_rest_on(hydra: None, tmp_path: Path) -> None:
+    found = carried_out(
+        tmp_path / "out", *FEW, 'study.only=[fcfs,past_future,"sjf by noisy"]', "workload.rate=30",
+        "+study.objectives.nobody={ttft: 1}",
+    )  # fmt: skip
+    holds, shared, strangers, *others = found["notes"]
+    assert holds.startswith("who wins holds for these requests on this server")
+    assert shared.startswith("past_future: memory=prefix keeps a beginning that requests share")
+    assert strangers == "objectives.nobody: no such class in the workload, so nobody has it"
+    (guesses,) = (one for one in others if "predicted lengths" in one)  # of two seeds
+    assert re.fullmatch(
+        r"sjf by noisy: predicted lengths are off by \d+% (to \d+% )?in .*", guesses
+    )
+    found = carried_out(tmp_path / "paged", *FEW, "study.only=[past_future,vtc]", "memory=paged")
+    assert not any("share" in one for one in found["notes"])
 
 
 def test_one_arm_alone_is_told_as_one(hydra: None, tmp_path: Path) -> None:
