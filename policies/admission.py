@@ -33,7 +33,7 @@ class Reserve(Refusal):
         needed = sum(_longest(one, state) for one in there)
         # Batchings want a block for each sequence free before they let the batch grow.
         spare = sum(one.width for one in there)
-        return inf if needed + spare > state.total_blocks and len(there) > 1 else None
+        return inf if needed + spare > state.total_blocks else None
 
 
 def _longest(request: Request, state: ServerState) -> int:

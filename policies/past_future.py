@@ -37,7 +37,7 @@ class PastFuture(Refusal):
         left = {one: self._left(one, state) for one in (*there, request)}
         room = (state.total_blocks - 1) * state.block_size * (1 - self.reserve)
         excess = self._peak(left, state.block_size) - room
-        if not there or excess <= 0:
+        if excess <= 0:
             return None
         return self._steps(excess / request.width, there, left)
 

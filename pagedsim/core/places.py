@@ -167,14 +167,10 @@ class Places:
         """The batch is in order no longer, whoever was seated."""
         self._running_sorted = -1
 
-    def in_order(self) -> None:
-        """Put the batch in the order that it should be in, if that was put off."""
-
     def decoding(self) -> tuple[Request, ...]:
         """Those of the batch that decode, in its order; the same object while nothing changes."""
         version, riders = self._decoding
         if version != self.clock.version:
-            self.in_order()
             if self.prefilling:
                 riders = tuple(r for r in self.running if r.decoding)
             else:

@@ -194,6 +194,12 @@ class Queues(RankedPlaces):
         if self.observing:
             self.policy.observe(Admitted(request, self.now))
 
+    def hold_back(self, request: Request) -> None:
+        """Who came back to decode is left out of this step: its token will not be in memory."""
+        need = self.memory.need(request)
+        self.memory.retract(request, request.computed)
+        self.clock.moved(request, need)
+
     # -- who leaves --------------------------------------------------------------------------------
 
     def leave(self, request: Request, state: State, reason: str, now: float) -> None:

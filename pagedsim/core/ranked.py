@@ -8,7 +8,7 @@ from pagedsim.core.drifting import DriftingQueue
 from pagedsim.core.memory import Memory
 from pagedsim.core.places import Limits, Places
 from pagedsim.core.policy import Policy, overrides, rank_key
-from pagedsim.core.ranking import Order, Ranking
+from pagedsim.core.ranking import Ranking
 from pagedsim.core.request import Request, State
 from pagedsim.core.state import ServerState
 from pagedsim.core.waiting import ClientQueues, LateQueue, Queue, RankedQueue
@@ -26,7 +26,6 @@ class RankedPlaces(Places):
         self.order = partial(rank_key, policy, self.state)
         self.favoured: Request | None = None  # who displaced somebody, and goes next
         self.ranking: Ranking | None = None  # the batch, of a policy that says whose rank changed
-        self._order_due = False  # whether the batch is to stand in that order
         super().__init__(memory, self._waiting_queue(sorts_late), limits)
 
     def _waiting_queue(self, sorts_late: bool) -> Queue:
@@ -45,7 +44,6 @@ class RankedPlaces(Places):
     # -- the batch -------------------------------------------------------------------------------
 
     def seat(self, request: Request) -> None:
-        self.in_order()
         super().seat(request)
         if self.ranking is not None:
             self.ranking.add(request)
@@ -83,34 +81,20 @@ class RankedPlaces(Places):
                 self.ranking.move(request)
 
     def rank_running(self) -> None:
-        """Put the batch in order of rank, where anything can have changed.
-
-        Where a policy says whose rank has, that is put off until somebody looks.
-        """
+        """Put the batch in order of rank, where anything can have changed."""
         changes = self.policy.rank_changes
-        if changes == "when stale":
-            if self.ranking is None:
-                self.ranking = Ranking(self.order, self.running)
-            self._order_due = True
-            return
-        if changes in ("while running", "with time") or (
+        if changes == "when stale" and self.ranking is None:
+            self.ranking = Ranking(self.order, self.running)
+        elif changes in ("while running", "with time") or (
             changes == "while decoding" and self.prefilling
         ):
             self.mix_up()
-        self.sort_running(self.order)
+        if self._running_sorted != self._seated:
+            self._sort_running()
 
-    def last(self) -> Request | None:
-        """Who runs and is the last in rank, after `rank_running`; None if nobody runs."""
-        if self.ranking is not None:
-            return self.ranking.last
-        return next(reversed(self.running), None)
-
-    def sort_running(self, order: Order) -> None:
-        """Put the batch in order, unless it is and nobody was seated since."""
-        if self._running_sorted == self._seated:
-            return
+    def _sort_running(self) -> None:
         ranking = self.ranking
-        batch = sorted(self.running, key=order) if ranking is None else list(ranking)
+        batch = sorted(self.running, key=self.order) if ranking is None else list(ranking)
         self.running.clear()
         self.running.update(dict.fromkeys(batch))
         for request in batch:
@@ -118,11 +102,6 @@ class RankedPlaces(Places):
             self._seated += 1
         self._running_sorted = self._seated
         self._decoding = (-1, ())
-
-    def in_order(self) -> None:
-        if self._order_due and self.ranking is not None:
-            self._order_due = False
-            self.sort_running(self.ranking.order)
 
     # -- who is swapped --------------------------------------------------------------------------
 

@@ -31,11 +31,6 @@ class Ranking:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    @property
-    def last(self) -> Request | None:
-        """Who ranks behind all others."""
-        return self._requests[-1] if self._requests else None
-
     def add(self, request: Request) -> None:
         """One more."""
         request._key = self.order(request)

@@ -347,7 +347,9 @@ class Scheduler:
             return 0 if self.swapped or self._displacing else min(limit, closed)
         if queues.seats >= queues.max_seqs and not (self._displacing or queues.shedding):
             return limit
-        return limit if self._patient and self.waiting.settled else 0
+        if not self._patient or not self.waiting.settled:
+            return 0
+        return 0 if self.waiting and self.memory.wavers(self.waiting.head) else limit
 
     def glide(self, plan: StepPlan, now: float) -> bool:
         """Commit `plan` and, where memory allows it, plan the same step again in its place.

@@ -35,13 +35,17 @@ class ServerState:
     @property
     def running(self) -> Collection[Request]:
         """The batch, in its order."""
-        self._places.in_order()
         return self._places.running.keys()
 
     @property
     def batch_size(self) -> int:
         """How many requests run."""
         return len(self._places.running)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences these have; each takes a seat."""
+        return self._places.seats
 
     def generated_by(self, client: str) -> int:
         """Tokens that those of a client who run have generated, all together."""

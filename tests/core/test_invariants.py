@@ -136,6 +136,28 @@ ONCE_BROKEN = {
             Job(8, 5, gap=1, priority=1, limited=True),
         ),
     ),
+    "a hit that is handed out, so that its double, in use, is found in its place": Case(
+        Server("prefix", 12, 2, "prefill_first", "sjf", max_seqs=8),
+        (
+            Job(9, 1, stream=0, predicted=9),
+            Job(1, 2, stream=0),
+            Job(1, 2, width=4, stream=0),
+            Job(1, 2, stream=0),
+            Job(16, 3, width=2, stream=0),
+        ),
+    ),
+    "a block that who came back was to fill, and is held back": Case(
+        Server("prefix", 13, 1, "one_by_one", preemption="swap", cpu_blocks=13, max_seqs=8),
+        (
+            Job(1, 2, stream=0),
+            Job(1, 3, width=4, stream=0),
+            Job(3, 2, gap=3),
+            Job(2, 2, stream=0),
+            Job(4, 1, gap=3, stream=0),
+        ),
+        tells_tokens=True,
+        ends="told",
+    ),
 }
 
 

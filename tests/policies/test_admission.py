@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core import Request, ServerState
+from pagedsim.build import make_memory, make_policy, make_scheduler
+from pagedsim.core import Request, SamplingParams, ServerState
 from policies.admission import Cap
 from policies.past_future import PastFuture
 from policies.priority import Priority
@@ -18,6 +19,8 @@ from tests.policies.served import Job, Outcome, by_tokens, served
 JOBS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=12
 )
+
+SIX = SamplingParams(max_tokens=6)
 
 
 def preempted(outcome: Outcome) -> int:
@@ -79,6 +82,46 @@ def test_past_future_with_any_lengths_never_stops(
     ]
     found = served(jobs, PastFuture(window=3), batching=batching, blocks=blocks, block_size=4)
     assert all(request.finished_at is not None for request in found.requests)
+
+
+@pytest.mark.parametrize("policy", ["past_future", "reserve"])
+def test_who_is_swapped_out_keeps_nobody_from_starting_where_nobody_runs(policy: str) -> None:
+    """`b` takes the seat of `a`. `c` goes before `a`, and memory will not hold both."""
+    jobs = [
+        Job(at, prompt, 6, {"priority": priority, "predicted_len": 6.0, "params": SIX})
+        for at, prompt, priority in ((0, 17, 2), (2, 17, 0), (4, 60, 1))
+    ]
+    found = served(
+        jobs, make_policy(policy, of=Priority(displace=True)), preemption="swap",
+        batching="unified", max_seqs=1, blocks=20, cpu_blocks=20, max_batched_tokens=64,
+    )  # fmt: skip
+    assert found.requests[0].swapped_blocks > 0
+    assert [r.id for r in sorted(found.requests, key=lambda r: r.finished_at or 0)] == [1, 2, 0]
+
+
+def test_a_no_ends_with_a_beam() -> None:
+    """No event tells of it, but memory will hold both then."""
+    scheduler = make_scheduler(memory=make_memory(blocks=16, block_size=4), policy="reserve")
+    scheduler.add(Request("beams", 17, SamplingParams(n=2, max_tokens=6)), 0.0)
+    scheduler.commit(scheduler.plan(0.0), 1.0)
+    scheduler.add(Request("other", 17, SIX), 1.0)
+    plan = scheduler.plan(1.0)
+    scheduler.commit(plan, 2.0, parents={"beams": (0,)})
+    assert [plan.hits, [r.id for r, _ in scheduler.plan(2.0).hits]] == [[], ["other"]]
+
+
+@pytest.mark.parametrize("policy", ["past_future", "reserve"])
+def test_a_no_ends_with_who_is_known_to_end(policy: str) -> None:
+    """The step in which it does is still under way, and no event has told of it."""
+    memory = make_memory(blocks=12, block_size=4)
+    scheduler = make_scheduler(memory=memory, policy=policy, async_scheduling=True)
+    for name in "ab":
+        scheduler.add(Request(name, 17, SIX, predicted_len=6.0), 0.0)
+    for _ in range(6):
+        scheduler.launch(scheduler.plan(0.0))
+        if len(scheduler.queues.untold) > 1:
+            scheduler.tell(scheduler.queues.untold[0], 0.0)
+    assert [r.id for r, _ in scheduler.plan(0.0).hits] == ["b"]
 
 
 def test_past_future_learns_from_what_was() -> None:

@@ -98,7 +98,7 @@ class Batching(ABC):
             waiting.arrange()
             return
         while not self._has_room(queues, head, self.grows_first + bool(plan.displaced)):
-            last = queues.last()
+            last = next(reversed(queues.running), None)
             if last is None or not policy.displaces(head, last, queues.state):
                 break
             if not plan.displaced:

@@ -17,7 +17,6 @@ class OneByOne(PrefillFirst):
     def _decode(self, queues: Queues, plan: StepPlan) -> None:
         if not queues.running:
             return
-        queues.in_order()
         first = next(iter(queues.running))
         while queues.memory.lacking(first, first.num_tokens) > queues.memory.free:
             others = [one for one in queues.running if one is not first]
@@ -31,6 +30,9 @@ class OneByOne(PrefillFirst):
     def _resume(self, queues: Queues, plan: StepPlan) -> None:
         super()._resume(queues, plan)
         _hold_all_but_the_first(queues, plan)
+        for request in plan.held:
+            if request in plan.resumed:
+                queues.hold_back(request)
 
 
 def _hold_all_but_the_first(queues: Queues, plan: StepPlan) -> None:

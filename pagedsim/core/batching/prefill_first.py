@@ -119,7 +119,6 @@ class PrefillFirst(Batching):
         """The same, where somebody may have to yield: one by one, in order."""
         if queues.ranked:
             queues.rank_running()
-            queues.in_order()
         queue = deque(queues.running)
         while queue:
             needy = queue.popleft()

@@ -46,8 +46,6 @@ class Unified(Batching):
         """Serve the batch in its order; returns what is left of the budget."""
         budget, decodes = queues.max_batched_tokens, queues.clock.width
         prefilling, running = queues.prefilling, queues.running
-        if prefilling:
-            queues.in_order()
         decodes_first = not prefilling or _last(prefilling, running)
         if decodes > budget or not decodes_first or not queues.grow(plan, self.slack(queues)):
             return self._one_by_one(queues, plan, budget, running, all_decode=False)
@@ -68,7 +66,6 @@ class Unified(Batching):
         `all_decode`: those that decode are served already, and `batch` are the others.
         """
         memory = queues.memory
-        queues.in_order()
         served: set[Request] = set()
         for request in tuple(batch):
             if request not in queues.running:

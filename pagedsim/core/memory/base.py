@@ -128,6 +128,10 @@ class Memory(ABC):
         """Blocks that already hold the beginning of its tokens."""
         return ()
 
+    def wavers(self, request: Request) -> bool:
+        """Whether a request that did not fit could have come to, while others took blocks."""
+        return False
+
     @abstractmethod
     def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
         """Whether `tokens` tokens of a request without blocks fit, `spare` blocks left free."""

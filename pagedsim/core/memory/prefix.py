@@ -107,6 +107,18 @@ class PrefixMemory(PagedMemory):
             hit.append(equals[0])
         return hit
 
+    def wavers(self, request: Request) -> bool:
+        # Of equal blocks the first is found. Once it is handed out, the next one is, which may be
+        # in use already and then takes no free block. The last step may have done so.
+        hit = self.lookup(request)
+        return bool(hit) and (
+            any(block in self._unused and self._doubled(block) for block in hit)
+            or self.fit(request, request.num_tokens, 0, hit) is Fit.NOW
+        )
+
+    def _doubled(self, block: int) -> bool:
+        return len(self._blocks_of[self._key_of[block]]) > 1
+
     def _register(self, request: Request, tokens: int) -> None:
         """Blocks that `tokens` tokens fill can be found from now on."""
         if request.prompt is None:
