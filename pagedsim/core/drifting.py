@@ -46,8 +46,9 @@ class DriftingQueue(RankedQueue):
         return request
 
     def append(self, request: Request) -> None:
+        speed = self._speed(request)  # first, since a policy may fail
         super().append(request)
-        self._speeds[request] = self._speed(request)
+        self._speeds[request] = speed
         now = self._now()
         if now == self._at:
             return

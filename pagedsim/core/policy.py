@@ -131,15 +131,22 @@ class Policy:
 
 
 class Around(Policy):
-    """A policy around another: what it does not decide itself, `of` decides."""
+    """A policy around another: what it does not decide itself, `of` decides.
+
+    That goes for `rank_changes`, `by_client`, `displacing` and `sorts_late`, too.
+    """
 
     def __init__(self, of: Policy | None = None) -> None:
         """Without `of`, around first come, first served."""
         self.of = of = of or Policy()
-        self.rank_changes = of.rank_changes if overrides(of, "rank") else "never"
-        self.by_client = of.by_client
-        self.displacing = of.displacing
-        self.sorts_late = of.sorts_late
+        own = {name for kind in type(self).__mro__ if kind is not Policy for name in vars(kind)}
+        inherited = {
+            "rank_changes": of.rank_changes if overrides(of, "rank") else "never",
+            "by_client": of.by_client,
+            "displacing": of.displacing,
+            "sorts_late": of.sorts_late,
+        }
+        vars(self).update((name, said) for name, said in inherited.items() if name not in own)
 
     def rank(self, request: Request, state: ServerState) -> Rank:
         return self.of.rank(request, state)
@@ -190,6 +197,15 @@ def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
     if type(rank) is not float or rank != rank:
         _refuse_rank(policy, request, rank)
     return (rank, request.arrival, request._order)
+
+
+def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
+    """What its rank gains in a second, a number."""
+    speed = policy.speed(request, state)
+    if speed != speed or not isinstance(speed, (float, int, Real)):
+        name = f"{type(policy).__name__}.speed"
+        raise PolicyError(f"{name} gave {speed!r} for {request!r}: no number")
+    return speed
 
 
 def _refuse_rank(policy: Policy, request: Request, rank: object) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 from pagedsim.core.drifting import DriftingQueue
+from pagedsim.core.errors import PolicyError
 from pagedsim.core.memory import Memory
 from pagedsim.core.places import Limits, Places
-from pagedsim.core.policy import Policy, overrides, rank_key
+from pagedsim.core.policy import Policy, overrides, rank_key, speed_of
 from pagedsim.core.ranking import Ranking
 from pagedsim.core.request import Request, State
 from pagedsim.core.state import ServerState
@@ -25,6 +27,7 @@ class RankedPlaces(Places):
         self.ranked = overrides(policy, "rank")
         self.order = partial(rank_key, policy, self.state)
         self.favoured: Request | None = None  # who displaced somebody, and goes next
+        self._sorts_late = sorts_late
         self.ranking: Ranking | None = None  # the batch, of a policy that says whose rank changed
         super().__init__(memory, self._waiting_queue(sorts_late), limits)
 
@@ -37,7 +40,7 @@ class RankedPlaces(Places):
         if sorts_late:
             return LateQueue(self.order)
         if self.policy.rank_changes == "with time":
-            speed = partial(self.policy.speed, state=self.state)
+            speed = partial(speed_of, self.policy, self.state)
             return DriftingQueue(self.order, speed, lambda: self.now)
         return RankedQueue(self.order)
 
@@ -56,20 +59,26 @@ class RankedPlaces(Places):
     def expire(self) -> None:
         """A new step is planned: what ranks may have changed is to be asked again."""
         changes = self.policy.rank_changes
-        if changes == "always":
+        if changes == "always" or (changes == "with time" and self._sorts_late):
             self._expire_all()
         elif changes in ("when stale", "with time"):
             stale = self.policy.stale(self.state)
             if stale is True:
                 self._expire_all()
-            elif stale:
-                for request in stale:
-                    self._move(request)
+            elif stale is not False:
+                self._move_all(stale)
 
     def _expire_all(self) -> None:
         self.waiting.expire()
         self.mix_up()
         self.ranking = None
+
+    def _move_all(self, stale: object) -> None:
+        if not isinstance(stale, Collection) or not all(isinstance(one, Request) for one in stale):
+            name = f"{type(self.policy).__name__}.stale"
+            raise PolicyError(f"{name} gave {stale!r}: must be true, false, or requests")
+        for request in stale:
+            self._move(request)
 
     def _move(self, request: Request) -> None:
         """The rank of one request has changed."""

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import ConfigError, Policy, Request, Scheduler
+from pagedsim.core import Around, ConfigError, Policy, Request, Scheduler, ServerState
 from pagedsim.core.errors import PolicyError
+from pagedsim.core.policy import RankChanges
+from policies.priority import Priority
+from policies.vtc import VTC
 
 
 def scheduler(policy: Policy) -> Scheduler:
@@ -33,6 +36,72 @@ def test_what_nobody_asks_is_refused(members: dict[str, Any], line: str) -> None
 def test_helpers_beside_a_hook_are_one_s_own() -> None:
     members = {"_victim": lambda self: 0, "ranks": lambda self: 0, "rank": lambda self, r, state: 0}
     scheduler(type("Mine", (Policy,), members)())
+
+
+class Timed(Policy):
+    """Goes by what its subclasses get wrong."""
+
+    rank_changes: RankChanges = "with time"
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "line"),
+    [
+        ("stale", 1, "Mine.stale gave 1: must be true, false, or requests"),
+        ("stale", None, "Mine.stale gave None: must be true, false, or requests"),
+        ("stale", ["a"], "Mine.stale gave ['a']: must be true, false, or requests"),
+        ("speed", None, "Mine.speed gave None for Request('a', new, 8+0 tokens): no number"),
+        ("speed", "1", "Mine.speed gave '1' for Request('a', new, 8+0 tokens): no number"),
+    ],
+)
+def test_an_answer_that_is_none_is_told_in_a_line(hook: str, answer: Any, line: str) -> None:
+    served = scheduler(type("Mine", (Timed,), {hook: lambda self, *asked: answer})())
+    with pytest.raises(PolicyError) as error:
+        served.add(Request("a", prompt=8), now=0.0, output_len=12)
+        served.plan(0.0)
+    assert str(error.value) == line
+    assert len(served.waiting) == served.unfinished
+
+
+def test_what_stands_around_another_may_say_for_itself_when_ranks_change() -> None:
+    class Mine(Around):
+        rank_changes: RankChanges = "always"
+        displacing = True
+
+    class More(Mine):
+        pass
+
+    for policy in (Mine(), More(), More(Priority())):
+        assert (policy.rank_changes, policy.displacing) == ("always", True)
+    assert (Mine(Priority()).sorts_late, Mine(VTC()).by_client) == (True, True)
+
+
+class Slow(Timed):
+    """Who comes later gains faster, behind whoever came in the same step."""
+
+    displacing = None
+    sorts_late = True
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        return request.priority * (1 - state.now)
+
+    def stale(self, state: ServerState) -> bool:
+        return False
+
+
+def test_ranks_that_change_with_time_do_so_where_arrivals_are_sorted_late() -> None:
+    served = scheduler(Slow())
+    for priority in range(3):
+        served.add(Request(priority, prompt=20, priority=priority), now=0.0, output_len=4)
+    now, order = 0.0, []
+    while served.unfinished:
+        plan, now = served.plan(now), now + 1.0
+        order += [request.id for request, _ in plan.hits]
+        served.commit(plan, now)
+    assert order == [0, 2, 1]
 
 
 def test_an_answer_to_keep_that_is_none_is_told() -> None:
