@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.studies import zoo_words as words
 from experiments.studies.compare import Compare, check_metrics, check_overrides
-from experiments.studies.zoo_arms import Feed, by_client, counts_shared, every_policy
+from experiments.studies.zoo_arms import Feed, by_client, every_policy
 from experiments.studies.zoo_data import data_of, gathered
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
@@ -118,7 +118,7 @@ class Zoo(Compare):
             if reason:
                 self._left_out[name] = reason
             else:
-                if counts_shared(config):
+                if feed.counts_apart(config):
                     self._counting.append(name)
                 yield name, changes
 

@@ -83,6 +83,15 @@ class Feed:
             return str(error)
         return ""
 
+    def counts_apart(self, config: Settings) -> bool:
+        """Whether an arm's policy counts a beginning that requests share for each who has it."""
+        rules = _around(policy_of(config["policy"]))
+        return (
+            issubclass(_memory(config), PrefixMemory)
+            and self._workload(config).prompts is not None
+            and any(isinstance(one, Refusal) for one in rules)
+        )
+
     def _workload(self, config: Settings) -> Workload:
         whose: Mapping[str, Any] = {
             key: config.get(key) for key in ("workload", "backend", "predictor")
@@ -91,14 +100,6 @@ class Feed:
         if settings not in self._workloads:
             self._workloads[settings] = backend_of(config).workload(config, self.seed)
         return self._workloads[settings]
-
-
-def counts_shared(config: Settings) -> bool:
-    """Whether an arm's policy counts a beginning that requests share for each who has it."""
-    rules = _around(policy_of(config["policy"]))
-    return issubclass(_memory(config), PrefixMemory) and any(
-        isinstance(one, Refusal) for one in rules
-    )
 
 
 def _needs(policy: Policy) -> set[str]:

@@ -25,6 +25,8 @@ COUNTED_APART = (
 )
 _NAMED = 4
 """Of many arms, so many are named."""
+_FRONT = 10
+"""Of those whom nobody beats."""
 
 
 def sentences(standing: Standing, planes: Sequence[Plane], predictors: Sequence[str]) -> list[str]:
@@ -45,9 +47,7 @@ def sentences(standing: Standing, planes: Sequence[Plane], predictors: Sequence[
 
 def _front(standing: Standing, plane: Plane) -> str:
     front = standing.frontier(*plane)
-    return (
-        f"Nobody beats in both {plane[0].label} and {plane[1].label}: {_some(front, len(front))}."
-    )
+    return f"Nobody beats in both {plane[0].label} and {plane[1].label}: {_some(front, _FRONT)}."
 
 
 def _best(standing: Standing, one: Criterion) -> str:

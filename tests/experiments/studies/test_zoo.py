@@ -214,6 +214,17 @@ def test_its_notes_say_what_conclusions_rest_on(hydra: None, tmp_path: Path) -> 
     )
     found = carried_out(tmp_path / "paged", *FEW, "study.only=[past_future,vtc]", "memory=paged")
     assert not any("share" in one for one in found["notes"])
+    plain = ("study.only=[past_future,hrrn]", "workload=sharegpt")  # prompts have no contents
+    found = carried_out(tmp_path / "plain", *FEW, *plain)
+    assert not any("share" in one for one in found["notes"])
+
+
+def test_of_many_that_nobody_beats_some_are_named() -> None:
+    alike = {f"arm{number}": {"e2e_mean": [1.0], "ttft_mean": [1.0]} for number in range(14)}
+    standing = standing_of(alike, "e2e_mean", "ttft_mean")
+    plane = (standing.criteria[0], standing.criteria[1])
+    (front, *_) = sentences(standing, [plane], ["oracle"])
+    assert front.endswith("arm8, arm9 and 4 more.")
 
 
 def test_one_arm_alone_is_told_as_one(hydra: None, tmp_path: Path) -> None:
