@@ -184,8 +184,9 @@ class Goodput(Reproduction):
             its = found[other][heavy]
             whole = f"{times(ratio(ours.goodput, its.goodput))} the goodput of {other}"
             if not its.goodput:
-                most = f"{ours.goodput:,.0f} tokens/s" if ours.goodput else "as little"
-                whole = f"{most} where {other} gives none"
+                whole = f"{ours.goodput:,.0f} tokens/s where {other} gives none"
+            if not ours.goodput and not its.goodput:
+                whole = f"nothing, like {other},"
             low, high = self.published
             yield (
                 f"{name}, {heavy} users: {self.ours} gives {whole} by the whole objective, and "
