@@ -17,6 +17,7 @@ from pagedsim.core.policy import Keep, Policy, Preemption, overrides
 from pagedsim.core.prefill import next_chunks, rebuilds, span, stored
 from pagedsim.core.ranked import RankedPlaces
 from pagedsim.core.request import Request, State
+from pagedsim.core.slips import flag
 
 
 class Queues(RankedPlaces):
@@ -57,6 +58,15 @@ class Queues(RankedPlaces):
                 f"blocks × {self.memory.block_size} tokens holds as many of {longest}"
             )
         return None
+
+    def admits(self, request: Request) -> bool:
+        """Whether the policy lets a request start."""
+        return flag(self.policy, "admit", self.policy.admit(request, self.state))
+
+    def displaces(self, waiting: Request, running: Request) -> bool:
+        """Whether the policy lets a waiting request push out a running one."""
+        answer = self.policy.displaces(waiting, running, self.state)
+        return flag(self.policy, "displaces", answer)
 
     def reject(self, plan: StepPlan, reason: str) -> None:
         """The head of waiting can never be served."""

@@ -44,6 +44,16 @@ class RankedPlaces(Places):
             return DriftingQueue(self.order, speed, lambda: self.now)
         return RankedQueue(self.order)
 
+    def refuse_mixed_ranks(self, newcomer: Request | None = None) -> None:
+        """Raise PolicyError if ranks cannot be compared: some are numbers, and some tuples."""
+        first: dict[bool, Request] = {}
+        for request in (*self.requests.values(), *((newcomer,) if newcomer else ())):
+            first.setdefault(isinstance(self.order(request)[0], tuple), request)
+        if len(first) > 1:
+            gave = " and ".join(f"{self.order(one)[0]!r} for {one!r}" for one in first.values())
+            name = f"{type(self.policy).__name__}.rank"
+            raise PolicyError(f"{name} gave {gave}: must be numbers for all, or tuples for all")
+
     # -- the batch -------------------------------------------------------------------------------
 
     def seat(self, request: Request) -> None:

@@ -119,7 +119,11 @@ class Scheduler:
         if output_len is not None and output_len < 1:
             raise RequestError(f"request {request.id!r}: output_len={output_len}: at least 1")
         self.queues.now = now
-        self.queues.enter(request, output_len)
+        try:
+            self.queues.enter(request, output_len)
+        except TypeError:
+            self.queues.refuse_mixed_ranks(request)
+            raise
         self._disturbed = True
         if self.queues.observing:
             self.policy.observe(Arrived(request, now))
@@ -173,11 +177,15 @@ class Scheduler:
             raise PlanError(f"plan {queues.untold[0].number} is not told of yet")
         queues.now = now
         self._disturbed = False
-        queues.expire()
         plan = StepPlan(queues.step, now, bool(queues.untold))
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
-        self.batching.compose(queues, plan)
+        try:
+            queues.expire()
+            self.batching.compose(queues, plan)
+        except TypeError:
+            queues.refuse_mixed_ranks()
+            raise
         memory = self.memory
         plan.waiting, plan.running = len(self.waiting), len(self.running)
         plan.swapped = len(self.swapped)
@@ -331,7 +339,7 @@ class Scheduler:
         if self.waiting and self._displacing:
             # Room that was there before the batch grew is gone in the next step.
             last = next(reversed(self.running))
-            if self.policy.displaces(self.waiting.head, last, queues.state):
+            if queues.displaces(self.waiting.head, last):
                 return 0
         tick, ends = self.clock.tick + 1, self.clock.ends
         for steps in range(limit):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Around, ConfigError, Policy, Request, Scheduler, ServerState
 from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges
+from policies.admission import Cap
 from policies.priority import Priority
 from policies.vtc import VTC
 
 
-def scheduler(policy: Policy) -> Scheduler:
+def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
     memory = make_memory("paged", blocks=6, block_size=4, cpu_blocks=8)
-    return make_scheduler(memory=memory, policy=policy, preemption="swap", max_model_len=24)
+    return make_scheduler(
+        memory=memory, policy=policy, preemption="swap", batching=batching, max_model_len=24
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,6 +29,9 @@ def scheduler(policy: Policy) -> Scheduler:
         ({"rank_changes": "sometimes"}, "Mine.rank_changes='sometimes': must be one of 'never', "),
         ({"victm": lambda self: None}, "Mine.victm: no such hook; did you mean 'victim'?"),
         ({"keeps": lambda self: None}, "Mine.keeps: no such hook; did you mean 'keep'?"),
+        ({"rank": lambda self, r: 0}, "Mine.rank(self, r): must be rank(self, request, state)"),
+        ({"admit": lambda self, *, r: 0}, "Mine.admit(self, *, r): must be admit(self, request"),
+        ({"victim": 7}, "Mine.victim=7: must be a method"),
     ],
 )
 def test_what_nobody_asks_is_refused(members: dict[str, Any], line: str) -> None:
@@ -104,10 +111,74 @@ def test_ranks_that_change_with_time_do_so_where_arrivals_are_sorted_late() -> N
     assert order == [0, 2, 1]
 
 
+@pytest.mark.parametrize(
+    "hook", [lambda self, *them: 0, lambda self, r, s, scale=1: 0, staticmethod(lambda r, s: 0)]
+)
+def test_a_hook_may_take_its_arguments_in_any_way(hook: Any) -> None:
+    served(scheduler(type("Mine", (Policy,), {"rank": hook})()))
+
+
+def served(one: Scheduler, names: str = "ab") -> None:
+    """Serve requests of which memory holds one at its longest."""
+    for name in names:
+        one.add(Request(name, prompt=8), now=0.0, output_len=12)
+    while one.unfinished:
+        one.commit(one.plan(0.0), 0.0)
+
+
 def test_an_answer_to_keep_that_is_none_is_told() -> None:
-    served = scheduler(type("Mine", (Policy,), {"keep": lambda self, victim, state: "swpa"})())
-    for name in "ab":
-        served.add(Request(name, prompt=8), now=0.0, output_len=12)
+    mine = type("Mine", (Policy,), {"keep": lambda self, victim, state: "swpa"})()
     with pytest.raises(PolicyError, match=r"Mine\.keep gave 'swpa': must be one of Keep"):
-        while served.unfinished:
-            served.commit(served.plan(0.0), 0.0)
+        served(scheduler(mine))
+
+
+@pytest.mark.parametrize(
+    ("members", "line"),
+    [
+        ({"sheds": lambda s, *_: 5}, "Mine.sheds gave 5: must be a text that says why, or None"),
+        ({"sheds": lambda s, *_: ""}, "Mine.sheds gave '': must be a text that says why, or None"),
+        ({"sheds": lambda s, *_: True}, "Mine.sheds gave True: must be a text"),
+        ({"admit": lambda s, *_: "no"}, "Mine.admit gave 'no': must be True or False"),
+        ({"admit": lambda s, *_: None}, "Mine.admit gave None: must be True or False"),
+        (
+            {"displaces": lambda s, *_: "no", "displacing": True},
+            "Mine.displaces gave 'no': must be True or False",
+        ),
+    ],
+)
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_an_answer_that_is_none_is_told(batching: str, members: dict[str, Any], line: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        served(scheduler(type("Mine", (Policy,), members)(), batching), "abcd")
+    assert str(error.value).startswith(line)
+
+
+def test_it_is_told_of_whoever_gave_it() -> None:
+    mine = type("Mine", (Policy,), {"admit": lambda self, *_: "no"})()
+    for around, name in ((Around(mine), "Mine.admit"), (Cap(mine), "Cap.admit, around Mine,")):
+        with pytest.raises(PolicyError, match=f"^{name} gave 'no'"):
+            served(scheduler(around))
+
+
+@pytest.mark.parametrize("answer", [1, np.True_])
+def test_what_is_as_good_as_true_will_do(answer: object) -> None:
+    served(scheduler(type("Mine", (Policy,), {"admit": lambda self, *_: answer})()))
+
+
+@pytest.mark.parametrize("changes", ["never", "when stale", "while running", "with time", "always"])
+@pytest.mark.parametrize("by_client", [False, True])
+def test_ranks_of_two_kinds_are_told(changes: str, by_client: bool) -> None:
+    ranks = {"a": 1.0, "b": (1, 2), "c": 3.0}
+    rank = {"rank": lambda self, request, state: ranks[request.id]}
+    mine = type("Mine", (Policy,), {**rank, "rank_changes": changes, "by_client": by_client})()
+    with pytest.raises(PolicyError) as error:
+        served(scheduler(mine), "abc")
+    text = str(error.value)
+    assert text.startswith("Mine.rank gave ") and "(1, 2) for Request('b'" in text
+    assert text.endswith("must be numbers for all, or tuples for all")
+
+
+def test_an_error_of_a_hook_is_its_own() -> None:
+    mine = type("Mine", (Policy,), {"rank": lambda self, request, state: 1 + request.id})()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        served(scheduler(mine))

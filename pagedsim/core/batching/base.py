@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from pagedsim.core import slips
 from pagedsim.core.memory import Fit
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy
@@ -44,7 +45,8 @@ class Batching(ABC):
         """Why the first that waits is not served: it cannot be, or the policy sheds it; or None."""
         reason = self.infeasible(queues, request)
         if reason is None and queues.shedding and request.scheduled_at is None:
-            return queues.policy.sheds(request, queues.state)
+            policy = queues.policy
+            return slips.reason(policy, "sheds", policy.sheds(request, queues.state))
         return reason
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
@@ -99,10 +101,10 @@ class Batching(ABC):
             return
         while not self._has_room(queues, head, self.grows_first + bool(plan.displaced)):
             last = next(reversed(queues.running), None)
-            if last is None or not policy.displaces(head, last, queues.state):
+            if last is None or not queues.displaces(head, last):
                 break
             if not plan.displaced:
-                if not policy.admit(head, queues.state):
+                if not queues.admits(head):
                     break
                 waiting.pop()  # it goes back in front of those that it pushes out
                 queues.favoured = head

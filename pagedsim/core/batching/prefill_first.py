@@ -102,7 +102,7 @@ class PrefillFirst(Batching):
             # Only the rebuilding of a group can be more than a step holds; it then goes alone.
             if plan.chunks and plan.prefill_tokens + count > queues.max_batched_tokens:
                 break
-            if not policy.admit(request, queues.state):
+            if not queues.admits(request):
                 break
             queues.start(plan, count, hit)
 

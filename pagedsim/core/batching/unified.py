@@ -148,7 +148,7 @@ class Unified(Batching):
         # All of the prompt must fit, although only a chunk of it may run.
         if memory.fit(request, span(request), 0, hit) is not Fit.NOW:
             return 0
-        if not queues.policy.admit(request, queues.state):
+        if not queues.admits(request):
             return 0
         left = prefill_tokens(request, memory) - len(hit) * memory.block_size
         count = min(self._chunk(left), budget)
