@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from pagedsim.build import BATCHINGS, POLICIES, make_memory, make_policy, make_scheduler, takes
 from pagedsim.core import ConfigError, Policy, Request
+from pagedsim.core.slips import HOOKS
 from pagedsim.run.server import policy_of
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,21 @@ def test_a_file_fits_a_few_screens(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
     assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_has_two_users_or_a_reason(hook: str) -> None:
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "policies").glob("*.py")]
+    users = [
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(one, ast.FunctionDef) and one.name == hook for one in node.body)
+    ]
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    reasons = page.partition("## The hooks of a policy")[2].partition("\n## ")[0]
+    assert (len(users) >= 2) != (f"- `{hook}`: " in reasons), users
 
 
 AROUND = [name for name, kind in POLICIES.items() if takes(kind, "of")]
