@@ -8,15 +8,17 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
-from typing import Any
+from typing import Any, ClassVar
 
 from experiments.fidelity import fairness_words as words
 from experiments.fidelity.fairness_drawing import draw_gaps, gaps_of
+from experiments.fidelity.fairness_notes import notes
 from experiments.fidelity.fairness_pair import Pair, Paired, Rules
 from pagedsim.build import inner_policy
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole
 from pagedsim.fidelity.external_log import Log, read_log
+from pagedsim.metrics.result import PUBLISHED
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.arm import Arm
 from pagedsim.run.backend import Settings
@@ -40,6 +42,10 @@ class Fairness(Study):
     backends = ("sim",)
     why = "the logs are of a server elsewhere"
     asks = False
+    idle: ClassVar[Mapping[str, str]] = {
+        "workload": "the requests are those of the logs",
+        "seeds": "the logs are served once",
+    }
 
     title: str
     question: str
@@ -97,8 +103,9 @@ class Fairness(Study):
         return Reading(
             finding=words.finding(done, rows, self.within),
             rows=rows,
+            beside=PUBLISHED if self.fcfs is None else ("measured", "simulated"),
             listings=[words.clients(done), words.elsewise(done), words.others(done)],
-            notes=list(words.notes(done, self.cold)),
+            notes=list(notes(done, self.cold)),
             data={"pairs": {pair.name: words.data(pair) for pair in done}, "gaps": gaps},
             drawings={
                 "gaps": Drawing(
@@ -151,6 +158,9 @@ def _log(where: str, path: str) -> Log:
         log = read_log(file)
     except ConfigError as error:
         raise ConfigError(str(error).replace("requests=", f"{where}=")) from error
+    for place, client in zip(log.places, log.client, strict=True):
+        if not client and any(log.client):
+            raise ConfigError(f"{place}: client is empty: must be a name, as in other rows")
     if len(set(log.client)) < 2:
         raise ConfigError(
             f"{where}={path}: names fewer than two clients: needs a column client, and two at least"

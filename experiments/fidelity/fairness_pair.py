@@ -154,15 +154,26 @@ class Pair:
         if server["max_batched_tokens"] is None:
             longest = server["max_model_len"] or 0
             server["max_batched_tokens"] = max(pool // rules.prompts, longest)
-        adapters = rules.adapter * len(set(log.client))
+        clients = len(set(log.client))
+        adapters = rules.adapter * clients
         memory["blocks"] = (pool - adapters) // memory["block_size"]
         if memory["blocks"] < 1:
             raise ConfigError(
                 f"memory.blocks: a pool of {pool:,} tokens holds no more than the adapters of "
-                f"{len(set(log.client))} clients, {adapters:,} (study.adapter={rules.adapter})"
+                f"{clients} clients, {adapters:,} (study.adapter={rules.adapter})"
             )
         for group, values in (changes or {}).items():
             config[group] |= values
         longer = replace(log, prompt=log.prompt + rules.more_prompt)
         first = float(log.latencies.ttft[0]) if rules.cold else 0.0
-        return ExternalServer(config, longer, first)
+        made = ExternalServer(config, longer, first)
+        try:
+            made.backend.stage(config, 0)
+        except ConfigError as error:
+            if not adapters or f"memory of {memory['blocks']} blocks" not in str(error):
+                raise
+            raise ConfigError(
+                f"{error}; of the pool's {pool:,} tokens the adapters of {clients} clients take "
+                f"{adapters:,} (study.adapter={rules.adapter})"
+            ) from error
+        return made

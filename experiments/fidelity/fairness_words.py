@@ -13,12 +13,6 @@ from pagedsim.report.percent import percent, signed
 
 _NEAREST = 2
 """Of what could be assumed otherwise, so much is named where a number is far off."""
-_WAVE = 0.7
-"""A difference of as many requests as this share of those that are answered at once is theirs."""
-_APART = 1.5
-"""Simulated differences that are as many times as large as another are worth a word."""
-COLD = 0.3
-"""Seconds that a first answer takes longer where the server was not warm."""
 
 
 class Told(NamedTuple):
@@ -44,12 +38,6 @@ MEANINGS = {
     "rate": ("answers", "tokens/s"),
     "rate_to_the_end": ("answers to the end", "tokens/s"),
 }
-_TERMS = (
-    "the light client asks for least, and its TTFT is a mean; differences are in service, 1 for a "
-    "token of a prompt and 2 for one of an answer: since the beginning until the last arrival, and "
-    "within times in which two clients have requests waiting; answers are tokens a second until "
-    "the last arrival, and until the last token"
-)
 
 
 def rows(pair: Paired, within: float) -> Iterator[Row]:
@@ -70,7 +58,7 @@ def _why(side: Side, name: str, row: Row) -> str:
     """Why a number is far off, in numbers."""
     reasons = []
     if name.startswith("gap"):
-        each = _request(side.measured)
+        each = request_of(side.measured)
         assert isinstance(row.published, float)
         reasons.append(
             f"a request gets {each:,.0f}: that of {row.published / each:.1f} against that of "
@@ -84,7 +72,7 @@ def _why(side: Side, name: str, row: Row) -> str:
     return "; ".join([*reasons, *(f"{signed(off)} with {what}" for _, off, what in nearer)])
 
 
-def _request(one: ClientService) -> float:
+def request_of(one: ClientService) -> float:
     """What a request gets, on average."""
     log = one.log
     return float(service_of(log.prompt, log.output, log.arrived).mean())
@@ -166,53 +154,6 @@ def others(pairs: Sequence[Paired]) -> Listing:
             lines.append([f"{pair.name}, {name.upper()}", *cells])
     head = ["simulated", "light client's TTFT, s", "largest difference", "tokens/s"]
     return Listing("Other policies on the same requests", head, lines)
-
-
-def notes(pairs: Sequence[Paired], cold: bool) -> Iterator[str]:
-    """What a reader must know."""
-    yield _TERMS
-    for pair in pairs:
-        found, other = pair.found, pair.other
-        yield (
-            f"{pair.name}: {pair.facts['model']} on {pair.facts['hardware']}; requests that were "
-            f"fitted are {percent(found.distance)} off on average, after {found.simulations} "
-            f"simulations; the log under {other.policy.upper()} took {percent(pair.pace)} of the "
-            "simulated time between tokens: so much the server itself was not the same"
-        )
-        yield from _waves(pair)
-        gaps = [one.gap for one in other.elsewise.values()]
-        if gaps and max(gaps) > _APART * min(gaps):
-            yield (
-                f"{pair.name}: with one thing assumed otherwise the simulated difference under "
-                f"{other.policy.upper()} is {min(gaps):,.0f} to {max(gaps):,.0f}: whose requests "
-                "are let in together settles early, and then comes again"
-            )
-    if cold and (late := [name for pair in pairs for name in _late(pair)]):
-        yield (
-            "a log's first answer says how cold its server was, and the first step takes as long: "
-            f"{', '.join(late)}"
-        )
-
-
-def _waves(pair: Paired) -> Iterator[str]:
-    """Where clients differ by what is answered at once, that this is so."""
-    other = pair.other.measured
-    requests = (other.gap_waiting or 0.0) / _request(other)
-    if requests > _WAVE * other.at_once:
-        yield (
-            f"{pair.name}: {pair.other.policy.upper()}'s {other.gap_waiting:,.0f} between clients "
-            f"that both wait are what {requests:.0f} requests get, where {other.at_once:.0f} are "
-            "answered at once: they are let in together and end together, and most are of the "
-            "client that was behind"
-        )
-
-
-def _late(pair: Paired) -> Iterator[str]:
-    usual = pair.found.weights.mixed_step
-    for side in pair.sides:
-        first = float(side.measured.latencies.ttft[0])
-        if first > usual + COLD:
-            yield f"{first:.2f} s in {pair.name}, {side.policy.upper()}"
 
 
 def data(pair: Paired) -> dict[str, Any]:

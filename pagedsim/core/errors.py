@@ -118,10 +118,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
 
 def choices(name: str, known: Iterable[str]) -> str:
     """What there is instead of a name that is not there, the nearest first."""
-    names = sorted(known)
+    names = sorted(set(known))
     close = get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}choose from {', '.join(names)}"
+    each = (repr(one) if "," in one else one for one in names)  # else it would read as two
+    return f"{hint}choose from {', '.join(each)}"
 
 
 def refuse_settings(

@@ -175,7 +175,7 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
         (arrived - arrived.min())[order],
         prompt[order],
         latencies,
-        [str(rows[row][1].get(layout.client, "")) for row in order.tolist()],
+        [_name(rows[row][1].get(layout.client)) for row in order.tolist()],
     )
 
 
@@ -210,6 +210,11 @@ def _number(where: str, name: str, value: Any) -> float:
             "must be left out)"
         )
     return number
+
+
+def _name(value: Any) -> str:
+    """A client's; "" where the row has none."""
+    return "" if value is None else str(value).strip()
 
 
 def _tokens(rows: Sequence[tuple[str, Row]], name: str) -> NDArray[np.int64]:

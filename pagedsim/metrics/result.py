@@ -10,6 +10,9 @@ from typing import Any
 DIGITS = 6
 """Significant ones in a record: enough to tell results apart, few enough to read."""
 
+PUBLISHED = ("published", "ours")
+"""What the numbers of a row are called, unless a study says otherwise."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -71,6 +74,8 @@ class Result:
     finding: Sequence[str]
     """Sentences, the most telling first."""
     rows: Sequence[Row] = ()
+    beside: tuple[str, str] = PUBLISHED
+    """What they hold against each other, by name."""
     listings: Sequence[Listing] = ()
     source: str = ""
     """Where the published numbers are from."""

@@ -13,9 +13,11 @@ def tables(result: Result) -> list[Listing]:
     if not result.rows:
         return list(result.listings)
     held = any(row.published is not None for row in result.rows)
-    head = ["", "published", "ours", "difference"] if held else ["", "ours"]
+    theirs, ours = result.beside
+    head = ["", theirs, ours, "difference"] if held else ["", ours]
     rows = [_cells(row) if held else [row.what, _text(row.ours, row.unit)] for row in result.rows]
-    return [Listing("Published and ours" if held else "Results", head, rows), *result.listings]
+    title = f"{theirs.capitalize()} and {ours}" if held else "Results"
+    return [Listing(title, head, rows), *result.listings]
 
 
 def reasons(result: Result) -> list[str]:

@@ -14,7 +14,7 @@ from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, require_flag, require_whole
 from pagedsim.run.arm import Arm
-from pagedsim.run.command import Command, group_of
+from pagedsim.run.command import Command, group_of, key_of
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.job import Job
 from pagedsim.run.parts import backend_of, build
@@ -132,6 +132,12 @@ def unused_words(
         f"{word} changes nothing: every arm of experiment={command.experiment} sets it"
         for word in command.words
         if arms and all(word.partition("=")[0] in _keys(arm) for arm in arms)
+    ]
+    told += [
+        f"{word} changes nothing: {why}"
+        for word in command.words
+        for key, why in study.idle.items()
+        if key in (key_of(word), group_of(word))
     ]
     unread = [set(backend_of(job.config).unread) for job in jobs if not job.again]
     everywhere = set.intersection(*unread) if unread else set()

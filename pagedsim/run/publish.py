@@ -116,6 +116,7 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
         command=runs.command.line(),
         finding=reading.finding,
         rows=reading.rows,
+        beside=reading.beside,
         listings=reading.listings,
         source=study.source,
         notes=reading.notes,

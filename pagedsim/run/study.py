@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pagedsim.metrics.arms import DEFAULT_METRICS
-from pagedsim.metrics.result import Listing, Row
+from pagedsim.metrics.result import PUBLISHED, Listing, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.arm import Arm
 from pagedsim.run.failure import Failure
@@ -26,6 +26,8 @@ class Reading:
     """Sentences, the most telling first."""
     rows: Sequence[Row] = ()
     """Numbers, beside those that were published."""
+    beside: tuple[str, str] = PUBLISHED
+    """What the two are called: that which ours is held against, and ours."""
     listings: Sequence[Listing] = ()
     notes: Sequence[str] = ()
     data: Mapping[str, object] = field(default_factory=dict)
@@ -69,6 +71,8 @@ class Study(ABC):
     """Whether tables of requests and steps stay; a search of hundreds of runs keeps summaries."""
     reads: ClassVar[Sequence[str] | None] = None
     """The keys that it reads, where all other settings are those of the runs that it takes up."""
+    idle: ClassVar[Mapping[str, str]] = {}
+    """Keys and groups that change nothing of what it finds, and why."""
     source: str = ""
     """Where published numbers are from."""
     metrics: Sequence[str] = DEFAULT_METRICS

@@ -33,6 +33,7 @@ from pagedsim.core import (
     Static,
     Unified,
 )
+from pagedsim.core.errors import choices
 from policies.preemption import Swap
 from policies.priority import Priority
 from tests.core.drive import Server, Tokens
@@ -41,6 +42,10 @@ from tests.core.drive import Server, Tokens
 def says(error: type[PagedsimError], message: str) -> Any:
     """The error, with exactly this message."""
     return pytest.raises(error, match=f"^{re.escape(message)}$")
+
+
+def test_names_with_commas_are_quoted_and_each_is_named_once() -> None:
+    assert choices("x", ["b, late", "a", "a", "b"]) == "choose from a, b, 'b, late'"
 
 
 # Infeasible requests are rejected in the plan, and the run goes on

@@ -118,6 +118,32 @@ def test_every_rule_of_the_server_matters(tmp_path: Path) -> None:
     assert set(pair["logs"]["vtc"]) == {"measured", "simulated", "steps as long as in this log"}
 
 
+def test_logs_that_are_no_pair_are_told(tmp_path: Path) -> None:
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    renamed = tmp_path / "renamed.csv"
+    renamed.write_text(fcfs.read_text().replace(",1,256,", ",bob,256,"))
+    for other, says in {
+        fcfs: "one file is both logs: what is measured under VTC is that under FCFS",
+        renamed: "clients are not the same in both logs, so that little can be held against each "
+        "other: 1 only under FCFS; bob only under VTC",
+    }.items():
+        folder = tmp_path / f"out-{other.stem}"
+        words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={other}"]
+        assert f"your logs: {says}" in carried_out(folder, *words)["notes"]
+
+
+def test_what_the_logs_decide_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
+    words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}"]
+    carried_out(tmp_path / "out", *words, "workload.rate=4", "seeds=3")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "workload.rate=4 changes nothing: the requests are those of the logs" in said
+    assert "seeds=3 changes nothing: the logs are served once" in said
+    assert "Measured and simulated" in said and "published" not in said.lower()
+
+
 def test_a_server_that_does_not_fit_its_log_is_told(tmp_path: Path) -> None:
     fcfs = cut("a10g-overload-fcfs.csv.gz", tmp_path, 60)
     words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "server.max_seqs=1"]
@@ -140,6 +166,7 @@ def change(line: int, to: str) -> Callable[[list[str]], list[str]]:
     [
         (change(3, "1,0,256,many,1,2"), "{path}:4: num_decode_tokens='many': must be a number"),
         (change(5, "9,0,256,256,3,2"), "{path}:6: arrives at 9, has its first token at 12"),
+        (change(5, "9,,256,256,3,12"), "{path}:6: client is empty: must be a name"),
         (change(0, HEAD[0]), "{path}:2: has "),
         (lambda lines: lines[:1], "study.fcfs={path}: holds no requests"),
         (lambda lines: lines[:9], "study.fcfs={path}: 8 requests within"),
@@ -192,6 +219,9 @@ def test_a_pool_that_adapters_fill_is_refused(tmp_path: Path) -> None:
     words = [*QUICK, f"study.fcfs={fcfs}", f"study.other={fcfs}", "study.adapter=5000"]
     with pytest.raises(ConfigError, match="a pool of 10,000 tokens holds no more than the adapt"):
         carried_out(tmp_path / "out", *words)
+    words[-1], says = "memory.blocks=436", "of the pool's 436 tokens the adapters of 2 clients ta"
+    with pytest.raises(ConfigError, match=f"memory of 372 blocks × 1 tokens .*{says}"):
+        carried_out(tmp_path / "small", *words)
 
 
 def test_rules_are_fields_of_the_study() -> None:
