@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from inspect import isabstract, signature
+from inspect import Parameter, isabstract, signature
 from typing import Any, TypeVar, cast
 
 from pagedsim.core import (
@@ -126,7 +126,15 @@ def make_policy(
 
 def inner_policy(name: str) -> Policy:
     """What a policy stands around, by name or path, with the class's own settings."""
-    return _make("of", _path(name), POLICIES, Policy, {})
+    path = _path(name)
+    make = _class("of", path, POLICIES, Policy)
+    if lacking := [one.name for one in signature(make).parameters.values() if _required(one)]:
+        raise ConfigError(f"of={name}: needs settings: {{_target_: {path}, {lacking[0]}: ...}}")
+    return make()
+
+
+def _required(one: Parameter) -> bool:
+    return one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
 
 
 def _path(name: str | Policy) -> str | Policy:

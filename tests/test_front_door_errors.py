@@ -24,6 +24,7 @@ SHIPPED = ", ".join(
     sorted(path.stem for path in (Path(__file__).parent.parent / "conf/policy").glob("*.yaml"))
 )
 SINGLE = "experiment=single"
+AROUND = "must be a policy: its name, the path of its class, or settings with _target_"
 TRACE = f"{SINGLE} workload=trace"
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens"
 ROWS = [f"{i},100,10" for i in range(30)]
@@ -230,6 +231,33 @@ VALUES = {
         "did you mean 'requests'? choose from arrivals, beam, client, cv, deadline, duration, "
         "lengths, max_len, n, prefixes, priority, rate, requests, seed, "
         "think_time, users",
+    ),
+    "around a number": (f"{SINGLE} policy=aging policy.of=7", f"policy.of=7: {AROUND}"),
+    "around a mapping of no class": (
+        f"{SINGLE} policy=aging policy.of={{rate:3}}",
+        f"policy.of={{'rate': 3}}: {AROUND}",
+    ),
+    "around a number, further in": (
+        f"{SINGLE} policy=aging policy.of={{_target_:policies.aging.Aging,of:7}}",
+        f"policy.of.of=7: {AROUND}",
+    ),
+    "setting of what it is around": (
+        f"{SINGLE} policy=aging policy.of={{_target_:policies.aging.Aging,rate:-3}}",
+        "policy.of.rate=-3: must be a number above 0",
+    ),
+    "setting of what that is around": (
+        f"{SINGLE} policy=aging "
+        "policy.of={_target_:policies.aging.Aging,of:{_target_:policies.admission.Cap,most:0}}",
+        "policy.of.of.most=0: must be a whole number of at least 1",
+    ),
+    "around what is no policy": (
+        f"{SINGLE} policy=aging policy.of={{_target_:fractions.Fraction}}",
+        "policy.of._target_=fractions.Fraction: makes a Fraction, must make a Policy",
+    ),
+    "around what needs settings": (
+        f"{SINGLE} policy=aging policy.of=policies.victims.Yields",
+        "policy.of=policies.victims.Yields: needs settings: "
+        "{_target_: policies.victims.Yields, of: ...}",
     ),
     "added key of a policy": (
         f"{SINGLE} +policy.displace=true",

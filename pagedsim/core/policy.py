@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Real
 from typing import ClassVar, Literal
 
-from pagedsim.core.errors import PolicyError
+from pagedsim.core.errors import ConfigError, PolicyError, shown
 from pagedsim.core.events import Event
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.request import Key, Rank, Request
@@ -138,7 +138,12 @@ class Around(Policy):
 
     def __init__(self, of: Policy | None = None) -> None:
         """Without `of`, around first come, first served."""
-        self.of = of = of or Policy()
+        if of is not None and not isinstance(of, Policy):
+            raise ConfigError(
+                f"of={shown(of)}: must be a policy: its name, the path of its class, "
+                "or settings with _target_"
+            )
+        self.of = of = Policy() if of is None else of
         own = {name for kind in type(self).__mro__ if kind is not Policy for name in vars(kind)}
         inherited = {
             "rank_changes": of.rank_changes if overrides(of, "rank") else "never",

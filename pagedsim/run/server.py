@@ -49,9 +49,19 @@ def policy_of(settings: Any) -> Policy:
         return make("policy", settings, Policy)  # says what is wrong
     said = {key: value for key, value in settings.items() if key != "victim"}
     with said_of("policy", settings):
-        if isinstance(said.get("of"), str):
-            said["of"] = inner_policy(said["of"])
-        return make_policy(make("policy", said, Policy), victim=settings.get("victim"))
+        return make_policy(_inside("policy", said), victim=settings.get("victim"))
+
+
+def _inside(where: str, settings: Mapping[str, Any]) -> Policy:
+    """The policy that settings describe, and whatever it stands around, to any depth."""
+    said = dict(settings)
+    with said_of(where, said):
+        of = said.get("of")
+        if isinstance(of, str):
+            said["of"] = inner_policy(of)
+        elif isinstance(of, Mapping) and "_target_" in of:
+            said["of"] = _inside(f"{where}.of", of)
+        return make(where, said, Policy)
 
 
 def _preemption(settings: Any) -> Any:

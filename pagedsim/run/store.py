@@ -98,11 +98,17 @@ def recipe(job: Job) -> Recipe:
         "seed": job.seed,
         "config": config,
         "simulator": code.of_the_simulator(),
-        "code": {path: code.of_target(path) for path in sorted(set(_named(config, "_target_")))},
+        "code": {path: code.of_target(path) for path in sorted(set(_paths(config)))},
         "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
     }
     plain: Recipe = json.loads(json.dumps(made, default=str))
     return plain
+
+
+def _paths(config: Any) -> Iterator[str]:
+    """Where its classes are: what a policy stands around may be named by its path alone."""
+    yield from _named(config, "_target_")
+    yield from (of for of in _named(config, "of") if "." in of)
 
 
 def _named(value: Any, *keys: str) -> Iterator[str]:

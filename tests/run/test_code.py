@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedsim.run import code
+from pagedsim.run import code, store
 
 ROOT = Path(code.__file__).parents[2]
 
@@ -73,3 +73,9 @@ def test_code_that_cannot_be_read_has_one(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "lab_unclosed.py").write_text("def broken(\n")
     assert code.of_target("lab_unclosed.Mine") is not None
+
+
+def test_what_a_policy_stands_around_is_code_too() -> None:
+    inner = {"_target_": "lab.Inner", "of": "sjf"}
+    config = {"policy": {"_target_": "lab.Mine", "of": "lab.Other"}, "more": {"of": inner}}
+    assert sorted(store._paths(config)) == ["lab.Inner", "lab.Mine", "lab.Other"]

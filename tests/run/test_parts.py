@@ -8,7 +8,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from pagedsim.core import ConfigError, Policy
+from pagedsim.core import Around, ConfigError, Policy
 from pagedsim.run.failure import failure_of
 from pagedsim.run.objects import locate, make, said_of
 from pagedsim.run.parts import Parts, build
@@ -69,6 +69,33 @@ def test_cheapest_gets_the_cost_model_s_prices() -> None:
 @pytest.mark.parametrize("memory", ["paged", "prefix", "reserved_max", "reserved_oracle"])
 def test_every_combination_can_be_built(batching: str, memory: str) -> None:
     parts(f"batching={batching}", f"memory={memory}", "policy=fcfs")
+
+
+# -- policies around others ------------------------------------------------------------------------
+
+AGING = "policies.aging.Aging"
+
+
+def named(policy: Policy) -> list[str]:
+    """What stands around what."""
+    inside = named(policy.of) if isinstance(policy, Around) else []
+    return [type(policy).__name__, *inside]
+
+
+@pytest.mark.parametrize(
+    ("of", "names"),
+    [
+        ("sjf", ["Aging", "SJF"]),
+        ("policies.sjf.SJF", ["Aging", "SJF"]),
+        ("null", ["Aging", "Policy"]),
+        ("{_target_: policies.sjf.SJF}", ["Aging", "SJF"]),
+        (f"{{_target_: {AGING}, of: sjf}}", ["Aging", "Aging", "SJF"]),
+        (f"{{_target_: {AGING}, of: {{_target_: {AGING}, of: sjf}}}}", ["Aging"] * 3 + ["SJF"]),
+    ],
+)
+def test_a_policy_stands_around_another_to_any_depth(of: str, names: list[str]) -> None:
+    made = parts("policy=aging", f"policy.of={of}", "predictor=oracle")
+    assert named(made.stage.scheduler.policy) == names
 
 
 # -- objects ---------------------------------------------------------------------------------------
