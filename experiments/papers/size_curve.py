@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from experiments.papers.load_curve import sustained
 from experiments.papers.size_answers import MEASURES, Answers, Arms, against, over_seeds
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, paired_ratio
 from pagedsim.run.arm import Arm
@@ -41,6 +42,8 @@ class Curve:
         if self.bound is not None:
             require_number("bound", self.bound, above=0)
         for order, rates in self.rates.items():
+            if not rates:
+                raise ConfigError(f"rates.{order}=[]: must name at least one rate, in requests/s")
             for rate in rates:
                 require_number(f"rates.{order}", rate, above=0)
         for measure, lines in self.published.items():

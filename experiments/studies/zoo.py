@@ -22,6 +22,7 @@ from pagedsim.report.comparison import COLUMNS, comparison_rows
 from pagedsim.report.pareto import Plane, draw_pareto
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.arm import Arm
+from pagedsim.run.command import key_of
 from pagedsim.run.kinds import require_kinds
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
@@ -77,7 +78,9 @@ class Zoo(Compare):
                 if name not in self.every:
                     raise ConfigError(f"{key}: {unknown('arm', name, self.every)}")
         if not self.chosen:
-            raise ConfigError(f"only={self.only}, without={self.without}: leaves no arm")
+            given = {"only": self.only, "without": self.without or None}
+            told = [f"{key}={list(names)}" for key, names in given.items() if names is not None]
+            raise ConfigError(f"{', '.join(told)}: leaves no arm")
         if self.baseline is not None and self.baseline not in self.chosen:
             raise ConfigError(
                 f"baseline={self.baseline}: must be one of the arms {', '.join(self.chosen)}"
@@ -96,11 +99,24 @@ class Zoo(Compare):
 
     def ask(self, runs: Runs) -> list[Arm]:
         if not self._asked:
+            self._check_objectives(runs)
             self._asked.update(self._fed(runs))
             if not self._asked:
                 raise ConfigError("; ".join(self.notes_of_left_out()))
         bounds = self._bounds(runs)
         return [Arm(name, changes, bounds) for name, changes in self._asked.items()]
+
+    def _check_objectives(self, runs: Runs) -> None:
+        """Raise ConfigError for a typed objective of a class that there is not."""
+        classes = runs.config["workload"].get("classes") or {}
+        for name in self.objectives if classes else ():
+            typed = any(
+                key_of(word) in ("study.objectives", f"study.objectives.{name}")
+                or key_of(word).startswith(f"study.objectives.{name}.")
+                for word in runs.command.words
+            )
+            if typed and name not in classes:
+                raise ConfigError(f"study.objectives.{name}: {unknown('class', name, classes)}")
 
     def _bounds(self, runs: Runs) -> dict[str, Any]:
         """The objectives as a setting, beside those that were typed."""

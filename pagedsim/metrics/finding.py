@@ -129,6 +129,9 @@ def _alone(study: Arms, arm: str) -> str:
         value = estimate(list(values_of(study, arm, key).values())).mean
         if not math.isnan(value):
             parts.append(f"{_in_sentence(key)} {text_of(key, value)}")
+    if not parts:
+        names = ", ".join(map(label_of, keys_of(study.metrics)))
+        return f"{arm}: nothing to tell of these requests by {names}."
     return f"{arm}: {', '.join(parts)}."
 
 
@@ -185,7 +188,8 @@ def sureness(study: Arms) -> list[str]:
 def _in_sentence(key: str) -> str:
     label = label_of(key)
     first = label.split()[0]
-    return label if first.isupper() or first == "E2E" else label[0].lower() + label[1:]
+    own = first.isupper() or not first[1:].islower()  # such as TTFT, E2E and QoE
+    return label if own else label[0].lower() + label[1:]
 
 
 def _join(parts: Sequence[str]) -> str:

@@ -124,6 +124,15 @@ def test_one_arm_alone_is_told_in_numbers() -> None:
     assert finding(study({"run": values})) == ["run: TTFT mean 2.00 s, output tokens 100 /s."]
 
 
+def test_names_of_metrics_keep_their_capitals_in_sentences() -> None:
+    assert finding(study({"run": {"qoe": [0.5]}})) == ["run: QoE 50.0 %."]
+
+
+def test_one_arm_without_any_number_is_told_as_that() -> None:
+    told = "run: nothing to tell of these requests by TTFT mean, TPOT mean."
+    assert finding(study({"run": {"ttft_mean": [NAN], "tpot_mean": [NAN]}})) == [told]
+
+
 @pytest.mark.parametrize(("arms", "each"), [(4, True), (5, False)])
 def test_up_to_four_arms_have_a_sentence_each(arms: int, each: bool) -> None:
     found = finding(study({f"n{i}": {"ttft_mean": [1.0 + i, 1.1 + i]} for i in range(arms)}))

@@ -242,6 +242,10 @@ def test_some_of_it_alone() -> None:
         ({"curves": {"chat": CHAT | {"server": "small"}}}, "unknown server of chat 'small'"),
         ({"curves": {"chat": CHAT | {"bound": 0}}}, "curves.chat: bound=0: must be"),
         ({"curves": {"chat": CHAT | {"rates": {"fcfs": [0]}}}}, "curves.chat: rates.fcfs=0"),
+        (
+            {"curves": {"chat": CHAT | {"rates": {"fcfs": []}}}},
+            r"curves.chat: rates.fcfs=\[\]: must name at least one rate",
+        ),
         ({"curves": {"chat": {"rates": {"srpt": [1]}}}}, "curves.chat.rates: lack fcfs, the base"),
         ({"curves": {"chat": {"rates": {"fcfs": [2], "sjf": [2]}}}}, "unknown order of chat 'sjf'"),
         ({"curves": {"chat": CHAT | {"most": {"sjf": 2}}}}, "curves.chat: unknown order 'sjf'"),

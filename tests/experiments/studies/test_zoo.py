@@ -96,7 +96,7 @@ def test_arms_are_chosen_and_left_out_by_name() -> None:
         ({"only": "fcfs"}, "only=fcfs: must be a list of arms, such as [fcfs, vtc]"),
         ({"only": ["vtc"], "baseline": "fcfs"}, "baseline=fcfs: must be one of the arms vtc"),
         ({"only": ["vtc"], "without": ["vtc"]}, "only=['vtc'], without=['vtc']: leaves no arm"),
-        ({"only": []}, "only=[], without=(): leaves no arm"),
+        ({"only": []}, "only=[]: leaves no arm"),
         ({"only": 3}, "only=3: must be a list of arms"),
         ({"planes": 3}, "planes=3: must be a list"),
         ({"objectives": 3}, "objectives=3: must be a mapping"),
@@ -202,12 +202,10 @@ def test_on_other_requests_it_judges_by_what_they_give(hydra: None, tmp_path: Pa
 def test_its_notes_say_what_conclusions_rest_on(hydra: None, tmp_path: Path) -> None:
     found = carried_out(
         tmp_path / "out", *FEW, 'study.only=[fcfs,past_future,"sjf by noisy"]', "workload.rate=30",
-        "+study.objectives.nobody={ttft: 1}",
     )  # fmt: skip
-    holds, shared, strangers, *others = found["notes"]
+    holds, shared, *others = found["notes"]
     assert holds.startswith("who wins holds for these requests on this server")
     assert shared.startswith("past_future: memory=prefix keeps a beginning that requests share")
-    assert strangers == "objectives.nobody: no such class in the workload, so nobody has it"
     (guesses,) = (one for one in others if "predicted lengths" in one)  # of two seeds
     assert re.fullmatch(
         r"sjf by noisy: predicted lengths are off by \d+% (to \d+% )?in .*", guesses
@@ -217,6 +215,20 @@ def test_its_notes_say_what_conclusions_rest_on(hydra: None, tmp_path: Path) -> 
     plain = ("study.only=[past_future,hrrn]", "workload=sharegpt")  # prompts have no contents
     found = carried_out(tmp_path / "plain", *FEW, *plain)
     assert not any("share" in one for one in found["notes"])
+
+
+def test_a_typed_objective_of_no_class_is_refused(hydra: None, tmp_path: Path) -> None:
+    says = "study.objectives.interactve: unknown class 'interactve': did you mean 'interactive'?"
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        asked(tmp_path, "+study.objectives.interactve={ttft: 1}", "study.only=[fcfs]")
+    arms, _ = asked(tmp_path, "~workload.classes.batch", "study.only=[fcfs]")
+    assert arms == ["fcfs"]  # what the experiment itself sets is not at fault
+
+
+def test_an_arm_with_a_space_in_its_name(hydra: None, tmp_path: Path) -> None:
+    own = 'study.arms={a b: ["policy=fcfs"]}'
+    arms, _ = asked(tmp_path, "++" + own, "study.only=[a b]")
+    assert arms == ["a b"]
 
 
 def test_of_many_that_nobody_beats_some_are_named() -> None:
