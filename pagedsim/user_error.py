@@ -155,6 +155,8 @@ def _reason(error: BaseException | None) -> str:
         return "must be given"
     if "is not a valid bool" in text:
         return f"must be {_KINDS['Boolean']}"
+    if re.match(r"Cannot assign \w+ to Dict", text):
+        return "must be a mapping, such as {name: {key: value}}"
     if match := re.search(r"could not be converted to (\w+)", text):
         return f"must be {_KINDS.get(match[1], f'a {match[1]}')}"
     return text

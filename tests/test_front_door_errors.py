@@ -68,6 +68,10 @@ COMPOSITION = {
         f"policy=prioritty: unknown; did you mean 'priority'? choose from {SHIPPED}",
     ),
     "option that is no name": ("policy=null", f"policy=null: unknown; choose from {SHIPPED}"),
+    "mapping that is none": (
+        "slo.clients=3",
+        "slo.clients=3: must be a mapping, such as {name: {key: value}}",
+    ),
     "misspelt group": (
         "polisy=fcfs",
         f"polisy: no such key; did you mean 'policy'? choose from {ROOT_KEYS}",

@@ -111,26 +111,54 @@ def test_gaps_of_a_real_run_are_those_that_its_steps_took(tmp_path: Path) -> Non
     assert gaps.min() >= run.summary["itl_p50"] / 2
 
 
+def test_where_nobody_misses_the_objective_nothing_decides() -> None:
+    of = study(ttft=9.0, gap=9.0)
+    reading = of.read_arms({arm: [tables(arm)] for arm in of.arms()})
+    why = {row.what: row.why for row in reading.rows}["chat: ours / greedy, best goodput"]
+    assert why.endswith("and all keep 9 s between tokens: nothing decides under such a load")
+
+
+def test_where_only_gaps_are_long_they_decide() -> None:
+    of = study(ttft=9.0)
+    reading = of.read_arms({arm: [tables(arm)] for arm in of.arms()})
+    why = {row.what: row.why for row in reading.rows}["chat: ours / greedy, best goodput"]
+    assert "100 % and 100 % of requests have their first token within 9 s, and 67 %" in why
+    assert why.endswith("so that gaps decide and not waiting")
+
+
 @pytest.mark.usefixtures("hydra")
-def test_a_small_study(tmp_path: Path) -> None:
+def test_a_trace_has_no_lengths_to_set(tmp_path: Path) -> None:
+    words = ("experiment=past_future", "workload=trace", "workload.path=trace.csv")
+    with pytest.raises(ConfigError, match=r"^workload=trace: must be one that draws lengths, such"):
+        carried_out(tmp_path, *words)
+
+
+@pytest.mark.usefixtures("hydra")
+def test_a_small_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = carried_out(
         tmp_path,
         *("experiment=past_future", "seeds=1", "jobs=1", "report=false", "~study.loads.reasoning"),
         *("study.loads.decode-heavy.users=[6,16]", "study.loads.decode-heavy.warm_up=0"),
         'study.loads.decode-heavy.overrides=["workload.requests=60"]',
-        *("workload.max_len=2048", "memory.blocks=200"),
+        *("workload.max_len=2048", "memory.blocks=200", "workload.rate=4"),
     )
     rows = {row["what"]: row for row in found["rows"]}
     # Memory for one at its longest serves several that are short.
     assert rows["decode-heavy: past lengths / conservative, best goodput"]["ours"] > 2
     assert rows["decode-heavy: preemptions a request, exact lengths"]["difference"] == 0
     assert "past lengths gives" in found["finding"][0]
+    assert "memory.blocks=200: what was published, 2 to 3 ti" in found["notes"][0]
+    assert "~study" not in found["notes"][0]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "workload.rate=4 changes nothing: users ask once they are answered" in said
 
 
 @pytest.mark.parametrize(
     ("more", "text"),
     [
         ({"ours": "best"}, "unknown system 'best'"),
+        ({"others": []}, "study.others: must name at least one"),
+        ({"loads": {}}, "study.loads: must name at least one"),
         ({"published": [2]}, r"study.published=\[2\]: must be \[from, to\]"),
         ({"gap": -1}, "study.gap=-1: must be a number of at least 0"),
         ({"loads": {"chat": {**LOAD, "users": []}}}, "loads.chat.users: must name at least one"),
