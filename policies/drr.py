@@ -25,6 +25,7 @@ class DRR(Policy):
     def __init__(self, quantum: float = 512.0, weights: Mapping[str, float] | None = None) -> None:
         self.quantum = require_number("quantum", quantum, above=0)
         self._clients = Clients(weights)
+        self.weights = self._clients.weights
         self._ring: dict[str, float] = {}  # what each may spend, in the order of their turns
         self._places: dict[str, int] = {}  # of each in that order; empty: not known
 

@@ -33,6 +33,7 @@ class VTC(Policy):
         self.prompt = require_number("prompt", prompt, 0)
         self.output = require_number("output", output, 0)
         self._clients = Clients(weights)
+        self.weights = self._clients.weights
         self._served: defaultdict[str, float] = defaultdict(float)
 
     def service(self, client: str) -> float:

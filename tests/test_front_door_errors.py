@@ -263,6 +263,15 @@ VALUES = {
         "policy.of=policies.victims.Yields: needs settings: "
         "{_target_: policies.victims.Yields, of: ...}",
     ),
+    "clients as a list": (
+        f"{SINGLE} workload.client=[a,b]",
+        "workload.client=['a', 'b']: must be a name, or shares by name that sum to 1, "
+        "such as {a: 0.8, b: 0.2}",
+    ),
+    "weight of no client": (
+        f"{SINGLE} policy=vtc policy.weights={{c:2}} workload.client={{a:0.5,b:0.5}}",
+        "policy.weights.c: no such client in the workload; choose from a, b",
+    ),
     "added key of a policy": (
         f"{SINGLE} +policy.displace=true",
         "policy.displace: no such setting of policy._target_=policies.fcfs.FCFS; it takes none",

@@ -16,6 +16,7 @@ from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.backend import Settings
 from pagedsim.run.failure import Failure, failure_of
+from pagedsim.run.needs import remarks
 from pagedsim.run.parts import Parts, build
 from pagedsim.run.stoppable import StoppableRecorder, Stopped
 
@@ -113,7 +114,8 @@ def _summary(parts: Parts, requests: pa.Table, steps: Steps) -> Settings:
 def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     """What a reader must know of the requests: what was cut, left out or rejected."""
     workload, rows = parts.workload, len(parts.workload)
-    found = [notice_of(text) for text in (*workload.notices, *parts.stage.notices())]
+    told = (*workload.notices, *remarks(parts.stage.scheduler.policy, workload))
+    found = [notice_of(text) for text in (*told, *parts.stage.notices())]
     finished = requests.filter(pc.equal(requests["state"], "finished"))
     wanted = workload.output_len[np.asarray(finished["request"].to_numpy())]
     short = int(np.count_nonzero(np.asarray(finished["output_tokens"].to_numpy()) < wanted))

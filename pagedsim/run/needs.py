@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from pagedsim.core import Around, ConfigError, Policy
+from pagedsim.core.errors import choices
 from pagedsim.core.policy import Need
 from pagedsim.workload import Workload
+from policies.drr import DRR
+from policies.slo import SLO
+from policies.victims import Yields
+from policies.vtc import VTC
 
 LACKS: Mapping[Need, tuple[Callable[[Workload], bool], str]] = {
     "predictor": (
@@ -42,10 +47,33 @@ _REFUSED: tuple[Need, ...] = ("predictor", "deadline", "prompts")
 
 
 def refuse_unmet(policy: Policy, workload: Workload) -> None:
-    """Raise ConfigError where the requests lack what a policy goes by."""
+    """Raise ConfigError where the requests lack what a policy goes by, or a client it weighs."""
     for need, reason in unmet(policy, workload):
         if need in _REFUSED:
             raise ConfigError(f"policy: {reason}")
+    known = sorted(filter(None, set(workload.clients)))
+    for where, one in _with_key(policy):
+        for client in one.weights if isinstance(one, (VTC, DRR)) else ():
+            if client not in known:
+                there = choices(client, known) if known else "it has none with a name"
+                raise ConfigError(
+                    f"{where}.weights.{client}: no such client in the workload; {there}"
+                )
+
+
+def remarks(policy: Policy, workload: Workload) -> Iterator[str]:
+    """What a reader must know of a policy that found little to go by."""
+    for need, reason in unmet(policy, workload):
+        if need not in _REFUSED:
+            lacks, _, instead = reason.partition("; ")
+            yield f"{lacks}: alone it is first come, first served; {instead}"
+    for where, one in _with_key(policy):
+        if isinstance(one, SLO) and (beyond := int((workload.priority > max(one.targets)).sum())):
+            levels = ", ".join(f"{level:g}" for level in one.targets)
+            yield (
+                f"{beyond:,} of {len(workload):,} requests have no target, since their priority is "
+                f"beyond those of {where}.targets ({levels}): they go last"
+            )
 
 
 def unmet(policy: Policy, workload: Workload) -> Iterator[tuple[Need, str]]:
@@ -56,3 +84,10 @@ def unmet(policy: Policy, workload: Workload) -> Iterator[tuple[Need, str]]:
             yield need, f"{type(policy).__name__} {reason}"
     if isinstance(policy, Around):
         yield from unmet(policy.of, workload)
+
+
+def _with_key(policy: Policy, key: str = "policy") -> Iterator[tuple[str, Policy]]:
+    """A policy and those that it stands around, each with the key of its settings."""
+    yield key, policy
+    if isinstance(policy, Around):
+        yield from _with_key(policy.of, key if isinstance(policy, Yields) else f"{key}.of")

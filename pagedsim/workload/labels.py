@@ -86,6 +86,11 @@ class Labels:
     def _clients(
         self, rows: int, stream: Callable[[str], np.random.Generator]
     ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+        if not isinstance(self.client, (Mapping, str, int, float)):
+            raise ConfigError(
+                f"client={self.client}: must be a name, or shares by name that sum to 1, "
+                "such as {a: 0.8, b: 0.2}"
+            )
         if not isinstance(self.client, Mapping):
             return np.array(0, np.int32), (str(self.client),)
         weights = weights_of("client", self.client)

@@ -25,3 +25,12 @@ def test_times_that_were_fitted_for_another_model_are_noticed(tmp_path: Path) ->
     said = [notice["what"] for notice in run.summary["notices"]]
     assert "step times are fitted for model=opt-13b, but model=llama-2-7b is served" in said
     assert "some steps are larger than any that was fitted (decode_count 1)" in said
+
+
+def test_a_policy_that_was_first_come_first_served_says_so(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=3", "policy=vtc"]
+    config: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    run = run_job(Job("arm", 0, config, tmp_path), StoppableRecorder())
+    assert isinstance(run, Run)
+    said = [notice["what"] for notice in run.summary["notices"]]
+    assert said[0].startswith("VTC goes by clients, and all requests are of one: alone it is first")
