@@ -36,8 +36,9 @@ def draw_service(study: Arms) -> Figure:
     figure = new_figure(0.75 + 2.6 * down)
     panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes, arm in zip(panels.flat, study.arms, strict=False):
-        _draw_arm(axes, study.of(arm)[0], look)
-        axes.set_title(short(arm))
+        first, *others = study.of(arm)
+        _draw_arm(axes, first, look)
+        axes.set_title(f"{short(arm, 28)}, seed {first.seed}" if others else short(arm))
     for axes in panels.flat[len(study.arms) :]:
         axes.set_visible(False)
     for axes in panels[:, 0]:

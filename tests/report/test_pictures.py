@@ -113,6 +113,12 @@ def test_service_is_drawn_for_each_client_of_each_arm(tmp_path: Path) -> None:
         assert len(grey.get_paths()) >= 1
 
 
+def test_service_of_several_seeds_says_which_is_drawn(tmp_path: Path) -> None:
+    figure = drawings_of(crowded(study_of(tmp_path, seeds=2)))["service"].draw()
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["fcfs, seed 0", "urgent, seed 0"]
+
+
 def test_service_is_drawn_where_several_clients_wait_at_once_and_there_is_room(
     tmp_path: Path,
 ) -> None:
