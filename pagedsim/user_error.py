@@ -144,7 +144,8 @@ def _composition(error: BaseException, words: Sequence[str]) -> str:
         key = getattr(error, "full_key", None) or text.rpartition(" ")[2]
         return f"{key}: must be given: {key}=..."
     if type(error).__name__ == "OverrideParseException":
-        return f"{getattr(error, 'override', text)}: cannot be read as key=value{_syntax(text)}"
+        word = str(getattr(error, "override", text))
+        return f"{word}: cannot be read as key=value{_syntax(text, word)}"
     return _flat(error)
 
 
@@ -162,8 +163,11 @@ def _reason(error: BaseException | None) -> str:
     return text
 
 
-def _syntax(text: str) -> str:
-    """A hint to what is mostly the reason, where a value was not understood."""
+def _syntax(text: str, word: str) -> str:
+    """A hint to what is mostly the reason, where a word was not understood."""
+    above, dot, name = word.partition("=")[0].lstrip("+").rpartition(".")
+    if dot and " " in name:
+        return f"; a name with a space goes into a mapping: '++{above}={{{name}: ...}}'"
     if "no viable alternative" in text:
         return "; a text with special signs takes quotes of its own: 'key=\"a=b\"', '[\"a=b\"]'"
     return ""

@@ -211,6 +211,12 @@ def test_what_cannot_be_composed(call: Call, words: str, line: str) -> None:
     assert one_line(call(*words.split())) == line
 
 
+def test_a_name_with_a_space_is_told_how_to_be_written(call: Call) -> None:
+    word = '+study.arms.a b=["policy=fcfs"]'
+    says = "cannot be read as key=value; a name with a space goes into a mapping: "
+    assert one_line(call(word)) == f"{word}: {says}'++study.arms={{a b: ...}}'"
+
+
 VALUES = {
     "no seeds": ("seeds=0", "seeds=0: must be a whole number of at least 1"),
     "fewer seeds than none": ("seeds=-1", "seeds=-1: must be a whole number of at least 1"),

@@ -110,7 +110,7 @@ class Goodput(Reproduction):
         low, high = self.published
         note = (
             f"{', '.join(typed)}: what was published, {low:g} to {high:g} times, is of the model, "
-            f"hardware, loads and objective that experiment={runs.command.experiment} has without"
+            f"hardware, loads and objective that experiment={runs.command.experiment} has by itself"
         )
         return replace(reading, notes=[note, *reading.notes])
 
