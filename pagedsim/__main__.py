@@ -118,15 +118,26 @@ def _checked(option: str, value: str) -> str:
 
 def command() -> None:
     """What the words of the command line ask for."""
+    words = sys.argv[1:]
+    if words[:1] == ["policies"] or words in (["--help", "policies"], ["-h", "policies"]):
+        print(_policies([word for word in words if word != "policies"]))
+        return
     sys.argv[1:] = in_order(sys.argv[1:])
     if "--version" in sys.argv:
         print(f"pagedsim {pagedsim.__version__}")
-    elif sys.argv[1:] == ["policies"]:
-        from pagedsim.run.library import page
-
-        print(page())
     else:
         run()
+
+
+def _policies(words: Sequence[str]) -> str:
+    """What `python -m pagedsim policies` prints."""
+    from pagedsim.run.library import HELP, page
+
+    if not words:
+        return page()
+    if words[0] not in ("--help", "-h"):
+        raise UserError([f"policies {words[0]}: takes no words; it lists every policy there is"])
+    return HELP
 
 
 def main() -> None:

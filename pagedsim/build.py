@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from inspect import Parameter, isabstract, signature
+from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
 
 from pagedsim.core import (
@@ -106,8 +106,22 @@ def offered() -> Mapping[str, str]:
 
 def policies() -> Mapping[str, type[Policy]]:
     """All that have a name."""
-    others = {name: _by_path("policy", path, Policy) for name, path in offered().items()}
-    return {**POLICIES, **others}
+    return {**POLICIES, **{name: offered_policy(name) for name in offered()}}
+
+
+def offered_policy(name: str) -> type[Policy]:
+    """The class of one that a package offers; ConfigError says which, where it cannot be had."""
+    try:
+        return cast("type[Policy]", _by_path("policy", offered()[name], Policy))
+    except ConfigError as error:
+        raise ConfigError(f"{'; '.join(origins(name))}: {error}") from error
+
+
+def origins(name: str) -> list[str]:
+    """The entry points that offer a policy of that name, each with its package."""
+    points = [one for one in entry_points(group=OFFERED) if one.name == name]
+    packages = [f" of {one.dist.name}" if one.dist else "" for one in points]
+    return [f"entry point {name} = {p.value}{of}" for p, of in zip(points, packages, strict=True)]
 
 
 def make_policy(
@@ -128,13 +142,10 @@ def inner_policy(name: str) -> Policy:
     """What a policy stands around, by name or path, with the class's own settings."""
     path = _path(name)
     make = _class("of", path, POLICIES, Policy)
-    if lacking := [one.name for one in signature(make).parameters.values() if _required(one)]:
-        raise ConfigError(f"of={name}: needs settings: {{_target_: {path}, {lacking[0]}: ...}}")
+    for one in signature(make).parameters.values():
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            raise ConfigError(f"of={name}: needs settings: {{_target_: {path}, {one.name}: ...}}")
     return make()
-
-
-def _required(one: Parameter) -> bool:
-    return one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
 
 
 def _path(name: str | Policy) -> str | Policy:
@@ -225,7 +236,7 @@ def _class(kind: str, name: object, known: Mapping[str, type[T]], base: type[Any
     if name in known:
         return known[name]
     if "." not in name:
-        raise unknown(kind, name, known)
+        raise unknown(kind, name, (*known, *offered()) if base is Policy else known)
     found: type[T] = _by_path(kind, name, base)
     return found
 

@@ -7,13 +7,16 @@ from inspect import getdoc
 
 from pagedsim.build import (
     BATCHINGS,
+    POLICIES,
     PREEMPTIONS,
     make_batching,
     make_memory,
     make_policy,
     make_preemption,
     make_scheduler,
-    policies,
+    offered,
+    offered_policy,
+    origins,
     takes,
 )
 from pagedsim.core import ConfigError, Policy
@@ -22,6 +25,11 @@ from pagedsim.run.manual import hanging
 from policies.victims import VICTIMS
 
 INDENT = 18
+
+HELP = """python -m pagedsim policies
+  lists every policy there is, those of installed packages as well: its rule, where it is from, what
+  it needs of the requests and what it does not go with. It takes no words. policy=NAME chooses one;
+  python -m pagedsim --help explains the rest."""
 
 NEEDS: dict[Need, str] = {
     "predictor": "predictor= other than none",
@@ -40,9 +48,14 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield "policy=NAME      which request goes first, and who is admitted"
-    for name, kind in policies().items():
+    for name, kind in POLICIES.items():
         yield ""
         yield from _entry(name, kind)
+        for origin in origins(name):
+            yield from hanging("", INDENT, f"not that of {origin}: the name is taken")
+    for name in offered():
+        yield ""
+        yield from _of_others(name)
     yield ""
     yield "policy.victim=NAME   who yields memory, under any of them"
     for name, (meaning, _) in VICTIMS.items():
@@ -50,6 +63,16 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "A class of your own: policy._target_=module.Class, or a name for it as an entry point of"
     yield "the group pagedsim.policies. docs/policies.md has the hooks."
+
+
+def _of_others(name: str) -> Iterator[str]:
+    """What a package offers, or why it cannot be had."""
+    try:
+        kind = offered_policy(name)
+    except ConfigError as error:
+        yield from hanging(name, INDENT, f"not there: {error}")
+        return
+    yield from _entry(name, kind)
 
 
 def _entry(name: str, kind: type[Policy]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
+from pagedsim.build import offered
 from pagedsim.run.listing import experiments
 
 WIDTH = 96
@@ -198,7 +199,8 @@ def _experiments() -> Iterator[str]:
 
 def _group(group: str, meaning: str, default: str) -> Iterator[str]:
     """A group's line, and its options below it."""
-    names = sorted(path.name.removesuffix(".yaml") for path in _options(group))
+    own = offered() if group == "policy" else ()
+    names = sorted([*(path.name.removesuffix(".yaml") for path in _options(group)), *own])
     starred = [f"{name}*" if name == default else name for name in names]
     yield from hanging(f"  {group}", _INDENT, meaning)
     yield from hanging("", _INDENT, ", ".join(starred))

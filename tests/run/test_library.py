@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 
 from pagedsim import build
-from pagedsim.build import POLICIES, make_policy, offered, policies
+from pagedsim.__main__ import command
+from pagedsim.build import POLICIES, inner_policy, make_policy, offered, origins, policies
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
 from pagedsim.run.library import NEEDS, misfits, page
+from pagedsim.user_error import UserError
 from policies.victims import VICTIMS
 
 
@@ -65,3 +69,49 @@ def test_an_offer_that_leads_nowhere_is_told(offers: Any) -> None:
     with pytest.raises(ConfigError, match=r"policy=no_such_module\.Policy: cannot be imported"):
         make_policy("mine")
     assert type(make_policy("fcfs")) is POLICIES["fcfs"]  # nobody else is in its way
+
+
+def unwrapped() -> str:
+    """The page, in one line."""
+    return " ".join(page().split())
+
+
+def test_one_that_leads_nowhere_leaves_the_others_on_the_page(offers: Any) -> None:
+    offers(broken="no_such_module:Policy", mine=f"{__name__}:Offered")
+    assert "\nmine              Whoever asks.\n" in page()
+    assert "broken not there: entry point broken = no_such_module:Policy: " in unwrapped()
+    with pytest.raises(ConfigError, match=r"^entry point broken = no_such_module:Policy: policy="):
+        policies()
+
+
+def test_a_package_is_named(monkeypatch: pytest.MonkeyPatch, offers: Any) -> None:
+    offers(mine="no_such_module:Policy")
+    monkeypatch.setattr(EntryPoint, "dist", SimpleNamespace(name="lab"), raising=False)
+    assert origins("mine") == ["entry point mine = no_such_module:Policy of lab"]
+
+
+def test_a_name_that_is_taken_is_noted(offers: Any) -> None:
+    offers(fcfs=f"{__name__}:Offered")
+    assert f"not that of entry point fcfs = {__name__}:Offered: the name is taken" in unwrapped()
+
+
+def test_what_packages_offer_is_there_to_choose_from(offers: Any) -> None:
+    offers(mine=f"{__name__}:Offered")
+    for choose in (make_policy, inner_policy):
+        with pytest.raises(ConfigError, match=r"choose from .*, ltr, mine, mlfq"):
+            choose("nobody")
+
+
+@pytest.mark.parametrize("words", [["policies", "--help"], ["--help", "policies"]])
+def test_the_page_has_help(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pagedsim", *words])
+    command()
+    assert capsys.readouterr().out.startswith("python -m pagedsim policies\n  lists every policy")
+
+
+def test_the_page_takes_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pagedsim", "policies", "foo"])
+    with pytest.raises(UserError, match="policies foo: takes no words"):
+        command()
