@@ -7,6 +7,7 @@ from math import inf
 
 from pagedsim.core import Around, Policy, Request, ServerState
 from pagedsim.core.errors import unknown
+from pagedsim.core.policy import rank_key
 
 Cost = Callable[[Request, ServerState], float]
 
@@ -39,7 +40,10 @@ VICTIMS: Mapping[str, tuple[str, Cost | None]] = {
 
 
 class Yields(Around):
-    """A policy with another rule of who yields."""
+    """A policy with another rule of who yields.
+
+    Where it displaces, only those yield who rank behind the needy one, or else itself.
+    """
 
     def __init__(self, of: Policy, victim: str) -> None:
         super().__init__(of)
@@ -49,6 +53,10 @@ class Yields(Around):
         self._cost = VICTIMS[victim][1]
 
     def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+        if self.displacing:  # or the victim would push out who got its memory, again and again
+            first = rank_key(self, state, needy)
+            behind = [one for one in running if rank_key(self, state, one) > first]
+            running = behind or ([needy] if needy in running else running)
         if self.rule == "last":
             return running[-1]
         if self._cost is None:

@@ -53,6 +53,26 @@ def compare_gliding(case: Case) -> None:
 
 PAIR = Job(4, 11, width=2)
 ONCE_BROKEN = {
+    "whoever lacked memory was the one to yield, and took it back": Case(
+        Server(
+            "prefix",
+            26,
+            1,
+            "unified",
+            "mlfq",
+            displace=True,
+            max_seqs=6,
+            max_batched_tokens=5,
+            victim="longest",
+        ),
+        (
+            *(Job(1, 1, width=2) for _ in range(3)),
+            Job(1, 4, width=2),
+            Job(1, 6, width=3),
+            Job(1, 8, width=2),
+        ),
+        tells_tokens=True,
+    ),
     "nobody is held back from a step without decodes": Case(
         Server("paged", 40, 4, "unified", "priority", displace=True, max_batched_tokens=4),
         (Job(3, 9, priority=5), Job(12, 2, gap=2, priority=1)),

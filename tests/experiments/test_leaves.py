@@ -31,15 +31,31 @@ VALIDATED = (
         for name, value in LENGTHS.items()
     ),
 )
+LOGS = Path(__file__).parents[2] / "experiments" / "data" / "slora-vtc"
+BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
 SMALLEST: dict[str, tuple[str, ...]] = {
     "block_sizes": (*FEW, "study.sizes=[8,16]"),
     "calibrate": ENGINE,
     "capacity": (*FEW, "study.arms={a: []}", "study.tolerance=0.3"),
+    "chunk_budget": (
+        *("seeds=1", "workload.requests=24", "study.capacity=null", "study.crossing=null"),
+    ),
     "compare": (*FEW, "study.arms={a: ['policy=fcfs'], b: ['policy=priority']}"),
     "estimate": (),
+    "fairness": (
+        *(f"study.{one}={LOGS / name}" for one, name in BURSTS.items()),
+        *("model=llama-2-7b", "hardware=a10g", "memory.blocks=10000"),
+        *("study.known=20", "study.least=20", "study.moves=2", "study.more=[]"),
+    ),
     "fcfs_vs_priority": FEW,
     "hit_rate": ("workload=sharegpt", *FEW, "+workload.prefixes={tokens: 64}", "memory.blocks=900"),
     "parity": (*VALIDATED, "study.over=['policy=fcfs']"),
+    "past_future": (
+        *("seeds=1", "~study.loads.reasoning", "study.loads.decode-heavy.users=[6,16]"),
+        "study.loads.decode-heavy.warm_up=0",
+        'study.loads.decode-heavy.overrides=["workload.requests=60"]',
+        *("workload.max_len=2048", "memory.blocks=200"),
+    ),
     "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),
     "preemption": FEW,
     "record": (*FEW, *ENGINE, *SHORT),
@@ -79,3 +95,7 @@ def test_it_leaves_what_the_manual_says(
 
 def test_the_paper_s_figures_are_run_whole() -> None:
     assert {one.name for one in experiments() if one not in SMALL} <= set(STUDIES)
+
+
+def test_every_other_experiment_has_its_least() -> None:
+    assert {one.name for one in SMALL} == SMALLEST.keys()
