@@ -11,13 +11,13 @@ from typing import Any
 from experiments.papers.chunk_drawings import draw_capacity
 from experiments.papers.chunk_part import Part
 from experiments.studies.bisection import Bisection
-from pagedsim.core.errors import refuse_settings, require_number
+from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.arm import Arm
-from pagedsim.run.kinds import require_kinds
+from pagedsim.run.kinds import each_of, require_kinds
 from pagedsim.run.runs import Key, Runs
 from pagedsim.run.study import Reading
 
@@ -84,16 +84,11 @@ class Capacity(Part):
 
     @property
     def _cases(self) -> dict[str, Case]:
-        for name, case in self.cases.items():
-            refuse_settings(name, case, Case, f"study.capacity.cases.{name}")
-        return {name: Case(**case) for name, case in self.cases.items()}
+        return each_of(Case, self.cases, "study.capacity.cases")
 
     def _objectives(self, name: str) -> dict[str, Objective]:
-        where = f"study.capacity.cases.{name}.objectives"
         given = Case(**self.cases[name]).objectives
-        for objective, settings in given.items():
-            refuse_settings(objective, settings, Objective, f"{where}.{objective}")
-        return {objective: Objective(**settings) for objective, settings in given.items()}
+        return each_of(Objective, given, f"study.capacity.cases.{name}.objectives")
 
     # -- searching ---------------------------------------------------------------------------------
 

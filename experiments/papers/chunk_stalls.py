@@ -11,13 +11,12 @@ import numpy as np
 
 from experiments.papers.chunk_part import Part, mean, over_seeds, told
 from pagedsim.core import Request, SamplingParams, StepPlan
-from pagedsim.core.errors import refuse_settings
 from pagedsim.core.plan import Chunk
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.run.arm import Arm
-from pagedsim.run.kinds import require_kinds
+from pagedsim.run.kinds import each_of, require_kinds
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.simulated import Simulated
@@ -65,9 +64,7 @@ class Stalls(Part):
 
     @property
     def _published(self) -> dict[str, Published]:
-        for name, one in self.published.items():
-            refuse_settings(name, one, Published, f"study.stalls.published.{name}")
-        return {name: Published(**one) for name, one in self.published.items()}
+        return each_of(Published, self.published, "study.stalls.published")
 
     def ask(self, runs: Runs) -> list[Arm]:
         return [

@@ -12,12 +12,12 @@ from experiments.papers.past_future_drawing import draw
 from experiments.papers.past_future_words import Words
 from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import refuse_settings, require_number, require_whole, unknown
+from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.metrics.arms import Run
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.arm import Arm
 from pagedsim.run.command import group_of, key_of
-from pagedsim.run.kinds import require_kinds
+from pagedsim.run.kinds import each_of, require_kinds
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading
 
@@ -87,9 +87,7 @@ class Goodput(Reproduction):
 
     @property
     def _loads(self) -> dict[str, Load]:
-        for name, load in self.loads.items():
-            refuse_settings(name, load, Load, f"study.loads.{name}")
-        return {name: Load(**load) for name, load in self.loads.items()}
+        return each_of(Load, self.loads, "study.loads")
 
     def ask(self, runs: Runs) -> list[Arm]:
         for name, load in self._loads.items():

@@ -125,6 +125,13 @@ def choices(name: str, known: Iterable[str]) -> str:
     return f"{hint}choose from {', '.join(each)}"
 
 
+def stranger(where: str, client: str, clients: Iterable[str]) -> ConfigError:
+    """That what stands at `where` is of a client whom a workload has not."""
+    known = sorted(filter(None, set(clients)))
+    there = choices(client, known) if known else "it has none with a name"
+    return ConfigError(f"{where}: no such client in the workload; {there}")
+
+
 def refuse_settings(
     what: str,
     given: Iterable[str],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core.errors import ConfigError, choices, require_number
+from pagedsim.core.errors import ConfigError, choices, require_number, stranger
 
 Latencies = Mapping[str, NDArray[np.float64]]
 Mask = NDArray[np.bool_]
@@ -68,11 +68,10 @@ def slo_of(settings: Mapping[str, Any]) -> Slo | None:
 
 def refuse_strangers(slo: Slo, clients: Iterable[str]) -> None:
     """Raise ConfigError for bounds of a client that a workload has not."""
-    known = sorted(filter(None, set(clients)))
+    there = set(clients)
     for client in slo.clients:
-        if client not in known:
-            there = choices(client, known) if known else "it has none with a name"
-            raise ConfigError(f"slo.clients.{client}: no such client in the workload; {there}")
+        if not client or client not in there:
+            raise stranger(f"slo.clients.{client}", client, there)
 
 
 def _own(where: str, bounds: object, whole: Slo) -> Slo:

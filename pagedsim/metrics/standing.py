@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import label_of, metric_of
@@ -66,7 +67,7 @@ class Standing:
             self._means[key] = estimate(list(values)).mean if told else math.nan
         return self._means[key]
 
-    @property
+    @cached_property
     def selective(self) -> Mapping[str, int]:
         """Arms that finished fewer requests than others, and how many fewer."""
         done = {

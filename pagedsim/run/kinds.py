@@ -7,13 +7,24 @@ be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import is_number, is_whole
+from pagedsim.core.errors import is_number, is_whole, refuse_settings
+
+T = TypeVar("T")
+
+
+def each_of(
+    maker: Callable[..., T], given: Mapping[str, Mapping[str, Any]], where: str
+) -> dict[str, T]:
+    """What `maker` makes of each name's settings, which stand under `where`."""
+    for name, settings in given.items():
+        refuse_settings(name, settings, maker, f"{where}.{name}")
+    return {name: maker(**settings) for name, settings in given.items()}
 
 
 def require_kinds(study: Any, where: str = "") -> None:

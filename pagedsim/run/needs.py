@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from pagedsim.core import Around, ConfigError, Policy
-from pagedsim.core.errors import choices
+from pagedsim.core.errors import stranger
 from pagedsim.core.policy import Need
 from pagedsim.workload import Workload
 from policies.drr import DRR
@@ -51,14 +51,11 @@ def refuse_unmet(policy: Policy, workload: Workload) -> None:
     for need, reason in unmet(policy, workload):
         if need in _REFUSED:
             raise ConfigError(f"policy: {reason}")
-    known = sorted(filter(None, set(workload.clients)))
+    there = set(workload.clients)
     for where, one in _with_key(policy):
         for client in one.weights if isinstance(one, (VTC, DRR)) else ():
-            if client not in known:
-                there = choices(client, known) if known else "it has none with a name"
-                raise ConfigError(
-                    f"{where}.weights.{client}: no such client in the workload; {there}"
-                )
+            if not client or client not in there:
+                raise stranger(f"{where}.weights.{client}", client, there)
 
 
 def remarks(policy: Policy, workload: Workload) -> Iterator[str]:

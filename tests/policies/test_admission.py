@@ -196,7 +196,8 @@ def steps_until_urgent(
     jobs.append(Job(12.5, prompt, 3))
     found = served(jobs, policy, **settings)
     urgent = next(r for r in found.requests if r.priority == 0)
-    plans = [plan for plan in found.plans if plan.now >= urgent.arrival]  # type: ignore[operator]
+    assert urgent.arrival is not None
+    plans = [plan for plan in found.plans if plan.now >= urgent.arrival]
     return next(i for i, plan in enumerate(plans) if any(r is urgent for r, _ in plan.hits))
 
 

@@ -85,7 +85,8 @@ def test_a_search_ends_at_the_rate_that_is_sustained() -> None:
     gain = rows["small: the largest gain of a budget"]
     assert gain.ours == pytest.approx(3, rel=0.05) and gain.published == 2.0
     assert "first sustains 1." in gain.why
-    found = reading.data["capacity"]["small, strict"]  # type: ignore[index]
+    data: Any = reading.data
+    found = data["capacity"]["small, strict"]
     assert 1.3 / 1.05 <= found["first"] <= 1.3 and 3.9 / 1.05 <= found["512"] <= 3.9
     assert reading.table and {row["budget"] for row in reading.table} == set(BUDGETS)
     assert len(reading.table) == 4  # two budgets, two seeds
