@@ -50,7 +50,8 @@ def latent_tiles(itemsize: int, capability: tuple[int, int]) -> Latents:
         return Latents(rows=16, keys=16, warps=8, stages=1)
     if capability >= (9, 0):  # the latents of 64 heads take half of the registers
         return Latents(rows=64, keys=32, warps=8, stages=5)
-    return Latents(rows=32, keys=16, warps=8, stages=5)
+    # With one stage more a chunk over latents of 64 spills. In flight are 48 keys of 576, 55 kB.
+    return Latents(rows=32, keys=16, warps=8, stages=4)
 
 
 def attend(
