@@ -53,6 +53,7 @@ class Beams:
         "_logprobs",
         "_prompt",
         "_streamer",
+        "deltas",
         "ends",
         "plain",
         "request",
@@ -76,6 +77,8 @@ class Beams:
                 )
         self.request = request
         self.plain = False
+        self.deltas = False
+        """Whether each output is to hold what is new since the last one; never, as `ranked`."""
         self.ends = ends_of(params, eos)
         """Tokens that end a beam."""
         self._eos = frozenset(eos)
@@ -86,6 +89,11 @@ class Beams:
         self._logprobs = [0.0] + [-1e9] * (request.width - 1)
         self._finished: list[Finished] = []  # best first
         self._contenders = 0  # running beams that would be finished if this were the last step
+
+    @property
+    def ranked(self) -> bool:
+        """Whether which sequences are returned is known only at the end."""
+        return True
 
     def take(self, logits: Tensor) -> tuple[Continuation, str | None]:
         """The logits of this step, [width, vocab], or [1, vocab] before the first token.

@@ -112,6 +112,11 @@ class LLMEngine:
         """Seconds since the engine was made."""
         return self._clock() - self._epoch
 
+    @property
+    def pause(self) -> float:
+        """Seconds until the next step is due: 0.0, it always is."""
+        return 0.0
+
     def restart_clock(self) -> None:
         """Count times from now."""
         self._epoch, self.end = self._clock(), 0.0
@@ -147,12 +152,15 @@ class LLMEngine:
         params: SamplingParams | None = None,
         *,
         stream: bool = False,
+        delta: bool = False,
         **labels: Any,
     ) -> None:
         """Queue a prompt, a text or token ids; raises RequestError if it can never be served.
 
         `labels` are what policies see: priority, client, deadline, predicted_len, arrival. With
-        `stream`, every step that gives it a token returns what there is of it.
+        `stream`, every step that gives it a token returns what there is of it; with `delta`, too,
+        only what is new since its last output, in the last one as well. Where it is known only at
+        the end which sequences are returned (beams, `best_of`), a stream of deltas is one output.
         """
         params = params or SamplingParams()
         text = prompt if isinstance(prompt, str) else None
@@ -160,7 +168,9 @@ class LLMEngine:
         if reason := self.scheduler.infeasible(request):
             raise RequestError(f"request {request_id!r}: {reason}")
         self.submit(request, text=text)
-        if stream:
+        group = self._groups[request_id]
+        group.deltas = stream and delta and not group.ranked
+        if stream and group.deltas == delta:
             self._streamed.add(request_id)
 
     def submit(

@@ -19,7 +19,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sequence."""
+    """One sequence; in a stream of deltas, what is new of it."""
 
     index: int
     """0 to n-1; the best first where they are ranked (`best_of`, beams)."""
@@ -28,7 +28,7 @@ class CompletionOutput:
     token_ids: Sequence[int]
     """With the token that ended it."""
     cumulative_logprob: float | None = None
-    """Sum over its tokens, where log-probabilities were asked for or needed."""
+    """Sum over all its tokens so far, where log-probabilities were asked for or needed."""
     logprobs: list[dict[int, Logprob]] | None = None
     """For each token, the sampled one and the most probable ones."""
     finish_reason: str | None = None
@@ -74,13 +74,14 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and what came of it so far."""
+    """A request and what came of it so far, or since its last output in a stream of deltas."""
 
     request_id: RequestId
     prompt: str | None
     """None where only its tokens were given."""
     prompt_token_ids: Sequence[int] = field(repr=False)
     outputs: list[CompletionOutput]
+    """In a stream of deltas, of the sequences that have something new."""
     finished: bool
     metrics: RequestMetrics = field(repr=False)
 

@@ -15,7 +15,7 @@ from functools import partial
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
 from pagedsim.engine.beam import Beams
 from pagedsim.engine.noise import stream_key
-from pagedsim.engine.output import CompletionOutput, Logprob, RequestOutput
+from pagedsim.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedsim.engine.sampler import COLDEST, Row, Sample, wants_logprob
 from pagedsim.engine.stop import Streamer, Text, ends_of
 from pagedsim.engine.tokenizer import Detokenizer, Tokenizer
@@ -24,7 +24,17 @@ from pagedsim.engine.tokenizer import Detokenizer, Tokenizer
 class Line:
     """One sequence of a request."""
 
-    __slots__ = ("finish_reason", "key", "logprob", "logprobs", "stop_reason", "text", "tokens")
+    __slots__ = (
+        "closed",
+        "finish_reason",
+        "given",
+        "key",
+        "logprob",
+        "logprobs",
+        "stop_reason",
+        "text",
+        "tokens",
+    )
 
     def __init__(self, key: int, text: Text | None) -> None:
         self.key = key
@@ -34,6 +44,8 @@ class Line:
         self.logprobs: list[dict[int, Logprob]] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.given = 0  # tokens that were in a delta
+        self.closed = False  # whether its end was
 
     def score(self, sample: Sample, keep: bool) -> None:
         """Count how probable its next token was."""
@@ -63,6 +75,7 @@ class Sequences:
         "_params",
         "_prompt",
         "_scored",
+        "deltas",
         "ends",
         "plain",
         "request",
@@ -93,6 +106,8 @@ class Sequences:
         self._scored = wants_logprob(params)
         self.ends = ends_of(params, eos)
         """Tokens that end a sequence."""
+        self.deltas = False
+        """Whether each output is to hold what is new since the last one."""
         self.plain = _plain(params)
         """Whether its next token is the argmax of its logits and `ends` is all that may end it."""
         if params.seed is not None:
@@ -106,6 +121,11 @@ class Sequences:
             for index in range(request.width)
         ]
         self._live = self._lines  # in the order of request.outputs
+
+    @property
+    def ranked(self) -> bool:
+        """Whether which sequences are returned is known only at the end."""
+        return len(self._lines) > self._params.n
 
     def rows(self) -> list[Row]:
         """What is to be sampled, one row a sequence.
@@ -149,17 +169,46 @@ class Sequences:
 
     def output(self, finished: bool) -> RequestOutput:
         """What there is; until it is `finished`, without text that may still be taken back."""
-        tokens = dict(zip(self._live, self.request.outputs, strict=False))
-        lines = self._lines
-        if len(lines) > self._params.n:
-            lines = sorted(lines, key=lambda line: -line.logprob)[: self._params.n]
-        outputs = [
-            self._completion(index, line, line.tokens if line.finish_reason else tokens.get(line))
-            for index, line in enumerate(lines)
-        ]
+        if self.deltas:
+            return self._news(finished)
+        lines = self._told()
+        if self.ranked:
+            lines = sorted(lines, key=lambda one: -one[0].logprob)[: self._params.n]
+        outputs = [self._completion(index, *one) for index, one in enumerate(lines)]
         return RequestOutput.of(self.request, self._prompt, outputs, finished)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _told(self) -> list[tuple[Line, Sequence[int]]]:
+        """Every sequence and its tokens, in the lists that they are kept in."""
+        outputs: Sequence[Sequence[int]] = self.request.outputs or [()] * len(self._live)
+        going = dict(zip(self._live, outputs, strict=False))
+        return [(one, one.tokens if one.finish_reason else going[one]) for one in self._lines]
+
+    def _news(self, finished: bool) -> RequestOutput:
+        """What no output has held yet; its cost does not grow with what they have."""
+        outputs = [
+            self._delta(index, line, tokens)
+            for index, (line, tokens) in enumerate(self._told())
+            if line.given < len(tokens) or (line.finish_reason and not line.closed)
+        ]
+        request, metrics = self.request, RequestMetrics.of(self.request)
+        prompt = request.prompt or ()
+        return RequestOutput(request.id, self._prompt, prompt, outputs, finished, metrics)
+
+    def _delta(self, index: int, line: Line, tokens: Sequence[int]) -> CompletionOutput:
+        start, line.given = line.given, len(tokens)
+        line.closed = line.finish_reason is not None
+        text = self._text(line, tokens)
+        return CompletionOutput(
+            index=index,
+            text="" if text is None else text.news(),
+            token_ids=tokens[start:],
+            cumulative_logprob=line.logprob if self._scored else None,
+            logprobs=None if self._params.logprobs is None else line.logprobs[start:],
+            finish_reason=line.finish_reason,
+            stop_reason=line.stop_reason,
+        )
 
     def _ended(self, place: int, sample: Sample) -> bool:
         line, token = self._live[place], sample.token
@@ -182,11 +231,11 @@ class Sequences:
     def _stop_reason(self, token: int | None) -> int | str | None:
         return None if token in self._eos and not self._params.ignore_eos else token
 
-    def _completion(self, index: int, line: Line, tokens: list[int] | None) -> CompletionOutput:
-        tokens = tokens or []
+    def _completion(self, index: int, line: Line, tokens: Sequence[int]) -> CompletionOutput:
+        text = self._text(line, tokens)
         return CompletionOutput(
             index=index,
-            text=self._text(line, tokens),
+            text="" if text is None else text.shown,
             token_ids=list(tokens),
             cumulative_logprob=line.logprob if self._scored else None,
             logprobs=None if self._params.logprobs is None else list(line.logprobs),
@@ -194,10 +243,11 @@ class Sequences:
             stop_reason=line.stop_reason,
         )
 
-    def _text(self, line: Line, tokens: list[int]) -> str:
+    def _text(self, line: Line, tokens: Sequence[int]) -> Text | None:
+        """The text of a sequence, as far as these tokens."""
         text = line.text
         if text is None:
-            return ""
+            return None
         silent = line.finish_reason == "stop" and tokens and tokens[-1] in self.ends
         wanted = self._params.include_stop_str_in_output and line.stop_reason is not None
         if silent and not wanted:
@@ -205,7 +255,7 @@ class Sequences:
         text.catch_up(tokens)
         if line.finish_reason:
             text.finish()
-        return text.shown
+        return text
 
 
 def _plain(params: SamplingParams) -> bool:

@@ -46,6 +46,7 @@ class Text:
         """All that is known, held back or not."""
         self.tokens = 0
         """How many were pushed."""
+        self._given = 0  # characters that `news` has returned
 
     def push(self, token: int, *, watch: bool = True) -> str | None:
         """Add a token; returns the stop string that it completes, if any (and if we `watch`)."""
@@ -70,6 +71,12 @@ class Text:
         """The text without what a stop string might still take back."""
         held = 0 if self._ended else held_back(self.text, self._stops)
         return self.text[: len(self.text) - held]
+
+    def news(self) -> str:
+        """Of what is shown, what no call has returned yet; it is never taken back."""
+        shown = self.shown
+        known, self._given = self._given, len(shown)
+        return shown[known:]
 
     def _cut(self, known: int) -> str | None:
         """Look for a stop string that ends after the first `known` characters, and cut there."""
