@@ -6,7 +6,7 @@ BIN = .venv/bin
 
 setup: # the environment, with pinned versions and all extras
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e '.[engine,gguf,tune,cluster,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[engine,gguf,serve,tune,cluster,dev]'
 
 test: # the quick tests
 	$(BIN)/pytest -n auto

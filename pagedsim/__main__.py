@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pagedsim
 from pagedsim.core.errors import choices
 from pagedsim.user_error import UserError, guarded
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 _FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r"),
@@ -25,27 +29,29 @@ _WITH_VALUE: dict[str, tuple[str, ...]] = {
 """Hydra's options that a value follows, and what it may be (nothing: anything)."""
 
 
-def run() -> None:
-    """Hydra's entry; imported late, so that nothing is before the guard against errors."""
+def run(root: str = "config") -> None:
+    """Hydra's entry; imported late, so that nothing is before the guard against errors.
+
+    `root` is the configuration to compose: of a study, or (serve) of a server.
+    """
     import hydra
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import OmegaConf
 
     from pagedsim.build import offered
     from pagedsim.config import register
 
     failures: list[Exception] = []
 
-    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name=root)
     def study(config: DictConfig) -> None:
-        from pagedsim.run.runner import run_experiment
-
         try:
-            run_experiment(config)
+            _carry_out(root, config)
         except Exception as error:  # Hydra would print words of its own around it
             failures.append(error)
 
     register(offered())
     OmegaConf.register_new_resolver("manual", _manual, replace=True)
+    OmegaConf.register_new_resolver("serve_manual", _serve_manual, replace=True)
     try:
         study()
     except KeyboardInterrupt:
@@ -67,8 +73,25 @@ def run() -> None:
         raise failures[0]
 
 
+def _carry_out(root: str, config: DictConfig) -> None:
+    if root == "serve":
+        from pagedsim.serve.command import serve
+
+        serve(config)
+    else:
+        from pagedsim.run.runner import run_experiment
+
+        run_experiment(config)
+
+
 def _manual() -> str:
     from pagedsim.run.manual import page
+
+    return page()
+
+
+def _serve_manual() -> str:
+    from pagedsim.serve.manual import page
 
     return page()
 
@@ -121,6 +144,12 @@ def command() -> None:
     words = sys.argv[1:]
     if words[:1] == ["policies"] or words in (["--help", "policies"], ["-h", "policies"]):
         print(_policies([word for word in words if word != "policies"]))
+        return
+    if words[:1] == ["serve"]:
+        from pagedsim.serve.command import completed
+
+        sys.argv[1:] = in_order(completed(words[1:]))
+        run("serve")
         return
     sys.argv[1:] = in_order(sys.argv[1:])
     if "--version" in sys.argv:

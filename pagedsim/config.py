@@ -85,9 +85,52 @@ class Config:
     """Whether to draw plots and write report.html."""
 
 
+@dataclass
+class Serve:
+    """The root of a server's configuration."""
+
+    policy: Any = None
+    preemption: Any = None
+    batching: Any = None
+    memory: Any = None
+    model: Any = None
+    hardware: Any = None
+    cost: Any = None
+    backend: Any = None
+    server: Server = field(default_factory=Server)
+    tensor_parallel: int = 1
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    seed: int = 0
+    """For what is sampled where a request has no seed of its own."""
+    host: str = "127.0.0.1"
+    """Where to listen; 0.0.0.0: to everybody who reaches this machine."""
+    port: int = 8000
+    """0: any that is free."""
+    name: str | None = None
+    """What clients call the model; null: its own name."""
+    api_key: str | None = None
+    """What clients must present as a bearer token; null: the variable PAGEDSIM_API_KEY, if set."""
+    max_waiting: int = 4096
+    """Who comes while so many wait is told to come again: 429 with Retry-After."""
+    max_body: int = 8388608
+    """Bytes of a request, at most."""
+    timeout: float | None = None
+    """Seconds after which a request is given up; null: none."""
+    drain: float = 30.0
+    """Seconds that those who are there are given when the server is told to end."""
+    speed: float = 1.0
+    """backend=sim: seconds of the model that pass in one of ours."""
+    answer_tokens: int = 256
+    """backend=sim: tokens of an answer where the client sets no bound."""
+    tokenizer: str | None = None
+    """backend=sim: whose tokens prompts are counted in, a folder; null: a token is four bytes."""
+
+
 def register(policies: Mapping[str, str]) -> None:
     """Make known to Hydra the schema, and policies by name and path of their class."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
+    store.store(name="serve_schema", node=Serve)
     for name, path in policies.items():
         store.store(group="policy", name=name, node={"_target_": path, "victim": None})

@@ -120,6 +120,13 @@ class StepPlan:
         """Whether anybody lost its place in this step; such a step admits nobody."""
         return bool(self.preempted or self.displaced)
 
+    @property
+    def touched(self) -> list[Request]:
+        """Everybody whose memory it reads, writes or moves."""
+        chunked = (chunk.request for chunk in self.chunks)
+        moved = (*self.held, *self.resumed, *self.preempted, *self.displaced)
+        return list(dict.fromkeys((*self.decodes, *chunked, *moved)))
+
     def add_chunk(self, chunk: Chunk) -> None:
         """Append a chunk and count it in the totals."""
         self.chunks.append(chunk)

@@ -12,7 +12,7 @@ has ended. So whatever the tokens decide is known one step late. `commit` is bot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 
 from pagedsim.core.answer import Tokens, refuse_answer, refuse_parents, sampled_in
@@ -154,6 +154,11 @@ class Scheduler:
     def unfinished(self) -> int:
         """Requests that are not served to the end yet."""
         return len(self.requests)
+
+    @property
+    def untold(self) -> Collection[StepPlan]:
+        """The plans that were launched and are not told of, the oldest first."""
+        return self.queues.untold
 
     @property
     def runnable(self) -> bool:

@@ -80,11 +80,18 @@ class Simulation(Stage):
             workload,
             self.cost,
             recorder,
-            overlap=self.backend.overlap,
-            copy_seconds=self._copy_seconds,
-            beams=self.beams,
             fast_forward=self.backend.fast_forward,
+            **self.settings,
         )
+
+    @property
+    def settings(self) -> Settings:
+        """What a `Server` takes beside its scheduler and its costs."""
+        return {
+            "overlap": self.backend.overlap,
+            "copy_seconds": self._copy_seconds,
+            "beams": self.beams,
+        }
 
     @property
     def _copy_seconds(self) -> float:

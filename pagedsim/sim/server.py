@@ -7,7 +7,7 @@ from typing import Protocol
 
 import simpy
 
-from pagedsim.core import PagedsimError, Request, Scheduler, StepPlan
+from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
 
@@ -80,6 +80,10 @@ class Server:
         self.scheduler.add(request, self.environment.now, output_len)
         if not self._wake.triggered:
             self._wake.succeed()
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request wherever it is, now; of a step that is under way its part is lost."""
+        self._leave(self.scheduler.abort(request_id, self.environment.now))
 
     def close(self) -> None:
         """Nobody arrives any more."""

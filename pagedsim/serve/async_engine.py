@@ -1,0 +1,378 @@
+"""An engine for many clients at once: a thread of its own steps it, an event loop asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Any, TypeVar
+
+from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
+from pagedsim.core.errors import require_number, require_whole
+from pagedsim.engine.output import RequestOutput
+from pagedsim.serve.served import Served
+from pagedsim.serve.stream import Stream
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Work = Callable[[], None]
+
+MAX_WAITING = 4096
+WINDOW = 32
+"""Departures over which it is counted how fast a queue moves."""
+
+
+class Overloaded(PagedsimError):
+    """The queue is full."""
+
+    def __init__(self, text: str, retry_after: int) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+        """Seconds in which it is likely to have room."""
+
+
+class Closing(PagedsimError):
+    """The server takes no requests any more."""
+
+
+class EngineDead(PagedsimError):
+    """The engine's thread has ended, and serves nobody."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What became of those who were there when a server closed."""
+
+    finished: int
+    aborted: int
+
+
+class AsyncLLMEngine:
+    """Serves many clients of one event loop; the loop never waits for a step.
+
+    >>> import asyncio
+    >>> from pagedsim.core import SamplingParams
+    >>> from pagedsim.engine.engine import LLMEngine
+    >>> async def answer() -> int:
+    ...     engine = AsyncLLMEngine(LLMEngine(model="tiny", device="cpu"))
+    ...     params = SamplingParams(temperature=0, max_tokens=3)
+    ...     async for output in engine.generate("Once", params, "a"):
+    ...         last = output
+    ...     await engine.close()
+    ...     return len(last.outputs[0].token_ids)
+    >>> asyncio.run(answer())
+    3
+    """
+
+    def __init__(
+        self, engine: Served, *, max_waiting: int = MAX_WAITING, timeout: float | None = None
+    ) -> None:
+        """Who comes while `max_waiting` wait is refused; who takes more than `timeout` seconds
+        is given up. The engine is this object's from now on."""
+        require_whole("max_waiting", max_waiting, 1)
+        if timeout is not None:
+            require_number("timeout", timeout, above=0)
+        self.max_waiting, self.timeout = max_waiting, timeout
+        self._engine = engine
+        self._streams: dict[RequestId, Stream] = {}
+        self._entering = 0
+        self._left: deque[float] = deque(maxlen=WINDOW)
+        self._numbers = itertools.count()
+        self._closing = False
+        self._dead: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        # The thread's: what it is to do between two steps.
+        self._inbox: deque[Work] = deque()
+        self._bell = threading.Condition()
+        self._stop = False
+
+    # -- for clients ---------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are not answered to the end."""
+        return len(self._streams)
+
+    @property
+    def waiting(self) -> int:
+        """Of these, those who are in no batch yet."""
+        return self._entering + len(self._engine.scheduler.waiting)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a request would be served."""
+        return self._dead is None and not self._closing
+
+    @property
+    def now(self) -> float:
+        """The engine's clock, in seconds."""
+        return self._engine.now
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        request_id: RequestId | None = None,
+        *,
+        delta: bool = False,
+        **labels: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """Each output holds all that there is so far, or with `delta` what is new.
+
+        `labels` are those of `open`. Who leaves the loop before the end gives the request up.
+        """
+        with self.open(prompt, params, request_id, delta=delta, **labels) as stream:
+            async for output in stream:
+                yield output
+
+    @contextmanager
+    def open(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        request_id: RequestId | None = None,
+        *,
+        stream: bool = True,
+        delta: bool = False,
+        priority: float = 0,
+        client: str = "",
+        deadline: float | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Stream]:
+        """A request from here on; at the end of the block it is given up, if it has not ended.
+
+        Without `stream` there is one output, the last. `deadline` is in seconds from now, on the
+        engine's clock, and what policies see; after `timeout` seconds the request is given up.
+        Raises Overloaded, Closing or EngineDead where it is not even tried.
+        """
+        opened = self._enter(
+            prompt, params, request_id, stream, delta,
+            {"priority": priority, "client": client, "deadline": deadline},
+        )  # fmt: skip
+        seconds = timeout or self.timeout
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(seconds, self._expire, opened) if seconds else None
+        try:
+            yield opened
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            if not opened.ended:
+                self._give_up(opened, "abort")
+
+    async def abort(self, request_id: RequestId) -> None:
+        """End a request; whoever reads it gets an output with finish reason "abort"."""
+        if stream := self._streams.get(request_id):
+            self._give_up(stream, "abort")
+
+    async def ask(self, question: Callable[[Served], T]) -> T:
+        """What `question` answers of the engine, between two steps."""
+        self._refuse_dead()
+        loop = self._started()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                found, error = question(self._engine), None
+            except Exception as problem:
+                found, error = None, problem
+            self._post(_settle, answer, found, error)
+
+        self._send(work)
+        return await answer
+
+    async def drain(self, seconds: float) -> Drained:
+        """Take nobody any more; answer those who are here, and after `seconds` abort the rest."""
+        self._closing = True
+        before, loop = len(self._streams), asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self._streams and loop.time() < until and self._dead is None:
+            await asyncio.sleep(min(0.05, max(until - loop.time(), 0)))
+        left = list(self._streams.values())
+        for stream in left:
+            self._give_up(stream, "abort")
+        while self._streams and self._dead is None:  # until the step that is under way ends
+            await asyncio.sleep(0.01)
+        return Drained(before - len(left), len(left))
+
+    async def close(self) -> None:
+        """Abort whoever is left and end the thread."""
+        await self.drain(0)
+        with self._bell:
+            self._stop = True
+            self._bell.notify()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._engine.close()
+
+    # -- on the event loop ---------------------------------------------------------------------
+
+    def _enter(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        request_id: RequestId | None,
+        stream: bool,
+        delta: bool,
+        labels: dict[str, Any],
+    ) -> Stream:
+        self._refuse_dead()
+        if self._closing:
+            raise Closing("the server is shutting down")
+        if self.waiting >= self.max_waiting:
+            raise Overloaded(
+                f"{self.waiting} requests wait, and no more may (max_waiting)", self._retry_after()
+            )
+        name = request_id if request_id is not None else f"request-{next(self._numbers)}"
+        if name in self._streams:
+            raise RequestError(f"request {name!r} is already here; ids must be unique")
+        self._started()
+        arrival = self._engine.now
+        if labels["deadline"] is not None:
+            labels["deadline"] += arrival
+        opened = self._streams[name] = Stream(name)
+        self._entering += 1
+
+        def work() -> None:
+            error: PagedsimError | None = None
+            try:
+                self._engine.add_request(
+                    name, prompt, params, stream=stream, delta=delta, arrival=arrival, **labels
+                )
+            except PagedsimError as problem:
+                error = problem
+            except Exception as problem:  # a policy's own
+                log.exception("request %r could not be queued", name)
+                error = EngineDead(f"request {name!r}: {type(problem).__name__}: {problem}")
+            self._post(self._entered, opened, error)
+
+        self._send(work)
+        return opened
+
+    def _entered(self, stream: Stream, error: PagedsimError | None) -> None:
+        self._entering -= 1
+        if error is not None:
+            self._streams.pop(stream.request_id, None)
+            stream.fail(error)
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        streams = self._streams
+        for output in outputs:
+            if (stream := streams.get(output.request_id)) is not None:
+                stream.put(output)
+                if output.finished:
+                    del streams[output.request_id]
+                    self._left.append(self._engine.now)
+
+    def _expire(self, stream: Stream) -> None:
+        self._give_up(stream, "timeout")
+
+    def _give_up(self, stream: Stream, reason: str) -> None:
+        """Have the engine end it; its stream ends when that is done."""
+
+        def work() -> None:
+            try:
+                output = self._engine.abort_request(stream.request_id)
+            except RequestError:  # it has just ended, or never was
+                return
+            for one in output.outputs:
+                one.finish_reason = one.finish_reason if one.finish_reason != "abort" else reason
+            self._post(self._deliver, [output])
+
+        if self._dead is None:
+            self._send(work)
+
+    def _retry_after(self) -> int:
+        """Seconds until the queue will have moved by about a tenth."""
+        if len(self._left) < 2:
+            return 1
+        rate = (len(self._left) - 1) / max(self._left[-1] - self._left[0], 1e-3)
+        return min(max(ceil(self.max_waiting / 10 / rate), 1), 60)
+
+    def _refuse_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDead(f"the engine has stopped: {type(self._dead).__name__}: {self._dead}")
+
+    def _died(self, error: BaseException) -> None:
+        self._dead = error
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.fail(EngineDead(f"the engine has stopped: {type(error).__name__}: {error}"))
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        """The loop that everything is told on: that of the first request."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._thread.start()
+        elif self._loop is not loop:
+            raise PagedsimError("an AsyncLLMEngine serves the event loop of its first request only")
+        return loop
+
+    def _send(self, work: Work) -> None:
+        with self._bell:
+            self._inbox.append(work)
+            self._bell.notify()
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                self._wait()
+                while self._inbox:
+                    self._inbox.popleft()()
+                if self._engine.has_unfinished_requests() and self._engine.pause == 0:
+                    self._step()
+        except BaseException as error:
+            log.exception("the engine's thread ends")
+            self._post(self._died, error)
+
+    def _wait(self) -> None:
+        """Until something is due or somebody asks."""
+        with self._bell:
+            pause = self._engine.pause if self._engine.has_unfinished_requests() else inf
+            if pause > 0 and not self._inbox and not self._stop:
+                self._bell.wait(None if pause == inf else pause)
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception:
+            log.exception("a step could not be planned; all requests end with it")
+            outputs = self._lose_all()
+        if outputs:
+            self._post(self._deliver, outputs)
+
+    def _lose_all(self) -> list[RequestOutput]:
+        outputs = []
+        for name in list(self._engine.scheduler.requests):
+            output = self._engine.abort_request(name)
+            for one in output.outputs:
+                one.finish_reason = "error"
+            outputs.append(output)
+        return outputs
+
+    def _post(self, what: Callable[..., None], *values: Any) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(what, *values)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self._stop = True
+
+
+def _settle(answer: asyncio.Future[T], found: T, error: Exception | None) -> None:
+    if answer.done():  # who asked has gone
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(found)

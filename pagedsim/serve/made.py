@@ -1,0 +1,77 @@
+"""What a server's configuration describes: the engine, or the simulator in real time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_number, require_whole
+from pagedsim.run.parts import backend_of
+from pagedsim.run.serving import Serving
+from pagedsim.run.simulated import Simulation
+from pagedsim.serve.paced import PacedEngine
+from pagedsim.serve.served import Observer, Served, Tokenizer
+
+
+@dataclass(frozen=True)
+class Made:
+    """An engine, and what clients are told of it."""
+
+    engine: Served
+    backend: str
+    model: str
+    policy: str
+
+
+def made(config: Mapping[str, Any], observer: Observer | None = None) -> Made:
+    """The engine that a configuration describes; raises ConfigError for what cannot be."""
+    require_number("speed", config["speed"], above=0)
+    require_whole("answer_tokens", config["answer_tokens"], 1)
+    stage = backend_of(dict(config)).stage(dict(config), config["seed"])
+    policy = type(stage.scheduler.policy).__name__ if isinstance(stage, Simulation) else ""
+    if isinstance(stage, Simulation):
+        engine: Served = PacedEngine(
+            stage.scheduler,
+            stage.cost,
+            observer=observer,
+            speed=config["speed"],
+            answer_tokens=config["answer_tokens"],
+            tokenizer=_tokenizer(config["tokenizer"]),
+            **stage.settings,
+        )
+        return Made(engine, "sim", config["name"] or stage.replica.model.name, policy)
+    if isinstance(stage, Serving):
+        engine = _engine(stage, observer)
+        policy = type(engine.scheduler.policy).__name__
+        return Made(engine, "engine", config["name"] or stage.name, policy)
+    raise ConfigError(f"backend={type(stage).__name__}: serve takes sim and engine")
+
+
+def _engine(stage: Serving, observer: Observer | None) -> Served:
+    import torch
+
+    from pagedsim.engine.engine import LLMEngine
+
+    torch.set_num_threads(stage.threads)
+    return LLMEngine(stage.arguments, observer=observer)
+
+
+def _tokenizer(where: str | None) -> Tokenizer | None:
+    if where is None:
+        return None
+    if not Path(where).expanduser().is_dir():
+        raise ConfigError(f"tokenizer={where}: must be a folder with a tokenizer's files")
+    try:
+        from pagedsim.engine.tokenizer import load_tokenizer
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"tokenizer={where}: needs {error.name}, which is not installed: "
+            "pip install -c constraints.txt -e '.[engine]'"
+        ) from error
+    found = load_tokenizer(Path(where).expanduser())
+    if found is None:
+        raise ConfigError(f"tokenizer={where}: has no tokenizer's files")
+    return found

@@ -1,0 +1,310 @@
+"""The simulator in real time, as an engine: it waits as long as the cost model says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+import simpy
+
+from pagedsim.core import Request, RequestError, RequestId, SamplingParams, Scheduler, StepPlan
+from pagedsim.core.answer import sampled_in
+from pagedsim.engine.output import CompletionOutput, RequestMetrics, RequestOutput
+from pagedsim.serve.filler import FillerTokenizer, said
+from pagedsim.serve.served import Observer, Tokenizer
+from pagedsim.sim.ahead import AheadServer
+from pagedsim.sim.beams import Beams
+from pagedsim.sim.environment import Environment
+from pagedsim.sim.server import Costs, Server
+
+
+class StepByStep(Environment):
+    """An environment in which something may always happen next, so that no step is passed over."""
+
+    def peek(self) -> float:
+        return self.now
+
+    @property
+    def due(self) -> float:
+        """When the next event is; infinity if there is none."""
+        return super().peek()
+
+
+class PacedEngine:
+    """What `LLMEngine` is, over the simulator: its own server, whose time passes as ours does.
+
+    Who calls `step` waits for `pause` before. Times are those of the model; with a `speed` of 10
+    ten of its seconds pass in one of ours. Answers are filler of the length that is asked for.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cost: Costs,
+        *,
+        observer: Observer | None = None,
+        speed: float = 1.0,
+        answer_tokens: int = 256,
+        tokenizer: Tokenizer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        overlap: bool = False,
+        copy_seconds: float = 0.0,
+        beams: Beams | None = None,
+    ) -> None:
+        """`answer_tokens` has an answer where the client sets no bound; `clock` is in seconds.
+
+        The last three are those of `Server`.
+        """
+        self.scheduler, self.speed, self.answer_tokens = scheduler, speed, answer_tokens
+        self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
+        self.failure = ""
+        self._told = _Told(observer)
+        self._cost = _Watched(cost)
+        self._settings = {"overlap": overlap, "copy_seconds": copy_seconds, "beams": beams}
+        self._answers: dict[RequestId, _Answer] = {}
+        self._clock, self._epoch = clock, clock()
+        self._begin(0.0)
+        self._environment.step()  # the server's process begins, and rests
+
+    def _begin(self, now: float) -> None:
+        """A server over the scheduler as it is, and all who are still to come to it."""
+        kind = AheadServer if self.scheduler.async_scheduling else Server
+        self._environment = StepByStep(now)
+        self._server = kind(
+            self._environment,
+            self.scheduler,
+            self._cost,
+            self._told,
+            fast_forward=False,
+            **self._settings,  # type: ignore[arg-type]
+        )
+        here = self.scheduler.requests
+        self._server.searching = sum(one.params.beam_search for one in here.values())
+        for answer in self._answers.values():
+            if answer.request.id not in here:
+                self._announce(answer)
+
+    @property
+    def now(self) -> float:
+        """Seconds since the engine was made, by the model's clock."""
+        return (self._clock() - self._epoch) * self.speed
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next step begins or ends; infinity if nothing will."""
+        due = self._environment.due
+        return due if due == inf else max(due - self.now, 0.0) / self.speed
+
+    @property
+    def lag(self) -> float:
+        """Seconds by which the model's time is behind: what could not be done as fast."""
+        return max(self.now - self._environment.due, 0.0)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether anybody is still to be answered."""
+        return bool(self._answers)
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: RequestId,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        delta: bool = False,
+        arrival: float | None = None,
+        **labels: Any,
+    ) -> None:
+        """Queue a prompt, as `LLMEngine` does; it comes at `arrival`, on this engine's clock."""
+        params = params or SamplingParams()
+        if params.logprobs is not None:
+            raise RequestError(f"request {request_id!r}: logprobs: backend=sim computes none")
+        if request_id in self._answers:
+            raise RequestError(f"request {request_id!r} is already here; ids must be unique")
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        when = self.now if arrival is None else arrival
+        request = Request(request_id, ids, params, arrival=when, **labels)
+        if reason := self.scheduler.infeasible(request):
+            raise RequestError(f"request {request_id!r}: {reason}")
+        streams = stream and not (params.beam_search or (params.best_of or 0) > params.n)
+        self._answers[request_id] = answer = _Answer(request, text, streams, delta)
+        self._announce(answer)
+
+    def _announce(self, answer: _Answer) -> None:
+        """It comes when it is due."""
+        request = answer.request
+
+        def arrive(event: simpy.Event) -> None:
+            if self._answers.get(request.id) is answer:  # it may have been aborted before
+                self._server.submit(request, request.max_tokens or self.answer_tokens)
+
+        event = self._environment.at(request.arrival or 0.0)
+        assert event.callbacks is not None
+        event.callbacks.append(arrive)
+
+    def abort_request(self, request_id: RequestId) -> RequestOutput:
+        """End a request wherever it is; returns what there is of it."""
+        if request_id not in self._answers:
+            raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
+        answer = self._answers[request_id]
+        if request_id in self.scheduler.requests:
+            self._server.abort(request_id)
+        return self._ended(answer, "abort")
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Let everything happen that is due; returns what came out.
+
+        If a step cannot be carried out its requests end with finish reason "error".
+        """
+        now, outputs = self.now, list[RequestOutput]()
+        while self._environment.due <= now:
+            try:
+                self._environment.step()
+            except Exception as error:
+                outputs += self._failed(error)
+            outputs += self._said()
+        return outputs
+
+    def _said(self) -> list[RequestOutput]:
+        """What the steps that ended have given, and who is through."""
+        outputs: list[RequestOutput] = []
+        for requests in self._told.ended(self._environment.now):
+            for request in requests:
+                answer = self._answers.get(request.id)
+                if answer is not None and answer.request is request:
+                    answer.length += 1
+                    if answer.streams and request.alive:
+                        outputs.append(answer.output())
+        for request in self._told.leavers():
+            answer = self._answers.get(request.id)
+            if answer is not None and answer.request is request:
+                outputs.append(self._ended(answer, self._reason(request)))
+        return outputs
+
+    def _reason(self, request: Request) -> str:
+        """Why it ended: by itself, where it was not the client or the model that bound it."""
+        bound = request.prompt_len + request.generated >= self.scheduler.max_model_len
+        if request.finish_reason == "length" and request.max_tokens is None and not bound:
+            return "stop"
+        return request.finish_reason or "rejected"
+
+    def _ended(self, answer: _Answer, reason: str) -> RequestOutput:
+        del self._answers[answer.request.id]
+        return answer.output(reason)
+
+    def _failed(self, error: Exception) -> list[RequestOutput]:
+        """End all that the step would have touched, and go on with a server of the same queues."""
+        self.failure = f"{type(error).__name__}: {error}"
+        plan, self._cost.failed = self._cost.failed, None
+        scheduler, now = self.scheduler, self._environment.now
+        outputs = []
+        if plan is not None:
+            outputs = [self._lost(one) for one in self._touched(plan) if one.alive]
+            if scheduler.in_flight(plan):
+                scheduler.launch(plan)
+            for untold in list(scheduler.untold):
+                scheduler.tell(untold, now)
+        self._told.forget()
+        self._begin(now)
+        if plan is None:
+            raise error  # not a step's: the caller has to say what becomes of everybody
+        return outputs
+
+    def _touched(self, plan: StepPlan) -> list[Request]:
+        touched = [*plan.touched, *(one for told in self.scheduler.untold for one in told.touched)]
+        return list(dict.fromkeys(touched))
+
+    def _lost(self, request: Request) -> RequestOutput:
+        self._server.abort(request.id)
+        return self._ended(self._answers[request.id], "error")
+
+
+class _Answer:
+    """A request, and how much of its answer is out."""
+
+    __slots__ = ("delta", "length", "request", "shown", "streams", "text")
+
+    def __init__(self, request: Request, text: str | None, streams: bool, delta: bool) -> None:
+        self.request, self.text = request, text
+        self.streams, self.delta = streams, delta
+        self.length = self.shown = 0
+
+    def output(self, reason: str | None = None) -> RequestOutput:
+        """What there is, or what is new; with a `reason` it has ended."""
+        request = self.request
+        numbers = range((self.shown if self.delta else 0) + 1, self.length + 1)
+        self.shown = self.length
+        tokens, text = list(numbers), said(numbers)
+        outputs = [
+            CompletionOutput(index, text, tokens, finish_reason=reason)
+            for index in range(request.params.n)
+        ]
+        prompt: Any = request.prompt
+        return RequestOutput(
+            request.id, self.text, prompt, outputs, reason is not None, RequestMetrics.of(request)
+        )
+
+
+class _Watched:
+    """A cost model that remembers the step that it failed at."""
+
+    by_totals = False
+
+    def __init__(self, cost: Costs) -> None:
+        self.failed: StepPlan | None = None
+        self._cost = cost
+        self.decode_seconds, self.swap_seconds = cost.decode_seconds, cost.swap_seconds
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        try:
+            return self._cost.step_seconds(plan)
+        except Exception:
+            self.failed = plan
+            raise
+
+
+class _Told:
+    """Hears of steps and leavers from a simulated server, and passes it on."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+        self._steps: list[tuple[float, list[Request]]] = []  # when they end, and who gets a token
+        self._left: list[Request] = []
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        self._steps.append((end, list(dict.fromkeys(sampled_in(plan)))))
+        if self._observer is not None:
+            self._observer.step(plan, start, end, scheduler)
+
+    def again(self, end: float, used_blocks: int) -> None:
+        raise AssertionError("steps are not passed over")
+
+    def left(self, request: Request) -> None:
+        self._left.append(request)
+        if self._observer is not None:
+            self._observer.left(request)
+
+    def ended(self, now: float) -> list[list[Request]]:
+        """Those who sampled in steps that are over."""
+        over = [requests for end, requests in self._steps if end <= now]
+        self._steps = [step for step in self._steps if step[0] > now]
+        return over
+
+    def leavers(self) -> list[Request]:
+        """Those who left since this was asked."""
+        left, self._left = self._left, []
+        return left
+
+    def forget(self) -> None:
+        """The steps under way will not end."""
+        self._steps, self._left = [], []
