@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -114,8 +115,8 @@ class LLMEngine:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next step is due: 0.0, it always is."""
-        return 0.0
+        """Seconds until the next step is due: 0, or infinity where none will do anything."""
+        return inf if self.stuck else 0.0
 
     def restart_clock(self) -> None:
         """Count times from now."""
