@@ -24,6 +24,7 @@ from pagedsim.core import (
 from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.arguments import Arguments
 from pagedsim.engine.assemble import assemble
+from pagedsim.engine.engine_args import EngineArgs
 from pagedsim.engine.flight import Flight
 from pagedsim.engine.interrupt import uninterrupted
 from pagedsim.engine.models import LoadedModel
@@ -32,6 +33,7 @@ from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
 from pagedsim.engine.step_inputs import StepInputs, samplers_of
+from pagedsim.engine.vllm_names import vllm_errors
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,12 @@ class LLMEngine:
         self._numbers = itertools.count()
         self._clock, self._epoch = clock, clock()
 
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs, *, observer: Observer | None = None) -> LLMEngine:
+        """An engine whose settings have vLLM's names, and errors, too."""
+        with vllm_errors():
+            return cls(args.arguments(), observer=observer)
+
     @property
     def now(self) -> float:
         """Seconds since the engine was made."""
@@ -143,6 +151,10 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(self.scheduler.unfinished or self._flight)
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many requests are not served to the end yet."""
+        return self.scheduler.unfinished
 
     # -- requests ------------------------------------------------------------------------------
 

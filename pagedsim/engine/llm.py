@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
-from pagedsim.core import ConfigError, RequestError, SamplingParams
-from pagedsim.core.errors import unknown
-from pagedsim.engine.arguments import SETTINGS, Arguments
+from pagedsim.core import RequestError, SamplingParams
+from pagedsim.engine.chat import Chat, chat_tokens
 from pagedsim.engine.engine import LLMEngine
-from pagedsim.engine.models.reading import brief
+from pagedsim.engine.engine_args import EngineArgs
 from pagedsim.engine.output import RequestOutput
-
-Prompt = str | Sequence[int]
-"""A text, or token ids."""
-
-Chat = Sequence[Mapping[str, str]]
-"""Messages, each with its `role` and its `content`."""
-
-VLLM_NAMES: Mapping[str, str] = {
-    "max_seqs": "max_num_seqs",
-    "max_batched_tokens": "max_num_batched_tokens",
-    "blocks": "num_gpu_blocks",
-    "cpu_blocks": "num_cpu_blocks",
-    "swap_space_gib": "swap_space",
-    "tensor_parallel": "tensor_parallel_size",
-}
-"""What vLLM calls some of our settings. They are translated here and nowhere else."""
+from pagedsim.engine.progress import Progress
+from pagedsim.engine.prompts import Prompt, Tokens, params_of, prompts_of
+from pagedsim.engine.tokenizer import wrapped
 
 
 class LLM:
@@ -49,30 +31,39 @@ class LLM:
 
         Six of them are called as in vLLM: `max_num_seqs`, `max_num_batched_tokens`,
         `num_gpu_blocks`, `num_cpu_blocks`, `swap_space` (in GiB) and `tensor_parallel_size`; in
-        errors, too.
+        errors, too. What else vLLM takes is translated where it can be, and refused with the
+        reason where it cannot (vllm_names.py).
         """
-        arguments = {"model": model, **_from_vllm(settings)}
-        try:
-            self.engine = LLMEngine(Arguments.of(**arguments))
-        except ConfigError as error:
-            raise ConfigError(_to_vllm(str(error))) from error
+        self.engine = LLMEngine.from_engine_args(EngineArgs(model, **settings))
         self._served = 0
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """The engine, by vLLM's name."""
+        return self.engine
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Tokens | Sequence[Tokens] | None = True,
         *,
-        use_tqdm: bool = True,
+        prompt_token_ids: Tokens | Sequence[Tokens] | None = None,
         priority: Sequence[float] | None = None,
     ) -> list[RequestOutput]:
         """Answer all prompts, texts or lists of token ids; the answers come in their order.
 
-        One `sampling_params` holds for all prompts, a list has one for each. A smaller `priority`
-        is more urgent, where the policy asks for it.
+        A prompt may also be a mapping, {"prompt": text} or {"prompt_token_ids": ids}, and ids may
+        stand apart as `prompt_token_ids`, which is third where no bool is. One `sampling_params`
+        holds for all prompts, a list has one for each. A smaller `priority` is more urgent, where
+        the policy asks for it.
         """
-        asked = _listed(prompts)
-        params = _params(sampling_params, len(asked))
+        if not isinstance(use_tqdm, bool):
+            if prompt_token_ids is not None:
+                raise RequestError(f"use_tqdm={use_tqdm!r}: must be true or false")
+            prompt_token_ids, use_tqdm = use_tqdm, True
+        asked = prompts_of(prompts, prompt_token_ids)
+        params = params_of(sampling_params, len(asked))
         ranks = priority if priority is not None else [0] * len(asked)
         if len(ranks) != len(asked):
             raise RequestError(f"priority: {len(ranks)} for {len(asked)} prompts")
@@ -96,35 +87,44 @@ class LLM:
         self,
         messages: Chat | Sequence[Chat],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one chat or several, each put into the words of the model's chat template."""
+        """Answer one chat or several, each put into the words of the model's chat template.
+
+        `chat_template` is another, in Jinja; without `add_generation_prompt` the model goes on
+        with the last message.
+        """
         one = bool(messages) and isinstance(messages[0], Mapping)
-        prompts = [self._templated(chat) for chat in ([messages] if one else messages)]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        own = {} if chat_template is None else {"chat_template": chat_template}
+        chats: Sequence[Any] = [messages] if one else messages
+        prompts = [
+            chat_tokens(self.engine.tokenizer, chat, add_generation_prompt, **own) for chat in chats
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, transformers' own where it is one; None where there is none."""
+        return getattr(self.engine.tokenizer, "backend", self.engine.tokenizer)
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Take another, of transformers or with `encode` and `decode`, for requests from now on."""
+        self.engine.tokenizer = wrapped(tokenizer)
 
     def close(self) -> None:
         """End the processes that share the model, if there are any."""
         self.engine.close()
 
-    def _templated(self, chat: Any) -> list[int]:
-        backend: Any = getattr(self.engine.tokenizer, "backend", None)
-        if getattr(backend, "chat_template", None) is None:
-            raise RequestError("chat: the model's tokenizer has no chat template")
-        try:
-            return list(backend.apply_chat_template(chat, add_generation_prompt=True)["input_ids"])
-        except Exception as error:  # a template raises what it likes
-            raise RequestError(f"messages: the template refuses them: {brief(error)}") from error
-
     def _answers(self, names: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         answers: dict[str, RequestOutput] = {}
-        with tqdm(total=len(names), unit="prompt", disable=not use_tqdm) as bar:
+        with Progress(len(names), disable=not use_tqdm) as progress:
             while self.engine.has_unfinished_requests():
                 self.engine.check_progress()
                 for output in self.engine.step():
                     answers[str(output.request_id)] = output
-                    bar.update()
+                    progress.answered(output)
         return [answers[name] for name in names]
 
     def _drop(self, names: Sequence[str]) -> None:
@@ -134,46 +134,3 @@ class LLM:
                 self.engine.abort_request(name)
         while self.engine.has_unfinished_requests():  # a step was planned ahead
             self.engine.step()
-
-
-def _from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under our names."""
-    ours = {VLLM_NAMES.get(name, name): name for name in SETTINGS}
-    for name in settings:
-        if name not in ours:
-            raise unknown("engine setting", name, ours)
-    return {ours[name]: value for name, value in settings.items()}
-
-
-def _to_vllm(text: str) -> str:
-    """An error's text with the settings that it names, as in blocks=3, under vLLM's names."""
-    names = "|".join(VLLM_NAMES)
-    return re.sub(rf"\b({names})(?=[=:])", lambda found: VLLM_NAMES[found[1]], text)
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts as a list, also where only one was given."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts={prompts!r}: must be a text, token ids, or a list of these")
-    several: list[Any] = list(prompts)
-    if several and all(isinstance(one, Integral) for one in several):
-        return [[int(one) for one in several]]
-    for one in several:
-        if not isinstance(one, (str, Sequence)):
-            raise RequestError(f"prompts: {one!r} must be a text or a list of token ids")
-    return several
-
-
-def _params(given: Any, count: int) -> Sequence[SamplingParams]:
-    """Settings for each prompt."""
-    if given is None:
-        return [SamplingParams()] * count
-    if isinstance(given, SamplingParams):
-        return [given] * count
-    if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams) for p in given):
-        raise RequestError(f"sampling_params={given!r}: must be SamplingParams, or a list of them")
-    if len(given) != count:
-        raise RequestError(f"sampling_params: {len(given)} for {count} prompts")
-    return given

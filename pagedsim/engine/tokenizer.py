@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pagedsim.core.errors import ConfigError
+from pagedsim.core.errors import ConfigError, RequestError
 from pagedsim.engine.models import tiny
 from pagedsim.engine.models.reading import brief
 from pagedsim.engine.models.source import folder_of
@@ -19,6 +19,8 @@ VOCABULARIES = (
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """What bytes decode to that are not a character, or not yet."""
+
+NO_TEMPLATE = "chat: the model's tokenizer has no chat template"
 
 
 class Tokenizer(Protocol):
@@ -53,6 +55,17 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 
+    def chat(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, **settings: Any
+    ) -> list[int]:
+        """A line for each message; nobody taught the model any other way."""
+        if settings:
+            raise RequestError(
+                f"{next(iter(settings))}: the tiny model has a chat format of its own"
+            )
+        lines = [f"{one['role']}: {one['content']}\n" for one in messages]
+        return self.encode("".join(lines) + "assistant:" * add_generation_prompt)
+
 
 class HuggingFaceTokenizer:
     """A tokenizer of transformers."""
@@ -72,6 +85,27 @@ class HuggingFaceTokenizer:
             clean_up_tokenization_spaces=False,
         )
         return text
+
+    def chat(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, **settings: Any
+    ) -> list[int]:
+        """As the model's chat template, or another `chat_template`, puts it."""
+        if getattr(self.backend, "chat_template", None) is None and "chat_template" not in settings:
+            raise RequestError(NO_TEMPLATE)
+        encoded = self.backend.apply_chat_template(
+            list(messages),
+            tokenize=True,
+            return_dict=True,
+            add_generation_prompt=add_generation_prompt,
+            **settings,
+        )
+        return list(encoded["input_ids"])
+
+
+def wrapped(tokenizer: Any) -> Tokenizer:
+    """A tokenizer of ours as it is, one of transformers' as the engine calls it."""
+    ours = not hasattr(tokenizer, "convert_ids_to_tokens")
+    return tokenizer if ours else HuggingFaceTokenizer(tokenizer)
 
 
 def load_tokenizer(model: str | os.PathLike[str] | Any) -> Tokenizer | None:
