@@ -347,6 +347,8 @@ class AsyncLLMEngine:
         try:
             outputs = self._engine.step()
         except Exception:
+            if not self._engine.scheduler.requests:
+                raise  # it would fail again
             log.exception("a step could not be planned; all requests end with it")
             outputs = self._lose_all()
         if outputs:

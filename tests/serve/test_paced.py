@@ -86,13 +86,14 @@ rows = st.lists(
     max_size=25,
 ).map(sorted)
 
+YIELDING: list[dict[str, Any]] = [
+    {"preemption": "recompute"},
+    {"preemption": "swap", "cpu_blocks": 60},
+]
 SETTINGS: list[dict[str, Any]] = [
-    {"policy": policy, "batching": batching, **preempting, "async_scheduling": ahead}
-    for policy, batching, preempting, ahead in product(
-        ("fcfs", "priority"),
-        ("prefill_first", "unified"),
-        ({"preemption": "recompute"}, {"preemption": "swap", "cpu_blocks": 60}),
-        (False, True),
+    {"policy": policy, "batching": batching, "async_scheduling": ahead, **yielding}
+    for policy, batching, ahead, yielding in product(
+        ("fcfs", "priority"), ("prefill_first", "unified"), (False, True), YIELDING
     )
 ]
 

@@ -1,0 +1,249 @@
+"""Many clients of one engine: everybody gets its own, and whoever goes leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Policy, Request, RequestError, SamplingParams, StepPlan
+from pagedsim.core.state import ServerState
+from pagedsim.serve.async_engine import AsyncLLMEngine, Closing, EngineDead, Overloaded
+from pagedsim.serve.paced import PacedEngine
+from pagedsim.serve.served import Served
+from tests.sim.harness import Constant
+
+T = TypeVar("T")
+
+
+def paced(step: float = 0.001, cost: Constant | None = None, **settings: Any) -> PacedEngine:
+    memory = make_memory(blocks=400, block_size=4)
+    return PacedEngine(make_scheduler(memory=memory, **settings), cost or Constant(step))
+
+
+def run(engine: Served, clients: Callable[[AsyncLLMEngine], Awaitable[T]], **settings: Any) -> T:
+    """What the clients find; afterwards nobody is there, and all memory is free."""
+
+    async def served() -> T:
+        serving = AsyncLLMEngine(engine, **settings)
+        try:
+            async with asyncio.timeout(60):
+                found = await clients(serving)
+                while serving.unfinished:  # who was given up leaves with the next step
+                    await asyncio.sleep(0.001)
+                return found
+        finally:
+            await serving.close()
+
+    found = asyncio.run(served())
+    assert not engine.has_unfinished_requests()
+    memory = engine.scheduler.memory
+    assert memory.free == memory.total
+    return found
+
+
+async def text_of(serving: AsyncLLMEngine, tokens: int = 5, **settings: Any) -> str:
+    params = SamplingParams(max_tokens=tokens)
+    said = [
+        output.outputs[0].text
+        async for output in serving.generate([1, 2], params, delta=True, **settings)
+    ]
+    return "".join(said)
+
+
+async def reason_of(serving: AsyncLLMEngine, tokens: int, **settings: Any) -> str | None:
+    params, reason = SamplingParams(max_tokens=tokens), None
+    async for output in serving.generate([1, 2], params, **settings):
+        reason = output.outputs[0].finish_reason
+    return reason
+
+
+def test_each_of_many_clients_gets_its_tokens_once_and_in_order() -> None:
+    async def clients(serving: AsyncLLMEngine) -> list[str]:
+        return await asyncio.gather(*(text_of(serving, 1 + i % 40) for i in range(100)))
+
+    said = run(paced(), clients)
+    assert said == ["".join(f" {n}" for n in range(1, 2 + i % 40)) for i in range(100)]
+
+
+def test_outputs_hold_all_so_far_unless_deltas_are_asked_for() -> None:
+    async def clients(serving: AsyncLLMEngine) -> list[str]:
+        params = SamplingParams(max_tokens=3)
+        return [one.outputs[0].text async for one in serving.generate("a text", params, "a")]
+
+    assert run(paced(), clients) == [" 1", " 1 2", " 1 2 3"]
+
+
+def test_who_does_not_stream_gets_one_output() -> None:
+    async def clients(serving: AsyncLLMEngine) -> int:
+        with serving.open([1], SamplingParams(max_tokens=4), stream=False) as stream:
+            outputs = await stream.take()
+            assert await stream.take() == []
+        assert outputs[0].finished and outputs[0].outputs[0].text == " 1 2 3 4"
+        return len(outputs)
+
+    assert run(paced(), clients) == 1
+
+
+def test_who_leaves_early_is_given_up() -> None:
+    async def clients(serving: AsyncLLMEngine) -> None:
+        async for _ in serving.generate([1], SamplingParams(max_tokens=1000), "left"):
+            break
+        reading = asyncio.create_task(reason_of(serving, 1000))
+        await asyncio.sleep(0.01)
+        reading.cancel()
+
+    run(paced(), clients)
+
+
+def test_a_request_can_be_aborted_by_its_name() -> None:
+    async def clients(serving: AsyncLLMEngine) -> str | None:
+        reading = asyncio.create_task(reason_of(serving, 1000, request_id="a"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(RequestError, match="already here"):
+            await reason_of(serving, 1, request_id="a")
+        await serving.abort("a")
+        await serving.abort("nobody")
+        return await reading
+
+    assert run(paced(), clients) == "abort"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_who_takes_too_long_is_given_up(own: bool) -> None:
+    async def clients(serving: AsyncLLMEngine) -> str | None:
+        return await reason_of(serving, 1000, timeout=0.02 if own else None)
+
+    assert run(paced(), clients, timeout=None if own else 0.02) == "timeout"
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    async def clients(serving: AsyncLLMEngine) -> int:
+        asked = [asyncio.create_task(reason_of(serving, 500))]
+        await asyncio.sleep(0.02)
+        asked += [asyncio.create_task(reason_of(serving, 500)) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        with pytest.raises(Overloaded, match="3 requests wait") as full:
+            await reason_of(serving, 1)
+        for task in asked:
+            task.cancel()
+        return full.value.retry_after
+
+    assert 1 <= run(paced(max_seqs=1), clients, max_waiting=3) <= 60
+
+
+def test_a_bad_request_is_its_clients_affair() -> None:
+    async def clients(serving: AsyncLLMEngine) -> str:
+        with pytest.raises(RequestError, match="9999"):
+            async for _ in serving.generate([1] * 9999):
+                pass
+        return await text_of(serving, 2)
+
+    assert run(paced(), clients) == " 1 2"
+
+
+def test_policies_see_who_asks_how_urgent_it_is_and_when_it_is_due() -> None:
+    seen: list[Request] = []
+
+    class Sees(Policy):
+        def rank(self, request: Request, state: ServerState) -> float:
+            seen.append(request)
+            return 0
+
+    async def clients(serving: AsyncLLMEngine) -> None:
+        await text_of(serving, 1, priority=-3, client="me", deadline=2.5)
+
+    run(paced(policy=Sees()), clients)
+    request = seen[0]
+    assert (request.priority, request.client) == (-3, "me")
+    assert request.deadline is not None and request.arrival is not None
+    assert request.deadline == request.arrival + 2.5
+
+
+def test_a_question_is_answered_between_two_steps() -> None:
+    async def clients(serving: AsyncLLMEngine) -> int:
+        reading = asyncio.create_task(text_of(serving, 50))
+        await asyncio.sleep(0.01)
+        running = await serving.ask(lambda engine: len(engine.scheduler.running))
+        with pytest.raises(ZeroDivisionError):
+            await serving.ask(lambda engine: 1 / 0)
+        await reading
+        return running
+
+    assert run(paced(), clients) == 1
+
+
+def test_a_server_that_closes_answers_who_is_there() -> None:
+    async def clients(serving: AsyncLLMEngine) -> list[Any]:
+        asked = [asyncio.create_task(reason_of(serving, n)) for n in (5, 1500)]
+        await asyncio.sleep(0.005)
+        draining = asyncio.create_task(serving.drain(0.2))
+        await asyncio.sleep(0)
+        with pytest.raises(Closing):
+            await reason_of(serving, 1)
+        assert not serving.healthy
+        drained = await draining
+        assert (drained.finished, drained.aborted) == (1, 1)
+        return await asyncio.gather(*asked)
+
+    assert run(paced(), clients) == ["length", "abort"]
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_server_goes_on() -> None:
+    class Breaks(Constant):
+        def step_seconds(self, plan: StepPlan) -> float:
+            if any(request.client == "unlucky" for request in plan.touched):
+                raise ValueError("no")
+            return 0.001
+
+    async def clients(serving: AsyncLLMEngine) -> list[str | None]:
+        first = await reason_of(serving, 5, client="unlucky")
+        return [first, await reason_of(serving, 5)]
+
+    assert run(paced(cost=Breaks()), clients) == ["error", "length"]
+
+
+def test_a_policy_that_fails_ends_all_and_the_server_goes_on() -> None:
+    class Breaks(Policy):
+        def admit(self, request: Request, state: ServerState) -> bool:
+            if request.client == "unlucky":
+                raise ValueError("a bug")
+            return True
+
+    async def clients(serving: AsyncLLMEngine) -> list[str | None]:
+        running = asyncio.create_task(reason_of(serving, 1000))
+        await asyncio.sleep(0.01)
+        unlucky = await reason_of(serving, 5, client="unlucky")
+        return [await running, unlucky, await reason_of(serving, 5)]
+
+    assert run(paced(policy=Breaks()), clients) == ["error", "error", "length"]
+
+
+def test_an_engine_that_dies_says_so_to_everybody() -> None:
+    class Dies(PacedEngine):
+        def step(self) -> Any:
+            raise SystemError("gone")
+
+        def abort_request(self, request_id: Any) -> Any:
+            raise SystemError("gone")
+
+    async def clients(serving: AsyncLLMEngine) -> None:
+        with pytest.raises(EngineDead, match="SystemError: gone"):
+            await reason_of(serving, 5)
+        assert not serving.healthy
+        with pytest.raises(EngineDead):
+            await reason_of(serving, 5)
+        with pytest.raises(EngineDead):
+            await serving.ask(lambda engine: None)
+
+    engine = Dies(make_scheduler(memory=make_memory(blocks=4)), Constant(0.001))
+
+    async def served() -> None:
+        serving = AsyncLLMEngine(engine)
+        await clients(serving)
+        await serving.close()
+
+    asyncio.run(served())
