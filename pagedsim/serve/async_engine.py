@@ -109,7 +109,17 @@ class AsyncLLMEngine:
     @property
     def healthy(self) -> bool:
         """Whether a request would be served."""
-        return self._dead is None and not self._closing
+        return not self.dead and not self._closing
+
+    @property
+    def dead(self) -> bool:
+        """Whether its thread has ended by an error."""
+        return self._dead is not None
+
+    def refuse_dead(self) -> None:
+        """Raise EngineDead where its thread has ended by an error."""
+        if self._dead is not None:
+            raise EngineDead(f"the engine has stopped: {type(self._dead).__name__}: {self._dead}")
 
     @property
     def now(self) -> float:
@@ -175,7 +185,7 @@ class AsyncLLMEngine:
 
     async def ask(self, question: Callable[[Served], T]) -> T:
         """What `question` answers of the engine, between two steps."""
-        self._refuse_dead()
+        self.refuse_dead()
         loop = self._started()
         answer: asyncio.Future[T] = loop.create_future()
 
@@ -189,17 +199,22 @@ class AsyncLLMEngine:
         self._send(work)
         return await answer
 
-    async def drain(self, seconds: float) -> Drained:
-        """Take nobody any more; answer those who are here, and after `seconds` abort the rest."""
+    async def drain(
+        self, seconds: float, *, hurried: Callable[[], bool] = lambda: False
+    ) -> Drained:
+        """Take nobody any more; answer those who are here, and after `seconds` abort the rest.
+
+        It is not waited any more once somebody is `hurried`.
+        """
         self._closing = True
         before, loop = len(self._streams), asyncio.get_running_loop()
         until = loop.time() + seconds
-        while self._streams and loop.time() < until and self._dead is None:
+        while self._streams and loop.time() < until and not (self.dead or hurried()):
             await asyncio.sleep(min(0.05, max(until - loop.time(), 0)))
         left = list(self._streams.values())
         for stream in left:
             self._give_up(stream, "abort")
-        while self._streams and self._dead is None:  # until the step that is under way ends
+        while self._streams and not self.dead:  # until the step that is under way ends
             await asyncio.sleep(0.01)
         return Drained(before - len(left), len(left))
 
@@ -224,7 +239,7 @@ class AsyncLLMEngine:
         delta: bool,
         labels: dict[str, Any],
     ) -> Stream:
-        self._refuse_dead()
+        self.refuse_dead()
         if self._closing:
             raise Closing("the server is shutting down")
         if self.waiting >= self.max_waiting:
@@ -287,7 +302,7 @@ class AsyncLLMEngine:
                 one.finish_reason = one.finish_reason if one.finish_reason != "abort" else reason
             self._post(self._deliver, [output])
 
-        if self._dead is None:
+        if not self.dead:
             self._send(work)
 
     def _retry_after(self) -> int:
@@ -296,10 +311,6 @@ class AsyncLLMEngine:
             return 1
         rate = (len(self._left) - 1) / max(self._left[-1] - self._left[0], 1e-3)
         return min(max(ceil(self.max_waiting / 10 / rate), 1), 60)
-
-    def _refuse_dead(self) -> None:
-        if self._dead is not None:
-            raise EngineDead(f"the engine has stopped: {type(self._dead).__name__}: {self._dead}")
 
     def _died(self, error: BaseException) -> None:
         self._dead = error

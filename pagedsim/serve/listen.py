@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -15,7 +16,13 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.made import made
+from pagedsim.serve.made import Made, made
+
+FILES = 65536
+"""Connections that may be open at once, where the system allows as many."""
+KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open; longer than clients keep theirs, so that none sends
+into one that is just being closed."""
 
 
 def listen(config: Mapping[str, Any]) -> None:
@@ -23,43 +30,84 @@ def listen(config: Mapping[str, Any]) -> None:
     require_whole("port", config["port"], 0, 65535)
     require_whole("max_body", config["max_body"], 1)
     require_number("drain", config["drain"], 0)
-    with _socket(config["host"], config["port"]) as listening:
+    _allow_connections()
+    with _bound(config["host"], config["port"]) as listening:
         found = made(config)
         engine = AsyncLLMEngine(
             found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
         key = config["api_key"] or os.environ.get("PAGEDSIM_API_KEY") or None
         app = make_app(engine, found, api_key=key, max_body=config["max_body"])
-        settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-        host, port = listening.getsockname()[:2]
-        _say(f"{found.model} on {found.backend}, {found.policy}: http://{host}:{port}")
-        asyncio.run(_Listener(settings, engine, config["drain"]).serve([listening]))
+        server = Listener(app, engine, found, config["drain"])
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(server.serve([listening]))
+        engine.refuse_dead()
 
 
-class _Listener(uvicorn.Server):
-    """Drains the engine before it closes its connections."""
+class Listener(uvicorn.Server):
+    """Says where it is, ends with its engine, and drains that before it closes connections."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncLLMEngine, drain: float) -> None:
-        super().__init__(config)
-        self._engine, self._drain = engine, drain
+    def __init__(self, app: Any, engine: AsyncLLMEngine, found: Made, drain: float) -> None:
+        settings = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE,
+        )
+        super().__init__(settings)
+        self._engine, self._found, self._drain = engine, found, drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        found = self._found
+        host, port = (sockets or self.servers[0].sockets)[0].getsockname()[:2]
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        _say(f"{found.model} on backend={found.backend} under {found.policy} serves at {where}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Told to end once, it drains; told again, it ends at once."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end."""
+        return await super().on_tick(counter) or self._engine.dead
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer who is there, close what is open, end the engine."""
         if unfinished := self._engine.unfinished:
-            _say(f"ending: {unfinished} requests have {self._drain:g} s; Ctrl-C again gives up")
-        drained = await self._engine.drain(self._drain)
-        _say(f"ended: {drained.finished} requests finished, {drained.aborted} aborted")
+            told = "told so again, it ends at once"
+            _say(f"ending: {unfinished} requests have {self._drain:g} s; {told}")
+        drained = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
         await super().shutdown(sockets)
         await self._engine.close()
+        _say(f"ended: {drained.finished} requests finished, {drained.aborted} aborted")
 
 
-def _socket(host: str, port: int) -> socket.socket:
-    """Bound before anything is loaded, so that a port that is taken is found out at once."""
+def _allow_connections() -> None:
+    """As many open connections as the system lets this process have."""
     try:
-        kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.socket(kind)
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket, before anything is loaded, so that a port that is taken is found out at once."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
     except OSError as error:
+        bound.close()
         raise ConfigError(f"host={host}, port={port}: cannot listen: {error.strerror}") from error
     return bound
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
@@ -99,6 +100,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: "-".join(map(str, one.values())))
+@examples(max_examples=examples().max_examples // 5)
 @given(rows=rows, overlap=st.booleans())
 def test_every_step_and_every_time_is_that_of_the_simulation(
     settings: dict[str, Any], rows: list[Row], overlap: bool
