@@ -96,6 +96,10 @@ class Memory(ABC):
         """Of the free blocks, those whose content the prefix cache could still use."""
         return 0
 
+    def known_blocks(self) -> Iterable[int]:
+        """Blocks, in use or free, whose content the prefix cache could hand to somebody."""
+        return ()
+
     @property
     def shared(self) -> int:
         """GPU blocks that sharing saves: owners beyond the first of each, all together."""

@@ -42,6 +42,9 @@ class PrefixMemory(PagedMemory):
     def cached(self) -> int:
         return self._idle_keys
 
+    def known_blocks(self) -> Iterable[int]:
+        return self._key_of.keys()
+
     # -- the pool ------------------------------------------------------------------------------
 
     def _free_blocks(self) -> list[int]:
