@@ -56,7 +56,7 @@ def test_the_wheel_holds_every_module_and_every_configuration_file(tmp_path: Pat
     expected = {
         path.relative_to(ROOT).as_posix()
         for package in (*packages, "pagedsim/kernels")
-        for suffix in ("*.py", "*.yaml", "py.typed", "tuned*.json")
+        for suffix in ("*.py", "*.yaml", "*.html", "*.css", "*.js", "py.typed", "tuned*.json")
         for path in (ROOT / package).rglob(suffix)
     }
     held = set(zipfile.ZipFile(wheel).namelist())

@@ -15,8 +15,10 @@ import uvicorn
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.serve.api.app import make_app
+from pagedsim.serve.api.live import Live, add_live
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.made import Made, made
+from pagedsim.serve.tally import Tally
 
 FILES = 65536
 """Connections that may be open at once, where the system allows as many."""
@@ -32,13 +34,16 @@ def listen(config: Mapping[str, Any]) -> None:
     require_number("drain", config["drain"], 0)
     _allow_connections()
     with _bound(config["host"], config["port"]) as listening:
-        found = made(config)
+        tally = Tally()
+        found = made(config, tally)
         engine = AsyncLLMEngine(
             found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
         key = config["api_key"] or os.environ.get("PAGEDSIM_API_KEY") or None
         app = make_app(engine, found, api_key=key, max_body=config["max_body"])
-        server = Listener(app, engine, found, config["drain"])
+        about = {"model": found.model, "backend": found.backend, "policy": found.policy}
+        live = add_live(app, engine, tally, about | {"speed": config["speed"]})
+        server = Listener(app, engine, found, live, config["drain"])
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve([listening]))
         engine.refuse_dead()
@@ -47,7 +52,9 @@ def listen(config: Mapping[str, Any]) -> None:
 class Listener(uvicorn.Server):
     """Says where it is, ends with its engine, and drains that before it closes connections."""
 
-    def __init__(self, app: Any, engine: AsyncLLMEngine, found: Made, drain: float) -> None:
+    def __init__(
+        self, app: Any, engine: AsyncLLMEngine, found: Made, live: Live, drain: float
+    ) -> None:
         settings = uvicorn.Config(
             app,
             log_level="warning",
@@ -57,7 +64,7 @@ class Listener(uvicorn.Server):
             timeout_keep_alive=KEEP_ALIVE,
         )
         super().__init__(settings)
-        self._engine, self._found, self._drain = engine, found, drain
+        self._engine, self._found, self._live, self._drain = engine, found, live, drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -83,6 +90,7 @@ class Listener(uvicorn.Server):
             told = "told so again, it ends at once"
             _say(f"ending: {unfinished} requests have {self._drain:g} s; {told}")
         drained = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
+        self._live.close()
         await super().shutdown(sockets)
         await self._engine.close()
         _say(f"ended: {drained.finished} requests finished, {drained.aborted} aborted")

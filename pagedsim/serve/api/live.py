@@ -1,0 +1,155 @@
+"""The live page: `GET /`, its files under `/page/`, and what it shows as events of `GET /live`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from importlib.resources import files
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import FastAPI, HTTPException, Query, Response
+from fastapi.responses import StreamingResponse
+
+from pagedsim.core import PagedsimError
+from pagedsim.serve.served import Served
+from pagedsim.serve.snapshot import encode, snapshot
+from pagedsim.serve.tally import Tally
+
+EVERY = 0.1
+"""Seconds between two snapshots, at least."""
+MOST_WATCHED = 8
+"""Of how many requests one viewer may ask for everything."""
+
+_KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+# The page asks this server alone; `img-src data:` is its icon.
+_POLICY = "default-src 'self'; img-src 'self' data:"
+
+T = TypeVar("T")
+Watched = Annotated[list[str], Query(max_length=MOST_WATCHED)]
+
+
+class Asked(Protocol):
+    """Who answers questions about an engine between two of its steps: `AsyncLLMEngine`."""
+
+    async def ask(self, question: Callable[[Served], T]) -> T:
+        """What `question` answers of the engine."""
+
+
+class Live:
+    """Makes snapshots while anybody looks, the same for all; who is slow gets the newest only."""
+
+    def __init__(self, engine: Asked, tally: Tally, about: Mapping[str, Any]) -> None:
+        """`about` says what the server is, in every snapshot: `model`, `backend`, `policy`."""
+        self._engine, self._tally, self._about = engine, tally, dict(about)
+        self._watched: Counter[str] = Counter()
+        self._viewers = 0
+        self._maker: asyncio.Task[None] | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._newest = ""
+        self._number = 0
+        self._closed = False
+
+    @property
+    def viewers(self) -> int:
+        """How many look."""
+        return self._viewers
+
+    @property
+    def made(self) -> int:
+        """Snapshots made so far."""
+        return self._number
+
+    async def look(self, watched: list[str]) -> AsyncGenerator[str, None]:
+        """Snapshots as server-sent events, until the viewer goes or the server closes."""
+        self._watched.update(watched)
+        self._viewers += 1
+        seen = self._number
+        if self._maker is None or self._maker.done():
+            self._maker = asyncio.create_task(self._make())
+        try:
+            while not self._closed:
+                if seen == self._number:
+                    await self._next()
+                    continue
+                seen = self._number
+                yield self._newest
+        finally:
+            self._viewers -= 1
+            self._watched = +(self._watched - Counter(watched))
+
+    def close(self) -> None:
+        """Nobody looks any more; a server that shuts down waits for its streams to end."""
+        self._closed = True
+        self._tell()
+
+    async def _make(self) -> None:
+        while self._viewers and not self._closed:
+            self._newest = f"data: {await self._taken()}\n\n"
+            self._number += 1
+            self._tell()
+            await asyncio.sleep(EVERY)
+
+    async def _taken(self) -> str:
+        watched = tuple(self._watched)
+        try:
+            plain = await self._engine.ask(
+                lambda engine: snapshot(engine.scheduler, self._tally, engine.now, watched)
+            )
+        except PagedsimError as error:
+            plain = {"failure": str(error)}
+        return await asyncio.to_thread(encode, self._about | plain)
+
+    async def _next(self) -> None:
+        """Until there is a new snapshot."""
+        if self._news is None:
+            self._news = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._news)
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            with suppress(asyncio.InvalidStateError):
+                self._news.set_result(None)
+            self._news = None
+
+
+def add_live(app: FastAPI, engine: Asked, tally: Tally, about: Mapping[str, Any]) -> Live:
+    """Put the page into an app. `Live.close` is to be called before the app shuts down.
+
+    `tally` must be the observer of the engine's steps.
+    """
+    live = Live(engine, tally, about)
+    pages = {
+        page.name: (page.read_bytes(), kind)
+        for page in files("pagedsim.serve").joinpath("page").iterdir()
+        if (kind := _KINDS.get("." + page.name.rpartition(".")[2]))
+    }
+
+    def page(name: str) -> Response:
+        if name not in pages:
+            raise HTTPException(404, f"no such page: {name}")
+        content, kind = pages[name]
+        headers = {"Cache-Control": "no-cache", "Content-Security-Policy": _POLICY}
+        return Response(content, media_type=kind, headers=headers)
+
+    @app.get("/", include_in_schema=False)
+    def index() -> Response:
+        return page("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    def file(name: str) -> Response:
+        return page(name)
+
+    @app.get("/live", include_in_schema=False)
+    async def snapshots(watch: Watched = []) -> Response:  # noqa: B006
+        stream = live.look(watch)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    return live

@@ -1,0 +1,233 @@
+"""Snapshots for everybody who looks: made once, never for nobody, the newest for the slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi import FastAPI
+
+from pagedsim.core import PagedMemory, PagedsimError, Request, Scheduler, Unified
+from pagedsim.serve.api import live as module
+from pagedsim.serve.api.live import Live, add_live
+from pagedsim.serve.tally import Tally
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Answers questions about a scheduler with one request, or says why it does not."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(memory=PagedMemory(8, 4), batching=Unified())
+        self.scheduler.add(Request("a", 6), 0.0, 9)
+        self.scheduler.commit(self.scheduler.plan(0.0), 0.25)
+        self.now, self.asked = 0.25, 0
+        self.failure: PagedsimError | None = None
+
+    async def ask(self, question: Callable[[Any], T]) -> T:
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+        return question(self)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.005)
+
+
+def live(engine: Engine) -> Live:
+    return Live(engine, Tally(), {"model": "m", "backend": "sim", "policy": "fcfs"})
+
+
+async def read(events: AsyncIterator[str]) -> dict[str, Any]:
+    event = await asyncio.wait_for(anext(events), 5)
+    assert event.startswith("data: ") and event.endswith("\n\n")
+    assert event.count("\n") == 2
+    taken: dict[str, Any] = json.loads(event.removeprefix("data: "))
+    return taken
+
+
+def test_a_viewer_sees_what_the_server_is_and_what_it_does() -> None:
+    async def look() -> dict[str, Any]:
+        return await read(live(Engine()).look([]))
+
+    found = asyncio.run(look())
+    assert (found["model"], found["backend"], found["policy"]) == ("m", "sim", "fcfs")
+    assert [row["id"] for row in found["running"]["first"]] == ["a"]
+    assert found["blocks"]["cells"] == [0, 1, 0, 2, -1, 0, 0, 6]
+
+
+def test_viewers_share_the_snapshots_and_each_gets_who_is_watched() -> None:
+    async def look() -> tuple[int, int, list[list[str]]]:
+        engine = Engine()
+        shared = live(engine)
+        one, other = shared.look([]), shared.look(["a", "who?"])
+        first = [await read(one), await read(other)]
+        for _ in range(4):
+            await read(one)
+        watched = [[row["id"] for row in found["watched"]] for found in (*first, await read(one))]
+        return engine.asked, shared.made, watched
+
+    asked, made, watched = asyncio.run(look())
+    assert asked <= made + 1 <= 9
+    assert watched[-1] == ["a"]
+
+
+def test_nothing_is_made_while_nobody_looks() -> None:
+    async def look() -> tuple[int, int, int]:
+        engine = Engine()
+        shared = live(engine)
+        await asyncio.sleep(0.03)
+        before = engine.asked
+        events = shared.look([])
+        await read(events)
+        await events.aclose()
+        assert shared.viewers == 0
+        await asyncio.sleep(0.03)
+        after = engine.asked
+        await asyncio.sleep(0.05)
+        again = shared.look([])
+        await read(again)
+        return before, engine.asked - after, shared.viewers
+
+    assert asyncio.run(look()) == (0, 1, 1)
+
+
+def test_who_is_slow_gets_the_newest_and_none_twice() -> None:
+    async def look() -> list[float]:
+        engine = Engine()
+        shared = live(engine)
+        slow, seen = shared.look([]), []
+        for step in range(1, 4):
+            engine.now = float(step)
+            seen.append((await read(slow))["now"])
+            engine.now = step + 0.5
+            made = shared.made
+            while shared.made < made + 3:  # these it misses
+                await asyncio.sleep(0.001)
+        return seen
+
+    assert asyncio.run(look()) == [1.0, 1.5, 2.5]
+
+
+def test_an_engine_that_has_died_is_told_of() -> None:
+    async def look() -> tuple[dict[str, Any], dict[str, Any]]:
+        engine = Engine()
+        engine.failure = PagedsimError("the engine has stopped: it broke")
+        events = live(engine).look([])
+        dead = await read(events)
+        engine.failure = None
+        return dead, await read(events)
+
+    dead, alive = asyncio.run(look())
+    assert dead["failure"] == "the engine has stopped: it broke"
+    assert "failure" not in alive
+
+
+def test_streams_end_when_the_server_closes() -> None:
+    async def look() -> list[str]:
+        shared = live(Engine())
+        events = shared.look([])
+        await read(events)
+
+        async def rest() -> list[str]:
+            return [event async for event in events]
+
+        reading = asyncio.create_task(rest())
+        await asyncio.sleep(0.02)
+        shared.close()
+        left = await asyncio.wait_for(reading, 5)
+        assert [event async for event in shared.look([])] == []
+        return left
+
+    assert asyncio.run(look())
+
+
+# -- over HTTP -----------------------------------------------------------------------------------
+
+
+def get(app: FastAPI, path: str, query: str = "") -> tuple[int, dict[str, str], bytes]:
+    """What an app answers to GET: status, headers, body; no package for it is needed."""
+    sent: list[dict[str, Any]] = []
+
+    async def call() -> None:
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
+            "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "",
+            "query_string": query.encode(), "headers": [], "server": ("test", 80),
+        }  # fmt: skip
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+
+    asyncio.run(call())
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], headers, b"".join(one.get("body", b"") for one in sent)
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    made = FastAPI()
+    add_live(made, Engine(), Tally(), {"model": "m"})
+    return made
+
+
+def test_every_file_that_the_page_names_is_served_and_names_no_other_address(app: FastAPI) -> None:
+    status, headers, page = get(app, "/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert headers["content-security-policy"] == "default-src 'self'; img-src 'self' data:"
+    names = {"page.css", "page.js"}
+    assert all(f'"page/{name}"'.encode() in page for name in names)
+    seen: set[str] = set()
+    while names - seen:
+        name = (names - seen).pop()
+        seen.add(name)
+        status, headers, content = get(app, f"/page/{name}")
+        assert status == 200 and headers["content-type"].startswith("text/"), name
+        words = content.decode().split('from "./')[1:]
+        names |= {word.partition('"')[0] for word in words}
+        addresses = content.replace(b"http://www.w3.org/2000/svg", b"")
+        assert b"http:" not in addresses and b"https:" not in addresses, name
+    assert len(seen) == 10
+
+
+@pytest.mark.parametrize("name", ["", "nothing.js", "..%2Flive.py", "../api/live.py"])
+def test_nothing_else_is_served(app: FastAPI, name: str) -> None:
+    assert get(app, f"/page/{name}")[0] == 404
+
+
+def test_too_many_watched_are_refused(app: FastAPI) -> None:
+    assert get(app, "/live", "&".join(["watch=a"] * 9))[0] == 422
+
+
+def test_the_stub_asks_as_the_engine_does() -> None:
+    """The engine's thread answers between two steps; the stub here answers at once."""
+    from pagedsim.serve.async_engine import AsyncLLMEngine
+
+    async def ask() -> tuple[float, bool]:
+        inner: Any = Engine()
+        inner.pause, inner.tokenizer = float("inf"), None
+        inner.close = lambda: None
+        inner.has_unfinished_requests = lambda: False
+        engine = AsyncLLMEngine(inner)
+        shared = Live(engine, Tally(), {})
+        seen = await read(shared.look([]))
+        thread = await engine.ask(lambda _: threading.current_thread())
+        await engine.close()
+        return seen["now"], thread is threading.current_thread()
+
+    assert asyncio.run(ask()) == (0.25, False)
