@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -44,9 +45,18 @@ settings.load_profile(
 Call = Callable[..., tuple[int, str, str]]
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end: no collection goes through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
     """The files of `conf` are parsed once a process, not once a composition."""
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()  # runs the module below once more, which makes another class of its name
     from hydra._internal.core_plugins.importlib_resources_config_source import (
         ImportlibResourcesConfigSource as Source,
     )

@@ -203,6 +203,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args(words)
     crowd = Crowd(asked.running, asked.waiting, asked.steps)
+    gc.freeze()  # what was imported is not gone through again before each policy
     found = {name: measured(crowd, spare, asked.rounds) for name, spare in STATES.items()}
     print(f"{crowd.running} running, {crowd.waiting} waiting: a step that only decodes\n")
     print("\n".join(table(found)))

@@ -1,39 +1,45 @@
-"""Runs each `interpreted*.py` in a process of its own, with Triton's interpreter on."""
+"""Runs every `interpreted*.py` in processes of their own, with Triton's interpreter on."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
 FILES = sorted(TESTS.rglob("interpreted*.py"))
+ATTENTION = TESTS / "kernels/interpreted.py"
+"""The longest of them; all others share a process, since it takes seconds to begin one."""
+OTHERS = [file for file in FILES if file != ATTENTION]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
 )
 
 
-def run(file: Path, marker: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker]
+def run(files: Sequence[Path], marker: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", marker]
     child = subprocess.run(
-        [*command, str(file)],
+        [*command, *map(str, files)],
         cwd=TESTS.parent,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
     assert child.returncode == 0, child.stdout + child.stderr
-    assert " passed" in child.stdout
+    for file in files:
+        assert re.search(rf"/{file.name}::.* PASSED", child.stdout), file
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_kernels_interpreted(file: Path) -> None:
-    run(file, "not slow")
+@pytest.mark.parametrize("files", [[ATTENTION], OTHERS], ids=["attention", "others"])
+def test_the_kernels_interpreted(files: list[Path]) -> None:
+    run(files, "not slow")
 
 
 @pytest.mark.slow
@@ -41,4 +47,4 @@ def test_the_kernels_interpreted(file: Path) -> None:
     "file", [file for file in FILES if "mark.slow" in file.read_text()], ids=lambda file: file.stem
 )
 def test_the_cross_product_interpreted(file: Path) -> None:
-    run(file, "slow")
+    run([file], "slow")
