@@ -194,9 +194,18 @@ def crowded(policy: str, preemption: str, batching: str, memory: str, seed: int)
     )
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("batching", ["prefill_first", "closed", "unified", "static"])
-@pytest.mark.parametrize("policy", POLICIES)
+BATCHINGS = ("prefill_first", "closed", "unified", "static")
+EVERY = [
+    pytest.param(policy, batching, memory, marks=() if quick else pytest.mark.slow)
+    for number, policy in enumerate(POLICIES)
+    for which, batching in enumerate(BATCHINGS)
+    for turn, memory in enumerate(MEMORIES)
+    for quick in [not number or (number + which + turn) % 2 == 0]
+]
+"""Every policy with every batching and memory; the first of them all quickly, the others half."""
+
+
+@pytest.mark.parametrize(("policy", "batching", "memory"), EVERY)
 def test_fast_forward_changes_no_byte(policy: str, batching: str, memory: str) -> None:
     quick = 0
     for preemption, seed in product(("recompute", "swap", "cheapest"), range(2)):
