@@ -151,11 +151,28 @@ def command() -> None:
         sys.argv[1:] = in_order(completed(words[1:]))
         run("serve")
         return
+    if (at := _bench_at(words)) is not None:
+        from pagedsim.run.http.words import HELP, meant
+
+        if {"--help", "-h"} & set(words):
+            print(HELP)
+            return
+        sys.argv[1:] = meant([*words[:at], *words[at + 1 :]])
     sys.argv[1:] = in_order(sys.argv[1:])
     if "--version" in sys.argv:
         print(f"pagedsim {pagedsim.__version__}")
     else:
         run()
+
+
+def _bench_at(words: Sequence[str]) -> int | None:
+    """Where the command `bench` stands: before all settings, and not as an option's value."""
+    for at, word in enumerate(words):
+        if word == "bench" and (at == 0 or words[at - 1] not in _WITH_VALUE):
+            return at
+        if "=" in word and not word.startswith("-"):
+            break
+    return None
 
 
 def _policies(words: Sequence[str]) -> str:

@@ -67,6 +67,8 @@ class Config:
     """The folder of an earlier study, for experiments that take it up."""
     requests: str | None = None
     """The log of an outside server's requests, for the experiment that fits step times to it."""
+    record: str | None = None
+    """Where the experiment that puts load on a server leaves a log of its requests."""
     prompt: int | None = None
     """Tokens of a prompt, and sequences of a batch, for the experiment that works out a step."""
     batch: int | None = None

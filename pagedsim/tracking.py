@@ -186,7 +186,8 @@ def _log_load(tracked: Any, run: Run, points: int) -> None:
     """What waits, runs and is in use, along the time of the run: the same axis for every run."""
     tracked.define_metric("time")
     tracked.define_metric("load/*", step_metric="time")
-    edges, series = load_of(run, min(points, max(run.steps("end").num_rows, 1)))
+    most = run.steps("end").num_rows if run.inside else points
+    edges, series = load_of(run, min(points, max(most, 1)))
     columns = {f"load/{name}": values.tolist() for name, values in series.items()}
     for i, time in enumerate(edges[1:].tolist()):
         tracked.log({"time": time} | {name: values[i] for name, values in columns.items()})

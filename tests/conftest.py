@@ -20,6 +20,7 @@ from pagedsim.__main__ import main
 
 if TYPE_CHECKING:
     from pagedsim.engine.models import LoadedModel
+    from tests.run.http.fake import Fake
 
 # Small models are faster on one thread, and steadier; workers and processes share the cores anyway.
 # Set before anybody imports torch, and handed on to every process that a test starts.
@@ -137,3 +138,13 @@ def _small() -> LoadedModel:
     from tests.engine.architectures import made
 
     return load_model(made("llama"))
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    """A server that speaks as OpenAI's does; a test may change what it does."""
+    pytest.importorskip("aiohttp")
+    from tests.run.http.fake import Fake, serving
+
+    with serving(Fake()) as there:
+        yield there

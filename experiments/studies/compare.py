@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import DEFAULT_METRICS
@@ -17,7 +18,7 @@ from pagedsim.run.command import group_of
 from pagedsim.run.job import Job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import BackendName, Reading, Study
 
 _NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
 """What there is once in a study, whatever its arms."""
@@ -32,6 +33,7 @@ class Compare(Study):
     the setting that the arms vary, where they are points of a sweep.
     """
 
+    backends: ClassVar[Sequence[BackendName]] = ("sim", "engine", "http")
     whole = False
 
     title: str
@@ -75,6 +77,12 @@ class Compare(Study):
 
     def key_of(self, arm: str) -> str:
         return f"study.arms.{arm}" if self.swept is None else f"study.over={self.swept}"
+
+
+class Decisions(Compare):
+    """A comparison of what a server decides: nothing that a client could ask for."""
+
+    backends: ClassVar[Sequence[BackendName]] = ("sim", "engine")
 
 
 def check_metrics(where: str, metrics: Sequence[str]) -> None:

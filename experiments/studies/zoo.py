@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from experiments.studies import zoo_words as words
-from experiments.studies.compare import Compare, check_metrics, check_overrides
+from experiments.studies.compare import Decisions, check_metrics, check_overrides
 from experiments.studies.zoo_arms import Feed, by_client, every_policy
 from experiments.studies.zoo_data import data_of, gathered
 from pagedsim.core import ConfigError
@@ -30,7 +30,7 @@ from pagedsim.run.study import Reading
 
 
 @dataclass(frozen=True)
-class Zoo(Compare):
+class Zoo(Decisions):
     """A comparison whose arms are all policies that have a name, and `arms` besides.
 
     A policy that goes by lengths has an arm with each of `predictors`. `only` names the arms that

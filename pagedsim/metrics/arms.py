@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,6 +37,25 @@ class Run:
     def steps(self, *columns: str) -> pa.Table:
         """One row a step; some columns, or all."""
         return read_table(self.folder / STEPS, *columns)
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is known what the server did at each step; else only what its client saw."""
+        return not isnan(self.summary.get("total_blocks", 0))
+
+    @property
+    def measured(self) -> bool:
+        """Whether its times are real."""
+        return "machine" in self.summary
+
+    @property
+    def end(self) -> float:
+        """When its last step ended; where no step is known, the last that its client saw."""
+        if self.inside:
+            return float(np.asarray(self.steps("end")["end"].to_numpy()).max(initial=0.0))
+        times = [self.requests(name)[name].to_numpy() for name in ("arrival", "finished")]
+        seen = np.concatenate([np.zeros(1), *times])
+        return float(np.nanmax(seen))
 
 
 DEFAULT_METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")

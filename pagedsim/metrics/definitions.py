@@ -71,6 +71,9 @@ def tpot(each: Requests) -> Floats:
 @METRICS.spread("ITL")
 def itl(served: Served) -> tuple[Floats, Floats]:
     """Inter-token latency: every gap between two tokens of one request; one value a token."""
+    if (times := served.run.token_times) is not None:
+        gaps = times.gaps(served.finished)
+        return gaps, np.ones(len(gaps))
     several = served.finished & (served.requests["output_tokens"] > 1)
     names = ("first_token", "finished", "output_tokens", "preemptions")
     return token_gaps(served.run.decode_ends, *(served.requests[name][several] for name in names))
@@ -124,25 +127,25 @@ def slo_attainment(served: Served) -> float | None:
 
 
 @METRICS.tally("Preemptions", "count", LESS)
-def preemptions(served: Served) -> int:
+def preemptions(served: Served) -> float:
     """Times a request lost its memory."""
     return served.total("preemptions")
 
 
 @METRICS.tally("Recomputed tokens", "count", LESS)
-def recomputed_tokens(served: Served) -> int:
+def recomputed_tokens(served: Served) -> float:
     """Tokens whose keys and values were thrown away and computed again."""
     return served.total("recomputed_tokens")
 
 
 @METRICS.tally("Swapped blocks", "count", LESS)
-def swapped_blocks(served: Served) -> int:
+def swapped_blocks(served: Served) -> float:
     """Blocks copied between GPU and CPU, out and in."""
     return served.total("swapped_blocks")
 
 
 @METRICS.tally("Cached tokens", "count", MORE)
-def cached_tokens(served: Served) -> int:
+def cached_tokens(served: Served) -> float:
     """Prompt tokens found in the prefix cache at first admission."""
     return served.total("cached_tokens")
 

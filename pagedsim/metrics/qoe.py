@@ -11,6 +11,7 @@ reads, so tokens that come early make up for later gaps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,21 @@ class Reader:
         begin = np.searchsorted(ends, first, side="right")
         steps = np.searchsorted(ends, last, side="right") - begin
         late = self._late(arrival + self.ttft, first, last, tokens, begin, steps, ends)
+        reading = tokens * (tokens - 1.0) / (2 * self.tokens_per_s)
+        whole = tokens * self.ttft + reading + late
+        return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)
+
+    def qoe_of_times(self, arrival: Floats, tokens: Counts, came: Sequence[Floats]) -> Floats:
+        """The QoE of answers of which it is known when each part came.
+
+        Where an answer has more tokens than parts, each part has equally many of them.
+        """
+        pace, late = 1 / self.tokens_per_s, np.zeros(len(arrival))
+        for row, (times, count) in enumerate(zip(came, tokens.tolist(), strict=True)):
+            if count and len(times):
+                each = times[np.arange(count) * len(times) // count]
+                best = arrival[row] + self.ttft + np.arange(count) * pace
+                late[row] = np.maximum(np.maximum.accumulate(each - best), 0).sum()
         reading = tokens * (tokens - 1.0) / (2 * self.tokens_per_s)
         whole = tokens * self.ttft + reading + late
         return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)

@@ -27,9 +27,9 @@ def summarise(
     requests: pa.Table,
     steps: Batches,
     *,
-    total_blocks: int,
-    block_size: int,
-    max_seqs: int,
+    total_blocks: float,
+    block_size: float,
+    max_seqs: float,
     slo: Slo | None = None,
     flops: float | None = None,
     bytes: float | None = None,
@@ -37,15 +37,17 @@ def summarise(
     peak_bandwidth: float | None = None,
     reader: Reader | None = None,
     swapped_peak: int | None = None,
+    end: float = NAN,
 ) -> dict[str, Any]:
     """The summary of one run.
 
     `flops` and `bytes` are what the run's steps took in all; with the peak of the hardware they
     give `mfu` and `mbu`, which are left out otherwise, as `goodput_per_s` is without an `slo`.
-    `swapped_peak` is of the server's memory, where it can swap.
+    `swapped_peak` is of the server's memory, where it can swap. Of a server that nobody can look
+    into there are no steps, its sizes are NaN, and `end` is when the run ended.
     """
     view = Requests.of(requests)
-    ends, last, sums = _over_steps(steps, block_size)
+    ends, last, sums = _over_steps(steps, block_size, end)
     work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
     run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work)
     summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
@@ -78,13 +80,13 @@ def _of_requests(run: RunTables, mask: Mask) -> dict[str, Any]:
 
 
 def _over_steps(
-    steps: Batches, block_size: int
+    steps: Batches, block_size: float, end: float
 ) -> tuple[Floats, float, dict[str, Sequence[float]]]:
     """Ends of the steps in which somebody decoded, that of the last of all, and metrics' sums."""
     wholes = {name: one.how for name, one in METRICS.items() if isinstance(one.how, Whole)}
     nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size)
     sums = {name: _sums(whole, nothing) for name, whole in wholes.items()}
-    decodes, last = [np.empty(0)], NAN
+    decodes, last = [np.empty(0)], end
     for batch in steps.to_batches():
         part = StepPart(batch, block_size)
         decodes.append(part["end"][part["decode_seqs"] > 0])

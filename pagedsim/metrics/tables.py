@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,30 @@ EachRequest = Callable[["Requests"], Floats]
 """One value a request; NaN for one that has none."""
 
 NAN = float("nan")
+
+
+TOKEN_TIMES = "token_times"
+"""The column of requests that has when each part of an answer came, where a client saw it come."""
+
+
+class TokenTimes(NamedTuple):
+    """When parts of answers came, of all requests after each other."""
+
+    offsets: NDArray[np.int64]
+    """Where the times of each request begin, and at last where all end."""
+    times: Floats
+
+    def of(self, row: int) -> Floats:
+        """Those of one request."""
+        return self.times[self.offsets[row] : self.offsets[row + 1]]
+
+    def gaps(self, rows: Mask) -> Floats:
+        """Every gap between two parts of one answer, of some requests."""
+        counts = np.diff(self.offsets)
+        whose = np.repeat(np.arange(len(counts)), counts)
+        same = (whose[1:] == whose[:-1]) & rows[whose[1:]]
+        first = int(self.offsets[0])
+        return np.diff(self.times[first : first + len(whose)])[same]
 
 
 class Requests:
@@ -56,6 +80,15 @@ class Requests:
             return np.zeros(0, dtype=bool)
         return np.asarray(pc.equal(column, word).to_numpy())
 
+    def lists(self, name: str) -> tuple[NDArray[np.int64], Floats] | None:
+        """A column of lists, as where each begins and ends and what is in all of them; None where
+        there is no such column."""
+        try:
+            column = self._column(name).combine_chunks()
+        except KeyError:
+            return None
+        return np.asarray(column.offsets, dtype=np.int64), np.asarray(column.values)
+
     def numbered(self, name: str) -> tuple[list[str], NDArray[np.int64]]:
         """The words of a column, each once as they come, and which one each request has."""
         coded = pc.dictionary_encode(self._column(name).combine_chunks())
@@ -71,7 +104,7 @@ class Requests:
 class StepPart:
     """Some of the steps, by column."""
 
-    def __init__(self, batch: pa.RecordBatch, block_size: int) -> None:
+    def __init__(self, batch: pa.RecordBatch, block_size: float) -> None:
         self._batch = batch
         self.block_size = block_size
 
@@ -87,7 +120,11 @@ class StepPart:
 def service_over_time(
     requests: Requests, clients: NDArray[np.int64], decode_ends: Floats
 ) -> ServiceOverTime:
-    """What clients got over time; `clients` has the number of each request's."""
+    """What clients got over time; `clients` has the number of each request's.
+
+    Where no step is known, tokens come evenly over time, and all waited for their first ones.
+    """
+    known = len(decode_ends) > 0
     return ServiceOverTime(
         clients,
         requests["arrival"],
@@ -95,9 +132,9 @@ def service_over_time(
         requests["finished"],
         requests["prompt_tokens"],
         requests["output_tokens"],
-        scheduled=requests["scheduled"],
+        scheduled=requests["scheduled"] if known else None,
         sequences=requests["sequences"],
-        ends=decode_ends,
+        ends=decode_ends if known else None,
     )
 
 
@@ -109,9 +146,9 @@ class RunTables:
     decode_ends: Floats
     """When steps in which somebody decoded ended."""
     last_end: float
-    """When the last of all steps did; NaN if there was none."""
-    total_blocks: int
-    max_seqs: int
+    """When the last of all steps did, or the run where none is known."""
+    total_blocks: float
+    max_seqs: float
     slo: Slo | None
     flops: float | None
     bytes: float | None
@@ -160,8 +197,18 @@ class RunTables:
         names = ("arrival", "first_token", "finished", "output_tokens")
         arrival, first, last, tokens = (self.requests[name][some] for name in names)
         found = np.full(len(some), NAN)
-        found[some] = self.reader.qoe(arrival, first, last, tokens, self.decode_ends)
+        if (times := self.token_times) is None:
+            found[some] = self.reader.qoe(arrival, first, last, tokens, self.decode_ends)
+        else:
+            came = [times.of(row) for row in np.flatnonzero(some).tolist()]
+            found[some] = self.reader.qoe_of_times(arrival, tokens, came)
         return found
+
+    @cached_property
+    def token_times(self) -> TokenTimes | None:
+        """When each request's tokens came, where that was seen; None where steps tell."""
+        lists = self.requests.lists(TOKEN_TIMES)
+        return None if lists is None else TokenTimes(*lists)
 
 
 @dataclass(frozen=True)
@@ -186,9 +233,10 @@ class Served:
         """How many of them are in a state."""
         return int(np.sum(self.mask & self.requests.are(state)))
 
-    def total(self, name: str) -> int:
-        """The sum of a column of counts."""
-        return int(self.requests[name][self.mask].sum())
+    def total(self, name: str) -> float:
+        """The sum of a column of counts; NaN where they are not known."""
+        total = self.requests[name][self.mask].sum()
+        return NAN if np.isnan(total) else int(total)
 
     def per_second(self, count: int) -> float:
         """A count over the makespan of the whole run, so that the rates of clients add up."""

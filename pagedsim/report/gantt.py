@@ -24,6 +24,7 @@ from pagedsim.report.style import (
     new_figure,
     short,
     tidy,
+    time_label,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def draw_gantt(study: Arms) -> Figure:
     figure.subplots_adjust(wspace=0.05)
     yielded = Line2D([], [], ls="", marker="|", mew=2, ms=8, color=YIELD, label="was preempted")
     entries = {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE, "": yielded}
+    if not any(run.inside for run in runs.values()):
+        entries = {"no token yet": QUEUED, "decode": DECODE}
     if any(_rejected(runs[arm])[chosen[arm]].any() for arm in arms):
         entries["rejected"] = REJECTED
     key(figure, entries)
@@ -82,7 +85,8 @@ def busiest(run: Run, count: int) -> NDArray[np.int64]:
         order = order[~rejected[order]]
     if len(order) <= count:
         return order
-    wait = np.nan_to_num((columns["scheduled"] - columns["arrival"])[order])
+    begun = columns["scheduled" if run.inside else "first_token"]
+    wait = np.nan_to_num((begun - columns["arrival"])[order])
     sums = np.convolve(wait, np.ones(count), mode="valid")
     first = int(np.argmax(sums))
     return order[first : first + count]
@@ -99,9 +103,8 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
     rejected = _rejected(run)[rows][order]
     gap = 1.5  # rows of space between clients
     y = np.arange(len(rows)) + gap * group[order]
-    last = float(np.asarray(run.steps("end")["end"].to_numpy()).max(initial=0.0))
     stages = ("arrival", "scheduled", "first_token", "finished")
-    times = [np.where(np.isnan(columns[s]), last, columns[s]) for s in stages]
+    times = [np.where(np.isnan(columns[s]), run.end, columns[s]) for s in stages]
     times[1] = np.minimum(times[1], times[2])
     served = ~rejected
     for colour, begin, end in zip((QUEUED, PREFILL, DECODE), times, times[1:], strict=False):
@@ -112,7 +115,7 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
     axes.set_ylim(float(y.max(initial=0)) + 1, -1)
     axes.autoscale_view(scaley=False)
     axes.grid(axis="y", visible=False)
-    tidy(axes, x="simulated time (s)")
+    tidy(axes, x=time_label([run]))
     axes.set_facecolor(PAPER)
     axes.tick_params(axis="y", length=0)
     if len(names) > 1:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import value_of
-from pagedsim.report.style import entries, key, looks, margins, new_figure, tidy
+from pagedsim.report.style import entries, key, looks, margins, new_figure, tidy, time_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,14 +18,19 @@ BINS = 320
 
 
 def draw_load(study: Arms) -> Figure:
-    """Requests waiting and running and KV use of every arm's first seed, one panel each."""
+    """Requests waiting and running and KV use of every arm's first seed, one panel each.
+
+    The last is left out where nobody could look into the server.
+    """
     look = looks(study.arms, bool(study.swept))
-    figure = new_figure(4.7)
-    panels = figure.subplots(3, 1, sharex=True)
+    inside = all(run.inside for run in study.runs)
+    titles = ["Requests waiting", "Requests running", *(["KV memory"] if inside else [])]
+    figure = new_figure(4.7 if inside else 3.4)
+    panels = figure.subplots(len(titles), 1, sharex=True)
     for arm in study.arms:
         run = study.of(arm)[0]
         edges, series = load_of(run, BINS)
-        for axes, values in zip(panels, series.values(), strict=True):
+        for axes, values in zip(panels, series.values(), strict=False):
             axes.stairs(
                 values,
                 edges,
@@ -34,14 +39,13 @@ def draw_load(study: Arms) -> Figure:
                 linestyle=look[arm].dashes,
                 lw=1.3,
             )
-    for axes, title in zip(
-        panels, ("Requests waiting", "Requests running", "KV memory"), strict=True
-    ):
+    for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title)
         axes.set_ylim(bottom=0)
         tidy(axes, y="requests")
-    tidy(panels[2], x="simulated time (s)", y="% of blocks")
-    panels[2].set_ylim(0, 102)
+    tidy(panels[-1], x=time_label(study.runs), y="% of blocks" if inside else "requests")
+    if inside:
+        panels[-1].set_ylim(0, 102)
     panels[0].set_xlim(left=0)
     margins(figure)
     figure.subplots_adjust(hspace=0.38)
@@ -52,8 +56,11 @@ def draw_load(study: Arms) -> Figure:
 def load_of(run: Run, bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Edges of equal bins of time, and the mean within each of what waits, runs and is in use.
 
-    Between steps nobody is served, and nothing counts.
+    Between steps nobody is served, and nothing counts. Where no steps are known, who has no token
+    yet waits, who has one runs, and nothing is known of memory.
     """
+    if not run.inside:
+        return _seen_from_outside(run, bins)
     start, end, waiting, swapped, running, used = (
         np.asarray(run.steps(name)[name].to_numpy())  # one by one: a run may have millions
         for name in ("start", "end", "waiting", "swapped", "running", "used_blocks")
@@ -66,6 +73,30 @@ def load_of(run: Run, bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray
         "running": _means(start, end, running, edges),
         "kv": _means(start, end, used * (100 / total), edges),
     }
+
+
+def _seen_from_outside(
+    run: Run, bins: int
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    edges = np.linspace(0, run.end or 1.0, bins + 1)
+    arrival, first, last = (
+        np.asarray(run.requests(name)[name].to_numpy())
+        for name in ("arrival", "first_token", "finished")
+    )
+    left = np.where(np.isnan(last), run.end, last)
+    begun = np.where(np.isnan(first), left, first)
+    waiting, running = _present(arrival, begun, edges), _present(begun, left, edges)
+    return edges, {"waiting": waiting, "running": running}
+
+
+def _present(
+    came: NDArray[np.float64], left: NDArray[np.float64], edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """How many there are between coming and leaving, a mean over each bin."""
+    times = np.concatenate((came, left))
+    order = np.argsort(times, kind="stable")
+    there = np.cumsum(np.where(order < len(came), 1.0, -1.0))[:-1]
+    return _means(times[order][:-1], times[order][1:], there, edges)
 
 
 def _means(

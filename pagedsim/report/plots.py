@@ -53,8 +53,7 @@ def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figur
     yield (
         "load",
         "Load",
-        "Who waits (swapped out included), who runs, and the share of KV blocks in use; "
-        f"seed {first}.",
+        _load_caption(study) + f"; seed {first}.",
         draw_load,
     )
     if tells_of_service(study):
@@ -72,7 +71,22 @@ def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figur
         "requests",
         "Requests, one by one",
         (f"{count} requests in a row, where {whose} waited longest" if count > 1 else "One request")
-        + f"; seed {first}. A mark at the end of a bar: the request was preempted on the way, so "
-        "its bar includes the time until it ran again.",
+        + f"; seed {first}."
+        + _bars_caption(study),
         draw_gantt,
+    )
+
+
+def _load_caption(study: Arms) -> str:
+    if all(run.inside for run in study.runs):
+        return "Who waits (swapped out included), who runs, and the share of KV blocks in use"
+    return "Who has no token yet, and who has one and waits for more, as the client sees it"
+
+
+def _bars_caption(study: Arms) -> str:
+    if not all(run.inside for run in study.runs):
+        return ""
+    return (
+        " A mark at the end of a bar: the request was preempted on the way, so its bar includes "
+        "the time until it ran again."
     )

@@ -9,7 +9,17 @@ import numpy as np
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.service import ServiceOverTime
 from pagedsim.metrics.tables import Floats, service_over_time
-from pagedsim.report.style import GRID, Look, key, looks, margins, new_figure, short, tidy
+from pagedsim.report.style import (
+    GRID,
+    Look,
+    key,
+    looks,
+    margins,
+    new_figure,
+    short,
+    tidy,
+    time_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +54,7 @@ def draw_service(study: Arms) -> Figure:
     for axes in panels[:, 0]:
         tidy(axes, y="service (thousand)")
     for axes in panels[-1]:
-        tidy(axes, x="simulated time (s)")
+        tidy(axes, x=time_label(study.runs))
     panels[0, 0].set_xlim(left=0)
     panels[0, 0].set_ylim(bottom=0)
     margins(figure)
@@ -67,12 +77,11 @@ def _draw_arm(axes: Axes, run: Run, look: dict[str, Look]) -> None:
 
 
 def _of(run: Run) -> tuple[list[str], ServiceOverTime, float]:
-    """The clients, what they got over time, and when the last step ended."""
+    """The clients, what they got over time, and when the run ended."""
     requests = run.by_column()
     end, decoding = (run.steps(name)[name].to_numpy() for name in ("end", "decode_seqs"))
     clients, numbers = requests.numbered("client")
-    last = float(end[-1]) if len(end) else 1.0
-    return clients, service_over_time(requests, numbers, end[decoding > 0]), last
+    return clients, service_over_time(requests, numbers, end[decoding > 0]), run.end or 1.0
 
 
 def _waits(over: ServiceOverTime, client: int, times: Floats) -> np.ndarray:

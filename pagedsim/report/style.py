@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pagedsim.metrics.arms import Arms
+    from pagedsim.metrics.arms import Arms, Run
 
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 QUEUED, PREFILL, DECODE, YIELD = "#b1bac4", "#e69f01", "#0072b3", "#d55e01"
@@ -204,6 +204,11 @@ def tidy(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
         if label is not None:
             axis.set_label_text(label)
     axes.tick_params(length=2.5, width=0.7)
+
+
+def time_label(runs: Sequence[Run]) -> str:
+    """What an axis of time in the run is called."""
+    return "time (s)" if any(run.measured for run in runs) else "simulated time (s)"
 
 
 def plain_log_ticks(axis: Any) -> None:

@@ -48,7 +48,7 @@ def write_timeline(
         ):
             if rows > most:
                 notes.append(f"{arm}: the first {most:,} of {rows:,} {what} are shown")
-        events += _server(run, 2 * i + 1, steps)
+        events += _server(run, 2 * i + 1, steps) if run.inside else ()
         events += _requests(run, 2 * i + 2, requests)
     if notes:
         events += _process(0, f"note: {'; '.join(notes)}")
@@ -103,11 +103,8 @@ def _counters(run: Run, process: int, table: pa.Table) -> Events:
 def _requests(run: Run, process: int, most: int) -> Events:
     yield from _process(process, f"{run.arm}: requests")
     table = run.requests().slice(0, most)
-    end = float(np.asarray(run.steps("end")["end"].to_numpy()).max(initial=0.0))
-    stages = [
-        _micros(table[name], end).tolist()
-        for name in ("arrival", "scheduled", "first_token", "finished")
-    ]
+    known = ("arrival", "scheduled" if run.inside else "first_token", "first_token", "finished")
+    stages = [_micros(table[name], run.end).tolist() for name in known]
     facts = (
         *("request", "client", "state", "reason"),
         *("prompt_tokens", "output_tokens", "preemptions", "recomputed_tokens", "swapped_blocks"),
@@ -115,7 +112,9 @@ def _requests(run: Run, process: int, most: int) -> Events:
     for i, row in enumerate(table.select(facts).to_pylist()):
         client = f" ({row['client']})" if row["client"] else ""
         yield from _track(process, i + 1, f"{row['request']}{client}")
-        arguments = {n: value for n, value in row.items() if n == "request" or value not in ("", 0)}
+        arguments = {
+            n: value for n, value in row.items() if n == "request" or value not in ("", 0, None)
+        }
         times = [stage[i] for stage in stages]
         if row["state"] == "rejected":
             yield _slice(process, i + 1, "rejected", times[0], times[3] - times[0], arguments)

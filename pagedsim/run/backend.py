@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ class Stage(ABC):
     """One run's scheduler, and what carries its steps out."""
 
     scheduler: Scheduler
+    ours: ClassVar[bool] = True
+    """Whether there is that scheduler; else the server is elsewhere, and nobody looks into it."""
 
     @abstractmethod
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
@@ -37,6 +40,13 @@ class Stage(ABC):
         """What else is known of these requests."""
         return {}
 
+    def unknown(self) -> Sequence[str]:
+        """Columns of the recorded requests that nobody can know here."""
+        return ()
+
+    def leave(self, folder: Path, workload: Workload, requests: pa.Table) -> None:
+        """Write what else there is of a complete run into its folder, beside its tables."""
+
     def facts(self) -> Settings:
         """What a reader of the results must know of the machine and is in no configuration."""
         return {}
@@ -51,8 +61,12 @@ class Backend(ABC):
 
     alone: ClassVar[bool] = False
     """Whether a run needs the machine for itself, since its times are real."""
+    elsewhere: ClassVar[bool] = False
+    """Whether it is somebody else's server, so that only requests can differ between arms."""
     unread: ClassVar[tuple[str, ...]] = ()
-    """Groups of the configuration that change nothing here."""
+    """Groups of the configuration, and keys beside them, that change nothing here."""
+    unread_since: ClassVar[str] = "times are measured, not modelled"
+    """Why they do not."""
 
     @abstractmethod
     def stage(self, config: Settings, seed: int) -> Stage:

@@ -30,6 +30,10 @@ _SECTIONS = {
     "tracking": SETTINGS,
 }
 """Where a key that is added (+server.foo=1) would be read by nobody, and the keys there are."""
+INSIDE = "it asks what happens inside a server"
+"""Why a study takes no server that is somebody else's."""
+_NO_ARM = ("study", "tracking", "report", "jobs", "seed", "seeds")
+"""Keys that do not tell arms apart."""
 
 
 def check_base(config: DictConfig) -> None:
@@ -54,10 +58,10 @@ def check_base(config: DictConfig) -> None:
 def _refuse_idle(config: DictConfig) -> None:
     """Raise ConfigError for a word that this experiment has no use for."""
     study = str(OmegaConf.to_container(config.study, resolve=False))
-    for key in ("prompt", "batch"):
+    for key, owner in (("prompt", "estimate"), ("batch", "estimate"), ("record", "bench")):
         if config[key] is not None and f"${{{key}}}" not in study:
             raise ConfigError(
-                f"{key}={config[key]}: changes nothing here; experiment=estimate takes it"
+                f"{key}={config[key]}: changes nothing here; experiment={owner} takes it"
             )
 
 
@@ -75,12 +79,13 @@ def _refuse_unused_model(config: DictConfig) -> None:
 def check_backend(study: Study, command: Command) -> None:
     """Raise ConfigError for a backend that the study cannot be served by."""
     name = command.choices.get("backend")
-    if name not in ("sim", "engine"):  # one of the user's own
-        name = "engine" if backend_of(command.config).alone else "sim"
+    if name not in ("sim", "engine", "http"):  # one of the user's own
+        backend = backend_of(command.config)
+        name = "http" if backend.elsewhere else "engine" if backend.alone else "sim"
     if name not in study.backends:
         raise ConfigError(
             f"backend={name}: experiment={command.experiment} takes "
-            f"backend={', '.join(study.backends)}: {study.why}"
+            f"backend={', '.join(study.backends)}: {study.why or INSIDE}"
         )
 
 
@@ -91,6 +96,7 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
     """
     firsts = list({job.arm: job for job in reversed(jobs)}.values())[::-1]
     study.check(firsts)
+    _refuse_alike(study, firsts)
     workloads: dict[str, Workload] = {}
     failures: dict[str, Failure] = {}
     arms: dict[str, list[str]] = {}
@@ -111,12 +117,29 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
     return {whose(reason): failure for reason, failure in failures.items()}
 
 
+def _refuse_alike(study: Study, firsts: Sequence[Job]) -> None:
+    """Raise ConfigError for two arms that differ in what a server elsewhere never sees alone."""
+    seen: dict[str, str] = {}
+    for job in firsts:
+        backend = backend_of(job.config)
+        if not backend.elsewhere:
+            continue
+        hidden = (*_NO_ARM, *backend.unread)
+        sent = {key: value for key, value in job.config.items() if key not in hidden}
+        other = seen.setdefault(json.dumps(sent, sort_keys=True, default=str), job.arm)
+        if other != job.arm:
+            raise ConfigError(
+                f"{study.key_of(job.arm)}: sends what {other!r} sends, to the same server: must "
+                "differ in workload.* or backend.*, for backend=http knows no other settings"
+            )
+
+
 def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
     """How many processes may run them; None for as many as there are cores."""
     alone = any(backend_of(job.config).alone for job in {job.arm: job for job in jobs}.values())
     if alone and (wanted or 1) > 1:
         raise ConfigError(
-            f"jobs={wanted}: must be 1 with backend=engine, whose runs would slow each other down"
+            f"jobs={wanted}: must be 1 where times are measured: runs would slow each other down"
         )
     return 1 if alone else wanted
 
@@ -139,10 +162,11 @@ def unused_words(
         for key, why in study.idle.items()
         if key in (key_of(word), group_of(word))
     ]
-    unread = [set(backend_of(job.config).unread) for job in jobs if not job.again]
+    backends = [backend_of(job.config) for job in jobs if not job.again]
+    unread = [set(backend.unread) for backend in backends]
     everywhere = set.intersection(*unread) if unread else set()
     return told + [
-        f"{word} changes nothing: times are measured, not modelled"
+        f"{word} changes nothing: {backends[0].unread_since}"
         for word in command.words
         if group_of(word) in everywhere
     ]

@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pagedsim.core import Scheduler
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.notice import Notice, as_records, notice_of
 from pagedsim.metrics.steps import Steps
 from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.tables import NAN
 from pagedsim.run.backend import Settings
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.needs import remarks
@@ -81,53 +83,57 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
 
 def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool = False) -> Run:
     """Make the tables and write them; who is still alive is in them as unfinished."""
-    for request in parts.stage.scheduler.requests.values():
+    scheduler = parts.scheduler
+    for request in scheduler.requests.values() if scheduler else ():
         recorder.left(request)
     requests, steps = recorder.requests_table(), recorder.steps()
+    for name in parts.stage.unknown():
+        place = requests.schema.get_field_index(name)
+        nothing = pa.nulls(requests.num_rows, requests.schema.types[place])
+        requests = requests.set_column(place, name, nothing)
     for name, values in parts.stage.step_columns().items():
         steps = steps.append_column(name, values)
     for name, values in parts.stage.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
-    summary = _summary(parts, requests, steps)
+    summary = _summary(parts, requests, steps, recorder.time)
     summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
     if facts := parts.stage.facts():
         summary["machine"] = facts
     write_run(job.folder, requests, steps, summary)
+    if not partial:
+        parts.stage.leave(job.folder, parts.workload, requests)
     return Run(job.arm, job.number, job.folder, job.config, summary)
 
 
-def _summary(parts: Parts, requests: pa.Table, steps: Steps) -> Settings:
-    scheduler = parts.stage.scheduler
-    return summarise(
-        requests,
-        steps,
-        total_blocks=scheduler.memory.total,
-        block_size=scheduler.memory.block_size,
-        max_seqs=scheduler.max_seqs,
-        slo=parts.slo,
-        reader=parts.reader,
-        swapped_peak=scheduler.memory.cpu_peak,
-        **parts.stage.work(steps),
-    )
+def _summary(parts: Parts, requests: pa.Table, steps: Steps, end: float) -> Settings:
+    scheduler = parts.scheduler
+    known: Settings = {"total_blocks": NAN, "block_size": NAN, "max_seqs": NAN, "end": end}
+    if scheduler is not None:
+        memory = scheduler.memory
+        known = {"total_blocks": memory.total, "block_size": memory.block_size}
+        known |= {"max_seqs": scheduler.max_seqs, "swapped_peak": memory.cpu_peak}
+    known |= {"slo": parts.slo, "reader": parts.reader, **parts.stage.work(steps)}
+    return summarise(requests, steps, **known)
 
 
 def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     """What a reader must know of the requests: what was cut, left out or rejected."""
     workload, rows = parts.workload, len(parts.workload)
-    told = (*workload.notices, *remarks(parts.stage.scheduler.policy, workload))
+    scheduler = parts.scheduler
+    more = remarks(scheduler.policy, workload) if scheduler else ()
+    told = (*workload.notices, *more)
     found = [notice_of(text) for text in (*told, *parts.stage.notices())]
     finished = requests.filter(pc.equal(requests["state"], "finished"))
     wanted = workload.output_len[np.asarray(finished["request"].to_numpy())]
     short = int(np.count_nonzero(np.asarray(finished["output_tokens"].to_numpy()) < wanted))
     if short:
-        limit = parts.stage.scheduler.max_model_len
-        found.append(Notice(f"answers were cut at max_model_len={limit} tokens", short, rows))
+        found.append(Notice(_cut(scheduler), short, rows))
     rejected = requests.filter(pc.equal(requests["state"], "rejected"))
     if rejected.num_rows:
         who, why = rejected["request"][0].as_py(), rejected["reason"][0].as_py()
-        more = f"the first, {who}: {why}"
-        found.append(Notice("requests were rejected", rejected.num_rows, rows, more))
-    queued = _queued_at_the_end(requests) if workload.mode == "open" else 0
+        first = f"the first, {who}: {why}"
+        found.append(Notice("requests were rejected", rejected.num_rows, rows, first))
+    queued = _queued_at_the_end(requests) if workload.mode == "open" and scheduler else 0
     if queued > max(OVERLOAD * rows, FEW):
         what = (
             "requests had not begun when the last one arrived, an overload: "
@@ -135,6 +141,13 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
         )
         found.append(Notice(what, queued, rows))
     return found
+
+
+def _cut(scheduler: Scheduler | None) -> str:
+    """Why an answer is shorter than the workload says."""
+    if scheduler is None:
+        return "answers were shorter than they were asked to be: the server may not take ignore_eos"
+    return f"answers were cut at max_model_len={scheduler.max_model_len} tokens"
 
 
 def _queued_at_the_end(requests: pa.Table) -> int:

@@ -29,7 +29,7 @@ GROUPS = {
     "cost": "how long a step takes",
     "workload": "which requests arrive, and when",
     "predictor": "who tells policies how long answers will be",
-    "backend": "what carries the steps out: simulated time, or a real engine",
+    "backend": "what carries the steps out: simulated time, a real engine, or a server over HTTP",
     "scale": "how much of the study is run: backend=engine takes a part, unless scale=full",
     "tracking": "Weights & Biases",
 }
@@ -107,6 +107,10 @@ EXAMPLES = (
         "experiment=calibrate requests=log.csv model=llama-3.1-8b memory.blocks=2588",
     ),
     (
+        "the same, of a server that answers over HTTP: observe it, then fit to what was seen",
+        "bench url=http://localhost:8000 workload.rate=4 record=log.csv",
+    ),
+    (
         "how far is the simulator from the engine? (backend.clock=cpu: on a shared machine)",
         "experiment=validate backend=engine backend.clock=cpu",
     ),
@@ -159,6 +163,7 @@ def _lines() -> Iterator[str]:
     yield "  python -m pagedsim -m key=value,value ...        all combinations"
     yield "  python -m pagedsim --cfg job [group=option] ...  print the configuration, run nothing"
     yield "  python -m pagedsim policies                      every policy: its rule, what it needs"
+    yield "  python -m pagedsim bench url=http://host:port ...  load on a server; bench --help"
     yield from ("", "GROUPS (* is the default)")
     chosen = _defaults()
     for group, meaning in _groups().items():
@@ -189,12 +194,12 @@ def _lines() -> Iterator[str]:
 
 def _experiments() -> Iterator[str]:
     """What each is served by, and whether it leaves tables of its runs."""
-    yield from ("", "EXPERIMENTS         backend      of its runs it leaves")
+    yield from ("", "EXPERIMENTS         backend            of its runs it leaves")
     for one in experiments():
         left = "tables, a timeline" if one.keeps_tables else "summaries" if one.runs else "-"
         if one.why:
             left += f" ({one.why})"
-        yield from hanging(f"  {one.name:<17} {', '.join(one.backends)}", 33, left)
+        yield from hanging(f"  {one.name:<17} {', '.join(one.backends)}", 39, left)
 
 
 def _group(group: str, meaning: str, default: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagedsim.core import Scheduler
 from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.slo import Slo, refuse_strangers, slo_of
 from pagedsim.run.backend import Backend, Settings, Stage
@@ -22,6 +23,11 @@ class Parts:
     slo: Slo | None
     reader: Reader
 
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """What plans the run's steps; None where nobody here sees it."""
+        return self.stage.scheduler if self.stage.ours else None
+
 
 def build(config: Settings, seed: int, workload: Workload | None = None) -> Parts:
     """The objects that a configuration describes; a `workload` that is there is not made anew."""
@@ -31,7 +37,8 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     stage = backend.stage(config, seed)
     # Last, since a long trace takes longest to read.
     workload = workload or backend.workload(config, seed)
-    refuse_unmet(policy_of(config["policy"]), workload)
+    if not backend.elsewhere:
+        refuse_unmet(policy_of(config["policy"]), workload)
     if slo is not None:
         refuse_strangers(slo, workload.clients)
     return Parts(workload, stage, slo, reader)

@@ -17,6 +17,8 @@ class StoppableRecorder(Recorder):
     """How many requests there will be; 0 while that is not known."""
     stopping = False
     """Whether the run was asked to stop."""
+    now = 0.0
+    """How far a run is whose steps nobody sees, in its seconds."""
 
     @property
     def left_count(self) -> int:
@@ -26,12 +28,12 @@ class StoppableRecorder(Recorder):
     @property
     def begun(self) -> bool:
         """Whether there is anything to keep."""
-        return bool(self._ends)
+        return bool(self._ends) or self.now > 0
 
     @property
     def time(self) -> float:
         """The end of the last step, in seconds of the run."""
-        return self._ends[-1] if self._ends else 0.0
+        return self._ends[-1] if self._ends else self.now
 
     def stop(self) -> None:
         """Raise `Stopped` at the next step, where everything recorded is whole."""

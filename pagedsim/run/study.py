@@ -15,7 +15,7 @@ from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
 
-BackendName = Literal["sim", "engine"]
+BackendName = Literal["sim", "engine", "http"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ VALIDATED = (
 LOGS = Path(__file__).parents[2] / "experiments" / "data" / "slora-vtc"
 BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
 SMALLEST: dict[str, tuple[str, ...]] = {
+    "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
     "block_sizes": (*FEW, "study.sizes=[8,16]"),
     "calibrate": ENGINE,
     "capacity": (*FEW, "study.arms={a: []}", "study.tolerance=0.3"),
@@ -86,6 +87,8 @@ def test_it_leaves_what_the_manual_says(
     if one.name == "replay":
         carried_out(tmp_path / "recorded", "experiment=record", *SMALLEST["record"])
         words = (f"run={tmp_path / 'recorded'}",)
+    if one.name == "bench":
+        words = (*words, f"backend.url={request.getfixturevalue('fake').url}")
     if one.name == "tune":
         pytest.importorskip("optuna")
     folder = tmp_path / "out"

@@ -14,7 +14,7 @@ ONE_SIDED = [one for one in EVERY if len(one.backends) == 1]
 @pytest.mark.parametrize("one", EVERY, ids=lambda one: one.name)
 def test_each_has_a_title_and_known_backends(one: Experiment) -> None:
     assert one.title or one.name in ("parity",)
-    assert set(one.backends) <= {"sim", "engine"} and one.backends
+    assert set(one.backends) <= {"sim", "engine", "http"} and one.backends
     assert bool(one.why) == (len(one.backends) == 1)
 
 

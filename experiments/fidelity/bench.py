@@ -1,0 +1,51 @@
+"""Bench: load on a server elsewhere, and a log of it that `calibrate` can be fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from experiments.studies.compare import Compare
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.log_file import check_log, write_log
+from pagedsim.run.http.sending import VLLM_BENCH
+from pagedsim.run.job import Job
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import BackendName, Reading
+from pagedsim.user_error import shown
+
+
+@dataclass(frozen=True)
+class Bench(Compare):
+    """One workload against one server; `record` is where a log of its requests goes."""
+
+    backends: ClassVar[Sequence[BackendName]] = ("http",)
+    why: ClassVar[str] = "it is load on a server elsewhere"
+
+    record: str | None = None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        super().check(jobs)
+        if self.record is None:
+            return
+        if len(jobs) > 1 or (seeds := jobs[0].config["seeds"]) > 1:
+            which = f"{len(jobs)} arms" if len(jobs) > 1 else f"seeds={seeds}"
+            raise ConfigError(f"record={self.record}: must be of one run, not of {which}")
+        check_log(Path(self.record).expanduser())
+
+    def read(self, runs: Runs) -> Reading | None:
+        reading = super().read(runs)
+        if reading is None:
+            return None
+        (first, *_) = runs.in_order
+        used = {"as vLLM's": shown(first.folder / VLLM_BENCH)}
+        if self.record is not None:
+            path = Path(self.record).expanduser()
+            count = write_log(path, first.requests())
+            used |= {
+                "recorded": f"{count:,} requests: {shown(path)}",
+                "fit to it": f"experiment=calibrate requests={shown(path)}",
+            }
+        return replace(reading, used=used)

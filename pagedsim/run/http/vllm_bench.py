@@ -1,0 +1,145 @@
+"""A run under the names that `vllm bench serve` gives its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pagedsim.core.request import State
+from pagedsim.metrics.slo import slo_of
+from pagedsim.metrics.tables import NAN
+from pagedsim.run.backend import Settings
+from pagedsim.run.http.seen import Seen
+
+BACKENDS = {"completions": "openai", "chat": "openai-chat"}
+
+
+def benchmark(seen: Sequence[Seen], endpoint: str, model: str, config: Settings) -> dict[str, Any]:
+    """All of it but the date; latencies count from when a request was sent, as theirs do."""
+    whole = [one for one in seen if one.state is State.FINISHED]
+    ends = [one.finished_at for one in seen if one.finished_at is not None]
+    duration = max(ends, default=NAN)
+    tokens_in = sum(one.prompt_len for one in whole)
+    tokens_out = sum(one.generated * one.width for one in whole)
+    workload = config["workload"]
+    return {
+        "date": "",
+        "endpoint_type": BACKENDS[endpoint],
+        "backend": BACKENDS[endpoint],
+        "label": None,
+        "model_id": model,
+        "tokenizer_id": model,
+        "num_prompts": len(seen),
+        "request_rate": _rate(workload),
+        "burstiness": _burstiness(workload),
+        "max_concurrency": None,
+        "duration": duration,
+        "completed": len(whole),
+        "failed": len(seen) - len(whole),
+        "total_input_tokens": tokens_in,
+        "total_output_tokens": tokens_out,
+        "request_throughput": len(whole) / duration,
+        "request_goodput": _goodput(whole, config, duration),
+        "output_throughput": tokens_out / duration,
+        "total_token_throughput": (tokens_in + tokens_out) / duration,
+        **_latencies(whole),
+        "max_output_tokens_per_s": _busiest_second(whole),
+        "max_concurrent_requests": _most_at_once(whole),
+        "input_lens": [one.prompt_len for one in seen],
+        "output_lens": [one.generated * one.width for one in seen],
+        "start_times": [one.sent for one in seen],
+        "ttfts": [_ttft(one) for one in seen],
+        "itls": [_gaps(one) for one in seen],
+        "generated_texts": ["".join(one.answer.texts) for one in seen],
+        "errors": [_error(one) for one in seen],
+    }
+
+
+def _latencies(whole: Sequence[Seen]) -> dict[str, float]:
+    """Mean, median, standard deviation and P99 of each, in ms."""
+    several = [one for one in whole if one.generated > 1]
+    spans = {
+        "ttft": [_ttft(one) for one in whole],
+        "tpot": [(_e2e(one) - _ttft(one)) / (one.generated - 1) for one in several],
+        "itl": [gap for one in whole for gap in _gaps(one)],
+        "e2el": [_e2e(one) for one in whole],
+    }
+    found: dict[str, float] = {}
+    for name, seconds in spans.items():
+        values = 1e3 * np.asarray(seconds)
+        some = len(values) > 0
+        found[f"mean_{name}_ms"] = float(values.mean()) if some else NAN
+        found[f"median_{name}_ms"] = float(np.median(values)) if some else NAN
+        found[f"std_{name}_ms"] = float(values.std()) if some else NAN
+        found[f"p99_{name}_ms"] = float(np.percentile(values, 99)) if some else NAN
+    return found
+
+
+def _ttft(one: Seen) -> float:
+    if one.first_token_at is None or one.sent is None:
+        return 0.0  # as theirs is of what failed
+    return one.first_token_at - one.sent
+
+
+def _e2e(one: Seen) -> float:
+    return (one.finished_at or 0.0) - (one.sent or 0.0)
+
+
+def _gaps(one: Seen) -> list[float]:
+    return [after - before for before, after in pairwise(one.answer.times)]
+
+
+def _error(one: Seen) -> str:
+    answer = one.answer
+    return f"{answer.error}: {answer.detail}" if answer.detail else answer.error
+
+
+def _goodput(whole: Sequence[Seen], config: Settings, duration: float) -> float | None:
+    """Requests a second that kept the bounds that hold for all; null where there are none."""
+    if slo_of(config["slo"]) is None:
+        return None
+    return sum(_kept(one, config["slo"]) for one in whole) / duration
+
+
+def _kept(one: Seen, slo: Settings) -> bool:
+    took = {"ttft": _ttft(one), "e2e": _e2e(one)}
+    took["tpot"] = (_e2e(one) - _ttft(one)) / max(one.generated - 1, 1)
+    bounds = {**slo, **(slo["clients"].get(one.client) or {})}
+    return all(bounds[name] is None or took[name] <= bounds[name] for name in took)
+
+
+def _rate(workload: Settings) -> float | str:
+    """Requests a second; theirs says inf for requests that come as fast as they can."""
+    if workload.get("arrivals") in ("burst", "closed"):
+        return "inf"
+    return workload.get("rate") or "inf"
+
+
+def _burstiness(workload: Settings) -> float | None:
+    """The shape of the gamma distribution of gaps; none for arrivals that are not drawn."""
+    cv = {"poisson": 1.0, "gamma": workload.get("cv")}.get(str(workload.get("arrivals")))
+    return 1 / cv**2 if cv else None
+
+
+def _busiest_second(whole: Sequence[Seen]) -> float:
+    """The most parts of answers within a second of the run."""
+    times = np.concatenate([np.asarray(one.answer.times) for one in whole] or [np.empty(0)])
+    return float(np.bincount(times.astype(np.int64)).max()) if len(times) else 0.0
+
+
+def _most_at_once(whole: Sequence[Seen]) -> int:
+    """Requests that were sent and not answered, at most."""
+    most = now = 0
+    for _, change in sorted(_changes(whole)):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _changes(whole: Sequence[Seen]) -> Iterator[tuple[float, int]]:
+    for one in whole:
+        yield one.sent or 0.0, 1
+        yield one.finished_at or 0.0, -1

@@ -1,0 +1,249 @@
+"""A workload is sent over HTTP, and what its client sees becomes tables, metrics and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from pagedsim.metrics.arms import Run
+from pagedsim.run.failure import Failure
+from pagedsim.run.job import run_job
+from pagedsim.run.stoppable import StoppableRecorder
+from tests.run.http.fake import Fake
+from tests.run.studies import job_of, run_of
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+FIXED = ("workload=fixed", "workload.lengths.prompt=20", "workload.lengths.output=5")
+LOAD = ("experiment=bench", *FIXED, "workload.requests=12", "workload.rate=400")
+
+
+def words(fake: Fake, *more: str) -> tuple[str, ...]:
+    return (*LOAD, f"backend.url={fake.url}", *more)
+
+
+def notices(run: Run) -> list[str]:
+    return [one["what"] for one in run.summary["notices"]]
+
+
+def failed(fake: Fake, folder: Path, *more: str) -> str:
+    outcome = run_job(job_of(folder, words(fake, *more)), StoppableRecorder())
+    assert isinstance(outcome, Failure) and outcome.expected
+    return outcome.reason
+
+
+def test_requests_are_answered_and_measured(fake: Fake, tmp_path: Path) -> None:
+    run = run_of(tmp_path, words(fake))
+    table = run.requests().to_pydict()
+    assert run.summary["finished"] == 12
+    assert set(table["prompt_tokens"]) == {20} and set(table["output_tokens"]) == {5}
+    assert table["arrival"] == pytest.approx([row / 400 for row in range(12)])
+    for arrival, sent, first, times, last in zip(
+        *(table[name] for name in ("arrival", "sent", "first_token", "token_times", "finished")),
+        strict=True,
+    ):
+        assert arrival <= sent < first == times[0] <= times[-1] == last and len(times) == 5
+    assert run.summary["output_tokens_per_s"] > 0 and run.summary["machine"]["model"] == "fake"
+
+
+def test_what_only_the_server_knows_is_null_and_not_zero(fake: Fake, tmp_path: Path) -> None:
+    run = run_of(tmp_path, words(fake))
+    told = json.loads((run.folder / "summary.json").read_text())
+    for name in (
+        *("preemptions", "recomputed_tokens", "swapped_blocks", "cached_tokens", "queue_time_p50"),
+        *("kv_utilisation_mean", "kv_waste_mean", "batch_size_mean", "batch_fill_mean"),
+        *("total_blocks", "block_size", "max_seqs"),
+    ):
+        assert told[name] is None, name
+    assert run.requests("preemptions")["preemptions"].null_count == 12
+    assert run.steps().num_rows == 0
+
+
+def test_what_a_cache_had_is_known_where_the_server_says_so(fake: Fake, tmp_path: Path) -> None:
+    fake.cached = True
+    assert run_of(tmp_path, words(fake)).summary["cached_tokens"] == 36
+
+
+def test_gaps_between_tokens_are_those_that_came(fake: Fake, tmp_path: Path) -> None:
+    run = run_of(tmp_path, words(fake))
+    gaps = np.concatenate([np.diff(one) for one in run.requests()["token_times"].to_pylist()])
+    assert run.summary["itl_mean"] == pytest.approx(gaps.mean())
+    assert run.summary["itl_p99"] == pytest.approx(np.percentile(gaps, 99))
+    assert run.summary["itl_mean"] == pytest.approx(run.summary["tpot_mean"])
+
+
+def test_requests_carry_what_the_workload_says_of_them(fake: Fake, tmp_path: Path) -> None:
+    labels = ("workload.priority=3", "workload.client=me", "workload.deadline=2")
+    run_of(tmp_path, words(fake, *labels))
+    body = fake.asked[-1]
+    told = (body["model"], body["max_tokens"], body["priority"], body["user"])
+    assert told == ("fake", 5, 3, "me")
+    assert body["deadline"] == pytest.approx(2)
+
+
+def test_users_of_a_closed_loop_wait_for_their_answers(fake: Fake, tmp_path: Path) -> None:
+    fake.delay = 0.002
+    closed = ("workload.arrivals=closed", "workload.users=3")
+    run = run_of(tmp_path, words(fake, *closed))
+    assert fake.most_at_once == 3 and run.summary["finished"] == 12
+
+
+def test_no_more_are_sent_at_once_than_concurrency_says(fake: Fake, tmp_path: Path) -> None:
+    fake.delay = 0.002
+    run = run_of(tmp_path, words(fake, "workload.arrivals=burst", "backend.concurrency=2"))
+    assert fake.most_at_once == 2 and run.summary["finished"] == 12
+    table = run.requests("arrival", "sent").to_pydict()
+    assert set(table["arrival"]) == {0} and max(table["sent"]) > 0.05
+
+
+def test_a_chat_has_words(fake: Fake, tmp_path: Path) -> None:
+    run = run_of(tmp_path, words(fake, "backend.endpoint=chat"))
+    assert run.summary["finished"] == 12 and "messages" in fake.asked[-1]
+    assert set(run.requests()["prompt_tokens"].to_pylist()) == {27}
+    assert any("prompts had 27.0 tokens" in what for what in notices(run))
+
+
+def test_several_sequences_are_one_request(fake: Fake, tmp_path: Path) -> None:
+    run = run_of(tmp_path, words(fake, "workload.n=3"))
+    table = run.requests().to_pydict()
+    assert set(table["output_tokens"]) == {5} and set(table["sequences"]) == {3}
+    assert {len(times) for times in table["token_times"]} == {5}
+
+
+def test_without_usage_parts_are_counted(fake: Fake, tmp_path: Path) -> None:
+    fake.usage = False
+    run = run_of(tmp_path, words(fake))
+    assert set(run.requests()["output_tokens"].to_pylist()) == {5}
+    assert "answers came without usage: their parts are counted" in notices(run)
+
+
+def test_tokens_that_come_together_are_told(fake: Fake, tmp_path: Path) -> None:
+    fake.together = 5
+    run = run_of(tmp_path, words(fake, "workload.lengths.output=10"))
+    assert set(run.requests()["output_tokens"].to_pylist()) == {10}
+    assert any("answers came in 0.20 parts a token" in what for what in notices(run))
+
+
+def test_answers_that_are_too_short_are_told(fake: Fake, tmp_path: Path) -> None:
+    fake.short = 2
+    run = run_of(tmp_path, words(fake))
+    (cut,) = (one for one in run.summary["notices"] if "shorter" in one["what"])
+    assert (cut["count"], cut["of"]) == (12, 12)
+
+
+def test_errors_are_counted_by_kind_and_the_others_are_measured(fake: Fake, tmp_path: Path) -> None:
+    fake.fails = lambda number, body: {3: 429, 5: 429, 7: 0, 9: 500}.get(number)
+    run = run_of(tmp_path, words(fake))
+    told = {one["what"]: one["count"] for one in run.summary["notices"] if one["count"]}
+    assert told == {
+        "requests failed: HTTP 429 (no 3)": 2,
+        "requests failed: the connection broke (ClientPayloadError)": 1,
+        "requests failed: HTTP 500 (no 9)": 1,
+    }
+    assert (run.summary["finished"], run.summary["aborted"]) == (8, 4)
+    reasons = run.requests().filter(pc.equal(run.requests()["state"], "aborted"))["reason"]
+    assert sorted(reasons.to_pylist()) == sorted(
+        ["HTTP 429", "HTTP 429", "HTTP 500", "the connection broke"]
+    )
+    bench = json.loads((run.folder / "vllm_bench.json").read_text())
+    assert (bench["completed"], bench["failed"]) == (8, 4)
+    assert sum(error != "" for error in bench["errors"]) == 4
+
+
+def test_an_answer_that_takes_too_long_is_given_up(fake: Fake, tmp_path: Path) -> None:
+    fake.delay = 0.5
+    more = ("backend.timeout=0.05", "backend.warmup=0", "workload.requests=2")
+    run = run_of(tmp_path, words(fake, *more))
+    assert run.summary["aborted"] == 2
+    assert "requests failed: no answer within backend.timeout" in notices(run)
+
+
+def test_what_fails_before_the_clock_starts_ends_the_run(fake: Fake, tmp_path: Path) -> None:
+    fake.fails = lambda number, body: 400
+    assert failed(fake, tmp_path) == (
+        f"backend.url={fake.url}: a first request failed: HTTP 400: no 0; "
+        "backend.prompt=text sends words"
+    )
+    assert "sends words" not in failed(fake, tmp_path, "backend.prompt=text")
+
+
+def test_warm_up_requests_are_not_counted_and_short(fake: Fake, tmp_path: Path) -> None:
+    run = run_of(tmp_path, words(fake, "backend.warmup=3", "workload.lengths.output=20"))
+    assert run.summary["requests"] == 12 and len(fake.asked) == 15
+    assert [body["max_tokens"] for body in fake.asked] == [8] * 3 + [20] * 12
+    assert fake.asked[0]["prompt"] != fake.asked[3]["prompt"]
+
+
+def test_a_run_that_is_stopped_keeps_what_it_has(fake: Fake, tmp_path: Path) -> None:
+    fake.delay = 0.002
+    recorder = StoppableRecorder()
+
+    def fails(number: int, body: dict[str, Any]) -> None:
+        if number == 8:
+            fake.delay = 60
+            recorder.stop()
+
+    fake.fails = fails
+    job = job_of(tmp_path, words(fake, "workload.rate=50"))
+    run_job(job, recorder)
+    states = Run("", 0, job.folder, {}, {}).requests("state")["state"].to_pylist()
+    assert "finished" in states and "unfinished" in states
+    assert json.loads((job.folder / "summary.json").read_text())["partial"] is True
+
+
+def test_vllms_names_have_vllms_meanings(fake: Fake, tmp_path: Path) -> None:
+    fake.delay = 0.001
+    run = run_of(tmp_path, words(fake, "slo.ttft=5"))
+    bench = json.loads((run.folder / "vllm_bench.json").read_text())
+    table = run.requests().to_pydict()
+    assert (bench["num_prompts"], bench["total_output_tokens"]) == (12, 60)
+    assert bench["input_lens"] == [20] * 12 and bench["output_lens"] == [5] * 12
+    ttft = np.array(table["first_token"]) - np.array(table["sent"])
+    assert bench["ttfts"] == pytest.approx(ttft.tolist())
+    assert bench["mean_ttft_ms"] == pytest.approx(1e3 * ttft.mean())
+    e2el = np.array(table["finished"]) - np.array(table["sent"])
+    assert bench["p99_e2el_ms"] == pytest.approx(1e3 * np.percentile(e2el, 99))
+    assert bench["median_tpot_ms"] == pytest.approx(1e3 * np.median((e2el - ttft) / 4))
+    assert [len(gaps) for gaps in bench["itls"]] == [4] * 12
+    assert bench["generated_texts"] == [" x" * 5] * 12
+    assert bench["request_goodput"] == pytest.approx(bench["request_throughput"])
+    assert 1 <= bench["max_concurrent_requests"] <= 12
+
+
+def test_a_key_is_sent_and_kept_nowhere(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    run_of(tmp_path, words(fake))
+    assert all(one["Authorization"] == "Bearer sesame" for one in fake.headers)
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"sesame" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("backend.endpoint=chats", "backend.endpoint=chats: unknown; did you mean 'chat'?"),
+        ("backend.prompt=id", "backend.prompt=id: unknown; did you mean 'ids'?"),
+        ("backend.concurrency=0", "backend.concurrency=0: must be a whole number of at least 1"),
+        ("backend.warmup=-1", "backend.warmup=-1: must be a whole number of at least 0"),
+        ("backend.timeout=0", "backend.timeout=0: must be a number above 0"),
+        ("backend.extra=1", "backend.extra=1: must be a mapping"),
+        ("workload.beam=2", "workload.beam: must be null with backend=http"),
+        ("backend.url=null", "backend.url: must be given: backend.url=http://host:port"),
+        ("backend.url=http://127.0.0.1:9", "backend.url=http://127.0.0.1:9: cannot be reached: "),
+    ],
+)
+def test_bad_settings_are_one_line(typed: str, told: str, fake: Fake, tmp_path: Path) -> None:
+    assert failed(fake, tmp_path, typed).startswith(told)
+
+
+def test_chats_take_no_ids(fake: Fake, tmp_path: Path) -> None:
+    more = ("backend.endpoint=chat", "backend.prompt=ids")
+    told = "backend.prompt=ids: must be text with backend.endpoint=chat"
+    assert failed(fake, tmp_path, *more) == told
