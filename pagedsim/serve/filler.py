@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 PIECE = 4
 """Bytes of UTF-8 a token: about what tokenizers reach on English text."""
@@ -32,6 +33,13 @@ class FillerTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(_bytes, ids)).decode(errors="replace")
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+    ) -> list[int]:
+        """A line for each message."""
+        lines = [f"{one['role']}: {one['content']}\n" for one in messages]
+        return self.encode("".join(lines) + "assistant:" * add_generation_prompt)
 
 
 def _bytes(token: int) -> bytes:

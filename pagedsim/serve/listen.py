@@ -18,6 +18,8 @@ from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.live import Live, add_live
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.made import Made, made
+from pagedsim.serve.metrics import Metrics
+from pagedsim.serve.observers import Observers
 from pagedsim.serve.tally import Tally
 
 FILES = 65536
@@ -34,13 +36,13 @@ def listen(config: Mapping[str, Any]) -> None:
     require_number("drain", config["drain"], 0)
     _allow_connections()
     with _bound(config["host"], config["port"]) as listening:
-        tally = Tally()
-        found = made(config, tally)
+        tally, metrics = Tally(), Metrics()
+        found = made(config, Observers(tally, metrics))
         engine = AsyncLLMEngine(
             found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
         key = config["api_key"] or os.environ.get("PAGEDSIM_API_KEY") or None
-        app = make_app(engine, found, api_key=key, max_body=config["max_body"])
+        app = make_app(engine, found, metrics=metrics, api_key=key, max_body=config["max_body"])
         about = {"model": found.model, "backend": found.backend, "policy": found.policy}
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
         server = Listener(app, engine, found, live, config["drain"])

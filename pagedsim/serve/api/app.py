@@ -2,48 +2,138 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-from typing import Any
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from starlette.responses import StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
 
-from pagedsim.core import SamplingParams
+import pagedsim
+from pagedsim.core import PagedsimError
+from pagedsim.serve.api.fields import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+)
+from pagedsim.serve.api.front import Front
+from pagedsim.serve.api.models import add_models
+from pagedsim.serve.api.problem import (
+    Problem,
+    answer_error,
+    answer_fault,
+    answer_http,
+    answer_invalid,
+    answer_problem,
+)
+from pagedsim.serve.api.results import Results
+from pagedsim.serve.api.schema import REFUSALS, body
+from pagedsim.serve.api.words import Words
 from pagedsim.serve.async_engine import AsyncLLMEngine
+from pagedsim.serve.exposition import registry_of
 from pagedsim.serve.made import Made
+from pagedsim.serve.metrics import Metrics
+
+MAX_BODY = 2**23
+
+_BEARER = HTTPBearer(auto_error=False)
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    engine: AsyncLLMEngine, found: Made, *, api_key: str | None = None, max_body: int = 2**23
+    engine: AsyncLLMEngine,
+    found: Made,
+    *,
+    metrics: Metrics | None = None,
+    api_key: str | None = None,
+    max_body: int = MAX_BODY,
 ) -> FastAPI:
-    """The server's application over an engine."""
-    app = FastAPI(title="pagedsim")
+    """The server's application over an engine, whose observer `metrics` must be.
 
-    @app.get("/health")
+    With an `api_key`, clients must present it wherever they ask for tokens or for the model.
+    """
+    app = FastAPI(
+        title="pagedsim",
+        version=pagedsim.__version__,
+        docs_url=None,  # they would load scripts from elsewhere
+        redoc_url=None,
+        responses=REFUSALS,
+    )
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    served = found.engine
+    front = Front(
+        engine=engine,
+        model=found.model,
+        words=Words(served.tokenizer, found.model),
+        max_model_len=served.scheduler.max_model_len,
+        max_body=max_body,
+        results=Results(engine),
+    )
+    guarded = APIRouter(dependencies=[Depends(_guard(api_key))])
+    for path, answer, fields in (
+        ("/v1/completions", front.complete, CompletionRequest),
+        ("/v1/chat/completions", front.chat, ChatRequest),
+        ("/generate", front.generate, GenerateRequest),
+    ):
+        guarded.add_api_route(
+            path, answer, methods=["POST"], openapi_extra=body(fields), response_class=JSONResponse
+        )
+    add_models(guarded, front)
+    app.include_router(guarded)
+    _add_open(app, engine)
+    if metrics is not None:
+        _add_metrics(app, registry_of(metrics, served.scheduler, found.model))
+    return app
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    Problem: answer_problem,
+    PagedsimError: answer_error,
+    HTTPException: answer_http,
+    RequestValidationError: answer_invalid,
+    Exception: answer_fault,
+}
+
+
+def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
+    """What lets in who has the key."""
+
+    async def check(
+        given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
+    ) -> None:
+        if api_key is None:
+            return
+        if given is None:
+            raise Problem(401, "an API key must be given: Authorization: Bearer ...")
+        if not hmac.compare_digest(given.credentials.encode(), api_key.encode()):
+            raise Problem(401, "the API key is wrong")
+
+    return check
+
+
+def _add_open(app: FastAPI, engine: AsyncLLMEngine) -> None:
+    """The paths that need no key."""
+
+    @app.get("/health", response_class=Response)
+    @app.get("/ping", response_class=Response)
     async def health() -> Response:
+        """Whether a request would be served."""
         return Response(status_code=200 if engine.healthy else 503)
 
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Any:
-        body = await request.json()
-        params = SamplingParams(max_tokens=body["max_tokens"], temperature=0, ignore_eos=True)
-        if not body.get("stream"):
-            with engine.open(body["prompt"], params, stream=False) as stream:
-                (output,) = await stream.take()
-            return JSONResponse({"choices": [{"text": output.outputs[0].text}]})
+    @app.get("/version")
+    async def version() -> dict[str, Any]:
+        """Of this server."""
+        return {"version": pagedsim.__version__}
 
-        async def events() -> AsyncIterator[bytes]:
-            with engine.open(body["prompt"], params, delta=True) as stream:
-                while outputs := await stream.take():
-                    yield b"".join(
-                        b'data: {"choices":[{"text":%s,"index":0}]}\n\n'
-                        % json.dumps(output.outputs[0].text).encode()
-                        for output in outputs
-                    )
-            yield b"data: [DONE]\n\n"
 
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    return app
+def _add_metrics(app: FastAPI, registry: CollectorRegistry) -> None:
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """For Prometheus, under vLLM's names."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

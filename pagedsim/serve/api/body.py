@@ -1,0 +1,118 @@
+"""The body of a request: bytes, as far as they are allowed, to fields that are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from pagedsim.core.errors import shown
+from pagedsim.serve.api.neutral import NEUTRAL, refuse_strange
+from pagedsim.serve.api.problem import Bad, Problem
+
+M = TypeVar("M", bound=BaseModel)
+
+_KINDS = {
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_BOUNDS = {
+    "greater_than_equal": ("of at least", "ge"),
+    "less_than_equal": ("of at most", "le"),
+    "greater_than": ("above", "gt"),
+    "less_than": ("below", "lt"),
+}
+_SHOWN = 80
+
+
+async def read(request: Request, kind: type[M], most: int) -> M:
+    """The request's fields; raises Problem for what is too large or wrong."""
+    return fields_of(await _bytes(request, most), kind)
+
+
+async def _bytes(request: Request, most: int) -> bytes:
+    """The body, of which no more is read than is allowed."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise _too_large(most)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise _too_large(most)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(413, f"the body is larger than {most} bytes (max_body)")
+
+
+def fields_of(body: bytes, kind: type[M]) -> M:
+    """What a body says; a field that is null counts as left out."""
+    try:
+        plain = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Bad(f"the body is not JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise Bad("the body must be a JSON object")
+    given = {name: value for name, value in plain.items() if value is not None}
+    for name in given.keys() & NEUTRAL.keys() - kind.model_fields.keys():
+        refuse_strange(name, given.pop(name))
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        (first, *_) = error.errors(include_url=False)
+        raise _refused(first, kind) from error
+
+
+def _refused(error: ErrorDetails, kind: type[BaseModel]) -> Bad:
+    """The first thing that is wrong, in one line."""
+    where, what = _place(error["loc"]), error["type"]
+    if what == "extra_forbidden":
+        return Bad(_unknown(where, kind))
+    if what == "missing":
+        return Bad(f"{where}: must be given")
+    if what == "value_error":  # of a check of ours, which names the place
+        return Bad(str(error["ctx"]["error"]))
+    return Bad(f"{where}={_brief(error['input'])}: must be {_allowed(what, error)}")
+
+
+def _allowed(what: str, error: ErrorDetails) -> str:
+    if what in _BOUNDS:
+        word, name = _BOUNDS[what]
+        return f"a number {word} {error['ctx'][name]}"
+    if what in _KINDS:
+        return _KINDS[what]
+    if what.startswith("int"):
+        return "a whole number"
+    return error["msg"].lower()
+
+
+def _place(path: Iterable[int | str]) -> str:
+    parts = [f"[{one}]" if isinstance(one, int) else f".{one}" for one in path]
+    return "".join(parts).lstrip(".") or "the body"
+
+
+def _unknown(name: str, kind: type[BaseModel]) -> str:
+    inside, _, last = name.rpartition(".")
+    known: Mapping[str, Any] = kind.model_fields
+    near = [] if inside else get_close_matches(last, [*known, *NEUTRAL], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{name}: no such field{hint}"
+
+
+def _brief(value: object) -> str:
+    text = shown(value[:_SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

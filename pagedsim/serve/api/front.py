@@ -1,0 +1,104 @@
+"""What the paths of the server have in common: the engine, its model, and what they take."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from pagedsim.serve.api.asked import Asked, while_present, whole
+from pagedsim.serve.api.body import read
+from pagedsim.serve.api.chat import Messages
+from pagedsim.serve.api.completions import Texts, refuse_misfits
+from pagedsim.serve.api.events import EventStream
+from pagedsim.serve.api.fields import (
+    ChatRequest,
+    CompletionRequest,
+    Fields,
+    GenerateRequest,
+    Sampling,
+)
+from pagedsim.serve.api.problem import Bad, Problem
+from pagedsim.serve.api.reply import Reply
+from pagedsim.serve.api.results import Results
+from pagedsim.serve.api.words import Words
+from pagedsim.serve.async_engine import AsyncLLMEngine
+
+F = TypeVar("F", bound=Fields)
+
+
+@dataclass(frozen=True)
+class Front:
+    """Takes requests for one model."""
+
+    engine: AsyncLLMEngine
+    model: str
+    words: Words
+    max_model_len: int
+    max_body: int
+    results: Results
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def read(self, request: Request, kind: type[F]) -> F:
+        """A request's fields, for the model that is served."""
+        fields = await read(request, kind, self.max_body)
+        self.check_model(fields.model)
+        return fields
+
+    def check_model(self, name: str | None) -> None:
+        """Raise Problem for another model than the one that is served."""
+        if name not in (None, self.model):
+            raise Problem(
+                404,
+                f"model={name!r}: is not served here; {self.model!r} is",
+                "model",
+                "model_not_found",
+            )
+
+    async def complete(self, request: Request) -> Response:
+        """Prompts go on."""
+        fields = await self.read(request, CompletionRequest)
+        refuse_misfits(fields)
+        prompts = [await self.words.tokens(one) for one in fields.prompt]
+        asked = Asked(_name("cmpl", fields), prompts, fields.asked(), fields.labels)
+        reply = Texts(asked.name, self.model, fields, prompts, self.words)
+        if fields.echo:
+            await reply.echo()
+        return await self._answer(request, asked, reply)
+
+    async def chat(self, request: Request) -> Response:
+        """The next message of a conversation."""
+        fields = await self.read(request, ChatRequest)
+        if fields.top_logprobs and not fields.logprobs:
+            raise Bad(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
+        prompts = [await self.words.chat(fields.messages)]
+        asked = Asked(_name("chatcmpl", fields), prompts, fields.asked(), fields.labels)
+        reply = Messages(asked.name, self.model, fields, prompts, self.words)
+        return await self._answer(request, asked, reply)
+
+    async def generate(self, request: Request) -> Response:
+        """An answer that is asked for later."""
+        fields = await self.read(request, GenerateRequest)
+        if len(fields.prompt) != 1:
+            raise Bad(f"prompt: {len(fields.prompt)} prompts: must be one")
+        prompts = [await self.words.tokens(one) for one in fields.prompt]
+        asked = Asked(fields.request_id or uuid.uuid4().hex, prompts, fields.asked(), fields.labels)
+        self.results.start(asked)
+        return JSONResponse({"request_id": asked.name})
+
+    async def _answer(self, request: Request, asked: Asked, reply: Reply) -> Response:
+        if reply.fields.stream:
+            return EventStream(self.engine, asked, reply)
+        async with while_present(request.receive):
+            with asked.opened(self.engine, stream=False) as streams:
+                outputs = await whole(streams)
+            return JSONResponse(reply.whole(outputs))
+        return Response(status_code=499)  # nobody reads it
+
+
+def _name(kind: str, fields: Sampling) -> str:
+    return f"{kind}-{fields.request_id or uuid.uuid4().hex}"

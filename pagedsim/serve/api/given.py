@@ -1,0 +1,108 @@
+"""Checks of fields that may have several types; each stops at the first thing that is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pagedsim.core.errors import shown
+
+MOST_PROMPTS = 1024
+MOST_STOPS = 64
+LARGEST = 2**63 - 1
+_NAME = re.compile(r"[\w.:+@-]{1,128}", re.ASCII)
+_SILENT: tuple[Any, ...] = ("", [], {}, None)
+
+
+def stops(value: Any) -> tuple[str, ...]:
+    """Strings that end an answer."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise ValueError(f"stop={_brief(value)}: must be a text or a list of texts")
+    if len(given) > MOST_STOPS:
+        raise ValueError(f"stop: {len(given)} texts: at most {MOST_STOPS}")
+    return tuple(given)
+
+
+def token_ids(value: Any, where: str = "token ids") -> list[int]:
+    """A list of token ids."""
+    if not isinstance(value, list):
+        raise ValueError(f"{where}: {_brief(value)}: must be a list of token ids")
+    for place, one in enumerate(value):
+        if type(one) is not int or not 0 <= one <= LARGEST:
+            raise ValueError(f"{where}[{place}]={_brief(one)}: must be a token id, 0 or more")
+    return value
+
+
+def prompts(value: Any) -> list[str | list[int]]:
+    """One prompt or several, as a text each or as token ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError(
+            f"prompt={_brief(value)}: must be a text, token ids, or a list of texts or token ids"
+        )
+    if isinstance(value[0], str | list):
+        if len(value) > MOST_PROMPTS:
+            raise ValueError(f"prompt: {len(value)} prompts: at most {MOST_PROMPTS} in a request")
+        return [_prompt(f"prompt[{place}]", one) for place, one in enumerate(value)]
+    return [token_ids(value, "prompt")]
+
+
+def _prompt(where: str, value: Any) -> str | list[int]:
+    return value if isinstance(value, str) else token_ids(value, where)
+
+
+def request_name(value: Any) -> str:
+    """A request's id, if the client gives one."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ValueError(
+            f"request_id={_brief(value)}: must be 1 to 128 letters, digits and . : + @ _ -"
+        )
+    return value
+
+
+def messages(value: Any) -> list[dict[str, str]]:
+    """A conversation, with its contents as texts."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"messages={_brief(value)}: must be a list of at least one message")
+    return [_message(f"messages[{place}]", one) for place, one in enumerate(value)]
+
+
+def _message(where: str, message: Any) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise ValueError(f"{where}={_brief(message)}: must have a role and a content")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{where}.role={_brief(role)}: must be a text, such as user")
+    told = {"role": role, "content": _content(f"{where}.content", content)}
+    for name, more in message.items():
+        if name == "name" and isinstance(more, str):
+            told[name] = more
+        elif name not in told and more not in _SILENT:
+            raise ValueError(f"{where}.{name}: is not supported here; allowed: role, content, name")
+    return told
+
+
+def _content(where: str, content: Any) -> str:
+    """What a message says; it may be cut into parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"{where}={_brief(content)}: must be a text, or a list of text parts")
+    return "".join(_part(f"{where}[{place}]", one) for place, one in enumerate(content))
+
+
+def _part(where: str, part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "text":
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+        raise ValueError(f"{where}.text={_brief(text)}: must be a text")
+    kind = part.get("type") if isinstance(part, dict) else part
+    raise ValueError(f"{where}.type={_brief(kind)}: must be 'text'; the model reads nothing else")
+
+
+def _brief(value: Any) -> str:
+    text = shown(value[:80] if isinstance(value, str | list) else value)
+    return (text if len(text) <= 80 else f"{text[:80]}…").replace("None", "null")

@@ -1,0 +1,207 @@
+"""How an answer is put: whole, or in chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any, ClassVar, NamedTuple
+
+from pagedsim.engine.output import CompletionOutput, RequestOutput
+from pagedsim.serve.api.fields import Choices
+from pagedsim.serve.api.words import Words
+
+_TEXT, _COMPLETION, _TOTAL = "\0", "\1", "\2"
+"""Where a chunk's text and numbers stand while its frame is made."""
+
+
+class Usage:
+    """How many tokens a request has had so far."""
+
+    __slots__ = ("cached", "completion", "prompt")
+
+    def __init__(self, prompt: int) -> None:
+        self.prompt = prompt
+        self.completion = self.cached = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Count a whole answer."""
+        self.completion += sum(len(one.token_ids) for one in output.outputs)
+        self.cached += output.metrics.cached_tokens
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """In OpenAI's words."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+class Frame(NamedTuple):
+    """A chunk around its text; with `numbers`, its end has room for two."""
+
+    before: str
+    behind: str
+    numbers: bool
+
+
+class Reply(ABC):
+    """One request's answer, for any number of prompts with `n` choices each."""
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        fields: Choices,
+        prompts: Sequence[Sequence[int]],
+        words: Words,
+    ) -> None:
+        self.fields, self.prompts, self.words = fields, prompts, words
+        self.usage = Usage(sum(map(len, prompts)))
+        self.echoes = [""] * len(prompts)
+        """What each choice of a prompt begins with."""
+        self._head = {"id": name, "created": int(time.time()), "model": model}
+        self._frames: dict[int, Frame] = {}
+        self._offsets: dict[int, int] = {}
+        self._plain = not (fields.return_token_ids or self.scored)
+
+    @property
+    @abstractmethod
+    def scored(self) -> bool:
+        """Whether log-probabilities are asked for."""
+
+    @abstractmethod
+    def choice(self, output: CompletionOutput, text: str, scores: Any) -> dict[str, Any]:
+        """A finished choice, without its index and what all have in common."""
+
+    @abstractmethod
+    def piece(self, text: str, first: bool, scores: Any) -> dict[str, Any]:
+        """What is new of a choice."""
+
+    @abstractmethod
+    def scores(self, output: CompletionOutput, offset: int) -> Any:
+        """Its log-probabilities; `offset` characters came before it."""
+
+    # -- whole -----------------------------------------------------------------------------------
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The answer, of an output for each prompt."""
+        choices = []
+        for place, output in enumerate(outputs):
+            self.usage.add(output)
+            choices += [self._choice(place, one) for one in output.outputs]
+        return {
+            **self._head,
+            "object": self.kind,
+            "choices": choices,
+            "usage": self.usage.plain,
+        }
+
+    def _choice(self, place: int, output: CompletionOutput) -> dict[str, Any]:
+        scores = self.scores(output, 0) if self.scored else None
+        return {
+            "index": place * self.fields.n + output.index,
+            **self.choice(output, self.echoes[place] + output.text, scores),
+            **self._ends(output),
+            **self._ids(place, output, first=True),
+        }
+
+    # -- in chunks -------------------------------------------------------------------------------
+
+    def events(self, place: int, outputs: Sequence[RequestOutput]) -> bytes:
+        """What is new for a prompt, each step of it an event of its own."""
+        usage, frames, plain = self.usage, self._frames, self._plain
+        base = place * self.fields.n
+        told: list[str] = []
+        for output in outputs:
+            for one in output.outputs:
+                usage.completion += len(one.token_ids)
+                frame = frames.get(base + one.index)
+                if frame is None or not plain or one.finish_reason is not None:
+                    told.append(self._event(place, one, frame is None))
+                    continue
+                before, behind, numbers = frame
+                if numbers:
+                    behind = behind % (usage.completion, usage.prompt + usage.completion)
+                told.append(f"{before}{quoted(one.text)}{behind}")
+            if output.finished:
+                usage.cached += output.metrics.cached_tokens
+        return "".join(told).encode()
+
+    def _event(self, place: int, output: CompletionOutput, first: bool) -> str:
+        index = place * self.fields.n + output.index
+        text = output.text
+        if first:
+            self._frames[index] = self._frame(index)
+            text = self.echoes[place] + text
+        scores = None
+        if self.scored:
+            offset = self._offsets.get(index, 0)
+            self._offsets[index] = offset + len(text)
+            scores = self.scores(output, offset)
+        choice = {
+            "index": index,
+            **self.piece(text, first, scores),
+            **self._ends(output),
+            **self._ids(place, output, first),
+        }
+        return event(self._chunk([choice], self.usage.plain if self.fields.keeps_telling else None))
+
+    def last(self) -> bytes:
+        """What a stream ends with."""
+        end = "data: [DONE]\n\n"
+        if self.fields.tells_usage:
+            end = event(self._chunk([], self.usage.plain)) + end
+        return end.encode()
+
+    def _chunk(self, choices: list[Any], usage: Any) -> dict[str, Any]:
+        chunk = {**self._head, "object": self.chunk_kind, "choices": choices}
+        return {**chunk, "usage": usage} if self.fields.tells_usage else chunk
+
+    def _frame(self, index: int) -> Frame:
+        """The chunk of a choice that goes on, around its text."""
+        numbers = self.fields.keeps_telling
+        usage = {
+            "prompt_tokens": self.usage.prompt,
+            "completion_tokens": _COMPLETION,
+            "total_tokens": _TOTAL,
+        }
+        choice = {
+            "index": index,
+            **self.piece(_TEXT, False, None),
+            "finish_reason": None,
+        }
+        chunk = event(self._chunk([choice], usage if numbers else None))
+        before, _, behind = chunk.partition(quoted(_TEXT))
+        if numbers:
+            behind = behind.replace("%", "%%")
+            for number in (_COMPLETION, _TOTAL):
+                behind = behind.replace(quoted(number), "%d")
+        return Frame(before, behind, numbers)
+
+    # -- both ------------------------------------------------------------------------------------
+
+    def _ends(self, output: CompletionOutput) -> dict[str, Any]:
+        if output.finish_reason is None:
+            return {"finish_reason": None}
+        return {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+
+    def _ids(self, place: int, output: CompletionOutput, first: bool) -> dict[str, Any]:
+        """The tokens behind a text, for who wants them; and at first, those of the prompt."""
+        if not self.fields.return_token_ids:
+            return {}
+        prompt = {"prompt_token_ids": list(self.prompts[place])} if first else {}
+        return {"token_ids": list(output.token_ids), **prompt}
+
+
+def event(plain: object) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(plain, separators=(',', ':'))}\n\n"

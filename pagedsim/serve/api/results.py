@@ -1,0 +1,83 @@
+"""Answers of requests that nobody waits for: `POST /generate`, `GET /result/{id}`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+from pagedsim.serve.api.asked import Asked, taken
+from pagedsim.serve.api.problem import Problem, brief
+from pagedsim.serve.async_engine import AsyncLLMEngine
+from pagedsim.serve.stream import Stream
+
+KEPT = 256
+"""Of so many requests that have ended, the last ones, the answer can be had."""
+
+
+class Result:
+    """What there is of one request."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.state = name, "queued"
+        self.text, self.tokens = "", list[int]()
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What its client reads."""
+        return {
+            "request_id": self.name,
+            "state": self.state,
+            "text": self.text,
+            "token_ids": self.tokens,
+            "finish_reason": self.finish_reason,
+            "error": self.error,
+        }
+
+
+class Results:
+    """Follows requests in the background."""
+
+    def __init__(self, engine: AsyncLLMEngine) -> None:
+        self._engine = engine
+        self._going: dict[str, tuple[Result, asyncio.Task[None]]] = {}
+        self._ended: dict[str, Result] = {}  # the oldest first
+
+    def start(self, asked: Asked) -> None:
+        """Have a request of one prompt answered."""
+        if asked.name in self._ended:
+            raise Problem(400, f"request_id={asked.name!r}: was used already", "request_id")
+        with ExitStack() as stack:
+            (stream,) = stack.enter_context(asked.opened(self._engine, stream=True))
+            result = Result(asked.name)
+            follower = self._follow(result, stream, stack.pop_all())
+            self._going[asked.name] = result, asyncio.create_task(follower)
+
+    def find(self, name: str) -> Result:
+        """A request that goes on, or is among the last that ended."""
+        if name in self._going:
+            return self._going[name][0]
+        if name not in self._ended:
+            raise Problem(404, f"request {name!r}: not known, or not among the last {KEPT}")
+        return self._ended[name]
+
+    async def _follow(self, result: Result, stream: Stream, stack: ExitStack) -> None:
+        with stack:
+            try:
+                while outputs := await taken(stream):
+                    result.state = "running"
+                    for output in outputs:
+                        for one in output.outputs:
+                            result.text += one.text
+                            result.tokens += one.token_ids
+                            result.finish_reason = one.finish_reason
+                result.state = "finished"
+            except Problem as problem:
+                result.state, result.error = "failed", brief(str(problem))
+            finally:
+                del self._going[result.name]
+                self._ended[result.name] = result
+                if len(self._ended) > KEPT:
+                    del self._ended[next(iter(self._ended))]

@@ -1,0 +1,68 @@
+"""Texts and conversations to tokens and back, without holding up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pagedsim.core import PagedsimError
+from pagedsim.serve.api.problem import Bad, brief
+from pagedsim.serve.served import Tokenizer
+
+T = TypeVar("T")
+
+SHORT = 8192
+"""Characters that are encoded in no time; the other texts' turn comes in a thread."""
+
+
+class Words:
+    """The engine's tokenizer, as clients may use it."""
+
+    def __init__(self, tokenizer: Tokenizer | None, model: str) -> None:
+        self._tokenizer, self._model = tokenizer, model
+        self._thread = ThreadPoolExecutor(1, "tokenizer")
+
+    async def tokens(self, prompt: str | list[int]) -> list[int]:
+        """A prompt's tokens."""
+        if not isinstance(prompt, str):
+            return prompt
+        encode = self._known("prompt").encode
+        return await self._run(len(prompt), lambda: encode(prompt))
+
+    async def chat(self, messages: Sequence[dict[str, str]], prompting: bool = True) -> list[int]:
+        """The prompt that a conversation is; with `prompting`, up to where an answer begins."""
+        chat: Callable[..., list[int]] | None = getattr(self._known("messages"), "chat", None)
+        if chat is None:
+            raise Bad(f"messages: {self._model} has no chat template")
+        size = sum(len(message["content"]) for message in messages)
+        try:
+            return await self._run(size, lambda: chat(messages, add_generation_prompt=prompting))
+        except PagedsimError as error:
+            raise Bad(f"messages: {error}") from error
+        except Exception as error:  # a template raises what it likes
+            raise Bad(f"messages: the template refuses them: {brief(str(error))}") from error
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self._known("tokens").decode(ids)
+
+    async def long_text(self, ids: Sequence[int]) -> str:
+        """The same, of tokens that may be many."""
+        decode = self._known("tokens").decode
+        return await self._run(len(ids), lambda: decode(ids))
+
+    def token(self, token: int) -> str:
+        """One token as a text, for whoever lists tokens."""
+        return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.decode([token])
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size <= SHORT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _known(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise Bad(f"{what}: {self._model} has no tokenizer; give a prompt of token ids")
+        return self._tokenizer

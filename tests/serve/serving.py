@@ -1,0 +1,92 @@
+"""Servers for tests: in this process, on a port of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from openai import OpenAI
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.serve.api.app import make_app
+from pagedsim.serve.async_engine import AsyncLLMEngine
+from pagedsim.serve.made import Made
+from pagedsim.serve.metrics import Metrics
+from pagedsim.serve.paced import PacedEngine
+from pagedsim.serve.served import Served
+from tests.sim.harness import Constant
+
+
+@dataclass
+class Server:
+    """One that listens."""
+
+    url: str
+    engine: AsyncLLMEngine
+    served: Served
+    app: FastAPI
+
+    @property
+    def openai(self) -> OpenAI:
+        """The official client, which tries nothing twice."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    @property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30)
+
+    def post(self, path: str, **fields: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=fields, timeout=30)
+
+
+def paced(
+    *, speed: float = 1000.0, step: float = 0.02, metrics: Metrics | None = None, **settings: Any
+) -> PacedEngine:
+    """A simulated server whose steps take `step` seconds of its own time."""
+    memory = make_memory(blocks=256, block_size=16)
+    scheduler = make_scheduler(memory=memory, **settings)
+    return PacedEngine(scheduler, Constant(step), speed=speed, answer_tokens=8, observer=metrics)
+
+
+@contextmanager
+def serving(
+    served: Served,
+    *,
+    model: str = "model",
+    metrics: Metrics | None = None,
+    max_waiting: int = 4096,
+    timeout: float | None = None,
+    **settings: Any,
+) -> Iterator[Server]:
+    """A server over an engine, until the block ends."""
+    engine = AsyncLLMEngine(served, max_waiting=max_waiting, timeout=timeout)
+    found = Made(served, "sim", model, "FCFS")
+    app = make_app(engine, found, metrics=metrics, **settings)
+    config = uvicorn.Config(
+        app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+
+    async def serve() -> None:
+        await server.serve()
+        await engine.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            threading.Event().wait(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Server(f"http://127.0.0.1:{port}", engine, served, app)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
