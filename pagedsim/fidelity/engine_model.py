@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
+from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import Backend, Settings, Stage
@@ -104,7 +105,7 @@ def _shape(config: Settings) -> ModelShape:
     name = config["backend"].get("model")
     if name is None:
         return make("model", config.get("model"), ModelShape)
-    if name == "tiny":
+    if name in CARRIED:
         return make("model", _option("model", name), ModelShape)
     if Path(name).expanduser().is_dir():
         return read_shape(name)

@@ -69,7 +69,7 @@ def _refuse_unused_model(config: DictConfig) -> None:
     """Raise ConfigError for a model= that was typed where the backend serves one of its own."""
     own = OmegaConf.select(config, "backend.model", throw_on_resolution_failure=False)
     for override in HydraConfig.get().overrides.task:
-        if own is not None and override.startswith("model="):
+        if own is not None and override.startswith("model=") and override != f"model={own}":
             raise ConfigError(
                 f"{override}: is not what backend.model={own} serves; scale=full serves it with "
                 "all of the study, backend.model=null with the part that fits a CPU"

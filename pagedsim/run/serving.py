@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
@@ -155,7 +156,7 @@ class Engine(Backend):
     def _model(self, config: Settings) -> tuple[Any, str]:
         """What to load, and its name: one given to this backend, or what the group `model` says.
 
-        A shape alone gets random weights, but for the tiny one, which has its own.
+        A shape alone gets random weights, but for those that the engine has weights of.
         """
         if self.model is not None:
             return self.model, self.model
@@ -165,7 +166,7 @@ class Engine(Backend):
             folder = str(path.parent if path.suffix == ".json" else path)
             return folder, folder
         shape = make("model", settings, ModelShape)
-        if shape.name == "tiny":
+        if shape.name in CARRIED:
             return shape.name, shape.name
         from pagedsim.engine.models.shaped import shaped_config
 

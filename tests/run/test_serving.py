@@ -192,6 +192,26 @@ def test_a_model_by_its_shape_gets_random_weights(tmp_path: Path) -> None:
     assert set(served.requests["state"].to_pylist()) == {"finished"}
 
 
+@pytest.mark.parametrize(
+    ("words", "served"),
+    [
+        ((), "tiny"),
+        (("model=llama-3.1-8b",), "tiny"),
+        (("model=hf", "model.config=nowhere"), "tiny"),
+        (("model=smollm2",), "smollm2"),
+        (("model=smollm2", "scale=full"), "smollm2"),
+        (("model=tiny", "scale=full"), "tiny"),
+        (("model=smollm2", "backend.model=tiny"), "tiny"),
+        (("model=hf", "model.config=nowhere/config.json", "scale=full"), "nowhere"),
+        (("model=opt-13b", "scale=full"), "opt-13b, random weights"),
+    ],
+)
+def test_which_model_is_served(words: tuple[str, ...], served: str) -> None:
+    config = configured(*words)
+    stage = backend_of(config).stage(config, 0)
+    assert isinstance(stage, Serving) and stage.name == served
+
+
 class Impatient(StoppableRecorder):
     """Asked to stop after so many steps."""
 

@@ -23,7 +23,7 @@ PUBLISHED = {  # model cards; OPT: the checkpoints' own counts
     "mistral-7b": 7_241_732_096,
     "yi-34b": 34_388_917_248,
     "qwen3-0.6b": 596_049_920,
-    "smollm2-135m": 134_515_008,
+    "smollm2": 134_515_008,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
     "mixtral-8x7b": 46_702_792_704,
