@@ -84,7 +84,7 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.workload": (("pagedsim.core",), all_but(*TORCH)),
     "pagedsim.metrics": (("pagedsim", "pagedsim.core"), all_but(*TORCH)),
     "pagedsim.report": (("pagedsim", "pagedsim.core", "pagedsim.metrics"), all_but(*TORCH)),
-    "pagedsim.config": ((), only("hydra")),
+    "pagedsim.config": ((), only("hydra", "omegaconf")),
     "pagedsim.user_error": (("pagedsim.core",), only("hydra", "omegaconf")),
     "pagedsim.tracking": (
         ("pagedsim", "pagedsim.core", "pagedsim.metrics", "pagedsim.report"),
