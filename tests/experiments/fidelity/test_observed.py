@@ -1,0 +1,71 @@
+"""Observe, calibrate, simulate: what a simulator that has only seen a server's requests says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedsim.metrics.files import read_summary
+from tests.run.studies import carried_out
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+ROOT = Path(__file__).parents[3]
+SERVER = ("model=llama-2-7b", "hardware=a10", "memory.blocks=1000", "server.max_seqs=24")
+"""What the simulator is told of the server; how fast it is, it has to find out."""
+SLOWER = ("cost.compute_efficiency=0.4", "cost.host_step_ms=6")
+LOAD = (
+    *("workload.requests=100", "workload.rate=8", "workload.max_len=700", "seeds=1"),
+    *("workload.lengths.shape=uniform", "+workload.lengths.prompt_min=100"),
+    *("+workload.lengths.prompt_max=500", "+workload.lengths.output_min=10"),
+    "+workload.lengths.output_max=60",
+)
+MEANS = ("ttft_mean", "tpot_mean", "e2e_mean", "requests_per_s", "output_tokens_per_s")
+
+
+@contextmanager
+def served(*words: str) -> Iterator[str]:
+    """A server of ours in a process of its own, and its address."""
+    command = [sys.executable, "-m", "pagedsim", "serve", "backend=sim", "port=0", *words]
+    child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    try:
+        told = ""
+        for line in child.stderr:
+            told += line
+            if found := re.search(r"http://\S+", line):
+                yield found[0]
+                return
+        raise AssertionError(told)
+    finally:
+        child.terminate()
+        child.communicate(timeout=30)
+
+
+def means(folder: Path) -> dict[str, Any]:
+    (run,) = (folder / "runs").glob("*/seed-0")
+    summary = read_summary(run)
+    return {name: summary[name] for name in MEANS}
+
+
+@pytest.mark.slow
+def test_a_server_that_was_observed_is_simulated_within_a_tenth(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("uvicorn")
+    log, quick = tmp_path / "log.csv", ("report=false", "tracking=none")
+    with served(*SERVER, *SLOWER) as url:
+        words = (f"backend.url={url}", "backend.model=llama-2-7b", *LOAD, f"record={log}", *quick)
+        carried_out(tmp_path / "observed", "experiment=bench", *words)
+    words = (f"requests={log}", *SERVER, *quick)
+    carried_out(tmp_path / "fitted", "experiment=calibrate", *words)
+    cost = ("cost=fitted", f"cost.path={tmp_path / 'fitted' / 'cost.json'}")
+    carried_out(tmp_path / "simulated", "experiment=single", *SERVER, *LOAD, *cost, *quick)
+    observed, simulated = (means(tmp_path / name) for name in ("observed", "simulated"))
+    assert simulated == pytest.approx(observed, rel=0.1)
