@@ -141,34 +141,32 @@ def _checked(option: str, value: str) -> str:
 
 def command() -> None:
     """What the words of the command line ask for."""
-    words = sys.argv[1:]
+    words, root = sys.argv[1:], "config"
     if words[:1] == ["policies"] or words in (["--help", "policies"], ["-h", "policies"]):
         print(_policies([word for word in words if word != "policies"]))
         return
-    if words[:1] == ["serve"]:
+    if (at := _place("serve", words)) is not None:
         from pagedsim.serve.command import completed
 
-        sys.argv[1:] = in_order(completed(words[1:]))
-        run("serve")
-        return
-    if (at := _bench_at(words)) is not None:
+        words, root = completed([*words[:at], *words[at + 1 :]]), "serve"
+    elif (at := _place("bench", words)) is not None:
         from pagedsim.run.http.words import HELP, meant
 
         if {"--help", "-h"} & set(words):
             print(HELP)
             return
-        sys.argv[1:] = meant([*words[:at], *words[at + 1 :]])
-    sys.argv[1:] = in_order(sys.argv[1:])
-    if "--version" in sys.argv:
+        words = meant([*words[:at], *words[at + 1 :]])
+    sys.argv[1:] = in_order(words)
+    if "--version" in words:
         print(f"pagedsim {pagedsim.__version__}")
     else:
-        run()
+        run(root)
 
 
-def _bench_at(words: Sequence[str]) -> int | None:
-    """Where the command `bench` stands: before all settings, and not as an option's value."""
+def _place(command: str, words: Sequence[str]) -> int | None:
+    """Where a command stands: before all settings, and not as an option's value."""
     for at, word in enumerate(words):
-        if word == "bench" and (at == 0 or words[at - 1] not in _WITH_VALUE):
+        if word == command and (at == 0 or words[at - 1] not in _WITH_VALUE):
             return at
         if "=" in word and not word.startswith("-"):
             break
@@ -190,7 +188,8 @@ def main() -> None:
     """`python -m pagedsim`."""
     if os.getcwd() not in sys.path:  # where a policy of one's own lies
         sys.path.insert(0, os.getcwd())
-    sys.exit(guarded(command))
+    root = "config" if _place("serve", sys.argv[1:]) is None else "serve"
+    sys.exit(guarded(command, root))
 
 
 if __name__ == "__main__":

@@ -33,10 +33,11 @@ class Interruption(KeyboardInterrupt):
     """A Ctrl-C that left something; its text says what."""
 
 
-def guarded(run: Callable[[], None]) -> int:
+def guarded(run: Callable[[], None], root: str = "config") -> int:
     """Call `run`; an error becomes one line on stderr and exit code 1.
 
-    With `hydra.verbose=true` on the command line it is raised as it is.
+    With `hydra.verbose=true` on the command line it is raised as it is. `root` is the configuration
+    that the words are of.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to here
     try:
@@ -55,7 +56,7 @@ def guarded(run: Callable[[], None]) -> int:
     except Exception as error:
         if verbose():
             raise
-        _say(line(error))
+        _say(line(error, root=root))
         _offer_traceback(expected(error))
         return 1
     return 0
@@ -89,14 +90,15 @@ def expected(error: BaseException) -> bool:
     return any(isinstance(link, kinds) or _hydras(link) for link in _chain(error))
 
 
-def line(error: BaseException, overrides: Sequence[str] | None = None) -> str:
-    """One line for an error; `overrides` are those it came from (default: the command line's)."""
+def line(error: BaseException, overrides: Sequence[str] | None = None, root: str = "config") -> str:
+    """One line for an error; `overrides` are those it came from (default: the command line's), and
+    `root` is what they are of."""
     words = sys.argv[1:] if overrides is None else overrides
     for link in _chain(error):
         if isinstance(link, PagedsimError):
             return str(link)
     for link in _chain(error):
-        if _hydras(link) and (text := _composition(link, words)):
+        if _hydras(link) and (text := _composition(link, words, root)):
             return text
     if _GROUP_TYPE in str(error) and (text := _not_an_option(words)):
         return text
@@ -122,7 +124,7 @@ def _flat(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _composition(error: BaseException, words: Sequence[str]) -> str:
+def _composition(error: BaseException, words: Sequence[str], root: str) -> str:
     """What Hydra could not compose, in our words."""
     text = str(error)
     if options := getattr(error, "options", None):
@@ -132,14 +134,15 @@ def _composition(error: BaseException, words: Sequence[str]) -> str:
         return known
     if match := re.search(r"Could not override '([^']+)'", text):
         # A mapping given as a whole is refused for one of its keys, which only the cause names.
-        return _no_key(getattr(error.__cause__, "full_key", None) or match[1], words)
+        return _no_key(getattr(error.__cause__, "full_key", None) or match[1], words, root)
     if match := re.search(r"Could not delete from config\. '([^']+)'", text):
         return f"~{match[1]}: cannot be taken away: it is not there, or null already"
     if match := re.match(r"Error merging override (.+)", text):
         return f"{match[1].strip()}: {_reason(error.__cause__)}"
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
         key, _, values = match[1].partition("=")
-        return f"{match[1]}: several values: -m tries each; a list is written {key}=[{values}]"
+        each = "-m tries each; " if root == "config" else ""
+        return f"{match[1]}: several values: {each}a list is written {key}=[{values}]"
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", None) or text.rpartition(" ")[2]
         return f"{key}: must be given: {key}=..."
@@ -176,12 +179,12 @@ def _syntax(text: str, word: str) -> str:
 # -- what there would have been to choose from -----------------------------------------------------
 
 
-def _no_key(key: str, words: Sequence[str]) -> str:
+def _no_key(key: str, words: Sequence[str], base: str) -> str:
     """A key that is not there: the first part of it that is not, and what there is beside it."""
     names = key.split(".")
     if names[0] == "hydra":
         return f"{key}: no such key of Hydra's; --cfg hydra shows them"
-    root = node = _composed(words)
+    root = node = _composed(words, base)
     for depth, name in enumerate(names):
         there = [str(one) for one in node] if isinstance(node, dict) else []
         if name not in there:
@@ -230,7 +233,7 @@ def _own_hydra() -> Iterator[None]:
         GlobalHydra.instance().hydra = before  # the instance is another one now
 
 
-def _composed(words: Sequence[str]) -> Any:
+def _composed(words: Sequence[str], base: str) -> Any:
     """The configuration as the group choices among `words` make it, or else the default."""
     from hydra import compose
     from omegaconf import OmegaConf
@@ -239,7 +242,7 @@ def _composed(words: Sequence[str]) -> Any:
     with _own_hydra():
         for overrides in (choices, []):
             try:
-                return OmegaConf.to_container(compose("config", overrides=overrides))
+                return OmegaConf.to_container(compose(base, overrides=overrides))
             except Exception:
                 continue
     return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -35,7 +35,10 @@ GROUPS = {
 }
 """The groups in the order of the page, and what each decides."""
 
-SETTINGS = {
+Settings = Mapping[str, Sequence[tuple[str, str]]]
+"""Keys with their meanings, under titles."""
+
+SETTINGS: Settings = {
     "The study": (
         ("seeds", "runs of each arm, each with other requests (the same for every arm)"),
         ("seed", "the first of these seeds; the same seed gives the same bytes"),
@@ -164,18 +167,12 @@ def _lines() -> Iterator[str]:
     yield "  python -m pagedsim --cfg job [group=option] ...  print the configuration, run nothing"
     yield "  python -m pagedsim policies                      every policy: its rule, what it needs"
     yield "  python -m pagedsim bench url=http://host:port ...  load on a server; bench --help"
+    yield "  python -m pagedsim serve ...                     a server of such words; serve --help"
     yield from ("", "GROUPS (* is the default)")
-    chosen = _defaults()
-    for group, meaning in _groups().items():
-        yield from _group(group, meaning, chosen.get(group, ""))
+    yield from groups("config")
     yield from _experiments()
     yield from ("", "SETTINGS (with their defaults; an experiment has its own)")
-    for title, settings in SETTINGS.items():
-        yield f"  {title}"
-        for key, meaning in settings:
-            value = _default(key)
-            name = f"    {key}={value}" if value else f"    {key}"
-            yield from hanging(name, 41, meaning)
+    yield from settings(SETTINGS, _plain())
     yield "  All of them, as they stand: --cfg job. A key that its group lacks: +group.key=value."
     yield from ("", "EXAMPLES")
     for meaning, words in EXAMPLES:
@@ -200,6 +197,24 @@ def _experiments() -> Iterator[str]:
         if one.why:
             left += f" ({one.why})"
         yield from hanging(f"  {one.name:<17} {', '.join(one.backends)}", 39, left)
+
+
+def groups(root: str) -> Iterator[str]:
+    """The groups that the configuration `root` has, each with its options."""
+    chosen = _defaults(root)
+    for group, meaning in _groups().items():
+        if group in chosen or root == "config":
+            yield from _group(group, meaning, chosen.get(group, ""))
+
+
+def settings(of: Settings, config: DictConfig) -> Iterator[str]:
+    """Settings under their titles, each with its default in `config`."""
+    for title, rows in of.items():
+        yield f"  {title}"
+        for key, meaning in rows:
+            value = _default(key, config)
+            name = f"    {key}={value}" if value else f"    {key}"
+            yield from hanging(name, 41, meaning)
 
 
 def _group(group: str, meaning: str, default: str) -> Iterator[str]:
@@ -242,9 +257,9 @@ def _options(group: str) -> list[Traversable]:
     return [path for path in folder.iterdir() if path.name.endswith(".yaml")]
 
 
-def _defaults() -> dict[str, str]:
-    """The option of each group that conf/config.yaml chooses."""
-    base = OmegaConf.create((_conf() / "config.yaml").read_text(encoding="utf-8"))
+def _defaults(root: str) -> dict[str, str]:
+    """The option of each group that a base of conf/ chooses."""
+    base = OmegaConf.create((_conf() / f"{root}.yaml").read_text(encoding="utf-8"))
     chosen: dict[str, str] = {}
     for entry in base.defaults:
         if OmegaConf.is_dict(entry):
@@ -258,9 +273,9 @@ def _plain() -> DictConfig:
     return compose("config", overrides=["experiment=single"])
 
 
-def _default(key: str) -> str:
+def _default(key: str, config: DictConfig) -> str:
     """The default of a setting as one would type it; "" for Hydra's own."""
     if key.startswith("hydra."):
         return ""
-    value = OmegaConf.select(_plain(), key, throw_on_missing=True)
+    value = OmegaConf.select(config, key, throw_on_missing=True)
     return "null" if value is None else str(value).lower()

@@ -12,6 +12,8 @@ from pagedsim.core import ConfigError
 
 def completed(words: Sequence[str]) -> list[str]:
     """The words of the command line; an engine that is given no model serves the tiny one."""
+    if several := {"-m", "--multirun"} & set(words):
+        raise ConfigError(f"{several.pop()}: a command is one server; start one for each")
     keys = [word.partition("=")[0] for word in words]
     engine = "backend=engine" in words and not {"model", "backend.model"} & set(keys)
     return ["model=tiny"] * engine + list(words)

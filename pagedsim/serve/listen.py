@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.errors import require_number, require_whole, shown
 from pagedsim.serve.api.app import make_app
 from pagedsim.serve.api.live import Live, add_live
 from pagedsim.serve.async_engine import AsyncLLMEngine
@@ -34,6 +34,7 @@ def listen(config: Mapping[str, Any]) -> None:
     require_whole("port", config["port"], 0, 65535)
     require_whole("max_body", config["max_body"], 1)
     require_number("drain", config["drain"], 0)
+    key = _key(config["api_key"])
     _allow_connections()
     with _bound(config["host"], config["port"]) as listening:
         tally, metrics = Tally(), Metrics()
@@ -41,7 +42,6 @@ def listen(config: Mapping[str, Any]) -> None:
         engine = AsyncLLMEngine(
             found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
-        key = config["api_key"] or os.environ.get("PAGEDSIM_API_KEY") or None
         app = make_app(engine, found, metrics=metrics, api_key=key, max_body=config["max_body"])
         about = {"model": found.model, "backend": found.backend, "policy": found.policy}
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
@@ -98,6 +98,16 @@ class Listener(uvicorn.Server):
         _say(f"ended: {drained.finished} requests finished, {drained.aborted} aborted")
 
 
+def _key(given: str | None) -> str | None:
+    """What clients must present; an empty one is a slip that would let everybody in."""
+    where, key = "api_key", given
+    if given is None:
+        where, key = "PAGEDSIM_API_KEY", os.environ.get("PAGEDSIM_API_KEY")
+    if key is not None and not key.strip():
+        raise ConfigError(f"{where}={shown(key)}: must not be empty; without a key leave it away")
+    return key
+
+
 def _allow_connections() -> None:
     """As many open connections as the system lets this process have."""
     try:
@@ -112,6 +122,8 @@ def _allow_connections() -> None:
 
 def _bound(host: str, port: int) -> socket.socket:
     """A socket, before anything is loaded, so that a port that is taken is found out at once."""
+    if not host:  # the system would take it for every address there is
+        raise ConfigError("host='': must not be empty; 0.0.0.0 listens on every address")
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, require_whole
+from pagedsim.config import Serve
+from pagedsim.core import Around, ConfigError, Policy
+from pagedsim.core.errors import require_number, require_whole, shown
 from pagedsim.run.parts import backend_of
+from pagedsim.run.server import policy_of
 from pagedsim.run.serving import Serving
 from pagedsim.run.simulated import Simulation
 from pagedsim.serve.paced import PacedEngine
 from pagedsim.serve.served import Observer, Served, Tokenizer
+
+OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ def made(config: Mapping[str, Any], observer: Observer | None = None) -> Made:
     """The engine that a configuration describes; raises ConfigError for what cannot be."""
     require_number("speed", config["speed"], above=0)
     require_whole("answer_tokens", config["answer_tokens"], 1)
+    if config["name"] == "":
+        raise ConfigError("name='': must not be empty; null is the model's own")
+    _refuse_unpredicted(policy_of(config["policy"]))
     stage = backend_of(dict(config)).stage(dict(config), config["seed"])
     policy = type(stage.scheduler.policy).__name__ if isinstance(stage, Simulation) else ""
     if isinstance(stage, Simulation):
@@ -44,10 +51,26 @@ def made(config: Mapping[str, Any], observer: Observer | None = None) -> Made:
         )
         return Made(engine, "sim", config["name"] or stage.replica.model.name, policy)
     if isinstance(stage, Serving):
+        _refuse_the_simulators(config)
         engine = _engine(stage, observer)
         policy = type(engine.scheduler.policy).__name__
         return Made(engine, "engine", config["name"] or stage.name, policy)
     raise ConfigError(f"backend={type(stage).__name__}: serve takes sim and engine")
+
+
+def _refuse_unpredicted(policy: Policy) -> None:
+    """Refuse what goes by predicted lengths; deadlines and clients come with requests."""
+    if "predictor" in policy.needs:
+        name = type(policy).__name__
+        raise ConfigError(f"policy: {name} goes by predicted lengths, and clients predict none")
+    if isinstance(policy, Around):
+        _refuse_unpredicted(policy.of)
+
+
+def _refuse_the_simulators(config: Mapping[str, Any]) -> None:
+    for name in OF_THE_SIMULATOR:
+        if config[name] != getattr(Serve, name):
+            raise ConfigError(f"{name}={shown(config[name])}: is a setting of backend=sim")
 
 
 def _engine(stage: Serving, observer: Observer | None) -> Served:
