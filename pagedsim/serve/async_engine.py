@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.engine.output import RequestOutput
 from pagedsim.serve.served import Served
 from pagedsim.serve.stream import Stream
+
+if TYPE_CHECKING:
+    from pagedsim.engine.engine_args import EngineArgs
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +62,9 @@ class AsyncLLMEngine:
 
     >>> import asyncio
     >>> from pagedsim.core import SamplingParams
-    >>> from pagedsim.engine.engine import LLMEngine
+    >>> from pagedsim.engine.engine_args import EngineArgs
     >>> async def answer() -> int:
-    ...     engine = AsyncLLMEngine(LLMEngine(model="tiny", device="cpu"))
+    ...     engine = AsyncLLMEngine.from_engine_args(EngineArgs(model="tiny", device="cpu"))
     ...     params = SamplingParams(temperature=0, max_tokens=3)
     ...     async for output in engine.generate("Once", params, "a"):
     ...         last = output
@@ -93,6 +96,13 @@ class AsyncLLMEngine:
         self._inbox: deque[Work] = deque()
         self._bell = threading.Condition()
         self._stop = False
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs, **settings: Any) -> AsyncLLMEngine:
+        """Over an engine of settings with vLLM's names; `settings` are those of this class."""
+        from pagedsim.engine.engine import LLMEngine
+
+        return cls(LLMEngine.from_engine_args(args), **settings)
 
     # -- for clients ---------------------------------------------------------------------------
 

@@ -1,0 +1,174 @@
+"""What HTTP costs: tokens a second that a server streams.
+
+    python -m experiments.benchmarks.serving
+
+`engine`: 64 requests at once, 32 tokens of prompt and 128 of answer, of the tiny model on a CPU:
+over HTTP, token by token, against `LLM.generate` of the same in a process of its own. They take
+turns; the ratio is of the medians, by the wall clock.
+
+`sim`: `backend=sim` with a model that is quicker than any server could be (`speed=` is high), so
+that it streams as fast as it can, to 64 and to 1,000 at once, bound to one core; the client is on
+another. What counts is the wall clock, beside it the processor's time a token, of all that the
+server does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.benchmarks.code import ROOT
+from experiments.benchmarks.device import Plain, table
+from experiments.benchmarks.results import keep
+from experiments.benchmarks.streams import Streamed, streamed
+
+PROMPTS = [[(7 * i + j) % 250 + 3 for j in range(32)] for i in range(64)]
+TOKENS = 128
+FAST = ("model=llama-3.1-8b", "hardware=h100", "speed=1000", "server.max_seqs=1024")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print all rates and the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=("engine", "sim"))
+    parser.add_argument("--out", type=Path, help="a folder for serving.json")
+    asked = parser.parse_args(words)
+    result: dict[str, Any] = {"cores": os.cpu_count(), "repeats": asked.repeats}
+    if asked.only != "sim":
+        result["engine"] = against_generate(asked.repeats)
+    if asked.only != "engine":
+        result["sim"] = [of_sim(count, asked.repeats) for count in (64, 1000)]
+    keep(asked.out, "serving", result)
+    print(written(result))
+
+
+def against_generate(repeats: int) -> dict[str, Any]:
+    """Tokens a second of both, in turns."""
+    batch = ("batching=unified", f"server.max_seqs={len(PROMPTS)}")
+    with server("backend=engine", *batch) as (url, _), generator() as generate:
+        rounds = [(streamed(url, PROMPTS, TOKENS).rate, generate()) for _ in range(repeats + 1)][
+            1:
+        ]  # the first is to get warm
+    http, alone = (median(rates) for rates in zip(*rounds, strict=True))
+    return {"http": http, "generate": alone, "ratio": http / alone, "rounds": rounds}
+
+
+def of_sim(count: int, repeats: int) -> dict[str, Any]:
+    """How fast the simulator's tokens come to so many clients, from one core."""
+    with server(*FAST, core=0) as (url, process):
+        bind(set(range(1, os.cpu_count() or 1)) or {0})
+        rounds: list[tuple[Streamed, float]] = []
+        for _ in range(repeats + 1):
+            before = processor(process.pid)
+            found = streamed(url, [PROMPTS[i % 64] for i in range(count)], TOKENS)
+            rounds.append((found, processor(process.pid) - before))
+    return {
+        "streams": count,
+        "rate": median(found.rate for found, _ in rounds[1:]),
+        "microseconds": median(1e6 * spent / found.tokens for found, spent in rounds[1:]),
+        "events": rounds[-1][0].events / rounds[-1][0].tokens,
+    }
+
+
+@contextmanager
+def server(*words: str, core: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server of these words, its address and its process; on one core where that is asked."""
+    command = [sys.executable, "-m", "pagedsim", "serve", "port=0", *words]
+    bound = partial(bind, {core}) if core is not None else None
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=bound
+    )
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if " at http" in line:
+                yield line.split()[-1], process
+                return
+        raise RuntimeError(f"the server ended: {''.join(said)}")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def bind(cores: set[int]) -> None:
+    """Have this process run on these cores alone, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def generator() -> Iterator[Callable[[], float]]:
+    """Tokens a second of `LLM.generate`, each time it is called, in a process of its own."""
+    command = [sys.executable, "-m", "experiments.benchmarks.serving_child"]
+    pipes: Mapping[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        tell, told = process.stdin, process.stdout
+
+        def ask() -> float:
+            tell.write("again\n")
+            tell.flush()
+            return float(told.readline())
+
+        yield ask
+        tell.close()
+
+
+def generate() -> Callable[[], float]:
+    """What the child asks of `LLM.generate`, and how fast it was."""
+    import torch
+
+    from pagedsim.core import SamplingParams
+    from pagedsim.engine.llm import LLM
+
+    torch.set_num_threads(1)
+    llm = LLM("tiny", device="cpu", batching="unified", max_num_seqs=len(PROMPTS))
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+
+    def again() -> float:
+        begun = time.perf_counter()
+        answers = llm.generate(PROMPTS, params, use_tqdm=False)
+        tokens = sum(len(answer.outputs[0].token_ids) for answer in answers)
+        return tokens / (time.perf_counter() - begun)
+
+    return again
+
+
+def processor(process: int) -> float:
+    """Seconds that a process and its threads have computed."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def written(result: Mapping[str, Any]) -> str:
+    """Both as tables."""
+    lines = []
+    if found := result.get("engine"):
+        rows = [
+            ["LLM.generate", f"{found['generate']:,.0f}", ""],
+            ["over HTTP", f"{found['http']:,.0f}", f"{found['ratio']:.3f}"],
+        ]
+        lines.append(table(["64 requests of the tiny model", "tokens/s", "ratio"], rows))
+    if sims := result.get("sim"):
+        rows = [
+            [f"{one['streams']:,}", f"{one['rate']:,.0f}", f"{one['microseconds']:.1f}"]
+            for one in sims
+        ]
+        lines.append(table(["streams of backend=sim", "tokens/s", "µs of a core a token"], rows))
+    return "\n\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""The process in which serving.py has `LLM.generate` run: a line in, a rate out."""
+
+from __future__ import annotations
+
+import sys
+
+from experiments.benchmarks.serving import generate
+
+if __name__ == "__main__":
+    again = generate()
+    for _ in sys.stdin:
+        print(again(), flush=True)
