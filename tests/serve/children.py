@@ -1,0 +1,114 @@
+"""Servers in processes of their own, and a client that notes when each token comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass
+class Child:
+    """A server that listens."""
+
+    url: str
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+    """What it has written to stderr."""
+
+    def end(self) -> int:
+        """Tell it to end and wait until it has; its exit code."""
+        self.process.terminate()
+        assert self.process.stderr is not None
+        self.said += self.process.stderr
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def listening(*words: str) -> Iterator[Child]:
+    """`python -m pagedsim serve` with these words, on a port that is free."""
+    command = [sys.executable, "-m", "pagedsim", "serve", "port=0", *words]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if " serves at http" in line:
+                yield Child(line.split()[-1], process, said)
+                break
+        else:
+            raise AssertionError(f"the server ended: {''.join(said)}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@dataclass
+class Answer:
+    """What came of a request, and when, in seconds of this process's clock."""
+
+    sent: float = 0.0
+    status: int = 0
+    text: str = ""
+    times: list[float] = field(default_factory=list)
+    """One a token."""
+    reason: str | None = None
+    whole: bool = False
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from when it was sent to its first token."""
+        return self.times[0] - self.sent
+
+    @property
+    def tpot(self) -> float:
+        """Seconds a token after the first."""
+        return (self.times[-1] - self.times[0]) / (len(self.times) - 1)
+
+
+async def ask(url: str, leave_after: float | None = None, **body: Any) -> Answer:
+    """Stream one completion; after `leave_after` seconds the connection is cut."""
+    answer = Answer()
+    where = urlsplit(url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=2**24)
+    data = json.dumps({"stream": True, **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n"
+    about = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    answer.sent = time.perf_counter()
+    writer.write((head + about).encode() + data)
+    try:
+        async with asyncio.timeout(leave_after):
+            answer.status = int((await reader.readline()).split()[1])
+            async for line in reader:
+                _heard(answer, line)
+    except TimeoutError:
+        pass
+    finally:
+        writer.transport.abort()
+    return answer
+
+
+def _heard(answer: Answer, line: bytes) -> None:
+    if not line.startswith(b"data: "):
+        return
+    if line == b"data: [DONE]\n":
+        answer.whole = True
+        return
+    event = json.loads(line[6:])
+    for choice in event.get("choices", ()):
+        answer.reason = choice.get("finish_reason") or answer.reason
+        if choice.get("text"):
+            answer.text += choice["text"]
+            answer.times.append(time.perf_counter())

@@ -1,0 +1,89 @@
+"""A server as a process: many clients, clients that vanish, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+import urllib.request
+
+from tests.serve.children import Answer, Child, ask, listening
+
+
+def counted(tokens: int) -> str:
+    """What backend=sim answers."""
+    return "".join(f" {n}" for n in range(1, tokens + 1))
+
+
+def state_of(child: Child) -> dict[str, float]:
+    """The metrics without labels, by name."""
+    with urllib.request.urlopen(f"{child.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    values = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    return {name.partition("{")[0]: float(value) for name, _, value in values}
+
+
+def wait_until_empty(child: Child) -> None:
+    """Until nobody runs or waits, and no block is used; fails after ten seconds."""
+    for _ in range(200):
+        state = state_of(child)
+        busy = state["vllm:num_requests_running"] + state["vllm:num_requests_waiting"]
+        if busy == 0 and state["vllm:kv_cache_usage_perc"] == 0:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still there: {state}")
+
+
+def test_clients_that_vanish_leave_nothing_behind() -> None:
+    async def load(url: str) -> list[Answer]:
+        rng = random.Random(1)
+
+        async def client(number: int) -> Answer:
+            await asyncio.sleep(rng.random())
+            leaves = rng.random() if number % 2 else None
+            tokens = rng.randint(5, 60)
+            return await ask(url, leaves, prompt=[5] * rng.randint(1, 200), max_tokens=tokens)
+
+        return await asyncio.gather(*(client(number) for number in range(120)))
+
+    words = ("model=llama-3.1-8b", "server.max_seqs=24", "memory.blocks=300", "preemption=swap")
+    with listening(*words) as child:
+        answers = asyncio.run(load(child.url))
+        wait_until_empty(child)
+        stayed = answers[::2]
+        assert all(answer.whole and answer.reason == "length" for answer in stayed)
+        assert all(answer.text == counted(len(answer.times)) for answer in answers)
+        assert any(not answer.whole for answer in answers[1::2])
+        assert child.end() == 0
+
+
+def test_told_to_end_it_answers_who_is_there_and_takes_nobody() -> None:
+    async def load(child: Child) -> tuple[Answer, Answer]:
+        there = asyncio.create_task(ask(child.url, prompt="there", max_tokens=60))
+        await asyncio.sleep(0.3)
+        child.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.15)
+        late = await ask(child.url, prompt="late", max_tokens=1)
+        return await there, late
+
+    with listening("model=llama-3.1-8b") as child:
+        there, late = asyncio.run(load(child))
+        assert there.whole and there.text == counted(60)
+        assert late.status == 503
+        assert child.end() == 0
+        assert "ended: 1 requests finished, 0 aborted" in child.said[-1]
+
+
+def test_who_does_not_finish_in_time_is_aborted_and_told() -> None:
+    async def load(child: Child) -> Answer:
+        there = asyncio.create_task(ask(child.url, prompt="there", max_tokens=3000))
+        await asyncio.sleep(0.3)
+        child.process.send_signal(signal.SIGTERM)
+        return await there
+
+    with listening("model=llama-3.1-8b", "drain=0.2") as child:
+        there = asyncio.run(load(child))
+        assert there.reason == "abort" and len(there.times) < 3000
+        assert child.end() == 0
+        assert "0 requests finished, 1 aborted" in child.said[-1]
