@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.benchmarks.code import ROOT
 from experiments.benchmarks.device import Plain, table
@@ -55,12 +55,35 @@ def main(words: Sequence[str] | None = None) -> None:
 def against_generate(repeats: int) -> dict[str, Any]:
     """Tokens a second of both, in turns."""
     batch = ("batching=unified", f"server.max_seqs={len(PROMPTS)}")
-    with server("backend=engine", *batch) as (url, _), generator() as generate:
-        rounds = [(streamed(url, PROMPTS, TOKENS).rate, generate()) for _ in range(repeats + 1)][
-            1:
-        ]  # the first is to get warm
-    http, alone = (median(rates) for rates in zip(*rounds, strict=True))
-    return {"http": http, "generate": alone, "ratio": http / alone, "rounds": rounds}
+    rounds: dict[str, list[Spent]] = {"generate": [], "http": []}
+    with server("backend=engine", *batch) as (url, serving), generator() as (ask, generating):
+        for _ in range(repeats + 1):
+            rounds["http"].append(spent(serving.pid, lambda: streamed(url, PROMPTS, TOKENS).rate))
+            rounds["generate"].append(spent(generating.pid, ask))
+    found: dict[str, Any] = {
+        name: {
+            "rate": median(one.rate for one in some[1:]),  # the first is to get warm
+            "microseconds": median(one.microseconds for one in some[1:]),
+        }
+        for name, some in rounds.items()
+    }
+    return {**found, "ratio": found["http"]["rate"] / found["generate"]["rate"]}
+
+
+class Spent(NamedTuple):
+    """Of one round."""
+
+    rate: float
+    """Tokens a second."""
+    microseconds: float
+    """Of the processor, a token."""
+
+
+def spent(process: int, serve: Callable[[], float]) -> Spent:
+    """The rate that `serve` finds, and what it costs that process."""
+    before = processor(process)
+    rate = serve()
+    return Spent(rate, 1e6 * (processor(process) - before) / (len(PROMPTS) * TOKENS))
 
 
 def of_sim(count: int, repeats: int) -> dict[str, Any]:
@@ -109,7 +132,7 @@ def bind(cores: set[int]) -> None:
 
 
 @contextmanager
-def generator() -> Iterator[Callable[[], float]]:
+def generator() -> Iterator[tuple[Callable[[], float], subprocess.Popen[str]]]:
     """Tokens a second of `LLM.generate`, each time it is called, in a process of its own."""
     command = [sys.executable, "-m", "experiments.benchmarks.serving_child"]
     pipes: Mapping[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -122,7 +145,7 @@ def generator() -> Iterator[Callable[[], float]]:
             tell.flush()
             return float(told.readline())
 
-        yield ask
+        yield ask, process
         tell.close()
 
 
@@ -156,11 +179,14 @@ def written(result: Mapping[str, Any]) -> str:
     """Both as tables."""
     lines = []
     if found := result.get("engine"):
+        names = {"generate": "LLM.generate", "http": "over HTTP"}
+        ratios = {"generate": "", "http": f"{found['ratio']:.3f}"}
         rows = [
-            ["LLM.generate", f"{found['generate']:,.0f}", ""],
-            ["over HTTP", f"{found['http']:,.0f}", f"{found['ratio']:.3f}"],
+            [said, f"{found[n]['rate']:,.0f}", ratios[n], f"{found[n]['microseconds']:.1f}"]
+            for n, said in names.items()
         ]
-        lines.append(table(["64 requests of the tiny model", "tokens/s", "ratio"], rows))
+        head = ["64 requests of the tiny model", "tokens/s", "ratio", "µs of cores a token"]
+        lines.append(table(head, rows))
     if sims := result.get("sim"):
         rows = [
             [f"{one['streams']:,}", f"{one['rate']:,.0f}", f"{one['microseconds']:.1f}"]

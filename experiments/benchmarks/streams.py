@@ -56,6 +56,16 @@ def _told(answer: bytes, tokens: int) -> int:
 
 async def _one(url: str, prompt: list[int], tokens: int) -> bytes:
     """All that the server sends for one request."""
+    reader, writer = await opened(url, prompt, tokens)
+    answer = await reader.read(-1)
+    writer.close()
+    return answer
+
+
+async def opened(
+    url: str, prompt: list[int], tokens: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request on its way, on a connection of its own."""
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=2**20)
     body = json.dumps(
@@ -73,6 +83,4 @@ async def _one(url: str, prompt: list[int], tokens: int) -> bytes:
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     writer.write(head.encode() + body)
-    answer = await reader.read(-1)
-    writer.close()
-    return answer
+    return reader, writer

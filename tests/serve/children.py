@@ -65,6 +65,7 @@ class Answer:
     times: list[float] = field(default_factory=list)
     """One a token."""
     reason: str | None = None
+    error: str = ""
     whole: bool = False
 
     @property
@@ -107,6 +108,7 @@ def _heard(answer: Answer, line: bytes) -> None:
         answer.whole = True
         return
     event = json.loads(line[6:])
+    answer.error = event.get("error", {}).get("message", "")
     for choice in event.get("choices", ()):
         answer.reason = choice.get("finish_reason") or answer.reason
         if choice.get("text"):

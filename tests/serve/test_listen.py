@@ -84,6 +84,6 @@ def test_who_does_not_finish_in_time_is_aborted_and_told() -> None:
 
     with listening("model=llama-3.1-8b", "drain=0.2") as child:
         there = asyncio.run(load(child))
-        assert there.reason == "abort" and len(there.times) < 3000
+        assert "shutting down" in there.error and len(there.times) < 3000
         assert child.end() == 0
         assert "0 requests finished, 1 aborted" in child.said[-1]
