@@ -41,13 +41,16 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", choices=("engine", "sim"))
+    parser.add_argument(
+        "--streams", type=int, nargs="+", default=[64, 1000], help="of sim, at once"
+    )
     parser.add_argument("--out", type=Path, help="a folder for serving.json")
     asked = parser.parse_args(words)
     result: dict[str, Any] = {"cores": os.cpu_count(), "repeats": asked.repeats}
     if asked.only != "sim":
         result["engine"] = against_generate(asked.repeats)
     if asked.only != "engine":
-        result["sim"] = [of_sim(count, asked.repeats) for count in (64, 1000)]
+        result["sim"] = [of_sim(count, asked.repeats) for count in asked.streams]
     keep(asked.out, "serving", result)
     print(written(result))
 

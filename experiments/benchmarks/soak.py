@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with server(*default, *others) as (url, process):
         resident, served = asyncio.run(soaked(url, process.pid, 60 * asked.minutes))
         left = unserved(url)
-    fifth = len(resident) // 5
+    fifth = max(len(resident) // 5, 1)
     warm, last = median(resident[fifth : 2 * fifth]), median(resident[-fifth:])
     print(f"{served.total():,} requests in {asked.minutes:g} minutes: {dict(served)}")
     print(f"memory: {warm / 2**20:.1f} MiB when warm, {last / 2**20:.1f} MiB in the end")
@@ -86,8 +86,15 @@ def resident_bytes(process: int) -> int:
 
 
 def unserved(url: str) -> dict[str, float]:
-    """What is not as it was before anybody came, five seconds after the last client went."""
-    time.sleep(5)
+    """What is not as it was before anybody came; it has ten seconds to become so."""
+    until = time.monotonic() + 10
+    while (left := busy(url)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
+def busy(url: str) -> dict[str, float]:
+    """Who is there, and what they hold."""
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     wanted = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

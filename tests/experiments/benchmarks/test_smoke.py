@@ -24,6 +24,8 @@ SMALLEST = {
     "policies": "--running 4 --waiting 8 --steps 3 --rounds 1",
     "scale": "--load calm --requests 5",
     "scheduler": "--running 2 --steps 3 --rounds 1",
+    "serving": "--only sim --streams 4 --repeats 1",
+    "soak": "--minutes 0.05",
     "simulator": "--requests 5 --rounds 1",
     "table": "",
     "tables": "--running 2 --blocks 65 --steps 3 --rounds 1",
