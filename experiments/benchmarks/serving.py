@@ -91,9 +91,9 @@ def spent(process: int, serve: Callable[[], float]) -> Spent:
 
 def of_sim(count: int, repeats: int) -> dict[str, Any]:
     """How fast the simulator's tokens come to so many clients, from one core."""
-    with server(*FAST, core=0) as (url, process):
-        bind(set(range(1, os.cpu_count() or 1)) or {0})
-        rounds: list[tuple[Streamed, float]] = []
+    others = set(range(1, os.cpu_count() or 1)) or {0}
+    rounds: list[tuple[Streamed, float]] = []
+    with server(*FAST, core=0) as (url, process), on_cores(others):
         for _ in range(repeats + 1):
             before = processor(process.pid)
             found = streamed(url, [PROMPTS[i % 64] for i in range(count)], TOKENS)
@@ -132,6 +132,17 @@ def bind(cores: set[int]) -> None:
     """Have this process run on these cores alone, where the system can."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """The same for a while."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    bind(cores)
+    try:
+        yield
+    finally:
+        bind(before)
 
 
 @contextmanager
