@@ -43,16 +43,17 @@ export class Ask {
 
   async send() {
     if (this.asked) return;
-    const id = `page-${Math.random().toString(16).slice(2, 10)}`;
-    const asked = (this.asked = { id, stop: new AbortController(), began: performance.now(), at: {}, tokens: 0 });
+    const name = `page-${Math.random().toString(16).slice(2, 10)}`;
+    const asked = (this.asked = { stop: new AbortController(), began: performance.now(), at: {}, tokens: 0 });
     this.page.send.disabled = true;
     this.page.stop.disabled = false;
     this.page.answer.textContent = "";
     this.tell("sent");
     this.stage("waiting");
-    this.known(id);
+    const chat = this.page.form.elements.chat.checked;
+    this.known(`${chat ? "chatcmpl" : "cmpl"}-${name}`); // so the server will call it
     try {
-      await this.read(await this.post(id), asked);
+      await this.read(await this.post(name, chat), asked);
       this.tell(`${ENDS[asked.reason] ?? "ended"}: ${count(asked.tokens, "token")} in ${timed(performance.now() - asked.began)}`);
     } catch (error) {
       if (asked.stop.signal.aborted) this.tell(`stopped after ${count(asked.tokens, "token")}`);
@@ -64,16 +65,18 @@ export class Ask {
     this.page.stop.disabled = true;
   }
 
-  async post(id) {
+  async post(name, chat) {
     const { prompt, max_tokens, priority, client, key } = this.page.form.elements;
-    const headers = { "Content-Type": "application/json", "X-Request-Id": id };
+    const headers = { "Content-Type": "application/json" };
     if (key.value) headers.Authorization = `Bearer ${key.value}`;
     const body = {
-      model: this.model, prompt: prompt.value, max_tokens: Number(max_tokens.value),
-      priority: Number(priority.value), stream: true,
+      model: this.model, max_tokens: Number(max_tokens.value), priority: Number(priority.value),
+      user: client.value, request_id: name, stream: true,
+      stream_options: { include_usage: true },
     };
-    if (client.value) body.user = client.value;
-    const response = await fetch("v1/completions", {
+    if (chat) body.messages = [{ role: "user", content: prompt.value }];
+    else body.prompt = prompt.value;
+    const response = await fetch(chat ? "v1/chat/completions" : "v1/completions", {
       method: "POST", headers, body: JSON.stringify(body), signal: this.asked.stop.signal,
     });
     if (response.ok) return response;
@@ -91,13 +94,15 @@ export class Ask {
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       if (chunk.id) this.known(chunk.id);
+      asked.tokens = chunk.usage?.completion_tokens ?? asked.tokens;
       const [one] = chunk.choices ?? [];
       if (!one) continue;
       asked.reason = one.finish_reason ?? asked.reason;
-      if (!one.text) continue;
+      const text = one.text ?? one.delta?.content;
+      if (!text) continue;
       asked.tokens++;
       this.stage("decode");
-      this.write(one.text);
+      this.write(text);
     }
   }
 

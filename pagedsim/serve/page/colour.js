@@ -1,8 +1,8 @@
 // A steady colour for each request, by its id, on light and on dark paper.
 
 const HUES = 18;
-const SHADES = [[0.62, 0.1], [0.7, 0.105], [0.78, 0.09]];
-const DARK = [[0.56, 0.1], [0.65, 0.105], [0.74, 0.09]];
+const LIGHT = [[0.64, 0.085], [0.71, 0.09], [0.78, 0.08]]; // lightness and chroma
+const DARK = [[0.55, 0.085], [0.63, 0.09], [0.71, 0.08]];
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let palette = [];
@@ -11,7 +11,7 @@ const known = new Map();
 
 function paint() {
   palette = [];
-  for (const [light, chroma] of dark.matches ? DARK : SHADES) {
+  for (const [light, chroma] of dark.matches ? DARK : LIGHT) {
     for (let hue = 0; hue < HUES; hue++) palette.push(`oklch(${light} ${chroma} ${hue * 20 + 12})`);
   }
   const style = getComputedStyle(document.documentElement);
