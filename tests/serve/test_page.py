@@ -30,6 +30,7 @@ SERVER = (
 )  # fmt: skip
 GRID = "document.querySelector('#grid').dataset"
 ANSWER = "document.querySelector('#answer').textContent"
+PLACE = r"place \d of \d in the batch, \d+ blocks?, \d+ tokens"
 STANDING = "document.querySelector('#standing').textContent"
 
 
@@ -53,7 +54,7 @@ def server(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 def send(url: str, tokens: int) -> None:
     """A request of somebody else's, answered in one piece."""
-    body = {"model": "any", "prompt": "x" * 200, "max_tokens": tokens}
+    body = {"prompt": "x" * 200, "max_tokens": tokens}
     asked = urllib.request.Request(
         f"{url}/v1/completions",
         json.dumps(body).encode(),
@@ -110,7 +111,12 @@ def test_the_page_follows_the_load_and_a_prompt_is_answered(browser: Chromium, u
     browser.type("[name=prompt]", "Count for me")
     browser.type("[name=max_tokens]", "100")
     browser.click("#send")
+    # Nobody is let in before the two who wait.
+    browser.wait("document.querySelectorAll('.waiting tr.mine').length === 1")
+    browser.wait(f"{STANDING} === 'waiting, place 3 of 3'")
     browser.wait(f"{ANSWER}.length > 20")
+    browser.wait(f"Number({GRID}.mine) > 0 && document.querySelector('.running tr.mine')")
+    assert re.fullmatch(PLACE, browser.evaluate(STANDING))
     some = browser.evaluate(ANSWER)
     browser.wait(f"{STANDING}.includes('100 tokens')")
     whole = browser.evaluate(ANSWER)
@@ -133,6 +139,35 @@ def test_stop_gives_the_request_up(browser: Chromium, url: str) -> None:
     browser.wait(f"{STANDING}.startsWith('stopped after')")
     browser.wait(f"{GRID}.busy === '0'")
     assert "1 aborted" in browser.evaluate("document.querySelector('#totals').textContent")
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_told_in_the_servers_words(browser: Chromium, url: str) -> None:
+    browser.open(f"{url}/")
+    browser.wait(f"{GRID}.cells === '128'")
+    browser.type("[name=prompt]", "x" * 4000)
+    browser.click("#send")
+    browser.wait(f"{STANDING}.includes('512')")
+    assert browser.evaluate("document.querySelector('#send').disabled") is False
+    browser.evaluate("document.querySelector('[name=chat]').click()")
+    browser.type("[name=prompt]", "Count for me")
+    browser.type("[name=max_tokens]", "3")
+    browser.click("#send")
+    browser.wait(f"{ANSWER} === ' 1 2 3' && {STANDING}.startsWith('ended at its bound: 3 tokens')")
+
+
+@pytest.mark.slow
+def test_a_key_is_asked_for_where_there_is_one(browser: Chromium) -> None:
+    with server("api_key=secret") as (url, _):
+        browser.open(f"{url}/")
+        browser.wait(f"{GRID}.cells === '128'")
+        assert browser.evaluate("document.querySelector('#key-field').hidden")
+        browser.type("[name=max_tokens]", "3")
+        browser.click("#send")
+        browser.wait("document.activeElement.name === 'key'")
+        browser.type("[name=key]", "secret")
+        browser.click("#send")
+        browser.wait(f"{ANSWER} === ' 1 2 3'")
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ class Row {
   show(place, one) {
     const words = [place, null, one.client, one.priority, whole(one.prompt), whole(one.output), whole(one.blocks)];
     words.forEach((word, at) => word !== null && say(this.cells[at], String(word)));
-    this.bar(this.cells[4], one.computed ? one.computed / one.prompt : null);
+    this.bar(this.cells[4], one.computed > 0 && one.computed < one.prompt ? one.computed / one.prompt : null);
     this.bar(this.cells[5], one.most && one.output ? one.output / one.most : null);
   }
 
