@@ -47,11 +47,16 @@ class Server:
 
 
 def paced(
-    *, speed: float = 1000.0, step: float = 0.02, metrics: Metrics | None = None, **settings: Any
+    memory: str = "paged",
+    *,
+    speed: float = 1000.0,
+    step: float = 0.02,
+    metrics: Metrics | None = None,
+    **settings: Any,
 ) -> PacedEngine:
     """A simulated server whose steps take `step` seconds of its own time."""
-    memory = make_memory(blocks=256, block_size=16)
-    scheduler = make_scheduler(memory=memory, **settings)
+    blocks = make_memory(memory, blocks=256, block_size=16)
+    scheduler = make_scheduler(memory=blocks, **settings)
     return PacedEngine(scheduler, Constant(step), speed=speed, answer_tokens=8, observer=metrics)
 
 

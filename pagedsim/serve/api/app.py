@@ -111,7 +111,8 @@ def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
             return
         if given is None:
             raise Problem(401, "an API key must be given: Authorization: Bearer ...")
-        if not hmac.compare_digest(given.credentials.encode(), api_key.encode()):
+        # Headers are read as if they were Latin-1.
+        if not hmac.compare_digest(given.credentials.encode("latin-1"), api_key.encode()):
             raise Problem(401, "the API key is wrong")
 
     return check

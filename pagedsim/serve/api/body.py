@@ -92,7 +92,8 @@ def _refused(error: ErrorDetails, kind: type[BaseModel]) -> Bad:
 def _allowed(what: str, error: ErrorDetails) -> str:
     if what in _BOUNDS:
         word, name = _BOUNDS[what]
-        return f"a number {word} {error['ctx'][name]}"
+        bound = error["ctx"][name]
+        return f"a number {word} {int(bound) if bound == int(bound) else bound}"
     if what in _KINDS:
         return _KINDS[what]
     if what.startswith("int"):

@@ -22,6 +22,7 @@ from pagedsim.serve.api.fields import (
     GenerateRequest,
     Sampling,
 )
+from pagedsim.serve.api.given import NAME
 from pagedsim.serve.api.problem import Bad, Problem
 from pagedsim.serve.api.reply import Reply
 from pagedsim.serve.api.results import Results
@@ -64,7 +65,7 @@ class Front:
         fields = await self.read(request, CompletionRequest)
         refuse_misfits(fields)
         prompts = [await self.words.tokens(one) for one in fields.prompt]
-        asked = Asked(_name("cmpl", fields), prompts, fields.asked(), fields.labels)
+        asked = Asked(_name("cmpl", fields, request), prompts, fields.asked(), fields.labels)
         reply = Texts(asked.name, self.model, fields, prompts, self.words)
         if fields.echo:
             await reply.echo()
@@ -76,7 +77,7 @@ class Front:
         if fields.top_logprobs and not fields.logprobs:
             raise Bad(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
         prompts = [await self.words.chat(fields.messages)]
-        asked = Asked(_name("chatcmpl", fields), prompts, fields.asked(), fields.labels)
+        asked = Asked(_name("chatcmpl", fields, request), prompts, fields.asked(), fields.labels)
         reply = Messages(asked.name, self.model, fields, prompts, self.words)
         return await self._answer(request, asked, reply)
 
@@ -86,7 +87,7 @@ class Front:
         if len(fields.prompt) != 1:
             raise Bad(f"prompt: {len(fields.prompt)} prompts: must be one")
         prompts = [await self.words.tokens(one) for one in fields.prompt]
-        asked = Asked(fields.request_id or uuid.uuid4().hex, prompts, fields.asked(), fields.labels)
+        asked = Asked(_name("gen", fields, request), prompts, fields.asked(), fields.labels)
         self.results.start(asked)
         return JSONResponse({"request_id": asked.name})
 
@@ -100,5 +101,9 @@ class Front:
         return Response(status_code=499)  # nobody reads it
 
 
-def _name(kind: str, fields: Sampling) -> str:
-    return f"{kind}-{fields.request_id or uuid.uuid4().hex}"
+def _name(kind: str, fields: Sampling, request: Request) -> str:
+    """A request's id: the client's own, if it has one."""
+    if fields.request_id is not None:
+        return fields.request_id
+    header = request.headers.get("x-request-id", "")
+    return header if NAME.fullmatch(header) else f"{kind}-{uuid.uuid4().hex}"

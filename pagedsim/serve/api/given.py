@@ -10,7 +10,8 @@ from pagedsim.core.errors import shown
 MOST_PROMPTS = 1024
 MOST_STOPS = 64
 LARGEST = 2**63 - 1
-_NAME = re.compile(r"[\w.:+@-]{1,128}", re.ASCII)
+NAME = re.compile(r"[\w.:+@-]{1,128}", re.ASCII)
+"""What a client may call a request."""
 _SILENT: tuple[Any, ...] = ("", [], {}, None)
 
 
@@ -55,7 +56,7 @@ def _prompt(where: str, value: Any) -> str | list[int]:
 
 def request_name(value: Any) -> str:
     """A request's id, if the client gives one."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ValueError(
             f"request_id={_brief(value)}: must be 1 to 128 letters, digits and . : + @ _ -"
         )

@@ -25,7 +25,7 @@ _TYPES = {
 }
 _CODES = {401: "invalid_api_key", 429: "overloaded"}
 _NAMED = re.compile(r"^request '[^']*': |SamplingParams\.")
-_PLACE = re.compile(r"^([a-z_]+)[\w.\[\]]*[=:]")
+_PLACE = re.compile(r"^([a-z_]+)[\w.\[\]]*(?:[=:]| of )")
 
 
 class Problem(Exception):

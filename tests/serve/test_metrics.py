@@ -1,0 +1,111 @@
+"""What Prometheus reads is what was sent."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pagedsim.serve.metrics import Metrics
+from tests.serve.serving import Server, paced, serving
+
+NAMES = {
+    *("num_requests_running", "num_requests_waiting", "num_requests_swapped"),
+    *("kv_cache_usage_perc", "cpu_cache_usage_perc", "cache_config_info"),
+    *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions"),
+    *("prompt_tokens", "generation_tokens", "request_success"),
+    *("iteration_tokens_total", "request_prompt_tokens", "request_generation_tokens"),
+    *("request_params_n", "request_params_max_tokens", "time_to_first_token_seconds"),
+    *("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    *("e2e_request_latency_seconds", "request_queue_time_seconds"),
+    *("request_inference_time_seconds", "request_prefill_time_seconds"),
+    "request_decode_time_seconds",
+}
+"""What dashboards of vLLM ask for."""
+
+
+def numbers(server: Server, **labels: str) -> dict[str, float]:
+    """Every sample that has these labels beside the model's and the engine's, by its name."""
+    found = {}
+    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+        for sample in family.samples:
+            told = dict(sample.labels)
+            assert told.pop("model_name") == "model" and told.pop("engine") == "0"
+            if told == labels:
+                found[sample.name.removeprefix("vllm:")] = sample.value
+    return found
+
+
+def test_the_names_are_those_of_vllm() -> None:
+    metrics = Metrics()
+    with serving(paced(metrics=metrics), metrics=metrics) as server:
+        families = list(text_string_to_metric_families(server.http.get("/metrics").text))
+    assert {family.name for family in families} == {f"vllm:{name}" for name in NAMES}
+
+
+def test_they_count_what_was_sent() -> None:
+    metrics = Metrics()
+    with serving(paced(metrics=metrics, max_seqs=4), metrics=metrics) as server:
+        for tokens in (1, 5, 20):
+            server.post("/v1/completions", prompt=[7] * 10, max_tokens=tokens, n=2)
+        answer = server.post("/v1/completions", prompt=[[1] * 3] * 6, max_tokens=10).json()
+        assert answer["usage"]["total_tokens"] == 78
+        found = numbers(server)
+    assert found["prompt_tokens_total"] == 3 * 10 + 6 * 3
+    assert found["generation_tokens_total"] == 2 * (1 + 5 + 20) + 6 * 10
+    assert found["request_prompt_tokens_count"] == 9
+    assert found["request_prompt_tokens_sum"] == 48
+    assert found["request_generation_tokens_sum"] == 26 + 60
+    assert found["request_params_n_sum"] == 3 * 2 + 6
+    assert found["request_params_max_tokens_sum"] == 26 + 60
+    assert found["time_to_first_token_seconds_count"] == 9
+    # Of every sequence each token but the first comes after another.
+    assert found["inter_token_latency_seconds_count"] == 2 * (0 + 4 + 19) + 6 * 9
+    assert found["num_requests_running"] == found["num_requests_waiting"] == 0
+    assert found["kv_cache_usage_perc"] == found["num_preemptions_total"] == 0
+    assert found["iteration_tokens_total_sum"] == 48 + 2 * (0 + 4 + 19) + 6 * 9
+
+
+def test_times_are_those_of_the_steps() -> None:
+    metrics = Metrics()
+    with serving(paced(metrics=metrics, step=0.03), metrics=metrics) as server:
+        server.post("/v1/completions", prompt=[7] * 10, max_tokens=21)
+        found = numbers(server)
+    assert found["inter_token_latency_seconds_sum"] == pytest.approx(20 * 0.03)
+    assert found["request_time_per_output_token_seconds_sum"] == pytest.approx(0.03)
+    assert found["request_decode_time_seconds_sum"] == pytest.approx(20 * 0.03)
+    assert found["request_prefill_time_seconds_sum"] == pytest.approx(0.03)
+    whole = found["request_queue_time_seconds_sum"] + found["request_inference_time_seconds_sum"]
+    assert found["e2e_request_latency_seconds_sum"] == pytest.approx(whole)
+
+
+def test_preempted_requests_and_those_who_left_are_counted() -> None:
+    metrics = Metrics()
+    engine = paced(metrics=metrics, speed=10.0, step=0.01)
+    with serving(engine, metrics=metrics) as server:
+        fields = {"prompt": [[1] * 1000] * 4, "max_tokens": 100}
+        server.post("/v1/completions", **fields)  # 4 × 1,100 tokens; there is room for 4,096
+        server.post("/v1/completions", prompt="a", max_tokens=3000, timeout=0.001)
+        found, aborted = numbers(server), numbers(server, finished_reason="abort")
+    assert found["num_preemptions_total"] >= 1
+    assert found["generation_tokens_total"] >= 400
+    assert found["request_generation_tokens_sum"] == 400
+    assert aborted == {"request_success_total": 1}
+
+
+def test_what_is_looked_up_in_the_prefix_cache_is_counted() -> None:
+    metrics = Metrics()
+    with serving(paced("prefix", metrics=metrics), metrics=metrics) as server:
+        cached = [
+            server.post("/v1/completions", prompt=[5] * 40, max_tokens=2).json()["usage"]
+            for _ in range(2)
+        ]
+        found = numbers(server)
+    assert [one["prompt_tokens_details"]["cached_tokens"] for one in cached] == [0, 32]
+    assert (found["prefix_cache_queries_total"], found["prefix_cache_hits_total"]) == (80, 32)
+
+
+def test_the_blocks_are_told() -> None:
+    metrics = Metrics()
+    with serving(paced(metrics=metrics), metrics=metrics) as server:
+        found = numbers(server, block_size="16", num_gpu_blocks="256", num_cpu_blocks="0")
+    assert found == {"cache_config_info": 1}

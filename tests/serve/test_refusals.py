@@ -1,0 +1,229 @@
+"""What is wrong with a request is said in one line, with OpenAI's status and shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from pagedsim.serve.api.fields import ChatRequest, CompletionRequest
+from pagedsim.serve.api.neutral import ANYTHING, NEUTRAL
+from tests.serve.serving import Server, paced, serving
+
+MAX_BODY = 100_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving(paced(), max_body=MAX_BODY) as server:
+        yield server
+
+
+def refusal(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """An answer's error; any answer that is none fails."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    plain = answer.json()
+    assert list(plain) == ["error"]
+    error: dict[str, Any] = plain["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    message = error["message"]
+    assert "\n" not in message and len(message) <= 400 and "Traceback" not in message
+    return error
+
+
+BODIES = {
+    "nothing": b"",
+    "half an object": b'{"prompt": "a"',
+    "a list": b'["prompt"]',
+    "a text": b'"prompt"',
+    "invalid UTF-8": b'{"prompt": "\xff\xfe"}',
+    "half a character": b'{"prompt": "\\ud800"}',
+    "not a number": b'{"prompt": "a", "temperature": NaN}',
+    "infinity": b'{"prompt": "a", "priority": -Infinity}',
+    "infinity in digits": b'{"prompt": "a", "temperature": 1e999}',
+    "many digits": b'{"prompt": "a", "seed": %s}' % (b"9" * 5000),
+    "nested deeply": b'{"prompt": "a", "metadata": %s}' % (b"[" * 50_000),
+    "a form": b"prompt=a&max_tokens=3",
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_body_that_is_no_request(server: Server, path: str, body: bytes) -> None:
+    error = refusal(httpx.post(server.url + path, content=body), 400)
+    assert error["type"] == "invalid_request_error"
+
+
+FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"prompt": None}, "prompt", "prompt: must be given"),
+    ({"prompt": 5}, "prompt", "prompt=5: must be a text, token ids, or a list"),
+    ({"prompt": []}, "prompt", "prompt=[]: must be a text"),
+    ({"prompt": ""}, "prompt", "prompt of 0 tokens: at least 1"),
+    ({"prompt": [1, "a"]}, "prompt", "prompt[1]='a': must be a token id, 0 or more"),
+    ({"prompt": [1, -2]}, "prompt", "prompt[1]=-2: must be a token id"),
+    ({"prompt": [True]}, "prompt", "prompt[0]=True: must be a token id"),
+    ({"prompt": [1.5]}, "prompt", "prompt[0]=1.5: must be a token id"),
+    ({"prompt": ["a", 3]}, "prompt", "prompt[1]: 3: must be a list of token ids"),
+    ({"prompt": [[1], [2.5]]}, "prompt", "prompt[1][0]=2.5: must be a token id"),
+    ({"prompt": ["a"] * 1025}, "prompt", "prompt: 1025 prompts: at most 1024"),
+    ({"prompt": [1] * 5000}, "prompt", "prompt of 5000 tokens: max_model_len is 4096"),
+    ({"max_tokens": -1}, "max_tokens", "max_tokens=-1: must be a whole number of at least 1"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens=0: must be"),
+    ({"max_tokens": 2.5}, "max_tokens", "max_tokens=2.5: must be a whole number"),
+    ({"max_tokens": "3"}, "max_tokens", "max_tokens='3': must be a whole number"),
+    ({"max_tokens": True}, "max_tokens", "max_tokens=True: must be a whole number"),
+    ({"max_tokens": 10**30}, "max_tokens", "max_tokens=1"),
+    ({"max_tokens": 1_000_000}, "prompt", "max_model_len is 4096"),
+    ({"temperature": "hot"}, "temperature", "temperature='hot': must be a number"),
+    ({"temperature": -0.5}, "temperature", "temperature=-0.5: must be a number of at least 0"),
+    ({"top_p": 0}, "top_p", "top_p=0.0: must be a number above 0, at most 1"),
+    ({"presence_penalty": 3}, "presence_penalty", "must be a number of at most 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "must be a number of at least 0.01"),
+    ({"n": 0}, "n", "n=0: must be a whole number of at least 1"),
+    ({"n": 100_000}, None, "100000 sequences: max_seqs is 256"),
+    ({"best_of": 1, "n": 2}, "best_of", "best_of=1: must be"),
+    ({"best_of": 2, "stream": True}, "best_of", "best_of=2: with stream, must be n=1"),
+    ({"stop": 3}, "stop", "stop=3: must be a text or a list of texts"),
+    ({"stop": [""]}, "stop", "must be strings of at least one character"),
+    ({"stop": ["a"] * 65}, "stop", "stop: 65 texts: at most 64"),
+    ({"seed": 2**70}, "seed", "seed=1180591620717411303424: must be a number of at most"),
+    ({"stream": "yes"}, "stream", "stream='yes': must be true or false"),
+    ({"stream_options": {"usage": True}}, "stream_options", "stream_options.usage: no such field"),
+    ({"logprobs": 21}, "logprobs", "logprobs=21: must be a number of at most 20"),
+    ({"logprobs": 1}, "logprobs", "logprobs: backend=sim computes none"),
+    ({"logprobs": 1, "echo": True}, "logprobs", "logprobs: with echo, must be null"),
+    ({"timeout": 0}, "timeout", "timeout=0: must be a number above 0"),
+    ({"deadline": -1}, "deadline", "deadline=-1: must be a number of at least 0"),
+    ({"priority": "high"}, "priority", "priority='high': must be a number"),
+    ({"user": ["me"]}, "user", "user=['me']: must be a text"),
+    ({"request_id": "a b"}, "request_id", "request_id='a b': must be 1 to 128 letters"),
+    ({"max_token": 3}, "max_token", "max_token: no such field; did you mean 'max_tokens'?"),
+    ({"zzz": 3}, "zzz", "zzz: no such field"),
+    ({"suffix": "end"}, "suffix", "suffix='end': is not supported here; allowed: '' or null"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias={'5': 1}: is not supported here"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "is not supported here"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), FIELDS)
+def test_a_field_that_is_wrong(
+    server: Server, fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    error = refusal(server.post("/v1/completions", **{"prompt": "a", **fields}), 400)
+    assert message in error["message"]
+    assert error["param"] == param
+
+
+USER = {"role": "user", "content": "a"}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc"}}]}
+CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "messages: must be given"),
+    ({"messages": []}, "messages=[]: must be a list of at least one message"),
+    ({"messages": "a"}, "messages='a': must be a list of at least one message"),
+    ({"messages": [3]}, "messages[0]=3: must have a role and a content"),
+    ({"messages": [{"content": "a"}]}, "messages[0].role=null: must be a text"),
+    ({"messages": [USER, {"role": "user"}]}, "messages[1].content=null: must be a text"),
+    ({"messages": [IMAGE]}, "messages[0].content[0].type='image_url': must be 'text'"),
+    ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls: is not supported"),
+    ({"top_logprobs": 2}, "top_logprobs=2: needs logprobs: true"),
+    ({"logprobs": 2}, "logprobs=2: must be true or false"),
+    ({"tools": [{"type": "function"}]}, "tools=[{'type': 'function'}]: is not supported here"),
+    ({"response_format": {"type": "json_object"}}, "allowed: {'type': 'text'} or null"),
+    ({"reasoning_effort": "high"}, "reasoning_effort='high': is not supported"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), CHATS)
+def test_a_chat_that_is_wrong(server: Server, fields: dict[str, Any], message: str) -> None:
+    answer = server.post("/v1/chat/completions", **{"messages": [USER], **fields})
+    assert message in refusal(answer, 400)["message"]
+
+
+def test_what_clients_of_other_servers_send_is_accepted_where_it_changes_nothing(
+    server: Server,
+) -> None:
+    for name, allowed in NEUTRAL.items():
+        values = [None, "whatever"] if allowed == ANYTHING else [*allowed, None]
+        for value in values:
+            answer = server.post(
+                "/v1/chat/completions", **{"messages": [USER], "max_tokens": 1, name: value}
+            )
+            assert answer.status_code == 200, (name, value, answer.text)
+
+
+def test_no_field_is_both_ours_and_neutral() -> None:
+    for kind in (CompletionRequest, ChatRequest):
+        assert not kind.model_fields.keys() & NEUTRAL.keys()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # vllm bench serve, guidellm and aiperf, as of 2025
+        {
+            "prompt": "a",
+            "repetition_penalty": 1.0,
+            "max_tokens": 2,
+            "logprobs": None,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        },
+        {
+            "prompt": "a",
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "max_tokens": 2,
+            "stop": None,
+            "ignore_eos": True,
+        },
+        {"prompt": "a", "stream": False, "max_tokens": 2, "stream_options": {}},
+    ],
+    ids=["vllm", "guidellm", "aiperf"],
+)
+def test_load_generators_are_understood(server: Server, fields: dict[str, Any]) -> None:
+    answer = server.post("/v1/completions", model="model", **fields)
+    assert answer.status_code == 200, answer.text
+    if fields["stream"]:
+        lines = [line for line in answer.text.split("\n\n") if line]
+        assert lines[-1] == "data: [DONE]"
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == [" 1", " 2"]
+        assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 2
+        if "continuous_usage_stats" in fields["stream_options"]:
+            told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+            assert told == [1, 2, 2]
+
+
+def test_a_body_that_is_too_large(server: Server) -> None:
+    answer = server.post("/v1/completions", prompt="x" * MAX_BODY)
+    assert str(MAX_BODY) in refusal(answer, 413)["message"]
+
+
+def test_a_body_of_unknown_size_is_read_no_further_than_allowed(server: Server) -> None:
+    sent = 0
+
+    def parts() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 1
+            yield b" " * 50_000
+
+    try:
+        answer = httpx.post(f"{server.url}/v1/completions", content=parts(), timeout=30)
+    except httpx.TransportError:  # the server has closed while we were sending
+        assert sent < 1000
+    else:
+        refusal(answer, 413)
+
+
+def test_paths_and_methods_that_are_not_there(server: Server) -> None:
+    assert "GET /v2: no such path" in refusal(server.http.get("/v2"), 404)["message"]
+    error = refusal(server.http.get("/v1/completions"), 405)
+    assert "GET /v1/completions: no such method" in error["message"]
+    assert "'no' is" not in refusal(server.http.get("/result/no"), 404)["message"]
+    assert refusal(server.http.get("/v1/models/x"), 404)["code"] == "model_not_found"
