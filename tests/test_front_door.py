@@ -251,7 +251,7 @@ def test_who_is_asked_to_stop_leaves_what_there_is(
     assert process.returncode == 130
     assert errors == (
         "pagedsim: interrupted: 1 of 2 runs is complete, and in the report; 1 more left the tables "
-        "of what they had simulated; the same command with hydra.run.dir=out goes on from there\n"
+        "of what they had so far; the same command with hydra.run.dir=out goes on from there\n"
     )
     assert "report    out/report.html" in text
     assert "1 of 2 runs is complete" in (out / "report.html").read_text()

@@ -14,6 +14,7 @@ from types import FrameType
 
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Interrupted, Job, Outcome, run_job
+from pagedsim.run.parts import backend_of
 from pagedsim.run.progress import Board, bar, on_terminal
 from pagedsim.run.stoppable import StoppableRecorder
 
@@ -66,7 +67,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
     One process means this one. Interrupted, the runs under way write what they have.
     """
     shown = jobs and on_terminal() and not inside_a_worker()
-    board = Board(len(jobs)) if shown else None
+    board = Board(len(jobs), backend_of(jobs[0].config).alone) if shown else None
     over: list[Job] = []
 
     def told(job: Job, outcome: Outcome) -> None:

@@ -29,8 +29,9 @@ class Board:
     A run does nothing for it: a thread beside it looks at its recorder now and then.
     """
 
-    def __init__(self, runs: int) -> None:
-        self.runs = runs
+    def __init__(self, runs: int, measured: bool = False) -> None:
+        """`measured`: time passes in them as it does here."""
+        self.runs, self.measured = runs, measured
         self._numbers = RawArray("d", 3 * runs)
 
     @contextmanager
@@ -71,7 +72,7 @@ class Board:
 
     @property
     def time(self) -> float:
-        """Simulated seconds, of all runs."""
+        """Seconds of all runs, as each counts them."""
         return sum(self._numbers[2::3])
 
     @property
@@ -92,7 +93,7 @@ class _Runs(ProgressColumn):
 
 
 class _Words(ProgressColumn):
-    """Requests done, simulated time, time left."""
+    """Requests done, time in the runs, time left."""
 
     def __init__(self, board: Board) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class _Words(ProgressColumn):
     def render(self, task: Task) -> Text:
         board, spent = self.board, task.elapsed or 0.0
         parts = [f"{board.done:,}/{board.requests:,} requests"] if board.requests else []
-        parts.append(f"{clock(board.time)} simulated")
+        parts.append(f"{clock(board.time)} {'served' if board.measured else 'simulated'}")
         if board.share > _SURE:
             parts.append(f"{clock(spent * (1 - board.share) / board.share)} left")
         return Text(", ".join(parts), style="dim")

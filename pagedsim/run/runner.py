@@ -136,5 +136,5 @@ class Execution:
             some = "and" if shown == len(runs.finished) else f"{shown} of them"
             told += f", {some} in the report"
         if runs.stopped:
-            told += f"; {runs.stopped} more left the tables of what they had simulated"
+            told += f"; {runs.stopped} more left the tables of what they had so far"
         return "; failed: ".join([told, *lines_of(runs.reasons)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -61,7 +62,8 @@ class Client:
             answer.error = "no answer within backend.timeout"
         except aiohttp.ClientConnectorError as error:
             answer.error = "no connection"
-            answer.detail = error.os_error.strerror or str(error)
+            number = error.os_error.errno
+            answer.detail = os.strerror(number) if number else str(error)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             answer.error, answer.detail = "the connection broke", type(error).__name__
         answer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from pagedsim.core import Request
@@ -13,6 +14,8 @@ from pagedsim.run.http.seen import Seen
 LOOK = 0.02
 """Seconds between two looks at whether to stop."""
 
+AHEAD, AHEAD_BYTES = 1000, 1 << 25
+"""So many requests are written ahead, at most, and about so many bytes of them."""
 COARSE = 0.002
 """Seconds by which a pause may last longer than it should."""
 
@@ -41,8 +44,14 @@ class Load:
         self.running: set[Seen] = set()
         """Those that are sent and have no whole answer."""
         self._jobs = ((Seen(one, length), write(one, length)) for one, length in source.requests())
-        self._next: Job | None = None
+        self._ready: deque[Job] = deque()
         self._places = None if concurrency is None else asyncio.Semaphore(concurrency)
+
+    def prepare(self) -> None:
+        """Write the first requests, before the clock starts: many may be due at once."""
+        size = 0
+        while len(self._ready) < AHEAD and size < AHEAD_BYTES and self._prepared():
+            size += len(self._ready[-1][1])
 
     async def run(
         self, left: Callable[[Seen], None], stopping: Callable[[], bool] = lambda: False
@@ -52,7 +61,6 @@ class Load:
         Ends early, with some in `running`, once `stopping`, which is asked now and then, says so.
         """
         self._left = left
-        self._prepare()
         work = asyncio.create_task(self._users() if self.source.mode == "closed" else self._timed())
         while not work.done() and not stopping():
             await asyncio.wait((work,), timeout=LOOK)
@@ -71,7 +79,7 @@ class Load:
                 await self._until(due)
                 since = await self._place(due)
                 group.create_task(self._one(job, due, since))
-                asyncio.get_running_loop().call_soon(self._prepare)
+                asyncio.get_running_loop().call_soon(self._prepared)
 
     async def _users(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -83,7 +91,7 @@ class Load:
         due = 0.0
         while (job := self._taken()) is not None:
             since = await self._place(due)
-            asyncio.get_running_loop().call_soon(self._prepare)
+            asyncio.get_running_loop().call_soon(self._prepared)
             await self._one(job, due, since)
             due = self.clock() + self.source.think_time
             await self._until(due)
@@ -96,13 +104,15 @@ class Load:
 
     def _taken(self) -> Job | None:
         """The next in line."""
-        job, self._next = self._next, None
-        return job or next(self._jobs, None)
+        if not self._ready:
+            self._prepared()
+        return self._ready.popleft() if self._ready else None
 
-    def _prepare(self) -> None:
-        """Write the next while nobody waits for it."""
-        if self._next is None:
-            self._next = next(self._jobs, None)
+    def _prepared(self) -> bool:
+        """Write one more; whether there was one."""
+        if (job := next(self._jobs, None)) is not None:
+            self._ready.append(job)
+        return job is not None
 
     async def _place(self, due: float) -> float:
         """Wait until one more may be asked; since when it could have been sent."""

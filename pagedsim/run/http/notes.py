@@ -29,8 +29,7 @@ def lateness(late: Sequence[float]) -> dict[str, float]:
 
 
 def notes(seen: Sequence[Seen], late: Sequence[float]) -> Iterator[str]:
-    """A line for each thing that is not as it should be."""
-    yield from _errors(seen)
+    """A line for each thing that is not as it should be, where requests were answered."""
     told = lateness(late)
     if told and told["late_p99_seconds"] > LATE:
         yield (
@@ -46,7 +45,7 @@ def notes(seen: Sequence[Seen], late: Sequence[float]) -> Iterator[str]:
     yield from _lengths(whole)
 
 
-def _errors(seen: Sequence[Seen]) -> Iterator[str]:
+def failures(seen: Sequence[Seen]) -> Iterator[str]:
     """What went wrong, the most frequent first."""
     failed = [one.answer for one in seen if one.answer.error]
     for kind, count in Counter(answer.error for answer in failed).most_common():

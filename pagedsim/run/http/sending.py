@@ -21,7 +21,7 @@ from pagedsim.run.http.address import Address
 from pagedsim.run.http.body import PATHS, Bodies
 from pagedsim.run.http.client import Client
 from pagedsim.run.http.load import Load
-from pagedsim.run.http.notes import lateness, notes
+from pagedsim.run.http.notes import failures, lateness, notes
 from pagedsim.run.http.prompts import Contents
 from pagedsim.run.http.seen import Seen
 from pagedsim.run.http.vllm_bench import benchmark
@@ -97,6 +97,7 @@ class Sending(Stage):
             await self._warm_up(workload, client)
             write = self.way.bodies(self.seed).of
             load = Load(workload, write, ask, self._now, self.way.concurrency)
+            load.prepare()
             self._date = time.strftime("%Y%m%d-%H%M%S")
             self._begun = time.perf_counter()
             await load.run(left, stopping)
@@ -164,7 +165,8 @@ class Sending(Stage):
     def notices(self) -> list[str]:
         address = self.way.address
         told = f"requests were sent to {address.base}, which served {address.model}"
-        return [told, *notes([*self._seen.values()], self._late)]
+        seen = [*self._seen.values()]
+        return [*failures(seen), told, *notes(seen, self._late)]
 
 
 @contextmanager

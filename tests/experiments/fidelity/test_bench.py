@@ -54,6 +54,14 @@ def test_a_log_is_written_over_and_nothing_else_is(call: Call, fake: Fake) -> No
     assert len(fake.asked) == asked
 
 
+def test_where_nothing_was_answered_the_first_reason_is_the_error(call: Call, fake: Fake) -> None:
+    fake.fails = lambda number, body: 503
+    words = ("backend.warmup=0", *LOAD, "tracking=none", "report=false", "hydra.run.dir=out")
+    code, told, errors = call("bench", f"url={fake.url}", *words)
+    assert code == 1 and "results   out" in told
+    assert errors == ("pagedsim: no request finished: 25 of 25 requests failed: HTTP 503 (no 0)\n")
+
+
 def test_it_has_a_page_of_its_own(call: Call) -> None:
     for words in (("bench", "--help"), ("--help", "bench"), ("bench", "url=localhost:1", "-h")):
         code, page, errors = call(*words)

@@ -37,6 +37,8 @@ class Fake:
     at_once: int = 0
     most_at_once: int = 0
     url: str = ""
+    stop: Callable[[], object] = lambda: None
+    """Takes it off the network, connections included."""
 
     async def names(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
@@ -112,6 +114,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
+        fake.stop = lambda: asyncio.ensure_future(runner.cleanup())
         fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         begun.set()
         return runner

@@ -155,6 +155,19 @@ def test_errors_are_counted_by_kind_and_the_others_are_measured(fake: Fake, tmp_
     assert sum(error != "" for error in bench["errors"]) == 4
 
 
+def test_a_server_that_goes_away_is_told_of_by_every_request(fake: Fake, tmp_path: Path) -> None:
+    def gone(number: int, body: dict[str, Any]) -> int:
+        if number == 5:
+            fake.stop()
+        return 0
+
+    fake.fails = lambda number, body: gone(number, body) if number > 4 else None
+    run = run_of(tmp_path, words(fake, "workload.rate=40"))
+    told = {one["what"]: one["count"] for one in run.summary["notices"] if one["count"]}
+    assert told["requests failed: no connection (Connection refused)"] > 1
+    assert run.summary["finished"] == 4 and run.summary["aborted"] == 8
+
+
 def test_an_answer_that_takes_too_long_is_given_up(fake: Fake, tmp_path: Path) -> None:
     fake.delay = 0.5
     more = ("backend.timeout=0.05", "backend.warmup=0", "workload.requests=2")
