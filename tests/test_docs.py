@@ -69,7 +69,7 @@ def test_every_python_block_runs(page: str, code: str) -> None:
 # -- commands --------------------------------------------------------------------------------------
 
 
-def composed(words: tuple[str, ...]) -> DictConfig:
+def composed(words: tuple[str, ...], root: str = "config") -> DictConfig:
     """The configuration of a command; of a sweep, that of its first job."""
     parser = OverridesParser.create()
     overrides = []
@@ -80,7 +80,7 @@ def composed(words: tuple[str, ...]) -> DictConfig:
         if override.is_sweep_override():
             word = f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
         overrides.append(word)
-    return compose("config", overrides=overrides)
+    return compose(root, overrides=overrides)
 
 
 def test_every_command_composes(hydra: None) -> None:
@@ -92,8 +92,10 @@ def test_every_command_composes(hydra: None) -> None:
         words = tuple(word for word in words if word not in ("--cfg", "job"))
         if words[:1] == ("bench",):
             words = tuple(meant(words[1:]))
+        root = "serve" if words[:1] == ("serve",) else "config"
         try:
-            OmegaConf.to_container(composed(words).server, resolve=True)
+            config = composed(tuple(word for word in words if word != "serve"), root)
+            OmegaConf.to_container(config.server, resolve=True)
         except Exception as error:
             raise AssertionError(f"{page}: {' '.join(words)}: {error}") from error
 
