@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,11 +22,12 @@ BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason="the page needs a Chromium: apt-get install chromium"
 )
-# Four run at once, so others wait.
+# Four run at once, so others wait; the longest answers take some 15 s, and nothing here as long.
 SERVER = (
-    "backend=sim", "memory=prefix", "memory.blocks=128", "server.max_model_len=512",
-    "server.max_seqs=4", "speed=2", "port=0",
+    "backend=sim", "memory=prefix", "memory.blocks=1024", "server.max_model_len=2048",
+    "server.max_seqs=4", "port=0",
 )  # fmt: skip
+LONG = 1800
 GRID = "document.querySelector('#grid').dataset"
 ANSWER = "document.querySelector('#answer').textContent"
 PLACE = r"place \d of \d in the batch, \d+ blocks?, \d+ tokens"
@@ -52,15 +52,21 @@ def server(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.communicate(timeout=20)
 
 
-def send(url: str, tokens: int) -> None:
-    """A request of somebody else's, answered in one piece."""
-    body = {"prompt": "x" * 200, "max_tokens": tokens}
-    asked = urllib.request.Request(
-        f"{url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    threading.Thread(target=lambda: urllib.request.urlopen(asked).read(), daemon=True).start()
+@contextmanager
+def others(url: str, requests: int) -> Iterator[list[http.client.HTTPConnection]]:
+    """Long requests of somebody else's; who closes a connection gives its request up."""
+    connections = []
+    for _ in range(requests):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        body = {"prompt": "x" * 200, "max_tokens": LONG}
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        connections.append(connection)
+    try:
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -94,65 +100,82 @@ def drawn(browser: Chromium) -> set[str]:
     return {colour for colour, pixels in colours.items() if pixels > 50 and colour[-2:] != ",0"}
 
 
+def dimmed(browser: Chromium) -> set[str]:
+    """Of these, the colours of requests that stand back while another is looked at."""
+    return {colour for colour in drawn(browser) if not colour.endswith(",255")}
+
+
 def rows(kind: str) -> str:
     return f"document.querySelectorAll('.{kind} tbody tr').length"
 
 
+def ask(browser: Chromium, tokens: int) -> None:
+    browser.type("[name=prompt]", "Count for me")
+    browser.type("[name=max_tokens]", str(tokens))
+    browser.click("#send")
+
+
+def counts(text: str) -> bool:
+    """Whether it is what the simulator answers: 1 2 3 and so on."""
+    words = text.split()
+    return words == [str(number) for number in range(1, len(words) + 1)]
+
+
 def test_the_page_follows_the_load_and_a_prompt_is_answered(browser: Chromium, url: str) -> None:
     browser.open(f"{url}/")
-    browser.wait(f"{GRID}.cells === '128'")
+    browser.wait(f"{GRID}.cells === '1024'")
     assert browser.evaluate(f"{GRID}.busy") == "0"
     (free,) = drawn(browser)
-    for number in range(6):
-        send(url, 100 + 10 * number)
-    browser.wait(f"Number({GRID}.busy) > 8 && {rows('running')} === 4 && {rows('waiting')} === 2")
-    assert len(drawn(browser) - {free}) >= 4
+    with others(url, 6) as running:
+        browser.wait(f"Number({GRID}.busy) > 12 && {rows('running')} === 4")
+        browser.wait(f"{rows('waiting')} === 2")
+        assert len(drawn(browser) - {free}) >= 3
 
-    browser.type("[name=prompt]", "Count for me")
-    browser.type("[name=max_tokens]", "100")
-    browser.click("#send")
-    # Nobody is let in before the two who wait.
-    browser.wait("document.querySelectorAll('.waiting tr.mine').length === 1")
-    browser.wait(f"{STANDING} === 'waiting, place 3 of 3'")
-    browser.wait(f"{ANSWER}.length > 20")
-    browser.wait(f"Number({GRID}.mine) > 0 && document.querySelector('.running tr.mine')")
-    assert re.fullmatch(PLACE, browser.evaluate(STANDING))
-    some = browser.evaluate(ANSWER)
-    browser.wait(f"{STANDING}.includes('100 tokens')")
-    whole = browser.evaluate(ANSWER)
-    assert whole.startswith(some) and len(whole) > len(some)
-    assert whole.split() == [str(number) for number in range(1, 101)]
+        ask(browser, LONG)
+        browser.wait(f"{STANDING} === 'waiting, place 3 of 3'")
+        browser.wait("document.querySelectorAll('.waiting tr.mine').length === 1")
+        for connection in running[:4]:
+            connection.close()
+        browser.wait(f"{ANSWER}.length > 20 && {rows('running')} === 3")
+        browser.wait(f"Number({GRID}.mine) > 1 && document.querySelector('.running tr.mine')")
+        assert re.fullmatch(PLACE, browser.evaluate(STANDING))
+        some = browser.evaluate(ANSWER)
+        browser.wait(f"{ANSWER}.length > {len(some) + 100}")
+        assert browser.evaluate(ANSWER).startswith(some) and counts(some)
 
+    browser.click("#stop")
     browser.wait(f"{GRID}.busy === '0' && {rows('running')} === 0")
-    assert "7 finished" in browser.evaluate("document.querySelector('#totals').textContent")
+    ask(browser, 20)
+    browser.wait(f"{STANDING}.startsWith('ended at its bound: 20 tokens')")
+    text = browser.evaluate(ANSWER)
+    assert counts(text) and len(text.split()) == 20
+    browser.wait("document.querySelector('#totals').textContent.includes('1 finished')")
     assert browser.errors == []
 
 
 @pytest.mark.slow
 def test_stop_gives_the_request_up(browser: Chromium, url: str) -> None:
     browser.open(f"{url}/")
-    browser.wait(f"{GRID}.cells === '128'")
-    browser.type("[name=max_tokens]", "400")
-    browser.click("#send")
+    browser.wait(f"{GRID}.cells === '1024'")
+    total = "Number(document.querySelector('#totals').textContent.match(/(\\d+) aborted/)[1])"
+    before = browser.evaluate(total)
+    ask(browser, LONG)
     browser.wait(f"{ANSWER}.length > 5 && Number({GRID}.busy) > 0")
     browser.click("#stop")
     browser.wait(f"{STANDING}.startsWith('stopped after')")
-    browser.wait(f"{GRID}.busy === '0'")
-    assert "1 aborted" in browser.evaluate("document.querySelector('#totals').textContent")
+    browser.wait(f"{GRID}.busy === '0' && {total} === {before + 1}")
 
 
 @pytest.mark.slow
 def test_what_is_wrong_is_told_in_the_servers_words(browser: Chromium, url: str) -> None:
     browser.open(f"{url}/")
-    browser.wait(f"{GRID}.cells === '128'")
-    browser.type("[name=prompt]", "x" * 4000)
+    browser.wait(f"{GRID}.cells === '1024'")
+    browser.type("[name=prompt]", "x" * 9000)
     browser.click("#send")
-    browser.wait(f"{STANDING}.includes('512')")
+    browser.wait(f"{STANDING}.includes('2048')")
     assert browser.evaluate("document.querySelector('#send').disabled") is False
     browser.evaluate("document.querySelector('[name=chat]').click()")
-    browser.type("[name=prompt]", "Count for me")
-    browser.type("[name=max_tokens]", "3")
-    browser.click("#send")
+    ask(browser, 3)
     browser.wait(f"{ANSWER} === ' 1 2 3' && {STANDING}.startsWith('ended at its bound: 3 tokens')")
 
 
@@ -160,10 +183,9 @@ def test_what_is_wrong_is_told_in_the_servers_words(browser: Chromium, url: str)
 def test_a_key_is_asked_for_where_there_is_one(browser: Chromium) -> None:
     with server("api_key=secret") as (url, _):
         browser.open(f"{url}/")
-        browser.wait(f"{GRID}.cells === '128'")
+        browser.wait(f"{GRID}.cells === '1024'")
         assert browser.evaluate("document.querySelector('#key-field').hidden")
-        browser.type("[name=max_tokens]", "3")
-        browser.click("#send")
+        ask(browser, 3)
         browser.wait("document.activeElement.name === 'key'")
         browser.type("[name=key]", "secret")
         browser.click("#send")
@@ -173,19 +195,22 @@ def test_a_key_is_asked_for_where_there_is_one(browser: Chromium) -> None:
 @pytest.mark.slow
 def test_a_row_and_a_cell_say_whose_they_are(browser: Chromium, url: str) -> None:
     browser.open(f"{url}/")
-    browser.wait(f"{GRID}.cells === '128'")
-    send(url, 400)
-    browser.wait(f"{rows('running')} === 1 && Number({GRID}.busy) > 4")
-    before = drawn(browser)
-    browser.evaluate("document.querySelector('#grid').focus()")
-    browser.press("ArrowRight")  # the first cell, whoever has it
-    told = browser.evaluate("document.querySelector('#tip').textContent")
-    assert "block 0" in told
-    browser.click(".running tbody tr")
-    browser.wait("document.querySelector('.running tr.pinned')")
-    browser.press("Escape")
-    browser.wait("!document.querySelector('.running tr.pinned')")
-    assert before & drawn(browser)
+    browser.wait(f"{GRID}.cells === '1024'")
+    with others(url, 2):
+        browser.wait(f"{rows('running')} === 2 && Number({GRID}.busy) > 4")
+        assert not dimmed(browser)
+        browser.evaluate("document.querySelector('#grid').focus()")
+        browser.press("ArrowRight")
+        told = browser.evaluate("document.querySelector('#tip').textContent")
+        assert "block 0" in told
+        browser.press("ArrowRight")
+        assert "block 1" in browser.evaluate("document.querySelector('#tip').textContent")
+        browser.click(".running tbody tr")
+        browser.wait("document.querySelector('.running tr.pinned')")
+        assert len(dimmed(browser)) == 1  # the other request
+        browser.press("Escape")
+        browser.wait("!document.querySelector('.running tr.pinned')")
+        assert not dimmed(browser)
 
 
 @pytest.mark.slow
@@ -207,7 +232,7 @@ def test_a_phone_sees_all_of_it_in_its_width(browser: Chromium, url: str) -> Non
     browser.shape(360, 740, 2)
     try:
         browser.open(f"{url}/")
-        browser.wait(f"{GRID}.cells === '128'")
+        browser.wait(f"{GRID}.cells === '1024'")
         assert browser.evaluate("document.documentElement.scrollWidth") == 360
     finally:
         browser.shape(1280, 800)
