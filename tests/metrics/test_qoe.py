@@ -134,3 +134,20 @@ def test_who_missed_steps_has_its_tokens_spread_over_them(
     begin, end = np.array([first]), np.array([last])
     (found,) = READER.qoe(np.zeros(1), begin, end, np.array([tokens]), ends)
     assert found == pytest.approx(read(READER, 0.0, [first, *came, last]), abs=1e-12)
+
+
+@given(
+    first=st.floats(0, 5),
+    gaps=st.lists(st.floats(0.01, 4), min_size=1, max_size=8),
+)
+def test_times_that_a_client_saw_give_what_steps_give(first: float, gaps: list[float]) -> None:
+    times = np.cumsum([first, *gaps])
+    arrival, tokens = np.zeros(1), np.array([len(times)])
+    steps = READER.qoe(arrival, times[:1], times[-1:], tokens, times[1:])
+    assert READER.qoe_of_times(arrival, tokens, [times]) == pytest.approx(steps)
+
+
+def test_tokens_that_come_together_are_there_together() -> None:
+    """Of four in two parts, at 1 and 7, two are read at 1 and 3, two at 7 and 9."""
+    found = READER.qoe_of_times(np.zeros(1), np.array([4]), [np.array([1.0, 7.0])])
+    assert found == pytest.approx([1 - (2 + 2) / (1 + 3 + 7 + 9)])

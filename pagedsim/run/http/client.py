@@ -15,6 +15,8 @@ from pagedsim.run.http.stream import Answer, words_of
 if TYPE_CHECKING:
     import aiohttp
 
+KEEP_ALIVE = 2.0
+"""Seconds after which an idle connection is closed."""
 SAID = 4096
 """Bytes of an error that are read."""
 
@@ -31,9 +33,15 @@ class Client:
         import aiohttp
 
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            # Servers close what is idle for 5 s: not while a request is on its way there.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
             timeout=aiohttp.ClientTimeout(total=self._timeout),
-            headers={"Content-Type": "application/json", **headers()},
+            # A compressed stream would come when a buffer is full.
+            headers={
+                **headers(),
+                "Content-Type": "application/json",
+                "Accept-Encoding": "identity",
+            },
         )
         return self
 

@@ -149,7 +149,7 @@ class Sending(Stage):
     def leave(self, folder: Path, workload: Workload, requests: pa.Table) -> None:
         """Write `vllm_bench.json`, what `vllm bench serve` would have written."""
         seen = [self._seen[one] for one in requests["request"].to_pylist()]
-        found = benchmark(seen, self.way.endpoint, self.way.address.model, self.config)
+        found = benchmark(seen, workload, self.way.endpoint, self.way.address.model, self.config)
         found |= {"date": self._date, "max_concurrency": self.way.concurrency or workload.users}
         write_json(folder / VLLM_BENCH, found, ordered=True)
 

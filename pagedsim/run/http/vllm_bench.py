@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,20 @@ from pagedsim.metrics.slo import slo_of
 from pagedsim.metrics.tables import NAN
 from pagedsim.run.backend import Settings
 from pagedsim.run.http.seen import Seen
+from pagedsim.workload import Workload
 
 BACKENDS = {"completions": "openai", "chat": "openai-chat"}
 
 
-def benchmark(seen: Sequence[Seen], endpoint: str, model: str, config: Settings) -> dict[str, Any]:
+def benchmark(
+    seen: Sequence[Seen], workload: Workload, endpoint: str, model: str, config: Settings
+) -> dict[str, Any]:
     """All of it but the date; latencies count from when a request was sent, as theirs do."""
     whole = [one for one in seen if one.state is State.FINISHED]
     ends = [one.finished_at for one in seen if one.finished_at is not None]
     duration = max(ends, default=NAN)
     tokens_in = sum(one.prompt_len for one in whole)
     tokens_out = sum(one.generated * one.width for one in whole)
-    workload = config["workload"]
     return {
         "date": "",
         "endpoint_type": BACKENDS[endpoint],
@@ -34,7 +37,7 @@ def benchmark(seen: Sequence[Seen], endpoint: str, model: str, config: Settings)
         "tokenizer_id": model,
         "num_prompts": len(seen),
         "request_rate": _rate(workload),
-        "burstiness": _burstiness(workload),
+        "burstiness": _burstiness(config["workload"]),
         "max_concurrency": None,
         "duration": duration,
         "completed": len(whole),
@@ -111,11 +114,9 @@ def _kept(one: Seen, slo: Settings) -> bool:
     return all(bounds[name] is None or took[name] <= bounds[name] for name in took)
 
 
-def _rate(workload: Settings) -> float | str:
+def _rate(workload: Workload) -> float | str:
     """Requests a second; theirs says inf for requests that come as fast as they can."""
-    if workload.get("arrivals") in ("burst", "closed"):
-        return "inf"
-    return workload.get("rate") or "inf"
+    return workload.rate if workload.mode == "open" and isfinite(workload.rate) else "inf"
 
 
 def _burstiness(workload: Settings) -> float | None:

@@ -12,6 +12,7 @@ import pytest
 
 from pagedsim.metrics.arms import Run
 from pagedsim.run.failure import Failure
+from pagedsim.run.http import backend
 from pagedsim.run.job import run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from tests.run.http.fake import Fake
@@ -215,6 +216,7 @@ def test_vllms_names_have_vllms_meanings(fake: Fake, tmp_path: Path) -> None:
     bench = json.loads((run.folder / "vllm_bench.json").read_text())
     table = run.requests().to_pydict()
     assert (bench["num_prompts"], bench["total_output_tokens"]) == (12, 60)
+    assert bench["request_rate"] == pytest.approx(400)
     assert bench["input_lens"] == [20] * 12 and bench["output_lens"] == [5] * 12
     ttft = np.array(table["first_token"]) - np.array(table["sent"])
     assert bench["ttfts"] == pytest.approx(ttft.tolist())
@@ -226,6 +228,22 @@ def test_vllms_names_have_vllms_meanings(fake: Fake, tmp_path: Path) -> None:
     assert bench["generated_texts"] == [" x" * 5] * 12
     assert bench["request_goodput"] == pytest.approx(bench["request_throughput"])
     assert 1 <= bench["max_concurrent_requests"] <= 12
+
+
+def test_a_load_without_a_rate_has_vllms_infinite_one(fake: Fake, tmp_path: Path) -> None:
+    run = run_of(tmp_path, words(fake, "workload.arrivals=closed", "workload.users=2"))
+    bench = json.loads((run.folder / "vllm_bench.json").read_text())
+    assert (bench["request_rate"], bench["max_concurrency"]) == ("inf", 2)
+
+
+def test_without_aiohttp_it_says_what_to_install(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    assert failed(fake, tmp_path) == (
+        "backend=http: needs aiohttp, which is not installed: "
+        "pip install -c constraints.txt -e '.[serve]'"
+    )
 
 
 def test_a_key_is_sent_and_kept_nowhere(
