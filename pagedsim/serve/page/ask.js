@@ -43,7 +43,7 @@ export class Ask {
 
   async send() {
     if (this.asked) return;
-    const name = `page-${Math.random().toString(16).slice(2, 10)}`;
+    const id = `page-${Math.random().toString(16).slice(2, 10)}`;
     const asked = (this.asked = { stop: new AbortController(), began: performance.now(), at: {}, tokens: 0 });
     this.page.send.disabled = true;
     this.page.stop.disabled = false;
@@ -51,9 +51,9 @@ export class Ask {
     this.tell("sent");
     this.stage("waiting");
     const chat = this.page.form.elements.chat.checked;
-    this.known(`${chat ? "chatcmpl" : "cmpl"}-${name}`); // so the server will call it
+    this.known(id);
     try {
-      await this.read(await this.post(name, chat), asked);
+      await this.read(await this.post(id, chat), asked);
       this.tell(`${ENDS[asked.reason] ?? "ended"}: ${count(asked.tokens, "token")} in ${timed(performance.now() - asked.began)}`);
     } catch (error) {
       if (asked.stop.signal.aborted) this.tell(`stopped after ${count(asked.tokens, "token")}`);
@@ -65,13 +65,13 @@ export class Ask {
     this.page.stop.disabled = true;
   }
 
-  async post(name, chat) {
+  async post(id, chat) {
     const { prompt, max_tokens, priority, client, key } = this.page.form.elements;
     const headers = { "Content-Type": "application/json" };
     if (key.value) headers.Authorization = `Bearer ${key.value}`;
     const body = {
       model: this.model, max_tokens: Number(max_tokens.value), priority: Number(priority.value),
-      user: client.value, request_id: name, stream: true,
+      user: client.value, request_id: id, stream: true,
       stream_options: { include_usage: true },
     };
     if (chat) body.messages = [{ role: "user", content: prompt.value }];
