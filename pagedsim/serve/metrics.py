@@ -56,6 +56,7 @@ class Metrics:
         self.generated = Histogram(_TOKENS)
         self.max_tokens = Histogram(_TOKENS)
         self.n = Histogram(_CHOICES)
+        self._longest = 0  # that a prompt and its answer may be
         self._decoded = 0.0  # when the last step ended that decoded
         self._boarded: list[tuple[float, int]] = []  # since then: when, and how many sequences
 
@@ -63,6 +64,7 @@ class Metrics:
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was planned or carried out; called before the scheduler is told of it."""
+        self._longest = scheduler.max_model_len
         if plan.decode_count:
             self._between(plan.decode_count, end)
         for chunk in plan.chunks:
@@ -78,7 +80,7 @@ class Metrics:
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected."""
-        self.ended[request.finish_reason or "rejected"] += 1
+        self.ended[self._reason(request)] += 1
         arrival, end = request.arrival, request.finished_at
         first, scheduled = request.first_token_at, request.scheduled_at
         if request.state is not State.FINISHED or None in (arrival, scheduled, first, end):
@@ -99,6 +101,12 @@ class Metrics:
             self.per_token.add((end - first) / (request.generated - 1))
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _reason(self, request: Request) -> str:
+        """Why it ended; a simulated answer that nothing bound has ended by itself."""
+        reason, length = request.finish_reason or "rejected", request.prompt_len + request.generated
+        unbound = request.max_tokens is None and length < self._longest
+        return "stop" if reason == "length" and unbound else reason
 
     def _sampled(self, request: Request, end: float) -> None:
         """A chunk gives a sequence its next token; a prompt's last, all of them their first."""

@@ -104,6 +104,20 @@ def test_what_is_looked_up_in_the_prefix_cache_is_counted() -> None:
     assert (found["prefix_cache_queries_total"], found["prefix_cache_hits_total"]) == (80, 32)
 
 
+def test_why_requests_ended_is_what_their_clients_were_told() -> None:
+    metrics = Metrics()
+    with serving(paced(metrics=metrics), metrics=metrics) as server:
+        told = [
+            server.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], **more)
+            for more in ({}, {"max_tokens": 3}, {})
+        ]
+        assert [one.json()["choices"][0]["finish_reason"] for one in told] == [
+            "stop", "length", "stop",
+        ]  # fmt: skip
+        assert numbers(server, finished_reason="stop") == {"request_success_total": 2}
+        assert numbers(server, finished_reason="length") == {"request_success_total": 1}
+
+
 def test_the_blocks_are_told() -> None:
     metrics = Metrics()
     with serving(paced(metrics=metrics), metrics=metrics) as server:

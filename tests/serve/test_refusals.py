@@ -13,7 +13,7 @@ from pagedsim.serve.api.fields import ChatRequest, CompletionRequest
 from pagedsim.serve.api.neutral import ANYTHING, NEUTRAL
 from tests.serve.serving import Server, paced, serving
 
-MAX_BODY = 100_000
+MAX_BODY = 200_000
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages: must be given"),
     ({"messages": []}, "messages=[]: must be a list of at least one message"),
     ({"messages": "a"}, "messages='a': must be a list of at least one message"),
+    ({"messages": [USER] * 4097}, "messages: 4097 of them: at most 4096"),
     ({"messages": [3]}, "messages[0]=3: must have a role and a content"),
     ({"messages": [{"content": "a"}]}, "messages[0].role=null: must be a text"),
     ({"messages": [USER, {"role": "user"}]}, "messages[1].content=null: must be a text"),

@@ -115,11 +115,13 @@ def test_a_step_that_fails_is_an_error_of_its_own_requests() -> None:
         assert server.http.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("prompts", [1, 3])
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_who_leaves_frees_its_blocks(stream: bool) -> None:
+def test_who_leaves_frees_its_blocks(stream: bool, prompts: int) -> None:
     with serving(paced(speed=1.0, step=0.01)) as server:
         memory = server.served.scheduler.memory
-        body = json.dumps({"prompt": "a" * 400, "max_tokens": 3000, "stream": stream}).encode()
+        asked = {"prompt": ["a" * 400] * prompts, "max_tokens": 3000, "stream": stream}
+        body = json.dumps(asked).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
         address = server.url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1]))) as client:
@@ -140,7 +142,7 @@ def test_a_failure_after_closing_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "shutting down" in answer.json()["error"]["message"]
 
 
-def test_a_clients_own_id_is_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clients_own_id_is_the_requests() -> None:
     with serving(paced(speed=1.0, step=0.5)) as server:
         assert server.post("/generate", prompt="a", request_id="mine").json() == {
             "request_id": "mine"

@@ -9,6 +9,7 @@ from pagedsim.core.errors import shown
 
 MOST_PROMPTS = 1024
 MOST_STOPS = 64
+MOST_MESSAGES = 4096
 LARGEST = 2**63 - 1
 NAME = re.compile(r"[\w.:+@-]{1,128}", re.ASCII)
 """What a client may call a request."""
@@ -29,10 +30,14 @@ def token_ids(value: Any, where: str = "token ids") -> list[int]:
     """A list of token ids."""
     if not isinstance(value, list):
         raise ValueError(f"{where}: {_brief(value)}: must be a list of token ids")
-    for place, one in enumerate(value):
-        if type(one) is not int or not 0 <= one <= LARGEST:
-            raise ValueError(f"{where}[{place}]={_brief(one)}: must be a token id, 0 or more")
-    return value
+    # All at once, since there may be millions; which it is is looked for only then.
+    if set(map(type, value)) <= {int} and (
+        not value or (min(value) >= 0 and max(value) <= LARGEST)
+    ):
+        return value
+    wrong = (i for i, one in enumerate(value) if type(one) is not int or not 0 <= one <= LARGEST)
+    place = next(wrong)
+    raise ValueError(f"{where}[{place}]={_brief(value[place])}: must be a token id, 0 or more")
 
 
 def prompts(value: Any) -> list[str | list[int]]:
@@ -67,6 +72,8 @@ def messages(value: Any) -> list[dict[str, str]]:
     """A conversation, with its contents as texts."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"messages={_brief(value)}: must be a list of at least one message")
+    if len(value) > MOST_MESSAGES:
+        raise ValueError(f"messages: {len(value)} of them: at most {MOST_MESSAGES}")
     return [_message(f"messages[{place}]", one) for place, one in enumerate(value)]
 
 
