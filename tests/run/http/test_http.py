@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from pagedsim.metrics.arms import Run
+from pagedsim.report.load import load_of
 from pagedsim.run.failure import Failure
 from pagedsim.run.http import backend
 from pagedsim.run.job import run_job
@@ -76,6 +77,18 @@ def test_gaps_between_tokens_are_those_that_came(fake: Fake, tmp_path: Path) -> 
     assert run.summary["itl_mean"] == pytest.approx(gaps.mean())
     assert run.summary["itl_p99"] == pytest.approx(np.percentile(gaps, 99))
     assert run.summary["itl_mean"] == pytest.approx(run.summary["tpot_mean"])
+
+
+def test_the_load_over_time_is_who_waits_and_who_has_a_token(fake: Fake, tmp_path: Path) -> None:
+    fake.delay = 0.002
+    run = run_of(tmp_path, words(fake))
+    edges, series = load_of(run, 40)
+    table = {name: run.requests(name)[name].to_numpy() for name in run.requests().column_names}
+    seconds = {name: values.sum() * (edges[1] - edges[0]) for name, values in series.items()}
+    assert seconds == {
+        "waiting": pytest.approx((table["first_token"] - table["arrival"]).sum()),
+        "running": pytest.approx((table["finished"] - table["first_token"]).sum()),
+    }
 
 
 def test_requests_carry_what_the_workload_says_of_them(fake: Fake, tmp_path: Path) -> None:
