@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -64,7 +65,7 @@ class Front:
         """Prompts go on."""
         fields = await self.read(request, CompletionRequest)
         refuse_misfits(fields)
-        prompts = [await self.words.tokens(one) for one in fields.prompt]
+        prompts = await self._tokens(fields.prompt)
         asked = Asked(_name("cmpl", fields, request), prompts, fields.asked(), fields.labels)
         reply = Texts(asked.name, self.model, fields, prompts, self.words)
         if fields.echo:
@@ -76,7 +77,7 @@ class Front:
         fields = await self.read(request, ChatRequest)
         if fields.top_logprobs and not fields.logprobs:
             raise Bad(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
-        prompts = [await self.words.chat(fields.messages)]
+        prompts = self._fitting([await self.words.chat(fields.messages)])
         asked = Asked(_name("chatcmpl", fields, request), prompts, fields.asked(), fields.labels)
         reply = Messages(asked.name, self.model, fields, prompts, self.words)
         return await self._answer(request, asked, reply)
@@ -86,10 +87,19 @@ class Front:
         fields = await self.read(request, GenerateRequest)
         if len(fields.prompt) != 1:
             raise Bad(f"prompt: {len(fields.prompt)} prompts: must be one")
-        prompts = [await self.words.tokens(one) for one in fields.prompt]
+        prompts = await self._tokens(fields.prompt)
         asked = Asked(_name("gen", fields, request), prompts, fields.asked(), fields.labels)
         self.results.start(asked)
         return JSONResponse({"request_id": asked.name})
+
+    async def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        return self._fitting([await self.words.tokens(one) for one in prompts])
+
+    def _fitting(self, prompts: list[list[int]]) -> list[list[int]]:
+        """The prompts, none of which is beyond the model, before any of them is begun."""
+        if (longest := max(map(len, prompts))) > self.max_model_len:
+            raise Bad(f"prompt of {longest} tokens: max_model_len is {self.max_model_len}")
+        return prompts
 
     async def _answer(self, request: Request, asked: Asked, reply: Reply) -> Response:
         if reply.fields.stream:
