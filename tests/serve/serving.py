@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -95,3 +96,11 @@ def serving(
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something that has to happen."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)

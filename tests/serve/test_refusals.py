@@ -11,7 +11,7 @@ import pytest
 
 from pagedsim.serve.api.fields import ChatRequest, CompletionRequest
 from pagedsim.serve.api.neutral import ANYTHING, NEUTRAL
-from tests.serve.serving import Server, paced, serving
+from tests.serve.serving import Server, paced, serving, until
 
 MAX_BODY = 200_000
 
@@ -116,6 +116,16 @@ def test_a_field_that_is_wrong(
     error = refusal(server.post("/v1/completions", **{"prompt": "a", **fields}), 400)
     assert message in error["message"]
     assert error["param"] == param
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_what_the_engine_refuses_of_one_prompt_is_the_status_of_all(
+    server: Server, stream: bool
+) -> None:
+    prompts = [[1] * 10, [1] * 4090]
+    answer = server.post("/v1/completions", prompt=prompts, max_tokens=8, n=2, stream=stream)
+    assert "max_model_len is 4096" in refusal(answer, 400)["message"]
+    until(lambda: server.engine.unfinished == 0)
 
 
 USER = {"role": "user", "content": "a"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -13,7 +13,7 @@ import pytest
 
 from pagedsim.core import StepPlan
 from pagedsim.serve.paced import PacedEngine
-from tests.serve.serving import Server, paced, serving
+from tests.serve.serving import Server, paced, serving, until
 from tests.sim.harness import Constant
 
 OPEN = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
@@ -67,7 +67,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
     with serving(paced(speed=1.0, step=10.0, max_seqs=1), max_waiting=2) as server:
         for place in range(3):
             assert server.post("/generate", prompt="a").status_code == 200
-            until(lambda place=place: len(server.served.scheduler.requests) == place + 1)
+            until(partial(has, server, place + 1))
         answer = server.post("/v1/completions", prompt="a", stream=True)
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["code"] == "overloaded"
@@ -160,8 +160,16 @@ def test_results_of_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     with serving(paced()) as server:
         for name in "abc":
             server.post("/generate", prompt="a", max_tokens=1, request_id=name)
-            until(lambda name=name: state(server, name) == "finished")
+            until(partial(finished, server, name))
         assert state(server, "a") is None and state(server, "b") == state(server, "c") == "finished"
+
+
+def has(server: Server, requests: int) -> bool:
+    return len(server.served.scheduler.requests) == requests
+
+
+def finished(server: Server, name: str) -> bool:
+    return state(server, name) == "finished"
 
 
 def state(server: Server, name: str) -> Any:
@@ -170,11 +178,3 @@ def state(server: Server, name: str) -> Any:
 
 def events(text: str) -> list[str]:
     return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-
-
-def until(true: Any) -> None:
-    """Wait for something that has to happen."""
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)

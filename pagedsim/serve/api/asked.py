@@ -59,6 +59,14 @@ async def taken(stream: Stream) -> list[RequestOutput]:
     return outputs
 
 
+async def accepted(engine: AsyncLLMEngine, streams: Sequence[Stream]) -> None:
+    """Wait until the engine has looked at all of them; raises Problem if it refuses one."""
+    await engine.ask(lambda served: None)  # which comes after them
+    for stream in streams:
+        if stream.error is not None:
+            raise problem_of(stream.error)
+
+
 async def whole(streams: Sequence[Stream]) -> list[RequestOutput]:
     """The last output of each; raises Problem if one has failed."""
     outputs = []

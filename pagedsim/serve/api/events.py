@@ -7,7 +7,7 @@ import asyncio
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagedsim.serve.api.asked import Asked, taken, while_present
+from pagedsim.serve.api.asked import Asked, accepted, taken, while_present
 from pagedsim.serve.api.problem import Problem
 from pagedsim.serve.api.reply import Reply, event
 from pagedsim.serve.async_engine import AsyncLLMEngine
@@ -50,6 +50,7 @@ class EventStream(Response):
     async def _pass_all(self, streams: list[Stream], send: Send) -> None:
         if len(streams) == 1:
             return await self._pass(0, streams[0], send)
+        await accepted(self._engine, streams)
         try:
             async with asyncio.TaskGroup() as group:
                 for place, stream in enumerate(streams):
