@@ -109,7 +109,8 @@ def aiperf(program: str, endpoint: str, url: str, load: Load, folder: Path) -> F
         "TTFT": metrics["time_to_first_token"]["avg"],
         "ITL": metrics["inter_token_latency"]["avg"],
         "E2E": metrics["request_latency"]["avg"],
-        "tokens/s": metrics["output_token_throughput"]["avg"],
+        # Its own throughput also counts the time before its first request is due.
+        "tokens/s": metrics["total_output_tokens"]["avg"] / metrics["benchmark_duration"]["avg"],
     }
 
 
@@ -209,15 +210,22 @@ def make_tokenizer(folder: Path) -> None:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def rows(name: str, saw: Found, tells: Found) -> Iterator[str]:
-    """A client's means beside the server's, of the same requests."""
-    for metric, ms in saw.items():
-        if metric in tells:
-            apart = ms - tells[metric]
-            server = f"{tells[metric]:10.2f} | {apart:+7.2f} | {apart / tells[metric]:+8.2%} |"
-        else:
-            server = f"{'':10} | {'':7} | {'':8} |"
-        yield f"| {name:<8} | {metric:<8} | {ms:10.2f} | {server}"
+def rows(name: str, saw: Found, tells: Found, base: Found) -> Iterator[str]:
+    """A client's means beside the server's of the same requests, and beside those of `bench`."""
+    for metric, value in saw.items():
+        there = tells.get(metric)
+        cells = (
+            (f"{there:.2f}", f"{value - there:+.2f}", _more(value, there)) if there else ("",) * 3
+        )
+        server, apart, more = cells
+        yield (
+            f"| {name:<8} | {metric:<8} | {value:8.2f} | {server:>8} | {apart:>6} | {more:>7} "
+            f"| {_more(value, base[metric]):>8} |"
+        )
+
+
+def _more(value: float, than: float) -> str:
+    return f"{value / than - 1:+.2%}"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -233,24 +241,26 @@ def main(words: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(words)
     load = Load(asked.requests, asked.rate, asked.prompt, asked.output)
     clients: list[tuple[str, Client, str | None]] = [
+        ("bench", bench, sys.executable),
         ("guidellm", guidellm, asked.guidellm),
         ("aiperf", aiperf, asked.aiperf),
-        ("bench", bench, sys.executable),
     ]
     print(
         f"{load.requests} requests at {load.rate:g}/s on /v1/{asked.endpoint}: "
         f"{load.prompt} tokens in, {load.output} out; times in ms\n"
     )
-    print("| client   | mean of  |     client |     server |   apart |          |")
-    print("|----------|----------|------------|------------|---------|----------|")
+    print("| client   | mean of  | it sees  | server   | apart  |         | to bench |")
+    print("|----------|----------|---------:|---------:|-------:|--------:|---------:|")
     with TemporaryDirectory() as name:
         make_tokenizer(Path(name) / "tokenizer")
         with serving(Path(name) / "tokenizer") as url:
+            base: Found = {}
             for who, client, program in clients:
                 if program is not None:
                     before = told(url)
                     saw = client(program, asked.endpoint, url, load, Path(name))
-                    print("\n".join(rows(who, saw, between(before, told(url)))), flush=True)
+                    base = base or saw
+                    print("\n".join(rows(who, saw, between(before, told(url)), base)), flush=True)
 
 
 if __name__ == "__main__":
