@@ -54,8 +54,14 @@ def made(config: Mapping[str, Any], observer: Observer | None = None) -> Made:
         _refuse_the_simulators(config)
         engine = _engine(stage, observer)
         policy = type(engine.scheduler.policy).__name__
-        return Made(engine, "engine", config["name"] or stage.name, policy)
+        return Made(engine, "engine", config["name"] or told(stage.name), policy)
     raise ConfigError(f"backend={type(stage).__name__}: serve takes sim and engine")
+
+
+def told(model: str) -> str:
+    """What clients call a model: a file or folder by its own name, and not where it lies here."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else model
 
 
 def _refuse_unpredicted(policy: Policy) -> None:

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,6 +16,8 @@ from omegaconf import OmegaConf
 from pagedsim.config import Serve
 
 pytest.importorskip("fastapi")
+
+from pagedsim.serve.made import told
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -67,6 +70,16 @@ def test_every_example_of_the_page_composes(call: Call) -> None:
 
 def test_it_has_the_version_of_the_package(call: Call) -> None:
     assert call("serve", "--version") == call("--version")
+
+
+# -- what clients are told ------------------------------------------------------------------------
+
+
+def test_a_file_or_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    assert told(f"{tmp_path}/model.gguf") == "model.gguf"
+    assert told(f"{tmp_path}/") == tmp_path.name
+    assert told("meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"
 
 
 # -- what is wrong ---------------------------------------------------------------------------------
