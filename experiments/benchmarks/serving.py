@@ -2,9 +2,10 @@
 
     python -m experiments.benchmarks.serving
 
-`engine`: 64 requests at once, 32 tokens of prompt and 128 of answer, of the tiny model on a CPU:
-over HTTP, token by token, against `LLM.generate` of the same in a process of its own. They take
-turns; the ratio is of the medians, by the wall clock.
+`engine`: 64 requests at once, 32 tokens of prompt and 128 of answer, of a model on one thread of a
+CPU: over HTTP, token by token, against `LLM.generate` of the same in a process of its own. They
+take turns; the ratio is of the medians, by the wall clock. With the tiny model a token costs so
+little that this is mostly a measure of Python; smollm2 is a real one.
 
 `sim`: `backend=sim` with a model that is quicker than any server could be (`speed=` is high), so
 that it streams as fast as it can, to 64 and to 1,000 at once, bound to one core; the client is on
@@ -32,7 +33,6 @@ from experiments.benchmarks.results import keep
 from experiments.benchmarks.streams import Streamed, streamed
 
 PROMPTS = [[(7 * i + j) % 250 + 3 for j in range(32)] for i in range(64)]
-TOKENS = 128
 FAST = ("model=llama-3.1-8b", "hardware=h100", "speed=1000", "server.max_seqs=1024")
 
 
@@ -40,6 +40,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Print all rates and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", default="tiny", help="of the engine: tiny, or smollm2")
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--only", choices=("engine", "sim"))
     parser.add_argument(
         "--streams", type=int, nargs="+", default=[64, 1000], help="of sim, at once"
@@ -48,21 +50,26 @@ def main(words: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(words)
     result: dict[str, Any] = {"cores": os.cpu_count(), "repeats": asked.repeats}
     if asked.only != "sim":
-        result["engine"] = against_generate(asked.repeats)
+        result["engine"] = against_generate(asked.model, asked.tokens, asked.repeats)
     if asked.only != "engine":
-        result["sim"] = [of_sim(count, asked.repeats) for count in asked.streams]
+        result["sim"] = [of_sim(count, asked.tokens, asked.repeats) for count in asked.streams]
     keep(asked.out, "serving", result)
     print(written(result))
 
 
-def against_generate(repeats: int) -> dict[str, Any]:
+def against_generate(model: str, tokens: int, repeats: int) -> dict[str, Any]:
     """Tokens a second of both, in turns."""
-    batch = ("batching=unified", f"server.max_seqs={len(PROMPTS)}")
+    batch = (f"model={model}", "batching=unified", f"server.max_seqs={len(PROMPTS)}")
     rounds: dict[str, list[Spent]] = {"generate": [], "http": []}
-    with server("backend=engine", *batch) as (url, serving), generator() as (ask, generating):
+    with (
+        server("backend=engine", *batch) as (url, serving),
+        generator(model, tokens) as (ask, generating),
+    ):
         for _ in range(repeats + 1):
-            rounds["http"].append(spent(serving.pid, lambda: streamed(url, PROMPTS, TOKENS).rate))
-            rounds["generate"].append(spent(generating.pid, ask))
+            rounds["http"].append(
+                spent(serving.pid, tokens, lambda: streamed(url, PROMPTS, tokens).rate)
+            )
+            rounds["generate"].append(spent(generating.pid, tokens, ask))
     found: dict[str, Any] = {
         name: {
             "rate": median(one.rate for one in some[1:]),  # the first is to get warm
@@ -70,7 +77,7 @@ def against_generate(repeats: int) -> dict[str, Any]:
         }
         for name, some in rounds.items()
     }
-    return {**found, "ratio": found["http"]["rate"] / found["generate"]["rate"]}
+    return {"model": model, **found, "ratio": found["http"]["rate"] / found["generate"]["rate"]}
 
 
 class Spent(NamedTuple):
@@ -82,21 +89,21 @@ class Spent(NamedTuple):
     """Of the processor, a token."""
 
 
-def spent(process: int, serve: Callable[[], float]) -> Spent:
+def spent(process: int, tokens: int, serve: Callable[[], float]) -> Spent:
     """The rate that `serve` finds, and what it costs that process."""
     before = processor(process)
     rate = serve()
-    return Spent(rate, 1e6 * (processor(process) - before) / (len(PROMPTS) * TOKENS))
+    return Spent(rate, 1e6 * (processor(process) - before) / (len(PROMPTS) * tokens))
 
 
-def of_sim(count: int, repeats: int) -> dict[str, Any]:
+def of_sim(count: int, tokens: int, repeats: int) -> dict[str, Any]:
     """How fast the simulator's tokens come to so many clients, from one core."""
     others = set(range(1, os.cpu_count() or 1)) or {0}
     rounds: list[tuple[Streamed, float]] = []
     with server(*FAST, core=0) as (url, process), on_cores(others):
         for _ in range(repeats + 1):
             before = processor(process.pid)
-            found = streamed(url, [PROMPTS[i % 64] for i in range(count)], TOKENS)
+            found = streamed(url, [PROMPTS[i % 64] for i in range(count)], tokens)
             rounds.append((found, processor(process.pid) - before))
     return {
         "streams": count,
@@ -146,9 +153,11 @@ def on_cores(cores: set[int]) -> Iterator[None]:
 
 
 @contextmanager
-def generator() -> Iterator[tuple[Callable[[], float], subprocess.Popen[str]]]:
+def generator(
+    model: str, tokens: int
+) -> Iterator[tuple[Callable[[], float], subprocess.Popen[str]]]:
     """Tokens a second of `LLM.generate`, each time it is called, in a process of its own."""
-    command = [sys.executable, "-m", "experiments.benchmarks.serving_child"]
+    command = [sys.executable, "-m", "experiments.benchmarks.serving_child", model, str(tokens)]
     pipes: Mapping[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -163,7 +172,7 @@ def generator() -> Iterator[tuple[Callable[[], float], subprocess.Popen[str]]]:
         tell.close()
 
 
-def generate() -> Callable[[], float]:
+def generate(model: str, tokens: int) -> Callable[[], float]:
     """What the child asks of `LLM.generate`, and how fast it was."""
     import torch
 
@@ -171,14 +180,14 @@ def generate() -> Callable[[], float]:
     from pagedsim.engine.llm import LLM
 
     torch.set_num_threads(1)
-    llm = LLM("tiny", device="cpu", batching="unified", max_num_seqs=len(PROMPTS))
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    llm = LLM(model, device="cpu", batching="unified", max_num_seqs=len(PROMPTS))
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
     def again() -> float:
         begun = time.perf_counter()
         answers = llm.generate(PROMPTS, params, use_tqdm=False)
-        tokens = sum(len(answer.outputs[0].token_ids) for answer in answers)
-        return tokens / (time.perf_counter() - begun)
+        said = sum(len(answer.outputs[0].token_ids) for answer in answers)
+        return said / (time.perf_counter() - begun)
 
     return again
 
@@ -199,7 +208,7 @@ def written(result: Mapping[str, Any]) -> str:
             [said, f"{found[n]['rate']:,.0f}", ratios[n], f"{found[n]['microseconds']:.1f}"]
             for n, said in names.items()
         ]
-        head = ["64 requests of the tiny model", "tokens/s", "ratio", "µs of cores a token"]
+        head = [f"64 requests of {found['model']}", "tokens/s", "ratio", "µs of cores a token"]
         lines.append(table(head, rows))
     if sims := result.get("sim"):
         rows = [

@@ -7,6 +7,6 @@ import sys
 from experiments.benchmarks.serving import generate
 
 if __name__ == "__main__":
-    again = generate()
+    again = generate(sys.argv[1], int(sys.argv[2]))
     for _ in sys.stdin:
         print(again(), flush=True)

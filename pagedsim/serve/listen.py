@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -46,6 +47,8 @@ def listen(config: Mapping[str, Any]) -> None:
         about = {"model": found.model, "backend": found.backend, "policy": found.policy}
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
         server = Listener(app, engine, found, live, config["drain"])
+        gc.collect()
+        gc.freeze()  # all of this stays, and is nothing to look through again and again
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve([listening]))
         engine.refuse_dead()
