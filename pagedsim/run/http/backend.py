@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,7 +29,7 @@ class Http(Backend):
     concurrency: int | None = None
     warmup: int = 1
     timeout: float = 600.0
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] | None = None
 
     alone = True
     elsewhere = True
@@ -50,7 +50,7 @@ class Http(Backend):
             require_whole("concurrency", self.concurrency, 1)
         require_whole("warmup", self.warmup, 0)
         require_number("timeout", self.timeout, above=0)
-        if not isinstance(self.extra, Mapping):
+        if self.extra is not None and not isinstance(self.extra, Mapping):
             raise ConfigError(f"extra={self.extra}: must be a mapping of fields to values")
 
     def stage(self, config: Settings, seed: int) -> Sending:
@@ -66,7 +66,7 @@ class Http(Backend):
             concurrency=self.concurrency,
             warmup=self.warmup,
             timeout=self.timeout,
-            extra=self.extra,
+            extra=self.extra or {},
         )
         return Sending(way, config, seed)
 

@@ -123,7 +123,8 @@ class Sending(Stage):
         answer, where = seen.answer, f"backend.url={self.way.address.base}"
         said = f"{answer.error}: {answer.detail}" if answer.detail else answer.error
         refused = any(answer.error == f"HTTP {code}" for code in NO_IDS)
-        hint = "; backend.prompt=text sends words" if refused and self.way.as_ids else ""
+        ids = refused and self.way.as_ids and not self.way.extra  # else these may be the reason
+        hint = "; backend.prompt=text sends words" if ids else ""
         return f"{where}: a first request failed: {said}{hint}"
 
     # -- what is known besides ---------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagedsim.core.request import State
 from pagedsim.metrics.slo import slo_of
@@ -27,7 +28,7 @@ def benchmark(
     ends = [one.finished_at for one in seen if one.finished_at is not None]
     duration = max(ends, default=NAN)
     tokens_in = sum(one.prompt_len for one in whole)
-    tokens_out = sum(one.generated * one.width for one in whole)
+    tokens_out = sum(_output_len(one) for one in whole)
     return {
         "date": "",
         "endpoint_type": BACKENDS[endpoint],
@@ -49,10 +50,9 @@ def benchmark(
         "output_throughput": tokens_out / duration,
         "total_token_throughput": (tokens_in + tokens_out) / duration,
         **_latencies(whole),
-        "max_output_tokens_per_s": _busiest_second(whole),
-        "max_concurrent_requests": _most_at_once(whole),
+        **_peaks(whole),
         "input_lens": [one.prompt_len for one in seen],
-        "output_lens": [one.generated * one.width for one in seen],
+        "output_lens": [_output_len(one) for one in seen],
         "start_times": [one.sent for one in seen],
         "ttfts": [_ttft(one) for one in seen],
         "itls": [_gaps(one) for one in seen],
@@ -79,6 +79,11 @@ def _latencies(whole: Sequence[Seen]) -> dict[str, float]:
         found[f"std_{name}_ms"] = float(values.std()) if some else NAN
         found[f"p99_{name}_ms"] = float(np.percentile(values, 99)) if some else NAN
     return found
+
+
+def _output_len(one: Seen) -> int:
+    """Tokens of all its sequences; none where it failed, as theirs are."""
+    return one.generated * one.width if one.state is State.FINISHED else 0
 
 
 def _ttft(one: Seen) -> float:
@@ -125,22 +130,24 @@ def _burstiness(workload: Settings) -> float | None:
     return 1 / cv**2 if cv else None
 
 
-def _busiest_second(whole: Sequence[Seen]) -> float:
-    """The most parts of answers within a second of the run."""
-    times = np.concatenate([np.asarray(one.answer.times) for one in whole] or [np.empty(0)])
-    return float(np.bincount(times.astype(np.int64)).max()) if len(times) else 0.0
+def _peaks(whole: Sequence[Seen]) -> dict[str, float]:
+    """The most parts of answers that came in one second, and the most requests that one touched.
+
+    Seconds are whole ones from the first request on, so that short requests which follow each
+    other within a second count as if they were there at once.
+    """
+    if not whole:
+        return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}
+    sent, last = (np.array([[one.sent, one.finished_at] for one in whole], dtype=float)).T
+    parts = np.concatenate([np.asarray(one.answer.times) for one in whole])
+    first, after = (_second(sent - sent.min()), _second(last - sent.min()) + 1)
+    seconds = int(after.max()) + 1
+    there = np.cumsum(np.bincount(first, minlength=seconds) - np.bincount(after, minlength=seconds))
+    return {
+        "max_output_tokens_per_s": float(np.bincount(_second(parts - sent.min())).max()),
+        "max_concurrent_requests": int(there.max()),
+    }
 
 
-def _most_at_once(whole: Sequence[Seen]) -> int:
-    """Requests that were sent and not answered, at most."""
-    most = now = 0
-    for _, change in sorted(_changes(whole)):
-        now += change
-        most = max(most, now)
-    return most
-
-
-def _changes(whole: Sequence[Seen]) -> Iterator[tuple[float, int]]:
-    for one in whole:
-        yield one.sent or 0.0, 1
-        yield one.finished_at or 0.0, -1
+def _second(times: NDArray[np.float64]) -> NDArray[np.int64]:
+    return times.astype(np.int64)

@@ -100,6 +100,12 @@ def test_requests_carry_what_the_workload_says_of_them(fake: Fake, tmp_path: Pat
     assert body["deadline"] == pytest.approx(2)
 
 
+def test_more_fields_are_sent_and_null_takes_one_away(fake: Fake, tmp_path: Path) -> None:
+    run_of(tmp_path, words(fake, "backend.extra={top_p: 0.9, ignore_eos: null, stop: [a, b]}"))
+    body = fake.asked[-1]
+    assert (body["top_p"], body["stop"]) == (0.9, ["a", "b"]) and "ignore_eos" not in body
+
+
 def test_users_of_a_closed_loop_wait_for_their_answers(fake: Fake, tmp_path: Path) -> None:
     fake.delay = 0.002
     closed = ("workload.arrivals=closed", "workload.users=3")
@@ -167,6 +173,7 @@ def test_errors_are_counted_by_kind_and_the_others_are_measured(fake: Fake, tmp_
     bench = json.loads((run.folder / "vllm_bench.json").read_text())
     assert (bench["completed"], bench["failed"]) == (8, 4)
     assert sum(error != "" for error in bench["errors"]) == 4
+    assert sum(bench["output_lens"]) == bench["total_output_tokens"] == 40
 
 
 def test_a_server_that_goes_away_is_told_of_by_every_request(fake: Fake, tmp_path: Path) -> None:
@@ -196,7 +203,8 @@ def test_what_fails_before_the_clock_starts_ends_the_run(fake: Fake, tmp_path: P
         f"backend.url={fake.url}: a first request failed: HTTP 400: no 0; "
         "backend.prompt=text sends words"
     )
-    assert "sends words" not in failed(fake, tmp_path, "backend.prompt=text")
+    for more in ("backend.prompt=text", "backend.extra={top_p: 0.9}"):
+        assert "sends words" not in failed(fake, tmp_path, more)
 
 
 def test_warm_up_requests_are_not_counted_and_short(fake: Fake, tmp_path: Path) -> None:
