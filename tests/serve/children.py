@@ -67,6 +67,8 @@ class Answer:
     reason: str | None = None
     error: str = ""
     whole: bool = False
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set with the first token."""
 
     @property
     def ttft(self) -> float:
@@ -79,9 +81,11 @@ class Answer:
         return (self.times[-1] - self.times[0]) / (len(self.times) - 1)
 
 
-async def ask(url: str, leave_after: float | None = None, **body: Any) -> Answer:
-    """Stream one completion; after `leave_after` seconds the connection is cut."""
-    answer = Answer()
+async def ask(
+    url: str, leave_after: float | None = None, answer: Answer | None = None, **body: Any
+) -> Answer:
+    """Stream one completion, into `answer`; after `leave_after` seconds the connection is cut."""
+    answer = answer or Answer()
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=2**24)
     data = json.dumps({"stream": True, **body}).encode()
@@ -114,3 +118,4 @@ def _heard(answer: Answer, line: bytes) -> None:
         if choice.get("text"):
             answer.text += choice["text"]
             answer.times.append(time.perf_counter())
+            answer.begun.set()

@@ -54,6 +54,12 @@ async def text_of(serving: AsyncLLMEngine, tokens: int = 5, **settings: Any) -> 
     return "".join(said)
 
 
+async def until_it_runs(serving: AsyncLLMEngine) -> None:
+    """Until somebody is in the batch, however busy the machine is."""
+    while not await serving.ask(lambda engine: len(engine.scheduler.running)):
+        await asyncio.sleep(0)
+
+
 async def reason_of(serving: AsyncLLMEngine, tokens: int, **settings: Any) -> str | None:
     params, reason = SamplingParams(max_tokens=tokens), None
     async for output in serving.generate([1, 2], params, **settings):
@@ -122,10 +128,11 @@ def test_who_takes_too_long_is_given_up(own: bool) -> None:
 
 def test_a_full_queue_says_when_to_come_again() -> None:
     async def clients(serving: AsyncLLMEngine) -> int:
-        asked = [asyncio.create_task(reason_of(serving, 500))]
-        await asyncio.sleep(0.02)
-        asked += [asyncio.create_task(reason_of(serving, 500)) for _ in range(3)]
-        await asyncio.sleep(0.02)
+        asked = [asyncio.create_task(reason_of(serving, 1500))]
+        await until_it_runs(serving)
+        asked += [asyncio.create_task(reason_of(serving, 1500)) for _ in range(3)]
+        while not await serving.ask(lambda engine: len(engine.scheduler.waiting) == 3):
+            await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="3 requests wait") as full:
             await reason_of(serving, 1)
         for task in asked:
@@ -165,11 +172,12 @@ def test_policies_see_who_asks_how_urgent_it_is_and_when_it_is_due() -> None:
 
 def test_a_question_is_answered_between_two_steps() -> None:
     async def clients(serving: AsyncLLMEngine) -> int:
-        reading = asyncio.create_task(text_of(serving, 50))
-        await asyncio.sleep(0.01)
-        running = await serving.ask(lambda engine: len(engine.scheduler.running))
+        reading = asyncio.create_task(reason_of(serving, 1500, request_id="a"))
+        await until_it_runs(serving)
         with pytest.raises(ZeroDivisionError):
             await serving.ask(lambda engine: 1 / 0)
+        running = await serving.ask(lambda engine: len(engine.scheduler.running))
+        await serving.abort("a")
         await reading
         return running
 
@@ -178,9 +186,9 @@ def test_a_question_is_answered_between_two_steps() -> None:
 
 def test_a_server_that_closes_answers_who_is_there() -> None:
     async def clients(serving: AsyncLLMEngine) -> list[Any]:
-        asked = [asyncio.create_task(reason_of(serving, n)) for n in (5, 1500)]
-        await asyncio.sleep(0.005)
-        draining = asyncio.create_task(serving.drain(0.2))
+        asked = [asyncio.create_task(reason_of(serving, n)) for n in (100, 1500)]
+        await until_it_runs(serving)
+        draining = asyncio.create_task(serving.drain(0.6))
         await asyncio.sleep(0)
         with pytest.raises(Closing):
             await reason_of(serving, 1)
@@ -215,7 +223,7 @@ def test_a_policy_that_fails_ends_all_and_the_server_goes_on() -> None:
 
     async def clients(serving: AsyncLLMEngine) -> list[str | None]:
         running = asyncio.create_task(reason_of(serving, 1000))
-        await asyncio.sleep(0.01)
+        await until_it_runs(serving)
         unlucky = await reason_of(serving, 5, client="unlucky")
         return [await running, unlucky, await reason_of(serving, 5)]
 

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 import urllib.request
+from urllib.error import HTTPError
 
 from tests.serve.children import Answer, Child, ask, listening
 
@@ -22,6 +23,16 @@ def state_of(child: Child) -> dict[str, float]:
         lines = answer.read().decode().splitlines()
     values = [line.rpartition(" ") for line in lines if not line.startswith("#")]
     return {name.partition("{")[0]: float(value) for name, _, value in values}
+
+
+def is_open(child: Child) -> bool:
+    """Whether it takes requests."""
+    try:
+        with urllib.request.urlopen(f"{child.url}/health"):
+            return True
+    except HTTPError as error:
+        error.close()
+        return False
 
 
 def wait_until_empty(child: Child) -> None:
@@ -60,16 +71,18 @@ def test_clients_that_vanish_leave_nothing_behind() -> None:
 
 def test_told_to_end_it_answers_who_is_there_and_takes_nobody() -> None:
     async def load(child: Child) -> tuple[Answer, Answer]:
-        there = asyncio.create_task(ask(child.url, prompt="there", max_tokens=60))
-        await asyncio.sleep(0.3)
+        asked = Answer()
+        there = asyncio.create_task(ask(child.url, answer=asked, prompt="there", max_tokens=150))
+        await asked.begun.wait()
         child.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.15)
+        while await asyncio.to_thread(is_open, child):
+            pass
         late = await ask(child.url, prompt="late", max_tokens=1)
         return await there, late
 
     with listening("model=llama-3.1-8b") as child:
         there, late = asyncio.run(load(child))
-        assert there.whole and there.text == counted(60)
+        assert there.whole and there.text == counted(150)
         assert late.status == 503
         assert child.end() == 0
         assert "ended: 1 requests finished, 0 aborted" in child.said[-1]
@@ -77,8 +90,9 @@ def test_told_to_end_it_answers_who_is_there_and_takes_nobody() -> None:
 
 def test_who_does_not_finish_in_time_is_aborted_and_told() -> None:
     async def load(child: Child) -> Answer:
-        there = asyncio.create_task(ask(child.url, prompt="there", max_tokens=3000))
-        await asyncio.sleep(0.3)
+        asked = Answer()
+        there = asyncio.create_task(ask(child.url, answer=asked, prompt="there", max_tokens=3000))
+        await asked.begun.wait()
         child.process.send_signal(signal.SIGTERM)
         return await there
 

@@ -160,6 +160,8 @@ def test_errors_are_counted_by_kind_and_the_others_are_measured(fake: Fake, tmp_
     fake.fails = lambda number, body: {3: 429, 5: 429, 7: 0, 9: 500}.get(number)
     run = run_of(tmp_path, words(fake))
     told = {one["what"]: one["count"] for one in run.summary["notices"] if one["count"]}
+    either = "requests failed: HTTP 429 (no 5)"  # the first that was told of, and both may be it
+    told |= {"requests failed: HTTP 429 (no 3)": told.pop(either)} if either in told else {}
     assert told == {
         "requests failed: HTTP 429 (no 3)": 2,
         "requests failed: the connection broke (ClientPayloadError)": 1,

@@ -94,7 +94,8 @@ def test_who_finds_no_place_waits_and_its_arrival_is_when_it_was_due() -> None:
     assert [one.arrival for one in ended] == [0.0] * 4
     waits = [(one.sent or 0.0) for one in ended]
     assert waits == sorted(waits) and waits[-1] >= 0.06
-    assert max(load.late) < 0.02  # to wait for a place is not to be late
+    # To wait for a place is not to be late, so neither holds any of the time of the other.
+    assert sum(load.late) <= waits[-1] - 3 * server.seconds
 
 
 def test_it_ends_when_it_is_asked_to_and_says_who_was_on_the_way() -> None:
