@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,10 +54,13 @@ class SamplingParams:
             value: Any = getattr(self, name)
             if value is None:
                 value = ()
+            allowed = f"a list of {'strings' if kinds is str else 'ids'}"
+            if not isinstance(value, Iterable):
+                raise _refused(name, value, allowed)
             if type(value) is not tuple:
                 value = (value,) if isinstance(value, str) else tuple(value)
             if not all(isinstance(one, kinds) or (kinds is int and is_whole(one)) for one in value):
-                raise _refused(name, value, f"a list of {'strings' if kinds is str else 'ids'}")
+                raise _refused(name, value, allowed)
             object.__setattr__(self, name, value)
         for name in _WHOLE:
             if (value := getattr(self, name)) is not None and not is_whole(value):

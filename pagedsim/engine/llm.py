@@ -11,7 +11,7 @@ from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.engine_args import EngineArgs
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.progress import Progress
-from pagedsim.engine.prompts import Prompt, Tokens, params_of, prompts_of
+from pagedsim.engine.prompts import Prompt, Tokens, params_of, prompts_of, ranks_of
 from pagedsim.engine.tokenizer import wrapped
 
 
@@ -64,9 +64,7 @@ class LLM:
             prompt_token_ids, use_tqdm = use_tqdm, True
         asked = prompts_of(prompts, prompt_token_ids)
         params = params_of(sampling_params, len(asked))
-        ranks = priority if priority is not None else [0] * len(asked)
-        if len(ranks) != len(asked):
-            raise RequestError(f"priority: {len(ranks)} for {len(asked)} prompts")
+        ranks = ranks_of(priority, len(asked))
         if self.engine.has_unfinished_requests():
             raise RequestError(
                 "generate: the engine serves requests that were added to it; step it until they end"
@@ -97,6 +95,8 @@ class LLM:
         `chat_template` is another, in Jinja; without `add_generation_prompt` the model goes on
         with the last message.
         """
+        if not isinstance(messages, list | tuple):
+            raise RequestError(f"messages={messages!r}: must be a list of messages, or of chats")
         one = bool(messages) and isinstance(messages[0], Mapping)
         own = {} if chat_template is None else {"chat_template": chat_template}
         chats: Sequence[Any] = [messages] if one else messages

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from pagedsim.core import RequestError, SamplingParams
+from pagedsim.core.errors import is_number
 
 Tokens = Sequence[int]
 Prompt = str | Tokens | Mapping[str, Any]
@@ -48,6 +49,17 @@ def params_of(given: Any, count: int) -> Sequence[SamplingParams]:
     return given
 
 
+def ranks_of(given: Any, count: int) -> Sequence[float]:
+    """A priority for each of so many prompts."""
+    if given is None:
+        return [0] * count
+    if not isinstance(given, Sequence) or not all(is_number(one) for one in given):
+        raise RequestError(f"priority={given!r}: must be a list of numbers")
+    if len(given) != count:
+        raise RequestError(f"priority: {len(given)} for {count} prompts")
+    return given
+
+
 def _listed(name: str, prompts: Any) -> list[str | Tokens]:
     if isinstance(prompts, str | Mapping):
         return [_prompt(name, prompts)]
@@ -62,7 +74,9 @@ def _listed(name: str, prompts: Any) -> list[str | Tokens]:
 def _prompt(name: str, one: Any) -> str | Tokens:
     if isinstance(one, Mapping):
         one = _named(name, one)
-    if not isinstance(one, (str, Sequence)):
+    if isinstance(one, str):
+        return one
+    if not isinstance(one, Sequence) or not all(isinstance(token, Integral) for token in one):
         raise RequestError(f"{name}: {one!r} must be a text or a list of token ids")
     return one
 

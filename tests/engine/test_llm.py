@@ -76,6 +76,10 @@ def test_the_bar_tells_tokens_a_second(capsys: pytest.CaptureFixture[str]) -> No
         ((), {"prompt_token_ids": ["a"]}, "prompt_token_ids: 'a' must be a list of token ids"),
         ((None, GREEDY, 7), {}, "prompt_token_ids=7: must be a text, token ids, or a list of"),
         ((None, GREEDY, A), {"prompt_token_ids": A}, "use_tqdm=[97]: must be true or false"),
+        (([[5.5]],), {}, "prompts: [5.5] must be a text or a list of token ids"),
+        (("a",), {"priority": 5}, "priority=5: must be a list of numbers"),
+        (("a",), {"priority": ["high"]}, "priority=['high']: must be a list of numbers"),
+        (("a",), {"priority": [1, 2]}, "priority: 2 for 1 prompts"),
         (({},), {}, "prompts: has nothing: must have one of prompt and prompt_token_ids"),
         (
             ([{"prompt": "a", "multi_modal_data": {}}],),
@@ -104,6 +108,13 @@ def test_the_tiny_model_talks() -> None:
     assert [bytes(answer.prompt_token_ids) for answer in two] == [b"user: Hi\n"] * 2
     with pytest.raises(RequestError, match=r"^chat_template: the tiny model has a chat format of"):
         llm().chat(hello, GREEDY, chat_template="{{ messages }}")
+
+
+@pytest.mark.parametrize("messages", [None, 5, "Hi", {"role": "user", "content": "Hi"}])
+def test_what_is_no_chat(messages: Any) -> None:
+    with pytest.raises(RequestError) as error:
+        llm().chat(messages, GREEDY)
+    assert str(error.value) == f"messages={messages!r}: must be a list of messages, or of chats"
 
 
 def test_a_tokenizer_can_be_had_and_set() -> None:
