@@ -28,6 +28,9 @@ FILES = 65536
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open; longer than clients keep theirs, so that none sends
 into one that is just being closed."""
+LAST_WORDS = 3.0
+"""Seconds that clients have, once all is answered, to read what they were told; then connections
+are cut, or one that sends or reads nothing would keep the server from ending."""
 
 
 def listen(config: Mapping[str, Any]) -> None:
@@ -96,9 +99,15 @@ class Listener(uvicorn.Server):
             _say(f"ending: {unfinished} requests have {self._drain:g} s; {told}")
         drained = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
         self._live.close()
+        cut = asyncio.get_running_loop().call_later(LAST_WORDS, self._cut)
         await super().shutdown(sockets)
+        cut.cancel()
         await self._engine.close()
         _say(f"ended: {drained.finished} requests finished, {drained.aborted} aborted")
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def _key(given: str | None) -> str | None:

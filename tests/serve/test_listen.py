@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import socket
 import time
 import urllib.request
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from tests.serve.children import Answer, Child, ask, listening
 
@@ -86,6 +88,36 @@ def test_told_to_end_it_answers_who_is_there_and_takes_nobody() -> None:
         assert late.status == 503
         assert child.end() == 0
         assert "ended: 1 requests finished, 0 aborted" in child.said[-1]
+
+
+def test_clients_that_stall_do_not_keep_it_from_ending() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+    body = b'{"prompt": "x", "max_tokens": 4000, "n": 32, "stream": true}'
+    with listening("model=llama-3.1-8b", "speed=100000") as child:
+        where = urlsplit(child.url)
+        with (
+            socket.create_connection((where.hostname, where.port)) as silent,
+            socket.socket() as deaf,
+        ):
+            silent.sendall(head % (1000, b'{"pro'))
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect((where.hostname, where.port))
+            deaf.sendall(head % (len(body), body))
+            assert deaf.recv(12) == b"HTTP/1.1 200"
+            wait_until_empty(child)
+            assert child.end() == 0
+    assert child.said[-1] == "pagedsim: ended: 0 requests finished, 0 aborted\n"
+
+
+def test_a_client_that_goes_before_it_has_said_all_is_no_news() -> None:
+    with listening("model=llama-3.1-8b") as child:
+        where = urlsplit(child.url)
+        with socket.create_connection((where.hostname, where.port)) as early:
+            early.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            time.sleep(0.2)
+        time.sleep(0.2)
+        assert child.end() == 0
+        assert len(child.said) == 2
 
 
 def test_who_does_not_finish_in_time_is_aborted_and_told() -> None:

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import pagedsim
 from pagedsim.core import PagedsimError
@@ -26,6 +27,7 @@ from pagedsim.serve.api.problem import (
     Problem,
     answer_error,
     answer_fault,
+    answer_gone,
     answer_http,
     answer_invalid,
     answer_problem,
@@ -97,6 +99,7 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respon
     PagedsimError: answer_error,
     HTTPException: answer_http,
     RequestValidationError: answer_invalid,
+    ClientDisconnect: answer_gone,
     Exception: answer_fault,
 }
 

@@ -132,6 +132,11 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
     return Bad(f"{place}: {first['msg']}").response
 
 
+async def answer_gone(request: Request, error: Exception) -> Response:
+    """A handler of FastAPI's, for a client that went before it had said all; nobody reads it."""
+    return Response(status_code=499)
+
+
 async def answer_fault(request: Request, error: Exception) -> Response:
     """A handler of FastAPI's, for a fault of ours; what it was is in the server's log."""
     return Problem(500, f"an error of the server's: {type(error).__name__}").response
