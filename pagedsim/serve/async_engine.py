@@ -85,6 +85,7 @@ class AsyncLLMEngine:
         self.max_waiting, self.timeout = max_waiting, timeout
         self._engine = engine
         self._streams: dict[RequestId, Stream] = {}
+        self._asked: set[asyncio.Future[Any]] = set()
         self._entering = 0
         self._left: deque[float] = deque(maxlen=WINDOW)
         self._numbers = itertools.count()
@@ -196,8 +197,12 @@ class AsyncLLMEngine:
     async def ask(self, question: Callable[[Served], T]) -> T:
         """What `question` answers of the engine, between two steps."""
         self.refuse_dead()
+        if self._stop:
+            raise Closing("the server has ended")
         loop = self._started()
         answer: asyncio.Future[T] = loop.create_future()
+        self._asked.add(answer)
+        answer.add_done_callback(self._asked.discard)
 
         def work() -> None:
             try:
@@ -237,6 +242,8 @@ class AsyncLLMEngine:
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
         self._engine.close()
+        for answer in list(self._asked):
+            _settle(answer, None, Closing("the server has ended"))
 
     # -- on the event loop ---------------------------------------------------------------------
 
@@ -295,7 +302,7 @@ class AsyncLLMEngine:
                 stream.put(output)
                 if output.finished:
                     del streams[output.request_id]
-                    self._left.append(self._engine.now)
+                    self._left.append(asyncio.get_running_loop().time())
 
     def _expire(self, stream: Stream) -> None:
         self._give_up(stream, "timeout")
@@ -324,9 +331,12 @@ class AsyncLLMEngine:
 
     def _died(self, error: BaseException) -> None:
         self._dead = error
+        text = f"the engine has stopped: {type(error).__name__}: {error}"
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
-            stream.fail(EngineDead(f"the engine has stopped: {type(error).__name__}: {error}"))
+            stream.fail(EngineDead(text))
+        for answer in list(self._asked):
+            _settle(answer, None, EngineDead(text))
 
     def _started(self) -> asyncio.AbstractEventLoop:
         """The loop that everything is told on: that of the first request."""
@@ -362,7 +372,7 @@ class AsyncLLMEngine:
         with self._bell:
             pause = self._engine.pause if self._engine.has_unfinished_requests() else inf
             if pause > 0 and not self._inbox and not self._stop:
-                self._bell.wait(None if pause == inf else pause)
+                self._bell.wait(None if pause == inf else min(pause, threading.TIMEOUT_MAX))
 
     def _step(self) -> None:
         try:

@@ -230,6 +230,48 @@ def test_a_policy_that_fails_ends_all_and_the_server_goes_on() -> None:
     assert run(paced(policy=Breaks()), clients) == ["error", "error", "length"]
 
 
+def test_who_asks_an_engine_that_dies_or_has_ended_is_told() -> None:
+    def die(engine: Served) -> None:
+        raise SystemExit("gone")
+
+    async def served() -> None:
+        for end, error in ((die, EngineDead), (None, Closing)):
+            serving = AsyncLLMEngine(paced())
+            questions = [serving.ask(die if end else lambda engine: None) for _ in range(2)]
+            async with asyncio.timeout(10):
+                answers = await asyncio.gather(*questions, return_exceptions=True)
+                assert all(isinstance(one, EngineDead) == bool(end) for one in answers)
+                await serving.close()
+                with pytest.raises(error):
+                    await serving.ask(lambda engine: None)
+
+    asyncio.run(served())
+
+
+def test_a_model_that_is_as_slow_as_can_be_is_waited_for() -> None:
+    async def clients(serving: AsyncLLMEngine) -> str | None:
+        return await reason_of(serving, 1, timeout=0.05)
+
+    engine = PacedEngine(make_scheduler(memory=make_memory(blocks=4)), Constant(1.0), speed=1e-12)
+    assert run(engine, clients) == "timeout"
+
+
+def test_retry_after_is_in_seconds_of_ours() -> None:
+    async def clients(serving: AsyncLLMEngine) -> int:
+        for _ in range(5):
+            await reason_of(serving, 1)
+        waiting = [asyncio.create_task(reason_of(serving, 9)) for _ in range(40)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await reason_of(serving, 1)
+        await asyncio.gather(*waiting)
+        return refused.value.retry_after
+
+    memory = make_memory(blocks=400)
+    engine = PacedEngine(make_scheduler(memory=memory), Constant(30.0), speed=10_000.0)
+    assert run(engine, clients, max_waiting=40) == 1  # of the model's it would be 60
+
+
 def test_an_engine_that_dies_says_so_to_everybody() -> None:
     class Dies(PacedEngine):
         def step(self) -> Any:
