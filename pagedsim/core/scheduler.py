@@ -156,6 +156,11 @@ class Scheduler:
         return len(self.requests)
 
     @property
+    def pending(self) -> StepPlan | None:
+        """The plan that is neither committed nor launched."""
+        return self._pending
+
+    @property
     def untold(self) -> Collection[StepPlan]:
         """The plans that were launched and are not told of, the oldest first."""
         return self.queues.untold

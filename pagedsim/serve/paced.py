@@ -19,6 +19,10 @@ from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Costs, Server
 
+SLICE = 0.05
+"""Seconds of ours after which a step returns, even if the model's time is still behind: whoever
+comes, goes or asks is heard in between."""
+
 
 class StepByStep(Environment):
     """An environment in which something may always happen next, so that no step is passed over."""
@@ -64,6 +68,7 @@ class PacedEngine:
         self._cost = _Watched(cost)
         self._settings = {"overlap": overlap, "copy_seconds": copy_seconds, "beams": beams}
         self._answers: dict[RequestId, _Answer] = {}
+        self._unqueued: list[RequestOutput] = []  # of whom the policy could not take
         self._clock, self._epoch = clock, clock()
         self._begin(0.0)
         self._environment.step()  # the server's process begins, and rests
@@ -96,11 +101,6 @@ class PacedEngine:
         """Seconds until the next step begins or ends; infinity if nothing will."""
         due = self._environment.due
         return due if due == inf else max(due - self.now, 0.0) / self.speed
-
-    @property
-    def lag(self) -> float:
-        """Seconds by which the model's time is behind: what could not be done as fast."""
-        return max(self.now - self._environment.due, 0.0)
 
     def has_unfinished_requests(self) -> bool:
         """Whether anybody is still to be answered."""
@@ -144,11 +144,24 @@ class PacedEngine:
 
         def arrive(event: simpy.Event) -> None:
             if self._answers.get(request.id) is answer:  # it may have been aborted before
-                self._server.submit(request, request.max_tokens or self.answer_tokens)
+                try:
+                    self._server.submit(request, request.max_tokens or self.answer_tokens)
+                except Exception as error:  # a policy's own
+                    self._refuse(answer, error)
 
-        event = self._environment.at(request.arrival or 0.0)
+        self._when(request.arrival or 0.0, arrive)
+
+    def _refuse(self, answer: _Answer, error: Exception) -> None:
+        """It could not be queued: it ends, and nobody else does."""
+        self.failure = f"{type(error).__name__}: {error}"
+        self._unqueued.append(self._ended(answer, "error"))
+        if answer.request.id in self.scheduler.requests:
+            self._server.abort(answer.request.id)
+
+    def _when(self, time: float, what: Callable[[simpy.Event], None]) -> None:
+        event = self._environment.at(time)
         assert event.callbacks is not None
-        event.callbacks.append(arrive)
+        event.callbacks.append(what)
 
     def abort_request(self, request_id: RequestId) -> RequestOutput:
         """End a request wherever it is; returns what there is of it."""
@@ -157,17 +170,20 @@ class PacedEngine:
         answer = self._answers[request_id]
         if request_id in self.scheduler.requests:
             self._server.abort(request_id)
+            self._when(self.now, lambda event: self._server.wake())
         return self._ended(answer, "abort")
 
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Let everything happen that is due; returns what came out.
+        """Let what is due happen; returns what came out.
 
-        If a step cannot be carried out its requests end with finish reason "error".
+        If a step cannot be carried out its requests end with finish reason "error"; if a policy
+        fails, all do.
         """
         now, outputs = self.now, list[RequestOutput]()
-        while self._environment.due <= now:
+        until = self._clock() + SLICE
+        while self._environment.due <= now and self._clock() <= until:
             try:
                 self._environment.step()
             except Exception as error:
@@ -177,7 +193,7 @@ class PacedEngine:
 
     def _said(self) -> list[RequestOutput]:
         """What the steps that ended have given, and who is through."""
-        outputs: list[RequestOutput] = []
+        outputs, self._unqueued = self._unqueued, []
         for requests in self._told.ended(self._environment.now):
             for request in requests:
                 answer = self._answers.get(request.id)
@@ -203,21 +219,23 @@ class PacedEngine:
         return answer.output(reason)
 
     def _failed(self, error: Exception) -> list[RequestOutput]:
-        """End all that the step would have touched, and go on with a server of the same queues."""
-        self.failure = f"{type(error).__name__}: {error}"
+        """End all that the step would have touched, and go on with a server of the same queues.
+
+        What is not a step's fault ends everybody; raises it where nobody is there to end.
+        """
         plan, self._cost.failed = self._cost.failed, None
         scheduler, now = self.scheduler, self._environment.now
-        outputs = []
-        if plan is not None:
-            outputs = [self._lost(one) for one in self._touched(plan) if one.alive]
-            if scheduler.in_flight(plan):
-                scheduler.launch(plan)
-            for untold in list(scheduler.untold):
-                scheduler.tell(untold, now)
+        if plan is None and not scheduler.requests:
+            raise error
+        self.failure = f"{type(error).__name__}: {error}"
+        lost = list(scheduler.requests.values()) if plan is None else self._touched(plan)
+        outputs = [self._lost(one) for one in lost if one.alive]
+        if scheduler.pending is not None:
+            scheduler.launch(scheduler.pending)
+        for untold in list(scheduler.untold):
+            scheduler.tell(untold, now)
         self._told.forget()
         self._begin(now)
-        if plan is None:
-            raise error  # not a step's: the caller has to say what becomes of everybody
         return outputs
 
     def _touched(self, plan: StepPlan) -> list[Request]:

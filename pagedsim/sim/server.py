@@ -76,20 +76,23 @@ class Server:
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives, now."""
-        self.searching += request.params.beam_search
         self.scheduler.add(request, self.environment.now, output_len)
-        if not self._wake.triggered:
-            self._wake.succeed()
+        self.searching += request.params.beam_search
+        self.wake()
 
     def abort(self, request_id: RequestId) -> None:
         """End a request wherever it is, now; of a step that is under way its part is lost."""
         self._leave(self.scheduler.abort(request_id, self.environment.now))
 
+    def wake(self) -> None:
+        """Plan a step, if it rests since nobody was there or could be served."""
+        if not self._wake.triggered:
+            self._wake.succeed()
+
     def close(self) -> None:
         """Nobody arrives any more."""
         self.expecting = False
-        if not self._wake.triggered:
-            self._wake.succeed()
+        self.wake()
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         environment, scheduler = self.environment, self.scheduler

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
+from math import inf
 from typing import Any, Literal
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, RequestError, SamplingParams, Scheduler, StepPlan
+from pagedsim.core.events import Arrived, Event
 from pagedsim.core.state import ServerState
 from pagedsim.engine.output import RequestOutput
 from pagedsim.metrics.recorder import Recorder
@@ -205,23 +207,92 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(ahead: bool) -> None:
     assert engine.scheduler.memory.used == 0
 
 
-def test_a_policy_that_fails_is_the_callers_affair() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_policy_that_fails_ends_all_and_the_engine_goes_on(ahead: bool) -> None:
     class Breaks(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
             if request.id == "bad":
                 raise ValueError("a bug")
             return True
 
+    outputs = reasons(Breaks(), ahead, (("running", 0.0), ("bad", 2.5), ("good", 9.0)))
+    assert outputs == {"running": "error", "bad": "error", "good": "length"}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("queued", [False, True])
+def test_whom_a_policy_fails_to_take_ends_alone(ahead: bool, queued: bool) -> None:
+    class Breaks(Policy):
+        def rank(self, request: Request, state: ServerState) -> Any:
+            return self._look(request, not queued)
+
+        def observe(self, event: Event) -> None:
+            if isinstance(event, Arrived):
+                self._look(event.request, queued)
+
+        def _look(self, request: Request, here: bool) -> int:
+            if here and request.id == "bad":
+                raise ValueError("a bug")
+            return 0
+
+    outputs = reasons(Breaks(), ahead, (("running", 0.0), ("bad", 2.5), ("good", 9.0)))
+    assert outputs == {"running": "length", "bad": "error", "good": "length"}
+
+
+def reasons(
+    policy: Policy, ahead: bool, requests: Sequence[tuple[str, float]]
+) -> dict[Any, str | None]:
+    """Why requests of five tokens and steps of a second end, that come when it is said."""
     clock = Clock()
-    engine = PacedEngine(scheduler(policy=Breaks()), Constant(1.0), clock=clock)
-    engine.add_request("bad", [1], SamplingParams(max_tokens=1))
-    with pytest.raises(ValueError, match="a bug"):
-        engine.step()
-    engine.abort_request("bad")
-    engine.add_request("good", [1], SamplingParams(max_tokens=1))
+    engine = PacedEngine(
+        scheduler(policy=policy, async_scheduling=ahead), Constant(1.0), clock=clock
+    )
+    for name, arrival in requests:
+        engine.add_request(name, [1], SamplingParams(max_tokens=5), arrival=arrival)
+    outputs: dict[Any, str | None] = {}
+    for clock.time in range(20):
+        outputs |= {one.request_id: one.outputs[0].finish_reason for one in engine.step()}
+    assert engine.failure == "ValueError: a bug"
+    assert engine.scheduler.memory.used == 0 and not engine.has_unfinished_requests()
+    return outputs
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_who_was_held_up_by_somebody_who_goes_is_served(ahead: bool) -> None:
+    class Waits(Policy):
+        def admit(self, request: Request, state: ServerState) -> bool:
+            return request.id != "never"
+
+    clock = Clock()
+    engine = PacedEngine(
+        scheduler(policy=Waits(), async_scheduling=ahead), Constant(1.0), clock=clock
+    )
+    for name in ("never", "behind"):
+        engine.add_request(name, [1], SamplingParams(max_tokens=1))
     engine.step()
+    assert engine.pause == inf
     clock.time = 5.0
-    assert engine.step()[0].outputs[0].finish_reason == "length"
+    engine.abort_request("never")
+    assert engine.pause == 0
+    engine.step()
+    clock.time = 6.0
+    (answer,) = engine.step()
+    assert answer.finished and answer.metrics.finished == 6.0
+
+
+def test_a_step_returns_though_the_model_is_far_behind() -> None:
+    clock = Clock()
+
+    class Works(Constant):
+        def step_seconds(self, plan: StepPlan) -> float:
+            clock.time += 0.02  # this is how long we take
+            return 1.0
+
+    engine = PacedEngine(scheduler(), Works(), clock=clock, speed=1e6)
+    engine.add_request("a", [1], SamplingParams(max_tokens=50), stream=True, delta=True)
+    clock.time = 1.0
+    assert len(engine.step()) < 5
+    assert engine.pause == 0
 
 
 @pytest.mark.parametrize(
