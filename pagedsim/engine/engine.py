@@ -98,7 +98,7 @@ class LLMEngine:
         self.failure = ""
         """Why the last step failed that did."""
         self.stuck = False
-        """Whether the last step found nothing to do, and none will until another request comes."""
+        """Whether the last step found nothing to do, and none will until requests come or go."""
         self._sampler = Sampler()
         self._flight: Flight | None = None  # planned, and not told of; the oldest
         self._untold: list[StepPlan] = []  # all such plans
@@ -217,6 +217,7 @@ class LLMEngine:
     def abort_request(self, request_id: RequestId) -> RequestOutput:
         """End a request wherever it is; returns what there is of it."""
         request = self.scheduler.abort(request_id, self.now)
+        self.stuck = False
         return self._leave(request, "abort")
 
     def _encoded(self, request_id: RequestId, prompt: str | Sequence[int]) -> Sequence[int]:
@@ -371,7 +372,7 @@ class LLMEngine:
             for plan in plans:
                 if isinstance(error, Exception):
                     log.error("step %d failed: %s", plan.number, self.failure)
-                for request in _touched(plan):
+                for request in plan.touched:
                     if request.alive:
                         self.scheduler.abort(request.id, now)
                         outputs.append(self._leave(request, "error"))
@@ -383,16 +384,3 @@ class LLMEngine:
             for plan in plans:
                 self.scheduler.tell(plan, now, {}, {})
         return outputs
-
-
-def _touched(plan: StepPlan) -> list[Request]:
-    """Everybody whose memory a step reads, writes or moves."""
-    requests = [
-        *plan.decodes,
-        *(chunk.request for chunk in plan.chunks),
-        *plan.held,
-        *plan.resumed,
-        *plan.preempted,
-        *plan.displaced,
-    ]
-    return list(dict.fromkeys(requests))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import pytest
 import torch
 
-from pagedsim.core import ConfigError, RequestError, SamplingParams
+from pagedsim.core import ConfigError, Policy, Request, RequestError, SamplingParams
+from pagedsim.core.state import ServerState
 from pagedsim.engine import assemble
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.llm import LLM
@@ -80,6 +82,20 @@ def test_a_stream_tells_what_there_is() -> None:
         ("a", count) for count in range(1, 6)
     ]
     assert {o.request_id for o in seen if o.finished} == {"a", "b"}
+
+
+def test_who_was_held_up_by_somebody_who_goes_is_served() -> None:
+    class Waits(Policy):
+        def admit(self, request: Request, state: ServerState) -> bool:
+            return request.id != "never"
+
+    engine = LLMEngine(model="tiny", device="cpu", policy=Waits())
+    for name in ("never", "behind"):
+        engine.add_request(name, [1], SamplingParams(max_tokens=1))
+    assert engine.step() == [] and engine.pause == inf
+    engine.abort_request("never")
+    assert engine.pause == 0
+    assert [output.request_id for output in engine.step()] == ["behind"]
 
 
 def test_an_abort_frees_everything() -> None:
