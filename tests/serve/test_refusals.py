@@ -100,6 +100,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"deadline": -1}, "deadline", "deadline=-1: must be a number of at least 0"),
     ({"priority": "high"}, "priority", "priority='high': must be a number"),
     ({"user": ["me"]}, "user", "user=['me']: must be a text"),
+    ({"user": "u" * 257}, "user", "must be a text of at most 256 characters"),
     ({"request_id": "a b"}, "request_id", "request_id='a b': must be 1 to 128 letters"),
     ({"max_token": 3}, "max_token", "max_token: no such field; did you mean 'max_tokens'?"),
     ({"zzz": 3}, "zzz", "zzz: no such field"),

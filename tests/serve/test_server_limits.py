@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 
 from pagedsim.core import StepPlan
+from pagedsim.serve.api.words import Words
 from pagedsim.serve.paced import PacedEngine
 from tests.serve.serving import Server, paced, serving, until
 from tests.sim.harness import Constant
@@ -176,3 +179,22 @@ def state(server: Server, name: str) -> Any:
 
 def events(text: str) -> list[str]:
     return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+
+
+def test_many_short_prompts_are_encoded_beside_the_loop_as_a_long_one_is() -> None:
+    class Where:
+        threads: ClassVar[list[str]] = []
+
+        def encode(self, text: str) -> list[int]:
+            self.threads.append(threading.current_thread().name)
+            return [len(text)]
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return ""
+
+    words = Words(Where(), "model")
+    assert asyncio.run(words.tokens(["a", [7], "bc"])) == [[1], [7], [2]]
+    assert set(Where.threads) == {"MainThread"}
+    Where.threads.clear()
+    asyncio.run(words.tokens(["a" * 100] * 100))
+    assert all(name.startswith("tokenizer") for name in Where.threads)

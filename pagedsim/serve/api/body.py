@@ -96,6 +96,8 @@ def _allowed(what: str, error: ErrorDetails) -> str:
         return f"a number {word} {int(bound) if bound == int(bound) else bound}"
     if what in _KINDS:
         return _KINDS[what]
+    if what == "string_too_long":
+        return f"a text of at most {error['ctx']['max_length']} characters"
     if what.startswith("int"):
         return "a whole number"
     return error["msg"].lower()

@@ -93,7 +93,7 @@ class Front:
         return JSONResponse({"request_id": asked.name})
 
     async def _tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-        return self._fitting([await self.words.tokens(one) for one in prompts])
+        return self._fitting(await self.words.tokens(prompts))
 
     def _fitting(self, prompts: list[list[int]]) -> list[list[int]]:
         """The prompts, none of which is beyond the model, before any of them is begun."""

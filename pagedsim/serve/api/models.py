@@ -49,7 +49,7 @@ def add_models(router: APIRouter, front: Front) -> None:
         if (fields.prompt is None) is (fields.messages is None):
             raise Bad("prompt: must be given, or messages in its place")
         if fields.prompt is not None:
-            ids = await front.words.tokens(fields.prompt)
+            (ids,) = await front.words.tokens([fields.prompt])
         else:
             ids = await front.words.chat(fields.messages or [], fields.add_generation_prompt)
         texts = list(map(front.words.token, ids)) if fields.return_token_strs else None

@@ -47,6 +47,9 @@ class Results:
 
     def start(self, asked: Asked) -> None:
         """Have a request of one prompt answered."""
+        if asked.name in self._going:
+            text = f"request_id={asked.name!r}: is already here; ids must be unique"
+            raise Problem(400, text, "request_id")
         if asked.name in self._ended:
             raise Problem(400, f"request_id={asked.name!r}: was used already", "request_id")
         with ExitStack() as stack:

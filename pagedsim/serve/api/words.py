@@ -24,12 +24,16 @@ class Words:
         self._tokenizer, self._model = tokenizer, model
         self._thread = ThreadPoolExecutor(1, "tokenizer")
 
-    async def tokens(self, prompt: str | list[int]) -> list[int]:
-        """A prompt's tokens."""
-        if not isinstance(prompt, str):
-            return prompt
+    async def tokens(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        """The tokens of prompts, which together may be long."""
+        texts = [one for one in prompts if isinstance(one, str)]
+        if not texts:
+            return [one for one in prompts if not isinstance(one, str)]
         encode = self._known("prompt").encode
-        return await self._run(len(prompt), lambda: encode(prompt))
+        return await self._run(
+            sum(map(len, texts)),
+            lambda: [encode(one) if isinstance(one, str) else one for one in prompts],
+        )
 
     async def chat(self, messages: Sequence[dict[str, str]], prompting: bool = True) -> list[int]:
         """The prompt that a conversation is; with `prompting`, up to where an answer begins."""
