@@ -56,7 +56,7 @@ def errors(part: str, score: Scores) -> Listing:
         rows.append(
             [
                 f"{metric.upper()}, {'s' if seconds else 'ms'}",
-                *(f"{time:.2f}" for time in times),
+                *(f"{time:.2f}" if time >= 0.1 else f"{time:.2g}" for time in times),
                 *(signed(one, unit="") for one in (error.mean, error.p50, error.p90, error.p99)),
                 *(f"{100 * share:.1f}" for share in (error.each, error.half)),
                 f"{error.correlation:.2f}",

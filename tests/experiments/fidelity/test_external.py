@@ -17,9 +17,9 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.fidelity import external_fit
+from pagedsim.fidelity import external_fit, external_report
 from pagedsim.fidelity.external_log import Latencies, Log, read_log
-from pagedsim.fidelity.external_score import score
+from pagedsim.fidelity.external_score import Error, Scores, Worst, score
 from pagedsim.fidelity.external_server import ExternalServer, Weights
 from pagedsim.fidelity.simplex import search
 from pagedsim.sim.cost import Fitted
@@ -321,3 +321,11 @@ def test_scores_say_where_they_are_worst() -> None:
     assert found.worst.metric in ("ttft", "tpot")
     assert found.worst.by == "arrival"
     assert found.worst.high == log.arrived[9]
+
+
+def test_short_times_are_told_with_two_digits() -> None:
+    ttft = Error(0.01384, 0.0142, 0.025, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
+    e2e = Error(2.7012, 12.31, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
+    scores = Scores(2, {"ttft": ttft, "e2e": e2e}, Worst("ttft", "prompt tokens", 1, 2, 0.0))
+    rows = external_report.errors("unseen", scores).rows
+    assert [row[:3] for row in rows] == [["TTFT, s", "0.014", "0.014"], ["E2E, s", "2.70", "12.31"]]
