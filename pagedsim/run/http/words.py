@@ -46,9 +46,10 @@ EXAMPLES
   # latency against rate, in one report
   python -m pagedsim bench url=http://localhost:8000 experiment=sweep study.values=[1,2,4]
   # observe, calibrate, simulate
-  python -m pagedsim bench url=http://localhost:8000 record=log.csv
+  python -m pagedsim bench url=http://localhost:8000 workload.rate=4 record=log.csv
   python -m pagedsim experiment=calibrate requests=log.csv model=llama-3.1-8b memory.blocks=2588
-  python -m pagedsim experiment=single cost=fitted cost.path=outputs/<...>/cost.json"""
+  python -m pagedsim experiment=single model=llama-3.1-8b memory.blocks=2588 cost=fitted \\
+      cost.path=outputs/<...>/cost.json workload.rate=4 workload.requests=100"""
 """The page."""
 
 
