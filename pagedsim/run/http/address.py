@@ -74,8 +74,11 @@ def _models(base: str, needed: bool) -> list[str]:
     """What /v1/models names; where that is not `needed`, nothing but a server must be there."""
     where = f"backend.url={base}"
     opener = build_opener(ProxyHandler({}))  # the load goes through none, either
+    asked = Request(f"{base}/v1/models")
+    for name, value in headers().items():
+        asked.add_unredirected_header(name, value)  # a key is for this server alone
     try:
-        with opener.open(Request(f"{base}/v1/models", headers=headers()), timeout=PATIENCE) as said:
+        with opener.open(asked, timeout=PATIENCE) as said:
             return _names(json.loads(said.read(MOST_READ)))
     except HTTPError as error:
         error.close()

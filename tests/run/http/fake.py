@@ -28,6 +28,8 @@ class Fake:
     """Whether usage says what a cache had."""
     models: int = 200
     """The status of /v1/models."""
+    elsewhere: str = ""
+    """Where it sends those who ask for them."""
     short: int = 0
     """Tokens by which answers are too short."""
     together: int = 1
@@ -42,6 +44,8 @@ class Fake:
 
     async def names(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
+        if self.elsewhere:
+            raise web.HTTPFound(self.elsewhere)
         if self.models != 200:
             return web.Response(status=self.models)
         return web.json_response({"object": "list", "data": [{"id": "fake", "object": "model"}]})

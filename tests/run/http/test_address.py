@@ -6,7 +6,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.run.http.address import Address, base_of
-from tests.run.http.fake import Fake
+from tests.run.http.fake import Fake, serving
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,12 @@ def test_a_key_is_asked_for_by_its_variable(fake: Fake, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"refuses us \(HTTP 401\)") as told:
         Address.found(fake.url, "mine")
     assert "sesame" not in str(told.value)
+
+
+def test_a_key_goes_to_no_other_server(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    with serving(Fake()) as other:
+        fake.elsewhere = f"{other.url}/v1/models"
+        assert Address.found(fake.url, None).model == "fake"
+        assert "Authorization" not in other.headers[-1]
+    assert fake.headers[-1]["Authorization"] == "Bearer sesame"
