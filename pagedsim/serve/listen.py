@@ -76,6 +76,11 @@ class Listener(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
+        for one in sockets or ():
+            try:
+                one.listen(self.config.backlog)
+            except OSError as error:  # somebody bound the same port meanwhile, and listens
+                raise ConfigError(f"port: cannot listen: {error.strerror}") from error
         await super().startup(sockets)
         found = self._found
         host, port = (sockets or self.servers[0].sockets)[0].getsockname()[:2]

@@ -8,9 +8,15 @@ import signal
 import socket
 import time
 import urllib.request
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
+import pytest
+from fastapi import FastAPI
+
+from pagedsim.core import ConfigError
+from pagedsim.serve.listen import Listener
 from tests.serve.children import Answer, Child, ask, listening
 
 
@@ -118,6 +124,19 @@ def test_a_client_that_goes_before_it_has_said_all_is_no_news() -> None:
         time.sleep(0.2)
         assert child.end() == 0
         assert len(child.said) == 2
+
+
+def test_a_port_that_somebody_took_meanwhile_is_told_in_a_line() -> None:
+    with socket.socket() as theirs, socket.socket() as ours:
+        for one in (theirs, ours):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        theirs.bind(("127.0.0.1", 0))
+        ours.bind(theirs.getsockname())
+        theirs.listen()
+        nothing: Any = None
+        server = Listener(FastAPI(), nothing, nothing, nothing, 0)
+        with pytest.raises(ConfigError, match=r"^port: cannot listen: .* in use"):
+            asyncio.run(server.serve([ours]))
 
 
 def test_who_does_not_finish_in_time_is_aborted_and_told() -> None:
