@@ -13,7 +13,7 @@ from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from pagedsim.run.http.words import meant
+from pagedsim.run.http.words import HELP, meant
 from pagedsim.run.listing import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,6 +102,28 @@ def test_every_command_composes(hydra: None) -> None:
             OmegaConf.to_container(config.server, resolve=True)
         except Exception as error:
             raise AssertionError(f"{page}: {' '.join(words)}: {error}") from error
+
+
+OBSERVED = [one for one in (*blocks("bash"), ("bench --help", HELP)) if "record=" in one[1]]
+"""Places that observe a server, calibrate to it and simulate it."""
+
+
+@pytest.mark.parametrize("text", [text for _, text in OBSERVED], ids=[at for at, _ in OBSERVED])
+def test_what_is_simulated_after_a_calibration_is_the_server_and_the_load_observed(
+    hydra: None, text: str
+) -> None:
+    joined = text.replace("\\\n", " ").replace("<...>", "here").splitlines()
+    lines = [shlex.split(one) for one in joined if one.strip().startswith("python -m pagedsim")]
+    words = [line[3:] for line in lines]
+    [observed] = [one for one in words if any(word.startswith("record=") for word in one)]
+    [fitted] = [one for one in words if "experiment=calibrate" in one]
+    [simulated] = [one for one in words if "cost=fitted" in one]
+    bench, calibrate, single = (
+        composed(tuple(one)) for one in (meant(observed[1:]), fitted, simulated)
+    )
+    assert (single.workload, single.seed, single.seeds) == (bench.workload, bench.seed, bench.seeds)
+    for key in ("model", "hardware", "memory", "server"):
+        assert single[key] == calibrate[key], key
 
 
 def own_study(name: str) -> str:

@@ -46,6 +46,7 @@ class Bench(Compare):
             count = write_log(path, first.requests())
             used |= {
                 "recorded": f"{count:,} requests: {shown(path)}",
-                "fit to it": f"experiment=calibrate requests={shown(path)}",
+                "fit to it": f"experiment=calibrate requests={shown(path)}, with the server's own "
+                "model= and hardware=",
             }
         return replace(reading, used=used)

@@ -23,6 +23,7 @@ def test_it_tells_what_its_client_saw_and_records_a_log(call: Call, fake: Fake) 
     assert (code, errors) == (0, "")
     assert "TTFT mean" in told and f"requests were sent to {fake.url}, which served fake" in told
     assert "recorded  25 requests: log.csv" in told
+    assert "requests=log.csv, with the server's own model= and hardware=\n" in told
     assert "experiment=calibrate requests=log.csv" in told
     log = read_log("log.csv")
     assert len(log) == 25 and (log.latencies.ttft > 0).all()
