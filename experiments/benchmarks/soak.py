@@ -27,17 +27,20 @@ from experiments.benchmarks.streams import opened
 
 CLIENTS = 48
 """At once."""
-WORDS = ("model=llama-3.1-8b", "memory=prefix", "memory.blocks=600", "preemption=swap", "speed=10")
+SIM = ("model=llama-3.1-8b", "memory=prefix", "memory.blocks=600", "preemption=swap", "speed=10")
 """Of a simulated server where memory runs out."""
+ENGINE = ("batching=unified", "memory=prefix", "memory.blocks=600", "memory.swap_space_gib=0.1")
+"""Of an engine whose blocks are all in use before long: a page of memory that nobody has touched
+yet is not resident."""
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print what was served and how memory grew."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--minutes", type=float, default=10)
-    asked, others = parser.parse_known_args(words)
-    default = () if "backend=engine" in others else WORDS
-    with server(*default, *others) as (url, process):
+    asked, others = parser.parse_known_args(arguments)
+    words = ENGINE if "backend=engine" in others else SIM
+    with server(*words, *others) as (url, process):
         resident, served = asyncio.run(soaked(url, process.pid, 60 * asked.minutes))
         left = unserved(url)
     fifth = max(len(resident) // 5, 1)

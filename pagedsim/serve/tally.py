@@ -71,6 +71,7 @@ class Tally:
         self.rejected = 0
         self.seconds: deque[Second] = deque([Second()], maxlen=SECONDS + 1)
         self._second = 0  # which one is the last of these
+        self._scheduler: Scheduler | None = None
         self._ttfts: deque[tuple[float, float]] = deque(maxlen=MOST)  # when, and how long
         self._tpots: deque[tuple[float, float]] = deque(maxlen=MOST)
 
@@ -78,6 +79,7 @@ class Tally:
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was carried out; called before it is committed."""
+        self._scheduler = scheduler
         second = self.at(end)
         outputs = plan.decode_count
         for chunk in plan.chunks:
@@ -103,6 +105,8 @@ class Tally:
         else:
             self.finished += 1
             self._finished(request)
+        if self._scheduler is not None:  # or a silence would stand as its last step began
+            self._stands(self.seconds[-1], self._scheduler)
 
     def _first_token(self, request: Request, end: float, second: Second) -> None:
         if request.first_token_at is not None or request.arrival is None:

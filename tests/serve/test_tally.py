@@ -92,7 +92,19 @@ def test_seconds_without_a_step_are_there_and_empty() -> None:
     server.run()
     server.tally.look(4.5, server.scheduler)
     assert [second.output_tokens for second in server.tally.seconds] == [3, 2, 0, 0, 0]
-    assert [second.running for second in server.tally.seconds] == [1, 1, 1, 1, 0]
+    assert [second.running for second in server.tally.seconds] == [1, 0, 0, 0, 0]
+
+
+def test_nobody_runs_in_a_silence() -> None:
+    server = Driven()
+    server.add("a", 6, 5)
+    server.run()
+    server.now += 4
+    server.add("b", 6, 5)
+    server.step()
+    seconds = list(server.tally.seconds)
+    assert [(second.running, second.used) for second in seconds[2:-1]] == [(0, 0)] * 3
+    assert (seconds[-1].running, seconds[-1].used) == (1, 2)
 
 
 def test_a_long_silence_leaves_no_more_than_a_minute() -> None:
