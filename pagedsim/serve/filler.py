@@ -9,6 +9,8 @@ PIECE = 4
 """Bytes of UTF-8 a token: about what tokenizers reach on English text."""
 _END = 1 << 8 * PIECE
 """Added to a text's last, shorter piece for each byte that it lacks; so its length is known."""
+_TEXTS = 1 << 40
+"""Added to all pieces: smaller tokens are those of answers, which are their numbers."""
 
 
 class FillerTokenizer:
@@ -21,14 +23,16 @@ class FillerTokenizer:
     6
     >>> tokenizer.decode(tokenizer.encode("the cat sat on the mat"))
     'the cat sat on the mat'
+    >>> tokenizer.decode([1, 2, 3])
+    ' 1 2 3'
     """
 
     def encode(self, text: str) -> list[int]:
         data = text.encode(errors="replace")
         whole = len(data) // PIECE * PIECE
-        ids = [int.from_bytes(data[at : at + PIECE]) for at in range(0, whole, PIECE)]
+        ids = [_TEXTS + int.from_bytes(data[at : at + PIECE]) for at in range(0, whole, PIECE)]
         if rest := data[whole:]:
-            ids.append(int.from_bytes(rest) + (PIECE - len(rest)) * _END)
+            ids.append(_TEXTS + int.from_bytes(rest) + (PIECE - len(rest)) * _END)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -43,9 +47,11 @@ class FillerTokenizer:
 
 
 def _bytes(token: int) -> bytes:
-    missing, piece = divmod(token, _END)
+    if token < _TEXTS:
+        return said([token]).encode()
+    missing, piece = divmod(token - _TEXTS, _END)
     length = PIECE - missing
-    if missing < 0 or length < 1 or piece >> 8 * length:
+    if length < 1 or piece >> 8 * length:
         return b""  # nothing that `encode` made
     return piece.to_bytes(length)
 

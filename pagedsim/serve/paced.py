@@ -10,10 +10,11 @@ from typing import Any
 import simpy
 
 from pagedsim.core import Request, RequestError, RequestId, SamplingParams, Scheduler, StepPlan
-from pagedsim.core.answer import sampled_in
-from pagedsim.engine.output import CompletionOutput, RequestMetrics, RequestOutput
-from pagedsim.serve.filler import FillerTokenizer, said
+from pagedsim.engine.output import RequestOutput
+from pagedsim.serve.answer import Answer
+from pagedsim.serve.filler import FillerTokenizer
 from pagedsim.serve.served import Observer, Tokenizer
+from pagedsim.serve.told import Told, Watched
 from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
@@ -64,10 +65,10 @@ class PacedEngine:
         self.scheduler, self.speed, self.answer_tokens = scheduler, speed, answer_tokens
         self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
         self.failure = ""
-        self._told = _Told(observer)
-        self._cost = _Watched(cost)
+        self._told = Told(observer)
+        self._cost = Watched(cost)
         self._settings = {"overlap": overlap, "copy_seconds": copy_seconds, "beams": beams}
-        self._answers: dict[RequestId, _Answer] = {}
+        self._answers: dict[RequestId, Answer] = {}
         self._unqueued: list[RequestOutput] = []  # of whom the policy could not take
         self._clock, self._epoch = clock, clock()
         self._begin(0.0)
@@ -135,23 +136,25 @@ class PacedEngine:
         if reason := self.scheduler.infeasible(request):
             raise RequestError(f"request {request_id!r}: {reason}")
         streams = stream and not (params.beam_search or (params.best_of or 0) > params.n)
-        self._answers[request_id] = answer = _Answer(request, text, streams, delta)
+        self._answers[request_id] = answer = Answer(
+            request, text, request.max_tokens or self.answer_tokens, streams=streams, delta=delta
+        )
         self._announce(answer)
 
-    def _announce(self, answer: _Answer) -> None:
+    def _announce(self, answer: Answer) -> None:
         """It comes when it is due."""
         request = answer.request
 
         def arrive(event: simpy.Event) -> None:
             if self._answers.get(request.id) is answer:  # it may have been aborted before
                 try:
-                    self._server.submit(request, request.max_tokens or self.answer_tokens)
+                    self._server.submit(request, answer.limit)
                 except Exception as error:  # a policy's own
                     self._refuse(answer, error)
 
         self._when(request.arrival or 0.0, arrive)
 
-    def _refuse(self, answer: _Answer, error: Exception) -> None:
+    def _refuse(self, answer: Answer, error: Exception) -> None:
         """It could not be queued: it ends, and nobody else does."""
         self.failure = f"{type(error).__name__}: {error}"
         self._unqueued.append(self._ended(answer, "error"))
@@ -204,17 +207,19 @@ class PacedEngine:
         for request in self._told.leavers():
             answer = self._answers.get(request.id)
             if answer is not None and answer.request is request:
-                outputs.append(self._ended(answer, self._reason(request)))
+                outputs.append(self._ended(answer, self._reason(answer)))
         return outputs
 
-    def _reason(self, request: Request) -> str:
+    def _reason(self, answer: Answer) -> str:
         """Why it ended: by itself, where it was not the client or the model that bound it."""
+        request = answer.request
         bound = request.prompt_len + request.generated >= self.scheduler.max_model_len
-        if request.finish_reason == "length" and request.max_tokens is None and not bound:
+        free = answer.stop is not None or (request.max_tokens is None and not bound)
+        if request.finish_reason == "length" and answer.complete and free:
             return "stop"
         return request.finish_reason or "rejected"
 
-    def _ended(self, answer: _Answer, reason: str) -> RequestOutput:
+    def _ended(self, answer: Answer, reason: str) -> RequestOutput:
         del self._answers[answer.request.id]
         return answer.output(reason)
 
@@ -245,84 +250,3 @@ class PacedEngine:
     def _lost(self, request: Request) -> RequestOutput:
         self._server.abort(request.id)
         return self._ended(self._answers[request.id], "error")
-
-
-class _Answer:
-    """A request, and how much of its answer is out."""
-
-    __slots__ = ("delta", "length", "request", "shown", "streams", "text")
-
-    def __init__(self, request: Request, text: str | None, streams: bool, delta: bool) -> None:
-        self.request, self.text = request, text
-        self.streams, self.delta = streams, delta
-        self.length = self.shown = 0
-
-    def output(self, reason: str | None = None) -> RequestOutput:
-        """What there is, or what is new; with a `reason` it has ended."""
-        request = self.request
-        numbers = range((self.shown if self.delta else 0) + 1, self.length + 1)
-        self.shown = self.length
-        tokens, text = list(numbers), said(numbers)
-        outputs = [
-            CompletionOutput(index, text, tokens, finish_reason=reason)
-            for index in range(request.params.n)
-        ]
-        prompt: Any = request.prompt
-        return RequestOutput(
-            request.id, self.text, prompt, outputs, reason is not None, RequestMetrics.of(request)
-        )
-
-
-class _Watched:
-    """A cost model that remembers the step that it failed at."""
-
-    by_totals = False
-
-    def __init__(self, cost: Costs) -> None:
-        self.failed: StepPlan | None = None
-        self._cost = cost
-        self.decode_seconds, self.swap_seconds = cost.decode_seconds, cost.swap_seconds
-
-    def step_seconds(self, plan: StepPlan) -> float:
-        try:
-            return self._cost.step_seconds(plan)
-        except Exception:
-            self.failed = plan
-            raise
-
-
-class _Told:
-    """Hears of steps and leavers from a simulated server, and passes it on."""
-
-    def __init__(self, observer: Observer | None) -> None:
-        self._observer = observer
-        self._steps: list[tuple[float, list[Request]]] = []  # when they end, and who gets a token
-        self._left: list[Request] = []
-
-    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        self._steps.append((end, list(dict.fromkeys(sampled_in(plan)))))
-        if self._observer is not None:
-            self._observer.step(plan, start, end, scheduler)
-
-    def again(self, end: float, used_blocks: int) -> None:
-        raise AssertionError("steps are not passed over")
-
-    def left(self, request: Request) -> None:
-        self._left.append(request)
-        if self._observer is not None:
-            self._observer.left(request)
-
-    def ended(self, now: float) -> list[list[Request]]:
-        """Those who sampled in steps that are over."""
-        over = [requests for end, requests in self._steps if end <= now]
-        self._steps = [step for step in self._steps if step[0] > now]
-        return over
-
-    def leavers(self) -> list[Request]:
-        """Those who left since this was asked."""
-        left, self._left = self._left, []
-        return left
-
-    def forget(self) -> None:
-        """The steps under way will not end."""
-        self._steps, self._left = [], []

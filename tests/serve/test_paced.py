@@ -164,6 +164,19 @@ def test_an_answer_without_a_bound_stops_by_itself() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
+def test_an_answer_stops_at_what_its_client_says(ahead: bool) -> None:
+    clock = Clock()
+    engine = PacedEngine(scheduler(async_scheduling=ahead), Constant(1.0), clock=clock)
+    engine.add_request("a", [1], SamplingParams(max_tokens=20, stop=("5",)))
+    engine.step()
+    clock.time = 30.0
+    (answer,) = engine.step()
+    (said,) = answer.outputs
+    assert (said.text, said.finish_reason, said.stop_reason) == (" 1 2 3 4 ", "stop", "5")
+    assert answer.metrics.finished == 5.0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 def test_a_request_is_aborted_wherever_it_is(ahead: bool) -> None:
     clock = Clock()
     engine = PacedEngine(scheduler(max_seqs=2, async_scheduling=ahead), Constant(1.0), clock=clock)
