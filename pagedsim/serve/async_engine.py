@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.engine.output import RequestOutput
+from pagedsim.serve.refusal import Closing, EngineDead, Overloaded
 from pagedsim.serve.served import Served
 from pagedsim.serve.stream import Stream
+from pagedsim.serve.worker import Worker
 
 if TYPE_CHECKING:
     from pagedsim.engine.engine_args import EngineArgs
@@ -25,28 +26,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Work = Callable[[], None]
 
 MAX_WAITING = 4096
 WINDOW = 32
 """Departures over which it is counted how fast a queue moves."""
-
-
-class Overloaded(PagedsimError):
-    """The queue is full."""
-
-    def __init__(self, text: str, retry_after: int) -> None:
-        super().__init__(text)
-        self.retry_after = retry_after
-        """Seconds in which it is likely to have room."""
-
-
-class Closing(PagedsimError):
-    """The server takes no requests any more."""
-
-
-class EngineDead(PagedsimError):
-    """The engine's thread has ended, and serves nobody."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +74,7 @@ class AsyncLLMEngine:
         self._numbers = itertools.count()
         self._closing = False
         self._dead: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
-        # The thread's: what it is to do between two steps.
-        self._inbox: deque[Work] = deque()
-        self._bell = threading.Condition()
-        self._stop = False
+        self._worker = Worker(engine, self._deliver, self._died)
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, **settings: Any) -> AsyncLLMEngine:
@@ -171,14 +149,15 @@ class AsyncLLMEngine:
         """A request from here on; at the end of the block it is given up, if it has not ended.
 
         Without `stream` there is one output, the last. `deadline` is in seconds from now, on the
-        engine's clock, and what policies see; after `timeout` seconds the request is given up.
+        engine's clock, and what policies see; after `timeout` seconds, or this object's if
+        that is less, the request is given up.
         Raises Overloaded, Closing or EngineDead where it is not even tried.
         """
         opened = self._enter(
             prompt, params, request_id, stream, delta,
             {"priority": priority, "client": client, "deadline": deadline},
         )  # fmt: skip
-        seconds = timeout or self.timeout
+        seconds = min((one for one in (timeout, self.timeout) if one is not None), default=None)
         loop = asyncio.get_running_loop()
         alarm = loop.call_later(seconds, self._expire, opened) if seconds else None
         try:
@@ -197,7 +176,7 @@ class AsyncLLMEngine:
     async def ask(self, question: Callable[[Served], T]) -> T:
         """What `question` answers of the engine, between two steps."""
         self.refuse_dead()
-        if self._stop:
+        if self._worker.ended:
             raise Closing("the server has ended")
         loop = self._started()
         answer: asyncio.Future[T] = loop.create_future()
@@ -209,9 +188,9 @@ class AsyncLLMEngine:
                 found, error = question(self._engine), None
             except Exception as problem:
                 found, error = None, problem
-            self._post(_settle, answer, found, error)
+            self._worker.post(_settle, answer, found, error)
 
-        self._send(work)
+        self._worker.send(work)
         return await answer
 
     async def drain(
@@ -236,16 +215,12 @@ class AsyncLLMEngine:
     async def close(self) -> None:
         """Abort whoever is left and end the thread."""
         await self.drain(0)
-        with self._bell:
-            self._stop = True
-            self._bell.notify()
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+        await self._worker.end()
         self._engine.close()
         for answer in list(self._asked):
             _settle(answer, None, Closing("the server has ended"))
 
-    # -- on the event loop ---------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------
 
     def _enter(
         self,
@@ -284,9 +259,9 @@ class AsyncLLMEngine:
             except Exception as problem:  # a policy's own
                 log.exception("request %r could not be queued", name)
                 error = EngineDead(f"request {name!r}: {type(problem).__name__}: {problem}")
-            self._post(self._entered, opened, error)
+            self._worker.post(self._entered, opened, error)
 
-        self._send(work)
+        self._worker.send(work)
         return opened
 
     def _entered(self, stream: Stream, error: PagedsimError | None) -> None:
@@ -317,10 +292,10 @@ class AsyncLLMEngine:
                 return
             for one in output.outputs:
                 one.finish_reason = one.finish_reason if one.finish_reason != "abort" else reason
-            self._post(self._deliver, [output])
+            self._worker.post(self._deliver, [output])
 
         if not self.dead:
-            self._send(work)
+            self._worker.send(work)
 
     def _retry_after(self) -> int:
         """Seconds until the queue will have moved by about a tenth."""
@@ -341,65 +316,11 @@ class AsyncLLMEngine:
     def _started(self) -> asyncio.AbstractEventLoop:
         """The loop that everything is told on: that of the first request."""
         loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-            self._thread.start()
-        elif self._loop is not loop:
+        if self._worker.loop is None:
+            self._worker.start(loop)
+        elif self._worker.loop is not loop:
             raise PagedsimError("an AsyncLLMEngine serves the event loop of its first request only")
         return loop
-
-    def _send(self, work: Work) -> None:
-        with self._bell:
-            self._inbox.append(work)
-            self._bell.notify()
-
-    # -- in the thread -------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while not self._stop:
-                self._wait()
-                while self._inbox:
-                    self._inbox.popleft()()
-                if self._engine.has_unfinished_requests() and self._engine.pause == 0:
-                    self._step()
-        except BaseException as error:
-            log.exception("the engine's thread ends")
-            self._post(self._died, error)
-
-    def _wait(self) -> None:
-        """Until something is due or somebody asks."""
-        with self._bell:
-            pause = self._engine.pause if self._engine.has_unfinished_requests() else inf
-            if pause > 0 and not self._inbox and not self._stop:
-                self._bell.wait(None if pause == inf else min(pause, threading.TIMEOUT_MAX))
-
-    def _step(self) -> None:
-        try:
-            outputs = self._engine.step()
-        except Exception:
-            if not self._engine.scheduler.requests:
-                raise  # it would fail again
-            log.exception("a step could not be planned; all requests end with it")
-            outputs = self._lose_all()
-        if outputs:
-            self._post(self._deliver, outputs)
-
-    def _lose_all(self) -> list[RequestOutput]:
-        outputs = []
-        for name in list(self._engine.scheduler.requests):
-            output = self._engine.abort_request(name)
-            for one in output.outputs:
-                one.finish_reason = "error"
-            outputs.append(output)
-        return outputs
-
-    def _post(self, what: Callable[..., None], *values: Any) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(what, *values)
-        except RuntimeError:  # the loop is closed: nobody listens any more
-            self._stop = True
 
 
 def _settle(answer: asyncio.Future[T], found: T, error: Exception | None) -> None:

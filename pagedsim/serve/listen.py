@@ -42,14 +42,14 @@ def listen(config: Mapping[str, Any]) -> None:
     _allow_connections()
     with _bound(config["host"], config["port"]) as listening:
         tally, metrics = Tally(), Metrics()
-        found = made(config, Observers(tally, metrics))
+        found = made(config, Observers(tally, metrics), _say)
         engine = AsyncLLMEngine(
             found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
         app = make_app(engine, found, metrics=metrics, api_key=key, max_body=config["max_body"])
         about = {"model": found.model, "backend": found.backend, "policy": found.policy}
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
-        server = Listener(app, engine, found, live, config["drain"])
+        server = Listener(app, engine, found, live, tally, config["drain"])
         gc.collect()
         gc.freeze()  # all of this stays, and is nothing to look through again and again
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
@@ -61,7 +61,13 @@ class Listener(uvicorn.Server):
     """Says where it is, ends with its engine, and drains that before it closes connections."""
 
     def __init__(
-        self, app: Any, engine: AsyncLLMEngine, found: Made, live: Live, drain: float
+        self,
+        app: Any,
+        engine: AsyncLLMEngine,
+        found: Made,
+        live: Live,
+        tally: Tally,
+        drain: float,
     ) -> None:
         settings = uvicorn.Config(
             app,
@@ -72,7 +78,8 @@ class Listener(uvicorn.Server):
             timeout_keep_alive=KEEP_ALIVE,
         )
         super().__init__(settings)
-        self._engine, self._found, self._live, self._drain = engine, found, live, drain
+        self._engine, self._found, self._live = engine, found, live
+        self._tally, self._drain = tally, drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -100,15 +107,16 @@ class Listener(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer who is there, close what is open, end the engine."""
         if unfinished := self._engine.unfinished:
-            told = "told so again, it ends at once"
-            _say(f"ending: {unfinished} requests have {self._drain:g} s; {told}")
+            whom = "1 request has" if unfinished == 1 else f"{unfinished} requests have"
+            _say(f"ending: {whom} {self._drain:g} s; Ctrl-C, or SIGTERM, again ends it at once")
         drained = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
         self._live.close()
         cut = asyncio.get_running_loop().call_later(LAST_WORDS, self._cut)
         await super().shutdown(sockets)
         cut.cancel()
         await self._engine.close()
-        _say(f"ended: {drained.finished} requests finished, {drained.aborted} aborted")
+        there = f"{drained.finished} finished, {drained.aborted} aborted"
+        _say(f"ended: {self._tally.finished:,} requests served; of those still there {there}")
 
     def _cut(self) -> None:
         for connection in list(self.server_state.connections):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,15 @@ class Made:
     policy: str
 
 
-def made(config: Mapping[str, Any], observer: Observer | None = None) -> Made:
-    """The engine that a configuration describes; raises ConfigError for what cannot be."""
+def made(
+    config: Mapping[str, Any],
+    observer: Observer | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Made:
+    """The engine that a configuration describes; raises ConfigError for what cannot be.
+
+    What takes long is told to `say` before it begins.
+    """
     require_number("speed", config["speed"], above=0)
     require_whole("answer_tokens", config["answer_tokens"], 1)
     if config["name"] == "":
@@ -52,6 +59,7 @@ def made(config: Mapping[str, Any], observer: Observer | None = None) -> Made:
         return Made(engine, "sim", config["name"] or stage.replica.model.name, policy)
     if isinstance(stage, Serving):
         _refuse_the_simulators(config)
+        say(f"loading {told(stage.name)}")
         engine = _engine(stage, observer)
         policy = type(engine.scheduler.policy).__name__
         return Made(engine, "engine", config["name"] or told(stage.name), policy)

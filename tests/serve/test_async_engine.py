@@ -11,8 +11,9 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, RequestError, SamplingParams, StepPlan
 from pagedsim.core.state import ServerState
-from pagedsim.serve.async_engine import AsyncLLMEngine, Closing, EngineDead, Overloaded
+from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.paced import PacedEngine
+from pagedsim.serve.refusal import Closing, EngineDead, Overloaded
 from pagedsim.serve.served import Served
 from tests.sim.harness import Constant
 

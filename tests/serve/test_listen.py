@@ -93,7 +93,9 @@ def test_told_to_end_it_answers_who_is_there_and_takes_nobody() -> None:
         assert there.whole and there.text == counted(150)
         assert late.status == 503
         assert child.end() == 0
-        assert "ended: 1 requests finished, 0 aborted" in child.said[-1]
+        assert (
+            "ended: 1 requests served; of those still there 1 finished, 0 aborted" in child.said[-1]
+        )
 
 
 def test_clients_that_stall_do_not_keep_it_from_ending() -> None:
@@ -112,7 +114,10 @@ def test_clients_that_stall_do_not_keep_it_from_ending() -> None:
             assert deaf.recv(12) == b"HTTP/1.1 200"
             wait_until_empty(child)
             assert child.end() == 0
-    assert child.said[-1] == "pagedsim: ended: 0 requests finished, 0 aborted\n"
+    assert (
+        child.said[-1]
+        == "pagedsim: ended: 0 requests served; of those still there 0 finished, 0 aborted\n"
+    )
 
 
 def test_a_client_that_goes_before_it_has_said_all_is_no_news() -> None:
@@ -134,7 +139,7 @@ def test_a_port_that_somebody_took_meanwhile_is_told_in_a_line() -> None:
         ours.bind(theirs.getsockname())
         theirs.listen()
         nothing: Any = None
-        server = Listener(FastAPI(), nothing, nothing, nothing, 0)
+        server = Listener(FastAPI(), nothing, nothing, nothing, nothing, 0)
         with pytest.raises(ConfigError, match=r"^port: cannot listen: .* in use"):
             asyncio.run(server.serve([ours]))
 
@@ -151,4 +156,4 @@ def test_who_does_not_finish_in_time_is_aborted_and_told() -> None:
         there = asyncio.run(load(child))
         assert "shutting down" in there.error and len(there.times) < 3000
         assert child.end() == 0
-        assert "0 requests finished, 1 aborted" in child.said[-1]
+        assert "0 requests served; of those still there 0 finished, 1 aborted" in child.said[-1]

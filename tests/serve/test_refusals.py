@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from pagedsim.serve.api.fields import ChatRequest, CompletionRequest
+from pagedsim.serve.api.given import messages
 from pagedsim.serve.api.neutral import ANYTHING, NEUTRAL
 from tests.serve.serving import Server, paced, serving, until
 
@@ -239,3 +240,7 @@ def test_paths_and_methods_that_are_not_there(server: Server) -> None:
     assert "GET /v1/completions: no such method" in error["message"]
     assert "'no' is" not in refusal(server.http.get("/result/no"), 404)["message"]
     assert refusal(server.http.get("/v1/models/x"), 404)["code"] == "model_not_found"
+
+
+def test_an_answer_without_content_is_part_of_a_conversation() -> None:
+    assert messages([USER, {"role": "assistant", "content": None}, USER])[1]["content"] == ""

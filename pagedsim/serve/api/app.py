@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -124,20 +124,27 @@ def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
 def _add_open(app: FastAPI, engine: AsyncLLMEngine) -> None:
     """The paths that need no key."""
 
-    @app.get("/health", response_class=Response)
-    @app.get("/ping", response_class=Response)
     async def health() -> Response:
         """Whether a request would be served."""
         return Response(status_code=200 if engine.healthy else 503)
 
-    @app.get("/version")
-    async def version() -> dict[str, Any]:
+    async def version() -> Response:
         """Of this server."""
-        return {"version": pagedsim.__version__}
+        return JSONResponse({"version": pagedsim.__version__})
+
+    for path, answer in (("/health", health), ("/ping", health), ("/version", version)):
+        _readable(app, path, answer)
 
 
 def _add_metrics(app: FastAPI, registry: CollectorRegistry) -> None:
-    @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """For Prometheus, under vLLM's names."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    _readable(app, "/metrics", metrics)
+
+
+def _readable(app: FastAPI, path: str, answer: Callable[[], Awaitable[Response]]) -> None:
+    """For GET, and for HEAD, by which some clients look whether it is there."""
+    app.add_api_route(path, answer, methods=["GET"], response_class=Response)
+    app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)

@@ -83,6 +83,8 @@ def _message(where: str, message: Any) -> dict[str, str]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise ValueError(f"{where}.role={_brief(role)}: must be a text, such as user")
+    if role == "assistant" and content is None:  # an answer that had none
+        content = ""
     told = {"role": role, "content": _content(f"{where}.content", content)}
     for name, more in message.items():
         if name == "name" and isinstance(more, str):

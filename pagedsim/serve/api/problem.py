@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from pagedsim.core import PagedsimError, RequestError
 from pagedsim.engine.output import RequestOutput
-from pagedsim.serve.async_engine import Closing, EngineDead, Overloaded
+from pagedsim.serve.refusal import Closing, EngineDead, Overloaded
 
 LONGEST = 400
 """Characters of a message; what clients send is not sent back to them in full."""

@@ -1,0 +1,112 @@
+"""The thread that owns an engine: it steps it, and does between two steps what it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from pagedsim.engine.output import RequestOutput
+from pagedsim.serve.served import Served
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[], None]
+
+
+class Worker:
+    """Steps an engine while anybody is there, and tells an event loop what comes out."""
+
+    def __init__(
+        self,
+        engine: Served,
+        deliver: Callable[[Sequence[RequestOutput]], None],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        """On the loop that it is started with, `deliver` is called with the outputs of each step,
+        and `died` if the engine cannot go on."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._engine, self._deliver, self._died = engine, deliver, died
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._inbox: deque[Work] = deque()
+        self._bell = threading.Condition()
+        self._stop = False
+
+    # -- for the event loop --------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin, and tell everything on this loop."""
+        self.loop = loop
+        self._thread.start()
+
+    def send(self, work: Work) -> None:
+        """Have it do this, between two steps."""
+        with self._bell:
+            self._inbox.append(work)
+            self._bell.notify()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it does nothing any more."""
+        return self._stop
+
+    async def end(self) -> None:
+        """Stop after the step that is under way."""
+        with self._bell:
+            self._stop = True
+            self._bell.notify()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def post(self, what: Callable[..., None], *values: Any) -> None:
+        """Have the loop call this."""
+        assert self.loop is not None
+        try:
+            self.loop.call_soon_threadsafe(what, *values)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self._stop = True
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                self._wait()
+                while self._inbox:
+                    self._inbox.popleft()()
+                if self._engine.has_unfinished_requests() and self._engine.pause == 0:
+                    self._step()
+        except BaseException as error:
+            log.exception("the engine's thread ends")
+            self.post(self._died, error)
+
+    def _wait(self) -> None:
+        """Until something is due or somebody asks."""
+        with self._bell:
+            pause = self._engine.pause if self._engine.has_unfinished_requests() else inf
+            if pause > 0 and not self._inbox and not self._stop:
+                self._bell.wait(None if pause == inf else min(pause, threading.TIMEOUT_MAX))
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception:
+            if not self._engine.scheduler.requests:
+                raise  # it would fail again
+            log.exception("a step could not be planned; all requests end with it")
+            outputs = self._lose_all()
+        if outputs:
+            self.post(self._deliver, outputs)
+
+    def _lose_all(self) -> list[RequestOutput]:
+        outputs = []
+        for name in list(self._engine.scheduler.requests):
+            output = self._engine.abort_request(name)
+            for one in output.outputs:
+                one.finish_reason = "error"
+            outputs.append(output)
+        return outputs
