@@ -114,10 +114,7 @@ def test_clients_that_stall_do_not_keep_it_from_ending() -> None:
             assert deaf.recv(12) == b"HTTP/1.1 200"
             wait_until_empty(child)
             assert child.end() == 0
-    assert (
-        child.said[-1]
-        == "pagedsim: ended: 0 requests served; of those still there 0 finished, 0 aborted\n"
-    )
+    assert "of those still there 0 finished, 0 aborted" in child.said[-1]
 
 
 def test_a_client_that_goes_before_it_has_said_all_is_no_news() -> None:
