@@ -18,6 +18,7 @@ _FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r"),
     *("--resolve", "--shell-completion", "-sc"),
 )
+_COMMANDS = ("bench", "policies", "serve")
 _SHOWS = ("job", "hydra", "all")
 _TELLS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _WITH_VALUE: dict[str, tuple[str, ...]] = {
@@ -156,6 +157,8 @@ def command() -> None:
             print(HELP)
             return
         words = meant([*words[:at], *words[at + 1 :]])
+    else:
+        _refuse_no_command(words)
     sys.argv[1:] = in_order(words)
     if "--version" in words:
         print(f"pagedsim {pagedsim.__version__}")
@@ -171,6 +174,17 @@ def _place(command: str, words: Sequence[str]) -> int | None:
         if "=" in word and not word.startswith("-"):
             break
     return None
+
+
+def _refuse_no_command(words: Sequence[str]) -> None:
+    """Raise UserError where the first word is neither a command nor a setting."""
+    for at, word in enumerate(words):
+        if word.startswith("-") or (at > 0 and words[at - 1] in _WITH_VALUE):
+            continue
+        if "=" not in word and not word.startswith("~"):
+            known = choices(word, (*_COMMANDS, "--help"))
+            raise UserError([f"{word}: cannot be read as key=value, and is no command; {known}"])
+        return
 
 
 def _policies(words: Sequence[str]) -> str:

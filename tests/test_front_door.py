@@ -414,3 +414,24 @@ def test_what_a_replay_does_not_read_is_told(call: Call) -> None:
         f"note: {word} changes nothing: the settings are those of run=nowhere"
         for word in words[1:3]
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "word", "meant"),
+    [
+        ("srve port=0", "srve", "serve"),
+        ("server", "server", "serve"),
+        ("benchmark url=localhost:8000", "benchmark", "bench"),
+        ("--cfg job help", "help", "--help"),
+        ("policy", "policy", "policies"),
+    ],
+)
+def test_a_first_word_that_is_no_setting_is_told_what_commands_there_are(
+    call: Call, words: str, word: str, meant: str
+) -> None:
+    assert call(*words.split()) == (
+        1,
+        "",
+        f"pagedsim: {word}: cannot be read as key=value, and is no command; "
+        f"did you mean {meant!r}? choose from --help, bench, policies, serve\n",
+    )

@@ -17,8 +17,8 @@ from pagedsim.metrics.definitions import METRICS
 
 ROOT_KEYS = (
     "backend, batch, batching, cost, hardware, jobs, kv_cache_dtype, memory, model, policy, "
-    "predictor, preemption, prompt, qoe, quantization, report, requests, run, seed, seeds, server, "
-    "slo, study, tensor_parallel, tracking, workload"
+    "predictor, preemption, prompt, qoe, quantization, record, report, requests, run, seed, seeds, "
+    "server, slo, study, tensor_parallel, tracking, workload"
 )
 SHIPPED = ", ".join(
     sorted(path.stem for path in (Path(__file__).parent.parent / "conf/policy").glob("*.yaml"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.studies.compare import check_objective
 from experiments.studies.tune_space import Setting, space_of
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_whole
+from pagedsim.core.errors import not_installed, require_whole
 from pagedsim.metrics.catalogue import metric_of
 from pagedsim.metrics.compare import value_of
 from pagedsim.report import tune as report
@@ -60,10 +60,7 @@ class Tune(Study):
 
     def __post_init__(self) -> None:
         if find_spec("optuna") is None:
-            raise ConfigError(
-                "experiment=tune: needs Optuna, which is not installed: "
-                "pip install -c constraints.txt '.[tune]'"
-            )
+            raise not_installed("experiment=tune", "tune", "Optuna")
         for name in ("trials", "batch"):
             require_whole(name, getattr(self, name), 1)
         try:

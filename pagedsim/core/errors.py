@@ -116,6 +116,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown {kind} {name!r}: {choices(name, known)}")
 
 
+def not_installed(what: str, extra: str, *packages: str | None) -> ConfigError:
+    """The error where packages that `what` needs are not there; `extra` is what brings them."""
+    which = f"{' and '.join(map(str, packages))}, which {'is' if len(packages) == 1 else 'are'}"
+    install = f"pip install -c constraints.txt '.[{extra}]'"
+    return ConfigError(f"{what}: needs {which} not installed: {install}")
+
+
 def choices(name: str, known: Iterable[str]) -> str:
     """What there is instead of a name that is not there, the nearest first."""
     names = sorted(set(known))

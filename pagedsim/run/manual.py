@@ -199,12 +199,17 @@ def _experiments() -> Iterator[str]:
         yield from hanging(f"  {one.name:<17} {', '.join(one.backends)}", 39, left)
 
 
-def groups(root: str) -> Iterator[str]:
-    """The groups that the configuration `root` has, each with its options."""
+def groups(
+    root: str, meanings: Mapping[str, str] | None = None, without: str = ""
+) -> Iterator[str]:
+    """The groups that the configuration `root` has, each with its options but one.
+
+    `meanings` are those that are not what they are for a study.
+    """
     chosen = _defaults(root)
-    for group, meaning in _groups().items():
+    for group, meaning in {**_groups(), **(meanings or {})}.items():
         if group in chosen or root == "config":
-            yield from _group(group, meaning, chosen.get(group, ""))
+            yield from _group(group, meaning, chosen.get(group, ""), without)
 
 
 def settings(of: Settings, config: DictConfig) -> Iterator[str]:
@@ -217,11 +222,11 @@ def settings(of: Settings, config: DictConfig) -> Iterator[str]:
             yield from hanging(name, 41, meaning)
 
 
-def _group(group: str, meaning: str, default: str) -> Iterator[str]:
+def _group(group: str, meaning: str, default: str, without: str) -> Iterator[str]:
     """A group's line, and its options below it."""
     own = offered() if group == "policy" else ()
     names = sorted([*(path.name.removesuffix(".yaml") for path in _options(group)), *own])
-    starred = [f"{name}*" if name == default else name for name in names]
+    starred = [f"{name}*" if name == default else name for name in names if name != without]
     yield from hanging(f"  {group}", _INDENT, meaning)
     yield from hanging("", _INDENT, ", ".join(starred))
 

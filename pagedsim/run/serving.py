@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan
-from pagedsim.core.errors import require_number, require_whole, unknown
+from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.clocks import CLOCKS, WallClock
@@ -117,10 +117,7 @@ class Engine(Backend):
             from pagedsim.engine.arguments import Arguments
             from pagedsim.engine.assemble import check_split, device_of
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"backend=engine: needs {error.name}, which is not installed: "
-                "pip install -c constraints.txt -e '.[engine]'"
-            ) from error
+            raise not_installed("backend=engine", "engine", error.name) from error
         with said_of("backend", {"device": self.device}):
             device = device_of(self.device)
         if self.clock == "cpu" and device.type != "cpu":

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import not_installed
+
+ENGINE = "pagedsim.run.serving.Engine"
 
 
 def completed(words: Sequence[str]) -> list[str]:
     """The words of the command line; an engine that is given no model serves the tiny one."""
     if several := {"-m", "--multirun"} & set(words):
         raise ConfigError(f"{several.pop()}: a command is one server; start one for each")
+    if "backend=http" in words:
+        raise ConfigError("backend=http: serve takes sim and engine")
+    if "backend=engine" in words:
+        _refuse_unread(words)
     keys = [word.partition("=")[0] for word in words]
     engine = "backend=engine" in words and not {"model", "backend.model"} & set(keys)
     return ["model=tiny"] * engine + list(words)
+
+
+def _refuse_unread(words: Sequence[str]) -> None:
+    """Raise ConfigError for a word of what a server with the engine never reads."""
+    from pagedsim.run.command import group_of
+    from pagedsim.run.serving import Engine
+
+    for word in words:
+        if group_of(word) in Engine.unread:
+            why = Engine.unread_since
+            raise ConfigError(f"{word}: changes nothing with backend=engine: {why}")
 
 
 def serve(config: DictConfig) -> None:
@@ -27,8 +46,12 @@ def serve(config: DictConfig) -> None:
     try:
         from pagedsim.serve.listen import listen
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"serve: needs {error.name}, which is not installed: "
-            "pip install -c constraints.txt -e '.[serve]'"
-        ) from error
+        raise _not_installed(error.name, settings["backend"]) from error
     listen(settings)
+
+
+def _not_installed(package: str | None, backend: Mapping[str, Any]) -> ConfigError:
+    """The error for a missing package; where torch is wanted and missing too, for both."""
+    if backend.get("_target_") == ENGINE and find_spec("torch") is None:
+        return not_installed("serve backend=engine", "engine,serve", package, "torch")
+    return not_installed("serve", "serve", package)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pagedsim.config import Serve
 from pagedsim.core import Around, ConfigError, Policy
-from pagedsim.core.errors import require_number, require_whole, shown
+from pagedsim.core.errors import not_installed, require_number, require_whole, shown
 from pagedsim.run.parts import backend_of
 from pagedsim.run.server import policy_of
 from pagedsim.run.serving import Serving
@@ -104,10 +104,7 @@ def _tokenizer(where: str | None) -> Tokenizer | None:
     try:
         from pagedsim.engine.tokenizer import load_tokenizer
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"tokenizer={where}: needs {error.name}, which is not installed: "
-            "pip install -c constraints.txt -e '.[engine]'"
-        ) from error
+        raise not_installed(f"tokenizer={where}", "engine", error.name) from error
     found = load_tokenizer(Path(where).expanduser())
     if found is None:
         raise ConfigError(f"tokenizer={where}: has no tokenizer's files")

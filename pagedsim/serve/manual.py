@@ -41,6 +41,9 @@ SETTINGS: Settings = {
     ),
 }
 
+MEANINGS = {"backend": "what carries the steps out: simulated time, or a real engine"}
+"""Groups that decide less than in a study."""
+
 EXAMPLES = (
     (
         "the simulator in real time: Llama 3.1 8B on an H100, and no GPU here",
@@ -83,10 +86,11 @@ def _lines() -> Iterator[str]:
         "experiment, and so are their words.",
         WIDTH,
     )
+    yield "Needs pip install -c constraints.txt '.[serve]', with backend=engine '.[engine,serve]'."
     yield from ("", "USAGE", "  python -m pagedsim serve [group=option] [key=value] ...")
     yield "  python -m pagedsim serve --cfg job ...      print the configuration, serve nothing"
     yield from ("", "GROUPS (* is the default)")
-    yield from groups("serve")
+    yield from groups("serve", MEANINGS, without="http")
     yield from ("", "SETTINGS (with their defaults)")
     yield from settings(SETTINGS, compose("serve"))
     yield from ("", "FIELDS OF A REQUEST beyond OpenAI's that policies go by")

@@ -57,6 +57,13 @@ def test_the_page_shows_the_defaults_that_are_composed(call: Call) -> None:
         assert re.search(rf"^  {group} .*\n( +.*\n)*?.*\*", page, re.MULTILINE), group
 
 
+def test_the_page_offers_what_serve_takes_and_says_what_it_needs(call: Call) -> None:
+    _, page, _ = call("serve", "--help")
+    [options] = re.findall(r"^  backend .*\n +(.*)$", page, re.MULTILINE)
+    assert options == "engine, sim*"
+    assert "pip install -c constraints.txt '.[serve]'" in page
+
+
 def test_every_example_of_the_page_composes(call: Call) -> None:
     _, page, _ = call("serve", "--help")
     lines = [line for line in page.splitlines() if line.startswith("  python -m pagedsim serve ")]
@@ -117,6 +124,15 @@ WRONG = {
         "policy=sjf",
         "policy: SJF goes by predicted lengths, and clients predict none",
     ),
+    "server elsewhere": ("backend=http", "backend=http: serve takes sim and engine"),
+    "hardware of an engine": (
+        "hardware=h100 backend=engine",
+        "hardware=h100: changes nothing with backend=engine: times are measured, not modelled",
+    ),
+    "costs of an engine": (
+        "backend=engine cost.overhead=1",
+        "cost.overhead=1: changes nothing with backend=engine: times are measured, not modelled",
+    ),
     "the same inside": (
         "policy=aging policy.of=srpt",
         "policy: SRPT goes by predicted lengths, and clients predict none",
@@ -162,17 +178,33 @@ def test_a_setting_of_the_simulator_is_refused_with_the_engine(call: Call) -> No
     assert (code, errors) == (1, "pagedsim: speed=3.0: is a setting of backend=sim\n")
 
 
+def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Imports of the server find no such package."""
+    for name in [one for one in sys.modules if one.startswith("pagedsim.serve.")]:
+        if name != "pagedsim.serve.command":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+
+
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
 def test_a_missing_package_is_told_with_the_command_that_installs_it(
     call: Call, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    for name in [one for one in sys.modules if one.startswith("pagedsim.serve.")]:
-        if name != "pagedsim.serve.command":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
+    hide(monkeypatch, missing)
     code, _, errors = call("serve", "port=0")
     assert code == 1
     assert errors == (
         f"pagedsim: serve: needs {missing}, which is not installed: "
-        "pip install -c constraints.txt -e '.[serve]'\n"
+        "pip install -c constraints.txt '.[serve]'\n"
+    )
+
+
+def test_where_both_extras_are_missing_one_command_installs_both(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(monkeypatch, "fastapi")
+    monkeypatch.setattr("pagedsim.serve.command.find_spec", lambda name: None)
+    assert call("serve", "port=0", "backend=engine")[2] == (
+        "pagedsim: serve backend=engine: needs fastapi and torch, which are not installed: "
+        "pip install -c constraints.txt '.[engine,serve]'\n"
     )

@@ -49,7 +49,7 @@ def rows_with(row: int, text: str) -> str:
         ("1.7e12,10,10", ":18: arrived_at is 1.7e+12 s: must be from 0 to 1e+10 s"),
         ("16.25,10,10", ":18: arrived_at is 0.25 s before the row above: times must not decrease"),
         ("17.5,0,10", ":18: num_prefill_tokens=0: must be at least 1 (drop_empty=true leaves"),
-        ("17.5,10,-5", ":18: num_decode_tokens=-5: must be a whole number of at least 1"),
+        ("17.5,10,-5", ":18: num_decode_tokens=-5: must be at least 1"),
         ("17.5,10", ":18: 2 columns: must be 3, as in the header"),
         ("17.5,1,000,10", ":18: 4 columns: must be 3, as in the header"),
     ],
@@ -182,7 +182,7 @@ def test_what_is_no_date_with_a_time(tmp_path: Path, time: str) -> None:
         ("1000", "9" * 5000, ":2: not JSON: a number too long, or lists too deep"),
         ("[0, 3]", "[" * 100_000, ":2: not JSON: a number too long, or lists too deep"),
         ("250", "4000", ":3: timestamp is 1 s before the row above"),
-        ("6,", "0,", ":2: output_length=0: must be a whole number of at least 1"),
+        ("6,", "0,", ":2: output_length=0: must be at least 1"),
         ("[0, 3]}", "[0, 3]", ":2: not JSON: "),
         ('{"timestamp": 250', '[{"timestamp": 250', ":2: not JSON: "),
     ],
@@ -225,7 +225,7 @@ def test_sharegpt_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(sharegpt, "import_module", missing)
     text = complaint(path, arrivals="burst", tokenizer="gpt2")
-    assert text.startswith("tokenizer=gpt2: needs the tokenizers package, which is not installed")
+    assert text.startswith("tokenizer=gpt2: needs tokenizers, which is not installed: pip ")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "high", ""])

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, require_whole, unknown
+from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.run.backend import Backend, Settings
 from pagedsim.run.http.address import Address
 from pagedsim.run.http.body import PATHS
@@ -55,10 +55,7 @@ class Http(Backend):
 
     def stage(self, config: Settings, seed: int) -> Sending:
         if find_spec("aiohttp") is None:
-            raise ConfigError(
-                "backend=http: needs aiohttp, which is not installed: "
-                "pip install -c constraints.txt -e '.[serve]'"
-            )
+            raise not_installed("backend=http", "serve", "aiohttp")
         way = Way(
             Address.found(self.url, self.model),
             self.endpoint,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import not_installed
 from pagedsim.workload.traces.opened import opened
 from pagedsim.workload.traces.rows import Chunk, Format, Options, Tokenizer, wrong
 
@@ -100,10 +101,7 @@ def _counter(tokenizer: str | Tokenizer | None) -> _Counter:
         # By name, since nothing else here may depend on it; it comes with transformers.
         library = import_module("tokenizers")
     except ImportError:
-        raise ConfigError(
-            f"tokenizer={tokenizer}: needs the tokenizers package, which is not installed "
-            "(pip install tokenizers, or pagedsim[engine], brings it)"
-        ) from None
+        raise not_installed(f"tokenizer={tokenizer}", "engine", "tokenizers") from None
     path = Path(tokenizer).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path
     try:

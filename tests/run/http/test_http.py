@@ -265,7 +265,7 @@ def test_without_aiohttp_it_says_what_to_install(
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
     assert failed(fake, tmp_path) == (
         "backend=http: needs aiohttp, which is not installed: "
-        "pip install -c constraints.txt -e '.[serve]'"
+        "pip install -c constraints.txt '.[serve]'"
     )
 
 
