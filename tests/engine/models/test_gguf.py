@@ -1,6 +1,7 @@
 """GGUF files: what is unpacked is the model that was packed, and what cannot be is said."""
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -175,6 +176,30 @@ def test_a_file_is_unpacked_once(tmp_path: Path, cache: Path) -> None:
     assert packed.unpacked(file) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     assert [place.name for place in cache.iterdir()] == [folder.name]
+
+
+@readable
+def test_copies_share_a_folder_and_a_changed_file_has_another(tmp_path: Path, cache: Path) -> None:
+    file = write(tmp_path / "small.gguf", model())
+    (tmp_path / "elsewhere").mkdir()
+    copied = Path(shutil.copy(file, tmp_path / "elsewhere"))
+    os.utime(copied, ns=(1, 1))
+    folder = packed.unpacked(file)
+    assert packed.unpacked(copied) == folder
+    other = model()
+    other.lm_head.weight.data.mul_(2)
+    assert packed.unpacked(write(file, other)) != folder
+    assert len(list(cache.iterdir())) == 2
+
+
+@readable
+def test_each_copy_of_a_big_file_has_a_folder_until_it_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "WHOLE", 10)
+    file = write(tmp_path / "small.gguf", model())
+    folder = packed.unpacked(file)
+    assert packed.unpacked(file) == folder
     os.utime(file, ns=(1, 1))
     assert packed.unpacked(file) != folder
 
