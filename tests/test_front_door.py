@@ -435,3 +435,12 @@ def test_a_first_word_that_is_no_setting_is_told_what_commands_there_are(
         f"pagedsim: {word}: cannot be read as key=value, and is no command; "
         f"did you mean {meant!r}? choose from --help, bench, policies, serve\n",
     )
+
+
+def test_what_is_offered_instead_of_a_mean_that_is_out_of_reach_composes(call: Call) -> None:
+    words = ("experiment=single", "workload.max_len=301", "workload.requests=20", "seeds=1")
+    quiet = ("tracking=none", "report=false", "hydra.run.dir=out")
+    code, _, errors = call(*words, *quiet)
+    assert code == 1 and "raise max_len, or take workload=fixed" in errors
+    instead = errors.rpartition("or take ")[2].split()
+    assert call(*words, *instead, *quiet)[0] == 0

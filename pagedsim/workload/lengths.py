@@ -106,7 +106,11 @@ class LogNormal(Lengths):
 
     def _out_of_reach(self, key: str, mean: float) -> ConfigError:
         cut = f"max_len={self.max_len} cuts prompts at {self.prompt_cap} and answers at the rest"
-        return ConfigError(f"lengths.{key}={mean:g}: {cut}: no distribution has that mean")
+        half = self.prompt_cap
+        return ConfigError(
+            f"lengths.{key}={mean:g}: {cut}: no distribution has that mean; raise max_len, or take "
+            f"workload=fixed workload.lengths.prompt={half} workload.lengths.output={half}"
+        )
 
     def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         drawn = rng.standard_normal((count, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,15 +32,22 @@ def check_complete(name: str, report: dict[str, Any]) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within, transformers logs errors only: what it would warn of is checked and refused here."""
-    from transformers.utils import logging
+    """Within, transformers and the hub's client log errors only.
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    What the one would warn of is checked and refused here. The other warns of every try to reach
+    the hub, and raises after the last.
+    """
+    from transformers.utils import logging as transformers
+
+    hub = logging.getLogger("huggingface_hub")
+    verbosity, level = transformers.get_verbosity(), hub.level
+    transformers.set_verbosity_error()
+    hub.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        transformers.set_verbosity(verbosity)
+        hub.setLevel(level)
 
 
 def brief(error: Exception, most: int = 200) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pagedsim.core.errors import ConfigError
 from pagedsim.engine.models.gguf import is_packed, unpacked
-from pagedsim.engine.models.reading import brief
+from pagedsim.engine.models.reading import brief, quiet
 
 WEIGHTS = (
     "model.safetensors",
@@ -45,7 +45,8 @@ def read_config(model: str | os.PathLike[str]) -> Any:
     if folder is not None:
         _check_json(model, folder / "config.json")
     try:
-        return AutoConfig.from_pretrained(os.fspath(folder or model))
+        with quiet():
+            return AutoConfig.from_pretrained(os.fspath(folder or model))
     except Exception as error:  # transformers raises what comes, KeyError included
         if folder is None:
             raise not_on_hub(model, error) from error

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,24 @@ def test_what_is_not_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         "model=somebody/something: no such folder, and not to be had from the Hugging Face hub: "
         "We couldn't connect to the hub"
     )
+
+
+def test_tries_to_reach_the_hub_are_not_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import AutoConfig
+
+    def offline(*_: Any, **__: Any) -> None:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("no network")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", offline)
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)  # to caplog
+    error_of("somebody/something")
+    assert caplog.messages == []
+    with pytest.raises(OSError, match="no network"):
+        offline()
+    assert caplog.messages == ["Retrying in 1s [Retry 1/5]."]
 
 
 @pytest.mark.parametrize(
