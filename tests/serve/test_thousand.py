@@ -1,4 +1,9 @@
-"""A thousand streams at once take as long as their simulation says, and lose nothing."""
+"""A thousand streams at once take as long as their simulation says, and lose nothing.
+
+Times are the server's own, of the model's clock, and the simulation has the arrivals that the
+server saw: so a machine that others use, too, changes what it is asked, and not what it may answer.
+What clients see beside that is `bench`'s affair (docs/serving.md).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
@@ -18,8 +23,14 @@ from pagedsim.core import Request, SamplingParams
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.parts import backend_of
 from pagedsim.run.simulated import Simulation
+from pagedsim.serve.made import made
 from pagedsim.sim.simulate import simulate
-from tests.serve.children import Answer, ask, listening
+from tests.serve.children import Answer, ask
+from tests.serve.serving import serving
+
+STEP = 0.1
+"""Seconds; no step of these takes longer. Who comes while the event loop is held up for a moment
+may miss one that the simulation gives it."""
 
 
 @dataclass(frozen=True)
@@ -43,83 +54,100 @@ class Rows:
         self.rows = rows
 
     def requests(self) -> Iterator[tuple[Request, int]]:
-        for number, row in enumerate(self.rows):
+        numbered = sorted(enumerate(self.rows), key=lambda one: one[1].arrival)
+        for number, row in numbered:
             params = SamplingParams(max_tokens=row.output)
-            prompt = [5] * row.prompt
-            yield (
-                Request(number, prompt, params, arrival=row.arrival, priority=row.priority),
-                row.output,
-            )
+            prompt, name = [5] * row.prompt, f"cmpl-{number:04}"
+            arrival, priority = row.arrival, row.priority
+            yield Request(name, prompt, params, arrival=arrival, priority=priority), row.output
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of one request, in seconds."""
+    """Of one request, in the model's seconds."""
 
+    arrival: float
     ttft: float
     tpot: float
 
 
-def simulated(words: Sequence[str], rows: Sequence[Row]) -> list[Times]:
-    """What `experiment=single` finds of these requests."""
+def configured(words: Sequence[str]) -> dict[str, Any]:
     config: Any = OmegaConf.to_container(compose("serve", overrides=list(words)), resolve=True)
+    found: dict[str, Any] = config
+    return found
+
+
+def simulated(config: dict[str, Any], rows: Sequence[Row]) -> list[Times]:
+    """What `experiment=single` finds of these requests."""
     stage = backend_of(config).stage(config, 0)
     assert isinstance(stage, Simulation)
     recorder = Recorder()
     simulate(stage.scheduler, Rows(rows), stage.cost, recorder, **stage.settings)
+    return times_of(recorder, rows)
+
+
+def served(config: dict[str, Any], rows: Sequence[Row]) -> tuple[list[Answer], list[Times]]:
+    """What their clients got, and what the server says of them."""
+    recorder = Recorder()
+    found = made(config, recorder)
+    with serving(found.engine, model=found.model) as server:
+        answers = asyncio.run(sent(server.url, rows))
+    return answers, times_of(recorder, rows)
+
+
+async def sent(url: str, rows: Sequence[Row]) -> list[Answer]:
+    begun = time.perf_counter() + 0.2
+
+    async def client(number: int, row: Row) -> Answer:
+        await asyncio.sleep(begun + row.arrival - time.perf_counter())
+        return await ask(
+            url,
+            request_id=f"{number:04}",
+            prompt=[5] * row.prompt,
+            max_tokens=row.output,
+            priority=row.priority,
+        )
+
+    return await asyncio.gather(*(client(*one) for one in enumerate(rows)))
+
+
+def times_of(recorder: Recorder, rows: Sequence[Row]) -> list[Times]:
+    """In the order of the rows, which is that of the ids."""
     table = recorder.requests_table()
     columns = [table[name].to_pylist() for name in ("first_token", "finished", "arrival")]
     return [
-        Times(first - arrival, (end - first) / (row.output - 1))
+        Times(arrival, first - arrival, (end - first) / (row.output - 1))
         for first, end, arrival, row in zip(*columns, rows, strict=True)
     ]
 
 
-async def sent(url: str, rows: Sequence[Row]) -> tuple[list[Answer], float]:
-    """What came of each, sent when it is to come; and how late this loop was, on average."""
-    late: list[float] = []
-    begun = time.perf_counter() + 0.2
-
-    async def client(row: Row) -> Answer:
-        await asyncio.sleep(begun + row.arrival - time.perf_counter())
-        late.append(time.perf_counter() - begun - row.arrival)
-        return await ask(url, prompt=[5] * row.prompt, max_tokens=row.output, priority=row.priority)
-
-    return await asyncio.gather(*map(client, rows)), fmean(late)
-
-
-def differ(got: Sequence[float], wanted: Sequence[float]) -> float:
-    """By how much the mean differs, as a part of what is wanted."""
-    return fmean(got) / fmean(wanted) - 1
+def as_they_came(rows: Sequence[Row], seen: Sequence[Times]) -> list[Row]:
+    return [replace(row, arrival=one.arrival) for row, one in zip(rows, seen, strict=True)]
 
 
 @pytest.mark.slow
 def test_a_thousand_streams_at_once(hydra: None) -> None:
-    """Within 5 % of the simulation, or of how late the machine lets this client be."""
     rng, at = random.Random(3), 0.0
     rows = []
     for _ in range(1000):
         at += rng.expovariate(200)
         rows.append(Row(at, rng.randint(20, 200), rng.randint(60, 140)))
-    words = (
-        *("model=opt-13b", "memory.blocks=40000", "server.max_seqs=1024"),
-        "batching=unified",
+    config = configured(
+        ["model=opt-13b", "memory.blocks=40000", "server.max_seqs=1024", "batching=unified"]
     )
-    wanted = simulated(words, rows)
-    with listening(*words) as child:
-        answers, late = asyncio.run(sent(child.url, rows))
-    spans = [(answer.sent, answer.times[-1]) for answer in answers]
-    together = max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
-    assert together > 900
+    answers, seen = served(config, rows)
     for row, answer in zip(rows, answers, strict=True):
         assert answer.whole and answer.reason == "length"
         assert answer.text == "".join(f" {n}" for n in range(1, row.output + 1))
-    ttfts, tpots = [one.ttft for one in answers], [one.tpot for one in answers]
-    ttft, tpot = [one.ttft for one in wanted], [one.tpot for one in wanted]
-    told = f"TTFT {differ(ttfts, ttft):+.1%}, TPOT {differ(tpots, tpot):+.1%}, {late:.3f} s late"
-    print(told)
-    assert abs(fmean(ttfts) - fmean(ttft)) <= max(0.05 * fmean(ttft), 2 * late), told
-    assert abs(differ(tpots, tpot)) <= 0.05, told
+    spans = [(answer.sent, answer.times[-1]) for answer in answers]
+    together = max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
+    assert together > 900
+    wanted = simulated(config, as_they_came(rows, seen))
+    assert fmean(one.tpot for one in seen) == pytest.approx(
+        fmean(one.tpot for one in wanted), rel=0.05
+    )
+    ttft = fmean(one.ttft for one in wanted)
+    assert abs(fmean(one.ttft for one in seen) - ttft) <= max(0.05 * ttft, STEP)
 
 
 @pytest.mark.slow
@@ -129,19 +157,17 @@ def test_an_urgent_request_is_served_as_soon_as_the_simulation_says(hydra: None)
     for number in range(240):
         at += rng.expovariate(30)
         rows.append(Row(at, rng.randint(50, 300), rng.randint(20, 60), priority=number % 4 and 1))
-    urgent = [row.priority == 0 for row in rows]
-    ttfts: dict[str, list[float]] = {}
+    urgent: dict[str, float] = {}
     for policy in ("fcfs", "priority"):
-        words = ("model=llama-2-7b", "server.max_seqs=16", f"policy={policy}")
-        wanted = [one.ttft for one in simulated(words, rows)]
-        with listening(*words) as child:
-            answers, late = asyncio.run(sent(child.url, rows))
-        got = [answer.ttft for answer in answers]
-        for of in (True, False):
-            mine = [one for one, mark in zip(got, urgent, strict=True) if mark is of]
-            said = [one for one, mark in zip(wanted, urgent, strict=True) if mark is of]
-            told = f"{policy}, {of}: {fmean(mine):.3f} s, simulated {fmean(said):.3f} s"
-            print(told)
-            assert abs(fmean(mine) - fmean(said)) <= max(0.05 * fmean(said), 0.01 + 2 * late), told
-        ttfts[policy] = [one for one, mark in zip(got, urgent, strict=True) if mark]
-    assert fmean(ttfts["priority"]) < 0.5 * fmean(ttfts["fcfs"])
+        config = configured(["model=llama-2-7b", "server.max_seqs=16", f"policy={policy}"])
+        answers, seen = served(config, rows)
+        assert all(answer.whole for answer in answers)
+        wanted = simulated(config, as_they_came(rows, seen))
+        for first in (True, False):
+            mine = [number for number, row in enumerate(rows) if (row.priority == 0) is first]
+            said = fmean(wanted[number].ttft for number in mine)
+            got = fmean(seen[number].ttft for number in mine)
+            assert abs(got - said) <= max(0.05 * said, STEP), (policy, first)
+            if first:
+                urgent[policy] = got
+    assert urgent["priority"] < 0.5 * urgent["fcfs"]
