@@ -28,7 +28,8 @@ def command(folder: Path, *words: str) -> Command:
     silent = not any(word.startswith("tracking") for word in words)
     typed = [*words, *(["tracking=none"] if silent else [])]
     choices = compose("config", overrides=typed, return_hydra_config=True).hydra.runtime.choices
-    config = cast(Settings, OmegaConf.to_container(compose("config", overrides=typed)))
+    made = compose("config", overrides=typed)
+    config = cast(Settings, OmegaConf.to_container(made, resolve=True))
     return Command(list(words), config, folder, str(choices["experiment"]), dict(choices))
 
 
@@ -39,8 +40,7 @@ def carried_out(folder: Path, *words: str, study: Study | None = None) -> dict[s
     """
     given = command(folder, *words)
     if study is None:
-        resolved = OmegaConf.to_container(OmegaConf.create(given.config), resolve=True)
-        study = make("study", cast(Settings, resolved)["study"], Study)
+        study = make("study", given.config["study"], Study)
     Execution(study, given).execute()
     found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return found
