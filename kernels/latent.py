@@ -44,14 +44,15 @@ class Latents:
     stages: int
 
 
-def latent_tiles(itemsize: int, capability: tuple[int, int]) -> Latents:
+def latent_tiles(itemsize: int, rank: int, capability: tuple[int, int]) -> Latents:
     """Tiles for latents of up to 512 elements; nothing here depends on a batch or a length."""
     if itemsize > 2:  # tensor cores do no full fp32: small tiles, kept in registers
         return Latents(rows=16, keys=16, warps=8, stages=1)
+    # Stages: in flight are 96 keys of 576 (110 kB), or 48 before 9.0. With one more, narrow latents
+    # spill, as they do before 9.0 with 8 warps.
     if capability >= (9, 0):  # the latents of 64 heads take half of the registers
-        return Latents(rows=64, keys=32, warps=8, stages=5)
-    # With one stage more a chunk over latents of 64 spills. In flight are 48 keys of 576, 55 kB.
-    return Latents(rows=32, keys=16, warps=8, stages=4)
+        return Latents(rows=64, keys=32, warps=8, stages=4)
+    return Latents(rows=32, keys=16, warps=4 if rank <= 64 else 8, stages=4)
 
 
 def attend(
@@ -74,7 +75,7 @@ def attend(
     """
     tokens, heads, width = q.shape
     if tiles is None:
-        tiles = latent_tiles(q.element_size(), tuning.capability(q.device))
+        tiles = latent_tiles(q.element_size(), rank, tuning.capability(q.device))
     sequences = context_lens.shape[0]
     group = min(heads, tiles.rows)
     groups = -(-heads // group)

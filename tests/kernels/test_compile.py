@@ -230,7 +230,8 @@ def test_compressed_keys_and_values(capability: int, quick: dict[int, Any]) -> N
 @BOTH
 def test_every_latent(capability: int) -> None:
     """From the heads of DeepSeek-V3 to those of its smaller kin and of toys."""
-    shapes = ((512, 64, 128), (512, 64, 16), (256, 32, 20), (128, 32, 16), (96, 16, 4), (64, 16, 8))
+    widths = ((512, 64), (256, 32), (192, 24), (128, 32), (96, 16), (64, 16))
+    shapes = [(*width, heads) for width in widths for heads in (4, 16, 128)]
     calls = [
         {**DEEPSEEK, "rank": rank, "rope": rope, "heads": heads, "chunks": chunks, "dtype": dtype}
         for (rank, rope, heads), chunks, dtype in itertools.product(
