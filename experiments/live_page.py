@@ -12,43 +12,23 @@ import argparse
 import asyncio
 import json
 import random
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
 
+from experiments.child import listening
 from experiments.chromium import Chromium, find_browser
 
 PICTURE = Path(__file__).parent / "results" / "serve" / "page.png"
 SERVER = (
     "backend=sim", "model=llama-3.1-8b", "hardware=rtx4090", "memory=prefix", "memory.blocks=1536",
-    "preemption=swap", "policy=priority", "batching=unified", "server.max_model_len=4096", "port=0",
+    "preemption=swap", "policy=priority", "batching=unified", "server.max_model_len=4096",
 )  # fmt: skip
 CLIENTS = (("chat", 0, 0.5), ("search", 0, 0.2), ("code", 0, 0.2), ("batch", 1, 0.1))
 """Who sends, with which priority, and which share of all requests."""
 RATE = 9.5
 """Requests a second."""
 PROMPT = "Explain in a few sentences why an LLM server keeps its cache in blocks."
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    """A server in a process of its own; its address."""
-    command = [sys.executable, "-m", "pagedsim", "serve", *SERVER]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    said = process.stderr.readline()
-    try:
-        if (found := re.search(r"http://\S+", said)) is None:
-            raise SystemExit(said + process.stderr.read())
-        yield found[0]
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def load(url: str, seed: int = 0) -> None:
@@ -122,8 +102,8 @@ def main() -> None:
     shape = parser.parse_args()
     if (browser := find_browser()) is None:
         parser.error("needs a Chromium in PATH")
-    with server() as url:
-        asyncio.run(picture(url, shape.seconds, browser, shape))
+    with listening(*SERVER) as child:
+        asyncio.run(picture(child.url, shape.seconds, browser, shape))
 
 
 if __name__ == "__main__":

@@ -21,15 +21,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import urlopen
 
+from experiments.child import listening
+
 MODEL = "llama-3.1-8b"
-SERVER = (f"model={MODEL}", "hardware=l4", "port=0")
+SERVER = (f"model={MODEL}", "hardware=l4")
 PAGES = Path(__file__).parents[2] / "docs"
 VOCABULARY = 2048
 SECONDS = 600
@@ -143,22 +144,6 @@ def _run(*words: str) -> None:
 
 # -- the server ------------------------------------------------------------------------------------
 
-
-@contextmanager
-def serving(tokenizer: Path) -> Iterator[str]:
-    """Our server's address; it ends with the block."""
-    words = (sys.executable, "-m", "pagedsim", "serve", *SERVER, f"tokenizer={tokenizer}")
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        try:
-            said = server.stderr.readline()
-            if not (where := re.search(r"http://\S+", said)):
-                raise SystemExit(said + server.stderr.read())
-            yield where[0]
-        finally:
-            server.terminate()
-
-
 Told = dict[str, tuple[float, float]]
 """Sum and count of each of `MEANS`."""
 
@@ -253,14 +238,17 @@ def main(words: Sequence[str] | None = None) -> None:
     print("|----------|----------|---------:|---------:|-------:|--------:|---------:|")
     with TemporaryDirectory() as name:
         make_tokenizer(Path(name) / "tokenizer")
-        with serving(Path(name) / "tokenizer") as url:
+        with listening(*SERVER, f"tokenizer={Path(name) / 'tokenizer'}") as child:
             base: Found = {}
             for who, client, program in clients:
                 if program is not None:
-                    before = told(url)
-                    saw = client(program, asked.endpoint, url, load, Path(name))
+                    before = told(child.url)
+                    saw = client(program, asked.endpoint, child.url, load, Path(name))
                     base = base or saw
-                    print("\n".join(rows(who, saw, between(before, told(url)), base)), flush=True)
+                    print(
+                        "\n".join(rows(who, saw, between(before, told(child.url)), base)),
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

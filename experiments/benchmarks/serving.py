@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from experiments.benchmarks.code import ROOT
 from experiments.benchmarks.device import Plain, table
 from experiments.benchmarks.results import keep
 from experiments.benchmarks.streams import Streamed, streamed
+from experiments.child import bind, listening
 
 PROMPTS = [[(7 * i + j) % 250 + 3 for j in range(32)] for i in range(64)]
 FAST = ("model=llama-3.1-8b", "hardware=h100", "speed=1000", "server.max_seqs=1024")
@@ -62,12 +62,12 @@ def against_generate(model: str, tokens: int, repeats: int) -> dict[str, Any]:
     batch = (f"model={model}", "batching=unified", f"server.max_seqs={len(PROMPTS)}")
     rounds: dict[str, list[Spent]] = {"generate": [], "http": []}
     with (
-        server("backend=engine", *batch) as (url, serving),
+        listening("backend=engine", *batch) as child,
         generator(model, tokens) as (ask, generating),
     ):
         for _ in range(repeats + 1):
             rounds["http"].append(
-                spent(serving.pid, tokens, lambda: streamed(url, PROMPTS, tokens).rate)
+                spent(child.process.pid, tokens, lambda: streamed(child.url, PROMPTS, tokens).rate)
             )
             rounds["generate"].append(spent(generating.pid, tokens, ask))
     found: dict[str, Any] = {
@@ -100,45 +100,17 @@ def of_sim(count: int, tokens: int, repeats: int) -> dict[str, Any]:
     """How fast the simulator's tokens come to so many clients, from one core."""
     others = set(range(1, os.cpu_count() or 1)) or {0}
     rounds: list[tuple[Streamed, float]] = []
-    with server(*FAST, core=0) as (url, process), on_cores(others):
+    with listening(*FAST, core=0) as child, on_cores(others):
         for _ in range(repeats + 1):
-            before = processor(process.pid)
-            found = streamed(url, [PROMPTS[i % 64] for i in range(count)], tokens)
-            rounds.append((found, processor(process.pid) - before))
+            before = processor(child.process.pid)
+            found = streamed(child.url, [PROMPTS[i % 64] for i in range(count)], tokens)
+            rounds.append((found, processor(child.process.pid) - before))
     return {
         "streams": count,
         "rate": median(found.rate for found, _ in rounds[1:]),
         "microseconds": median(1e6 * spent / found.tokens for found, spent in rounds[1:]),
         "events": rounds[-1][0].events / rounds[-1][0].tokens,
     }
-
-
-@contextmanager
-def server(*words: str, core: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server of these words, its address and its process; on one core where that is asked."""
-    command = [sys.executable, "-m", "pagedsim", "serve", "port=0", *words]
-    bound = partial(bind, {core}) if core is not None else None
-    process = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=bound
-    )
-    try:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if " at http" in line:
-                yield line.split()[-1], process
-                return
-        raise RuntimeError(f"the server ended: {''.join(said)}")
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def bind(cores: set[int]) -> None:
-    """Have this process run on these cores alone, where the system can."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from experiments.benchmarks.device import Plain
-from experiments.benchmarks.serving import server
 from experiments.benchmarks.streams import opened
+from experiments.child import listening
 
 CLIENTS = 48
 """At once."""
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=10)
     asked, others = parser.parse_known_args(arguments)
     words = ENGINE if "backend=engine" in others else SIM
-    with server(*words, *others) as (url, process):
-        resident, served = asyncio.run(soaked(url, process.pid, 60 * asked.minutes))
-        left = unserved(url)
+    with listening(*words, *others) as child:
+        resident, served = asyncio.run(soaked(child.url, child.process.pid, 60 * asked.minutes))
+        left = unserved(child.url)
     fifth = max(len(resident) // 5, 1)
     warm, last = median(resident[fifth : 2 * fifth]), median(resident[-fifth:])
     print(f"{served.total():,} requests in {asked.minutes:g} minutes: {dict(served)}")

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi import FastAPI
 
+from experiments.child import Child, listening
 from pagedsim.core import ConfigError
 from pagedsim.serve.listen import Listener
-from tests.serve.children import Answer, Child, ask, listening
+from tests.serve.asking import Answer, ask
 
 
 def counted(tokens: int) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from experiments.child import listening
 from experiments.chromium import Chromium, find_browser
 
 pytest.importorskip("fastapi")
@@ -25,31 +23,13 @@ pytestmark = pytest.mark.skipif(
 # Four run at once, so others wait; the longest answers take some 15 s, and nothing here as long.
 SERVER = (
     "backend=sim", "memory=prefix", "memory.blocks=1024", "server.max_model_len=2048",
-    "server.max_seqs=4", "port=0",
+    "server.max_seqs=4",
 )  # fmt: skip
 LONG = 1800
 GRID = "document.querySelector('#grid').dataset"
 ANSWER = "document.querySelector('#answer').textContent"
 PLACE = r"place \d of \d in the batch, \d+ blocks?, \d+ tokens"
 STANDING = "document.querySelector('#standing').textContent"
-
-
-@contextmanager
-def server(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server in a process of its own, and its address."""
-    command = [sys.executable, "-m", "pagedsim", "serve", *SERVER, *words]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()}
-    )
-    assert process.stderr is not None
-    try:
-        said = process.stderr.readline()
-        found = re.search(r"http://\S+", said)
-        assert found, said + process.stderr.read()
-        yield found[0], process
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
 
 
 @contextmanager
@@ -78,8 +58,8 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with server() as (address, _):
-        yield address
+    with listening(*SERVER) as child:
+        yield child.url
 
 
 DRAWN = """(() => {
@@ -181,8 +161,8 @@ def test_what_is_wrong_is_told_in_the_servers_words(browser: Chromium, url: str)
 
 @pytest.mark.slow
 def test_a_key_is_asked_for_where_there_is_one(browser: Chromium) -> None:
-    with server("api_key=secret") as (url, _):
-        browser.open(f"{url}/")
+    with listening(*SERVER, "api_key=secret") as child:
+        browser.open(f"{child.url}/")
         browser.wait(f"{GRID}.cells === '1024'")
         assert browser.evaluate("document.querySelector('#key-field').hidden")
         ask(browser, 3)
@@ -216,14 +196,14 @@ def test_a_row_and_a_cell_say_whose_they_are(browser: Chromium, url: str) -> Non
 @pytest.mark.slow
 def test_a_lost_connection_is_told_and_taken_up_again(browser: Chromium) -> None:
     link = "document.querySelector('#link').dataset.state"
-    with server() as (url, process):
-        browser.open(f"{url}/")
+    with listening(*SERVER) as child:
+        browser.open(f"{child.url}/")
         browser.wait(f"{link} === 'live'")
-        process.terminate()
+        child.process.terminate()
         browser.wait(f"{link} === 'lost'")
-        process.wait(10)
+        child.process.wait(10)
         browser.errors.clear()
-        with server(f"port={url.rpartition(':')[2]}"):
+        with listening(*SERVER, f"port={child.url.rpartition(':')[2]}"):
             browser.wait(f"{link} === 'live'")
 
 

@@ -25,7 +25,7 @@ from pagedsim.run.parts import backend_of
 from pagedsim.run.simulated import Simulation
 from pagedsim.serve.made import made
 from pagedsim.sim.simulate import simulate
-from tests.serve.children import Answer, ask
+from tests.serve.asking import Answer, ask
 from tests.serve.serving import serving
 
 STEP = 0.1

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.child import listening
 from pagedsim.metrics.files import read_summary
 from tests.run.studies import carried_out
 
@@ -28,25 +24,6 @@ LOAD = (
     "+workload.lengths.output_max=60",
 )
 MEANS = ("ttft_mean", "tpot_mean", "e2e_mean", "requests_per_s", "output_tokens_per_s")
-
-
-@contextmanager
-def served(*words: str) -> Iterator[str]:
-    """A server of ours in a process of its own, and its address."""
-    command = [sys.executable, "-m", "pagedsim", "serve", "backend=sim", "port=0", *words]
-    child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert child.stderr is not None
-    try:
-        told = ""
-        for line in child.stderr:
-            told += line
-            if found := re.search(r"http://\S+", line):
-                yield found[0]
-                return
-        raise AssertionError(told)
-    finally:
-        child.terminate()
-        child.communicate(timeout=30)
 
 
 def means(folder: Path) -> dict[str, Any]:
@@ -71,8 +48,8 @@ def around(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is observed of a server, and what is simulated of it with what was fitted to that."""
     folder.mkdir()
     log, quick = folder / "log.csv", ("report=false", "tracking=none")
-    with served(*SERVER, *SLOWER) as url:
-        asked = (f"backend.url={url}", *LOAD, f"record={log}", *quick)
+    with listening(*SERVER, *SLOWER) as child:
+        asked = (f"backend.url={child.url}", *LOAD, f"record={log}", *quick)
         carried_out(folder / "observed", "experiment=bench", *asked)
     fit = ("experiment=calibrate", f"requests={log}", *SERVER, *quick)
     carried_out(folder / "fitted", *fit)

@@ -1,58 +1,13 @@
-"""Servers in processes of their own, and a client that notes when each token comes."""
+"""A client that notes when each token comes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@dataclass
-class Child:
-    """A server that listens."""
-
-    url: str
-    process: subprocess.Popen[str]
-    said: list[str] = field(default_factory=list)
-    """What it has written to stderr."""
-
-    def end(self) -> int:
-        """Tell it to end and wait until it has; its exit code."""
-        self.process.terminate()
-        assert self.process.stderr is not None
-        self.said += self.process.stderr
-        return self.process.wait(timeout=60)
-
-
-@contextmanager
-def listening(*words: str) -> Iterator[Child]:
-    """`python -m pagedsim serve` with these words, on a port that is free."""
-    command = [sys.executable, "-m", "pagedsim", "serve", "port=0", *words]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if " serves at http" in line:
-                yield Child(line.split()[-1], process, said)
-                break
-        else:
-            raise AssertionError(f"the server ended: {''.join(said)}")
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
 
 
 @dataclass
