@@ -22,6 +22,9 @@ PUBLISHED = {  # model cards; OPT: the checkpoints' own counts
     "llama-3.2-3b": 3_212_749_824,
     "mistral-7b": 7_241_732_096,
     "yi-34b": 34_388_917_248,
+    "bloom-176b": 176_247_271_424,
+    "qwen2-7b": 7_615_616_512,
+    "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-0.6b": 596_049_920,
     "smollm2": 134_515_008,
     "qwen3-8b": 8_190_735_360,
@@ -52,7 +55,10 @@ def test_parameters_without_biases_are_exact(name: str) -> None:
     assert model(name).weight_params == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(("name", "active"), [("mixtral-8x7b", 12.9e9), ("deepseek-v3", 37e9)])
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("mixtral-8x7b", 12.9e9), ("deepseek-v3", 37e9), ("qwen3-30b-a3b", 3.3e9)],
+)
 def test_active_parameters_are_those_published(name: str, active: float) -> None:
     shape = model(name)
     embedding = shape.vocab * shape.hidden
