@@ -19,7 +19,15 @@ from pagedsim.build import (
     preemption_class,
     takes,
 )
-from pagedsim.core import Batching, ConfigError, Memory, Policy, Preemption, Scheduler
+from pagedsim.core import (
+    Batching,
+    ConfigError,
+    Memory,
+    Policy,
+    Preemption,
+    Scheduler,
+    Unified,
+)
 from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
 from policies.preemption import Prices
 
@@ -92,6 +100,7 @@ class ServerSpec:
         ):
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value, least)
+        self._require_a_token_for_each()
         require_number("swap_space_gib", self.swap_space_gib, 0)
         require_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0, high=1)
         require_flag("async_scheduling", self.async_scheduling)
@@ -100,6 +109,20 @@ class ServerSpec:
                 raise unknown(name, str(value), known)
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise unknown("quantization", str(self.quantization), QUANTIZATIONS)
+
+    def _require_a_token_for_each(self) -> None:
+        """Raise ConfigError where decodes alone may take more than a step's tokens.
+
+        Schedulers can do it, and hold some back; a server of vLLM 0.33 does not start so.
+        """
+        tokens = self.max_batched_tokens
+        if tokens is None or tokens >= self.max_seqs:
+            return
+        if isinstance(make_batching(self.batching), Unified):
+            raise ConfigError(
+                f"max_batched_tokens={tokens}: must be at least max_seqs={self.max_seqs}, so that "
+                "a step has a token for every sequence; raise it or lower max_seqs"
+            )
 
     # -- what is left open, filled in --------------------------------------------------------------
 

@@ -346,6 +346,11 @@ VALUES = {
         "server.max_batched_tokens=100: must be at least max_model_len=4096, since PrefillFirst "
         "never splits a prompt",
     ),
+    "fewer tokens a step than sequences": (
+        f"{SINGLE} batching=unified server.max_batched_tokens=100",
+        "server.max_batched_tokens=100: must be at least max_seqs=256, so that a step has a token "
+        "for every sequence; raise it or lower max_seqs",
+    ),
     "neither true nor false": (
         f"{SINGLE} backend.overlap=perhaps",
         "backend.overlap='perhaps': must be true or false",

@@ -93,11 +93,20 @@ def test_sizes_go_to_a_file_and_back() -> None:
     assert ServerSpec(policy="priority").of_sizes({**spec.sizes(), "device": "CPU"}) == spec
 
 
+def test_a_step_of_unified_has_a_token_for_every_sequence() -> None:
+    assert ServerSpec(batching="unified", max_seqs=8, max_batched_tokens=8).step_tokens(4) == 8
+    assert ServerSpec(batching="unified", max_seqs=3000, blocks=4).step_tokens(4) == 3000
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
         ({"max_seqs": 0}, "max_seqs=0: must be a whole number of at least 1"),
         ({"max_batched_tokens": 0}, "max_batched_tokens=0: must be a whole number of at least 1"),
+        (
+            {"batching": "unified", "max_seqs": 8, "max_batched_tokens": 7},
+            "max_batched_tokens=7: must be at least max_seqs=8, so that a step has a token for",
+        ),
         ({"max_model_len": 1.5}, "max_model_len=1.5: must be a whole number"),
         ({"blocks": 0}, "blocks=0: must be a whole number of at least 1"),
         ({"cpu_blocks": -1}, "cpu_blocks=-1: must be a whole number of at least 0"),

@@ -8,6 +8,9 @@ What they leave out is what vLLM cannot do or we do otherwise on purpose:
 - V1: a prompt that can never run. vLLM refuses it at the door, so its scheduler has no answer.
 - V0: max_batched_tokens below max_model_len or below max_seqs; V1: max_model_len beyond the
   memory. vLLM refuses to start, as we do.
+
+What they have beyond vLLM, V1: max_batched_tokens below max_seqs. vLLM refuses to start, and so do
+our servers; the scheduler then holds back decodes, as the oracle says.
 """
 
 from collections.abc import Callable, Iterator

@@ -26,6 +26,9 @@ class Unified(Batching):
             "long_prefill_token_threshold", long_prefill_token_threshold, 0
         )
 
+    def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
+        return max(max_seqs, super().default_tokens(max_model_len, max_seqs))
+
     def compose(self, queues: Queues, plan: StepPlan) -> None:
         if self.displacing(queues.policy):
             self.displace(queues, plan)
