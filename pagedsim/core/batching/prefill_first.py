@@ -1,4 +1,7 @@
-"""Prefill first: a step is all prefill or all decode, and prefill goes first (vLLM 0.6.6)."""
+"""Prefill first: a step is all prefill or all decode, and prefill goes first (vLLM 0.6.6).
+
+With a prefix cache it is nobody's: `PrefixMemory` goes by vLLM 0.33, and 0.6.6 had another.
+"""
 
 from __future__ import annotations
 
