@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from pagedsim.core import (
     RequestError,
     RequestId,
     SamplingParams,
-    Scheduler,
     StepPlan,
 )
 from pagedsim.engine.answer import Answers, Question
@@ -28,6 +27,7 @@ from pagedsim.engine.engine_args import EngineArgs
 from pagedsim.engine.flight import Flight
 from pagedsim.engine.interrupt import uninterrupted
 from pagedsim.engine.models import LoadedModel
+from pagedsim.engine.observer import Observer
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.sampler import Sampler
@@ -36,16 +36,6 @@ from pagedsim.engine.step_inputs import StepInputs, samplers_of
 from pagedsim.engine.vllm_names import vllm_errors
 
 log = logging.getLogger(__name__)
-
-
-class Observer(Protocol):
-    """Who is told of every step and of every request that leaves; a Recorder of metrics is one."""
-
-    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was carried out; called before the scheduler is told of it."""
-
-    def left(self, request: Request) -> None:
-        """A request finished, was aborted or rejected."""
 
 
 class StepTimes(NamedTuple):

@@ -31,8 +31,9 @@ from pagedsim.workload.tokens import Prompts
 
 if TYPE_CHECKING:
     from pagedsim.engine.arguments import Arguments
-    from pagedsim.engine.engine import LLMEngine, Observer
+    from pagedsim.engine.engine import LLMEngine
     from pagedsim.engine.models import LoadedModel
+    from pagedsim.engine.observer import Observer
 
 TIMES = ("feed", "plan", "launch", "sample", "commit")
 """Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""

@@ -10,12 +10,13 @@ from typing import Any
 from pagedsim.config import Serve
 from pagedsim.core import Around, ConfigError, Policy
 from pagedsim.core.errors import not_installed, require_number, require_whole, shown
+from pagedsim.engine.observer import Observer
 from pagedsim.run.parts import backend_of
 from pagedsim.run.server import policy_of
 from pagedsim.run.serving import Serving
 from pagedsim.run.simulated import Simulation
 from pagedsim.serve.paced import PacedEngine
-from pagedsim.serve.served import Observer, Served, Tokenizer
+from pagedsim.serve.served import Served, Tokenizer
 
 OF_THE_SIMULATOR = ("speed", "answer_tokens", "tokenizer")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagedsim.core import Request, Scheduler, StepPlan
-from pagedsim.serve.served import Observer
+from pagedsim.engine.observer import Observer
 
 
 class Observers:

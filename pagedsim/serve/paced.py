@@ -10,10 +10,11 @@ from typing import Any
 import simpy
 
 from pagedsim.core import Request, RequestError, RequestId, SamplingParams, Scheduler, StepPlan
+from pagedsim.engine.observer import Observer
 from pagedsim.engine.output import RequestOutput
 from pagedsim.serve.answer import Answer
 from pagedsim.serve.filler import FillerTokenizer
-from pagedsim.serve.served import Observer, Tokenizer
+from pagedsim.serve.served import Tokenizer
 from pagedsim.serve.told import Told, Watched
 from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.beams import Beams

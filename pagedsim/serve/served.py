@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pagedsim.core import Request, RequestId, SamplingParams, Scheduler, StepPlan
+from pagedsim.core import RequestId, SamplingParams, Scheduler
 from pagedsim.engine.output import RequestOutput
-
-
-class Observer(Protocol):
-    """Who is told of every step and of every request that leaves."""
-
-    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        """A step was planned or carried out; called before the scheduler is told of it."""
-
-    def left(self, request: Request) -> None:
-        """A request finished, was aborted or rejected."""
 
 
 class Tokenizer(Protocol):

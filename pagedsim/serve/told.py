@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.answer import sampled_in
-from pagedsim.serve.served import Observer
+from pagedsim.engine.observer import Observer
 from pagedsim.sim.server import Costs
 
 

@@ -1,0 +1,17 @@
+"""Who hears of what an engine does, or a simulator in its place."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pagedsim.core import Request, Scheduler, StepPlan
+
+
+class Observer(Protocol):
+    """Who is told of every step and of every request that leaves; a Recorder of metrics is one."""
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        """A step was planned or carried out; called before the scheduler is told of it."""
+
+    def left(self, request: Request) -> None:
+        """A request finished, was aborted or rejected."""
