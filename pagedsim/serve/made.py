@@ -28,7 +28,11 @@ class Made:
     engine: Served
     backend: str
     model: str
-    policy: str
+
+    @property
+    def policy(self) -> str:
+        """The name of its policy's class."""
+        return type(self.engine.scheduler.policy).__name__
 
 
 def made(
@@ -46,7 +50,6 @@ def made(
         raise ConfigError("name='': must not be empty; null is the model's own")
     _refuse_unpredicted(policy_of(config["policy"]))
     stage = backend_of(dict(config)).stage(dict(config), config["seed"])
-    policy = type(stage.scheduler.policy).__name__ if isinstance(stage, Simulation) else ""
     if isinstance(stage, Simulation):
         engine: Served = PacedEngine(
             stage.scheduler,
@@ -57,13 +60,12 @@ def made(
             tokenizer=_tokenizer(config["tokenizer"]),
             **stage.settings,
         )
-        return Made(engine, "sim", config["name"] or stage.replica.model.name, policy)
+        return Made(engine, "sim", config["name"] or stage.replica.model.name)
     if isinstance(stage, Serving):
         _refuse_the_simulators(config)
         say(f"loading {told(stage.name)}")
         engine = _engine(stage, observer)
-        policy = type(engine.scheduler.policy).__name__
-        return Made(engine, "engine", config["name"] or told(stage.name), policy)
+        return Made(engine, "engine", config["name"] or told(stage.name))
     raise ConfigError(f"backend={type(stage).__name__}: serve takes sim and engine")
 
 

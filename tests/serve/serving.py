@@ -73,7 +73,7 @@ def serving(
 ) -> Iterator[Server]:
     """A server over an engine, until the block ends."""
     engine = AsyncLLMEngine(served, max_waiting=max_waiting, timeout=timeout)
-    found = Made(served, "sim", model, "FCFS")
+    found = Made(served, "sim", model)
     app = make_app(engine, found, metrics=metrics, **settings)
     config = uvicorn.Config(
         app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=5
