@@ -108,7 +108,7 @@ class AsyncLLMEngine:
     def refuse_dead(self) -> None:
         """Raise EngineDead where its thread has ended by an error."""
         if self._dead is not None:
-            raise EngineDead(f"the engine has stopped: {type(self._dead).__name__}: {self._dead}")
+            raise _stopped(self._dead)
 
     @property
     def now(self) -> float:
@@ -306,12 +306,11 @@ class AsyncLLMEngine:
 
     def _died(self, error: BaseException) -> None:
         self._dead = error
-        text = f"the engine has stopped: {type(error).__name__}: {error}"
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
-            stream.fail(EngineDead(text))
+            stream.fail(_stopped(error))
         for answer in list(self._asked):
-            _settle(answer, None, EngineDead(text))
+            _settle(answer, None, _stopped(error))
 
     def _started(self) -> asyncio.AbstractEventLoop:
         """The loop that everything is told on: that of the first request."""
@@ -321,6 +320,10 @@ class AsyncLLMEngine:
         elif self._worker.loop is not loop:
             raise PagedsimError("an AsyncLLMEngine serves the event loop of its first request only")
         return loop
+
+
+def _stopped(error: BaseException) -> EngineDead:
+    return EngineDead(f"the engine has stopped: {type(error).__name__}: {error}")
 
 
 def _settle(answer: asyncio.Future[T], found: T, error: Exception | None) -> None:
