@@ -68,7 +68,11 @@ class PacedEngine:
         self.failure = ""
         self._told = Told(observer)
         self._cost = Watched(cost)
-        self._settings = {"overlap": overlap, "copy_seconds": copy_seconds, "beams": beams}
+        self._settings: dict[str, Any] = {
+            "overlap": overlap,
+            "copy_seconds": copy_seconds,
+            "beams": beams,
+        }
         self._answers: dict[RequestId, Answer] = {}
         self._unqueued: list[RequestOutput] = []  # of whom the policy could not take
         self._clock, self._epoch = clock, clock()
@@ -85,7 +89,7 @@ class PacedEngine:
             self._cost,
             self._told,
             fast_forward=False,
-            **self._settings,  # type: ignore[arg-type]
+            **self._settings,
         )
         here = self.scheduler.requests
         self._server.searching = sum(one.params.beam_search for one in here.values())
