@@ -121,7 +121,7 @@ class ServerSpec:
         if isinstance(make_batching(self.batching), Unified):
             raise ConfigError(
                 f"max_batched_tokens={tokens}: must be at least max_seqs={self.max_seqs}, so that "
-                "a step has a token for every sequence; raise it or lower max_seqs"
+                "a step has a token for every sequence"
             )
 
     # -- what is left open, filled in --------------------------------------------------------------

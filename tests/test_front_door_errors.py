@@ -349,7 +349,7 @@ VALUES = {
     "fewer tokens a step than sequences": (
         f"{SINGLE} batching=unified server.max_batched_tokens=100",
         "server.max_batched_tokens=100: must be at least max_seqs=256, so that a step has a token "
-        "for every sequence; raise it or lower max_seqs",
+        "for every sequence",
     ),
     "neither true nor false": (
         f"{SINGLE} backend.overlap=perhaps",
