@@ -35,13 +35,16 @@ class Hardware:
     fp8_tflops: float | None = None
     """Of products of 8-bit numbers; None where there is no such unit, or no data sheet says."""
     int8_tops: float | None = None
+    tdp_w: float | None = None
+    """The most power that it draws, in W, by whatever name the data sheet has it (TDP, TBP, TGP);
+    None where none says."""
 
     def __post_init__(self) -> None:
         for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s"):
             require_number(f"hardware.{key}", getattr(self, key), above=0)
         for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us"):
             require_number(f"hardware.{key}", getattr(self, key), 0)
-        for key in ("fp8_tflops", "int8_tops"):
+        for key in ("fp8_tflops", "int8_tops", "tdp_w"):
             if getattr(self, key) is not None:
                 require_number(f"hardware.{key}", getattr(self, key), above=0)
         require_whole("hardware.gpus_per_node", self.gpus_per_node, 1)

@@ -61,10 +61,40 @@ EIGHT_BITS = {
     "mi300x": (5229.8 / 2, 5229.8 / 2),
     "ascend-910b": (None, 2 * 376),
 }
+WATTS = {
+    "a10": 150,
+    "a10g": 300,
+    "l4": 72,
+    "a100-40gb": 400,
+    "a100-80gb": 400,
+    "a100-80gb-pcie": 300,
+    "h100": 700,
+    "h200": 700,
+    "rtx4090": 450,
+    "rtx-pro-6000": 600,
+    "mi300x": 750,
+    "a30": 165,
+    "a40": 300,
+    "a6000": 300,
+    "b200": None,
+    "gh200": None,
+    "h100-pcie": 350,
+    "l40s": 350,
+    "rtx-pro-6000-server": 600,
+    "rtx3090": 350,
+    "t4": 70,
+    "v100": 300,
+    "ascend-910b": None,
+}
 
 
 def test_every_shipped_gpu_is_checked() -> None:
-    assert set(SHEETS) == set(EIGHT_BITS) == set(HARDWARE)
+    assert set(SHEETS) == set(EIGHT_BITS) == set(WATTS) == set(HARDWARE)
+
+
+@pytest.mark.parametrize("name", WATTS)
+def test_power_is_that_of_the_data_sheet(name: str) -> None:
+    assert hardware(name).tdp_w == WATTS[name]
 
 
 @pytest.mark.parametrize("name", SHEETS)
@@ -109,6 +139,8 @@ def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
         ("interconnect_us", nan),
         ("fp8_tflops", 0),
         ("int8_tops", "624"),
+        ("tdp_w", 0),
+        ("tdp_w", "400 W"),
         ("gpus_per_node", 2.5),
         ("gpus_per_node", 0),
     ],
