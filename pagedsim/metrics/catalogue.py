@@ -51,6 +51,9 @@ def label_of(key: str) -> str:
     return f"{metric.label} {STATISTICS[statistic]}" if statistic else metric.label
 
 
+_LARGE = ((1e-6, "M"), (1e-3, "k"))
+
+
 @dataclass(frozen=True)
 class Scale:
     """How to print the values of one column: times `factor`, then `suffix`."""
@@ -78,12 +81,15 @@ def scale_of(key: str, values: Iterable[float]) -> Scale:
     sizes = sorted(abs(value) for value in values if value and math.isfinite(value))
     if unit == "share":
         return Scale(100.0, "%")
-    if unit == "1/s":
-        return Scale(1.0, "/s")
+    if unit in ("1/s", "1/J"):
+        return Scale(1.0, unit[1:])
     if unit == "count":
         return Scale(1.0, "", whole=True)
     # What most values suit, unless the largest would then have five digits.
     typical = max(sizes[len(sizes) // 2], sizes[-1] / 10) if sizes else 1.0
+    if unit in ("J", "W"):
+        factor, prefix = next((each for each in _LARGE if typical * each[0] >= 1), (1.0, ""))
+        return Scale(factor, prefix + unit)
     if typical >= 1:
         return Scale(1.0, "s")
     return Scale(1e3, "ms") if typical >= 1e-3 else Scale(1e6, "µs")

@@ -106,8 +106,7 @@ def requests_per_s(served: Served) -> float:
 @METRICS.tally("Output tokens", "1/s", MORE)
 def output_tokens_per_s(served: Served) -> float:
     """Tokens generated for finished requests, over the makespan."""
-    tokens = served.requests["output_tokens"] * served.requests["sequences"]
-    return served.per_second(int(tokens[served.finished].sum()))
+    return served.per_second(int(served.requests.generated[served.finished].sum()))
 
 
 @METRICS.tally("Goodput", "1/s", MORE)

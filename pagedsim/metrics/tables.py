@@ -67,6 +67,11 @@ class Requests:
             self._columns[name] = np.asarray(self._column(name).to_numpy())
         return self._columns[name]
 
+    @cached_property
+    def generated(self) -> NDArray[np.int64]:
+        """The output tokens of all sequences of each."""
+        return np.asarray(self["output_tokens"] * self["sequences"].astype(np.int64))
+
     def are(self, state: str) -> Mask:
         """Which are finished, rejected, aborted or unfinished."""
         if state not in self._states:
@@ -157,6 +162,10 @@ class RunTables:
     reader: Reader
     swapped_peak: int | None
     """The most blocks that were on the CPU at once; None where none can be."""
+    joules: float | None
+    """What all GPUs took in its steps."""
+    idle_watts: float | None
+    """What they draw between them."""
 
     @cached_property
     def makespan(self) -> float:
@@ -182,8 +191,7 @@ class RunTables:
     def service(self) -> Floats:
         """What each request got."""
         each = self.requests
-        tokens = each["output_tokens"] * each["sequences"].astype(np.int64)
-        return service_of(each["prompt_tokens"], tokens, each["first_token"])
+        return service_of(each["prompt_tokens"], each.generated, each["first_token"])
 
     @cached_property
     def service_over_time(self) -> ServiceOverTime:

@@ -83,5 +83,29 @@ def mbu(run: RunTables, busy: float) -> float | None:
     return _of_peak(run.bytes, run.peak_bandwidth, busy)
 
 
+@USE.whole("Energy", "J", LESS, sums=_busy)
+def energy_j(run: RunTables, busy: float) -> float | None:
+    """Energy of all GPUs over the makespan, by the backend's model of their power: what steps draw
+    by their FLOP and bytes, and idle GPUs between them."""
+    if run.joules is None or run.idle_watts is None:
+        return None
+    return run.joules + run.idle_watts * max(run.makespan - busy, 0.0)
+
+
+@USE.whole("Mean power", "W", LESS, sums=_busy)
+def mean_watts(run: RunTables, busy: float) -> float | None:
+    """Energy of all GPUs, over the makespan."""
+    joules = energy_j(run, busy)
+    return None if joules is None else ratio(joules, run.makespan)
+
+
+@USE.whole("Tokens per joule", "1/J", MORE, sums=_busy)
+def tokens_per_joule(run: RunTables, busy: float) -> float | None:
+    """Tokens generated for finished requests, over the energy of all GPUs."""
+    joules, requests = energy_j(run, busy), run.requests
+    tokens = int(requests.generated[requests.are("finished")].sum())
+    return None if joules is None else ratio(tokens, joules)
+
+
 def _of_peak(work: float | None, peak: float | None, busy: float) -> float | None:
     return None if work is None or not peak else ratio(work, busy * peak)

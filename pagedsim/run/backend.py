@@ -28,7 +28,7 @@ class Stage(ABC):
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         """Serve every request; `recorder` is told of every step and of everyone who leaves."""
 
-    def work(self, steps: pa.Table) -> Mapping[str, float]:
+    def work(self, steps: pa.Table) -> Mapping[str, float | None]:
         """What `summarise` takes to tell how well the hardware was used, where that is known."""
         return {}
 

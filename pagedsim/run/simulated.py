@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pagedsim.core import Scheduler
-from pagedsim.core.errors import require_flag, require_number
+from pagedsim.core import ConfigError, Scheduler
+from pagedsim.core.errors import require_flag, require_number, shown
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.objects import make, said_of
 from pagedsim.run.server import server_of
@@ -18,6 +18,7 @@ from pagedsim.sim.cost import CostModel
 from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
+from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.sizing import sized
@@ -36,6 +37,8 @@ class Simulated(Backend):
     """How often a beam is replaced by another's child; see `Beams`."""
     copy_efficiency: float | None = 0.9
     """The part of the GPU's bandwidth that copies of its blocks reach; None: they take no time."""
+    power: EnergyRoofline | None = None
+    """What GPUs draw; None: no energy is told."""
 
     def __post_init__(self) -> None:
         for key in ("overlap", "fast_forward"):
@@ -43,6 +46,10 @@ class Simulated(Backend):
         require_number("beam_turnover", self.beam_turnover, 0, 1)
         if self.copy_efficiency is not None:
             require_number("copy_efficiency", self.copy_efficiency, above=0, high=1)
+        if not isinstance(self.power, EnergyRoofline | None):
+            raise ConfigError(
+                f"power={shown(self.power)}: must be settings with a _target_, or null"
+            )
 
     def stage(self, config: Settings, seed: int) -> Simulation:
         server, memory = server_of(config), config["memory"]
@@ -101,14 +108,18 @@ class Simulation(Stage):
         bandwidth = self.replica.hardware.bandwidth * self.backend.copy_efficiency
         return 2 * self.replica.block_bytes / bandwidth
 
-    def work(self, steps: pa.Table) -> Mapping[str, float]:
+    def work(self, steps: pa.Table) -> Mapping[str, float | None]:
         done, hardware = total_work(self.replica, steps), self.replica.hardware
-        return {
+        known: dict[str, float | None] = {
             "flops": done.flop,
             "bytes": done.bytes,
             "peak_flops": hardware.flop_rate,
             "peak_bandwidth": hardware.bandwidth,
         }
+        if (power := self.backend.power) is not None:
+            known["joules"] = power.joules(self.replica, steps)
+            known["idle_watts"] = power.idle_watts(self.replica)
+        return known
 
     def notices(self) -> list[str]:
         return self.cost.notices

@@ -16,6 +16,7 @@ SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients"}
 
 def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
+    peaks |= {"joules": 1.0, "idle_watts": 1.0}
     waiting = requests_of(*({"client": client, "scheduled": 1.0} for client in "ab"))
     summary = summarise(waiting, STEPS, **SIZES, slo=Slo(), swapped_peak=0, **peaks)
     known = {metric_of(key).name for key in summary.keys() - SETTINGS}
@@ -38,6 +39,12 @@ def test_a_bare_latency_stands_for_mean_and_p99() -> None:
         ("ttft_p99", float("nan"), "–"),
         ("output_tokens_per_s", 1234.5, "1,234 /s"),
         ("kv_utilisation_mean", 0.963, "96.3 %"),
+        ("energy_j", 999.0, "999 J"),
+        ("energy_j", 24_600.0, "24.6 kJ"),
+        ("energy_j", 3.6e6, "3.60 MJ"),
+        ("mean_watts", 72.0, "72.0 W"),
+        ("mean_watts", 5600.0, "5.60 kW"),
+        ("tokens_per_joule", 4.34, "4.34 /J"),
         ("preemptions", 3, "3"),
         ("preemptions", 0, "0"),
     ],

@@ -190,6 +190,19 @@ def test_utilisation_of_the_hardware() -> None:
     assert "mfu" not in summarise(REQUESTS, STEPS, **SIZES)
 
 
+def test_energy_by_hand() -> None:
+    """Steps take 4.5 of 5 s; 6 tokens come of it."""
+    summary = summarise(REQUESTS, STEPS, **SIZES, joules=1000.0, idle_watts=100.0)
+    assert summary["energy_j"] == pytest.approx(1000 + 0.5 * 100)
+    assert summary["mean_watts"] == pytest.approx(1050 / 5)
+    assert summary["tokens_per_joule"] == pytest.approx(6 / 1050)
+
+
+def test_energy_is_not_told_where_power_is_not_known() -> None:
+    told = {"energy_j", "mean_watts", "tokens_per_joule"}
+    assert told.isdisjoint(summarise(REQUESTS, STEPS, **SIZES))
+
+
 def test_who_did_not_finish_is_counted_and_nothing_else() -> None:
     others = requests_of(
         {"client": "a", "finished": 4.5, "output_tokens": 3},

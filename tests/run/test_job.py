@@ -34,3 +34,32 @@ def test_a_policy_that_was_first_come_first_served_says_so(tmp_path: Path) -> No
     assert isinstance(run, Run)
     said = [notice["what"] for notice in run.summary["notices"]]
     assert said[0].startswith("VTC goes by clients, and all requests are of one: alone it is first")
+
+
+ENERGY = ("energy_j", "mean_watts", "tokens_per_joule")
+
+
+def test_energy_lies_between_what_idle_gpus_draw_and_their_tdp(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=5", "workload.rate=0.5", "tensor_parallel=2"]
+    told = _summary(tmp_path, *words, "hardware=a100-80gb")
+    joules, watts, tokens = (told[key] for key in ENERGY)
+    assert 0.16 * 400 * 2 < watts < 400 * 2
+    assert joules == pytest.approx(watts * told["makespan"])
+    assert tokens == pytest.approx(told["output_tokens_per_s"] / watts)
+    awake = _summary(tmp_path, *words, "hardware=a100-80gb", "backend.power.idle=0.3")
+    between = (awake["energy_j"] - joules) / ((0.3 - 0.16) * 400 * 2)  # seconds between steps
+    assert 0 < between < told["makespan"]
+
+
+@pytest.mark.parametrize("word", ["hardware=ascend-910b", "backend.power=null"])
+def test_energy_is_not_told_where_power_is_not_known(tmp_path: Path, word: str) -> None:
+    told = _summary(tmp_path, "experiment=single", "workload.requests=3", word)
+    assert "mfu" in told
+    assert set(ENERGY).isdisjoint(told)
+
+
+def _summary(folder: Path, *words: str) -> dict[str, Any]:
+    config: Any = OmegaConf.to_container(compose("config", overrides=[*words]), resolve=True)
+    run = run_job(Job("arm", 0, config, folder), StoppableRecorder())
+    assert isinstance(run, Run)
+    return run.summary

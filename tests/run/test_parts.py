@@ -167,3 +167,17 @@ def test_a_board_adds_up_what_the_runs_tell() -> None:
 
 def test_times_for_reading() -> None:
     assert [clock(s) for s in (0.2, 59, 61, 3661)] == ["0 s", "59 s", "1:01", "1:01:01"]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("backend.power=3", "backend.power=3: must be settings with a _target_, or null"),
+        ("backend.power.idle=2", "backend.power.idle=2: must be a number from 0 to 1"),
+        ("backend.power.idle=0.5", "backend.power.busy=0.3: must be at least power.idle=0.5"),
+    ],
+)
+def test_power_that_cannot_be_is_refused_in_one_line(word: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parts(word)
+    assert str(error.value) == expected

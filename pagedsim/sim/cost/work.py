@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from pagedsim.core import StepPlan
 from pagedsim.sim.hardware import Hardware
@@ -14,7 +15,9 @@ from pagedsim.sim.replica import Replica
 if TYPE_CHECKING:
     from pagedsim.metrics.steps import Batches
 
-_SUMMED = (
+Floats = NDArray[np.float64]
+
+_COUNTED = (
     "prefill_tokens",
     "prefill_context",
     "prefill_pairs",
@@ -65,23 +68,26 @@ def step_work(replica: Replica, plan: StepPlan) -> Work:
 
 def total_work(replica: Replica, steps: Batches) -> Work:
     """The work of all recorded steps, from a table like `steps.parquet`."""
-    model, gpus = replica.model, replica.tensor_parallel
-    samples = pairs = decode_context = read = 0
-    batches: Counter[int] = Counter()  # how often a step had so many tokens
+    flop = read = 0.0
     for part in steps.to_batches():
-        total = {name: int(part[name].to_numpy().sum()) for name in _SUMMED}
-        samples += total["sampled_prefills"] + total["decode_seqs"]
-        pairs += total["prefill_pairs"]
-        decode_context += total["decode_context"]
-        read += total["prefill_context"] - total["prefill_tokens"]
-        every = part["prefill_tokens"].to_numpy() + part["decode_seqs"].to_numpy()
-        sizes, times = np.unique(every, return_counts=True)
-        batches.update(dict(zip(sizes.tolist(), times.tolist(), strict=True)))
-    flop = sum(size * times for size, times in batches.items()) * model.flop_per_token
-    flop += samples * model.flop_per_sample
-    flop += pairs * model.prefill_pair_flop
-    flop += decode_context * model.decode_pair_flop
+        each = works(replica, part)
+        flop += float(each[0].sum())
+        read += float(each[1].sum())
+    return Work(flop, read)
+
+
+def works(replica: Replica, part: pa.RecordBatch) -> tuple[Floats, Floats]:
+    """FLOP and bytes of each of some recorded steps."""
+    model, gpus = replica.model, replica.tensor_parallel
+    of = {name: part[name].to_numpy() for name in _COUNTED}
+    tokens = of["prefill_tokens"] + of["decode_seqs"]
+    flop = tokens * float(model.flop_per_token)  # whole numbers would not fit into 32 bits
+    flop += (of["sampled_prefills"] + of["decode_seqs"]) * float(model.flop_per_sample)
+    flop += of["prefill_pairs"] * float(model.prefill_pair_flop)
+    flop += of["decode_context"] * float(model.decode_pair_flop)
     # What is read of the weights depends on a step's tokens alone, and few numbers of them occur.
-    weights = sum(times * model.read_bytes(size) for size, times in sorted(batches.items()) if size)
-    read += decode_context
-    return Work(flop / gpus, weights / gpus + read * replica.kv_bytes_per_token)
+    weights = np.zeros(int(tokens.max(initial=0)) + 1)
+    for size in np.flatnonzero(np.bincount(tokens)).tolist():
+        weights[size] = model.read_bytes(size) if size else 0.0
+    context = of["prefill_context"] - of["prefill_tokens"] + of["decode_context"]
+    return flop / gpus, weights[tokens] / gpus + context * replica.kv_bytes_per_token

@@ -1,0 +1,108 @@
+"""What GPUs draw: bounds, steps by hand, and a run as the sum of its steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import nan
+
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import ConfigError, Scheduler, StepPlan
+from pagedsim.metrics.recorder import Recorder
+from pagedsim.sim.cost.work import Work, step_work
+from pagedsim.sim.power import EnergyRoofline
+from pagedsim.sim.replica import Replica
+from pagedsim.sim.simulate import simulate
+from tests.sim.harness import Affine, Jobs
+from tests.sim.shapes import hardware, replica
+
+POWER = EnergyRoofline(idle=0.1, busy=0.3, compute=1.2, bandwidth=0.7)
+HOT = replace(POWER, compute=3.0)
+"""Reaches the TDP in the longer prompts of `drawn`, and stays below it in other steps."""
+A100 = hardware("a100-80gb")
+
+
+def test_a_step_by_hand() -> None:
+    where = replica("llama-2-7b", "a100-80gb", tensor_parallel=2)
+    work = Work(flop=0.1 * A100.flop_rate, bytes=0.4 * A100.bandwidth)
+    assert POWER.watts(where, work, 1.0) == pytest.approx((0.3 + 0.12 + 0.28) * 400 * 2)
+    assert POWER.watts(where, work, 2.0) == pytest.approx((0.3 + 0.06 + 0.14) * 400 * 2)
+    assert POWER.idle_watts(where) == pytest.approx(0.1 * 400 * 2)
+
+
+def test_a_gpu_draws_at_least_what_it_does_idle_and_at_most_its_tdp() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        idle, busy = sorted((draw.random(), draw.random()))
+        power = EnergyRoofline(idle, busy, 3 * draw.random(), 3 * draw.random())
+        mfu, mbu = draw.random(), draw.random()
+        assert idle <= power.share(0, 0) <= power.share(mfu, mbu) <= 1
+        assert power.share(mfu, mbu) <= power.share(min(1, 1.1 * mfu), min(1, 1.1 * mbu))
+
+
+class Drawing(Recorder):
+    """Adds up what GPUs take, step by step."""
+
+    def __init__(self, where: Replica) -> None:
+        super().__init__()
+        self.where = where
+        self.joules = 0.0
+        self.capped = 0
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        super().step(plan, start, end, scheduler)
+        work, seconds = step_work(self.where, plan), end - start
+        self.joules += (HOT.watts(self.where, work, seconds) or 0.0) * seconds
+        self.capped += HOT.share(work.mfu(seconds, A100), work.mbu(seconds, A100)) == 1.0
+
+
+def drawn(fast_forward: bool, where: Replica) -> Drawing:
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=600, block_size=4), max_seqs=8, max_model_len=2048
+    )
+    recorder = Drawing(where)
+    jobs = Jobs([(0.4 * i, 5 + 97 * i % 233, 3 + 5 * i % 19) for i in range(30)])
+    simulate(scheduler, jobs, Affine(), recorder, fast_forward=fast_forward)
+    return recorder
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("llama-2-7b", 1), ("mixtral-8x7b", 2)])
+def test_the_energy_of_a_run_is_that_of_its_steps(name: str, gpus: int) -> None:
+    where = replica(name, "a100-80gb", tensor_parallel=gpus)
+    slow, fast = (drawn(fast_forward, where) for fast_forward in (False, True))
+    steps = slow.steps_table()
+    assert 0 < slow.capped < steps.num_rows
+    assert HOT.joules(where, steps) == pytest.approx(slow.joules)
+    assert HOT.joules(where, fast.steps()) == pytest.approx(slow.joules)
+
+
+def test_a_step_that_computes_nothing_is_idle() -> None:
+    where = replica("llama-2-7b", "a100-80gb")
+    recorder = Recorder()
+    scheduler = make_scheduler(memory=make_memory(blocks=8, block_size=4))
+    recorder.step(StepPlan(number=0, now=0.0), 0.0, 3.0, scheduler)
+    assert POWER.joules(where, recorder.steps_table()) == pytest.approx(3 * 0.1 * 400)
+    assert POWER.joules(where, Recorder().steps_table()) == 0
+
+
+def test_without_a_tdp_nothing_is_told() -> None:
+    where = replica("llama-2-7b", "ascend-910b")
+    assert POWER.watts(where, Work(1e12, 1e9), 1.0) is None
+    assert POWER.idle_watts(where) is None
+    assert POWER.joules(where, Recorder().steps_table()) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("idle", -0.1), ("busy", 1.1), ("compute", -1), ("bandwidth", nan), ("busy", "0.3")],
+)
+def test_impossible_shares_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"power\.{key}=.*: must be a number"):
+        replace(POWER, **{key: value})  # type: ignore[arg-type]
+
+
+def test_work_takes_no_less_than_idling() -> None:
+    with pytest.raises(ConfigError, match=r"power\.busy=0\.3: must be at least power\.idle=0\.4"):
+        replace(POWER, idle=0.4)
