@@ -104,6 +104,7 @@ def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, ou
     prompt = prompt or min(PROMPT, longest)
     return Case(
         cost=stage.cost,
+        power=backend.power,
         scheduler=stage.scheduler,
         memory=config["memory"],
         prompt=prompt,

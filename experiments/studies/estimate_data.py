@@ -20,6 +20,7 @@ from pagedsim.sim.estimate import (
     without_cache,
 )
 from pagedsim.sim.footprint import footprint
+from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.step import step
 
@@ -32,6 +33,7 @@ class Case:
     """A server, and what is asked of it."""
 
     cost: Roofline
+    power: EnergyRoofline | None
     scheduler: Scheduler
     memory: Mapping[str, Any]
     """The settings of the group."""
@@ -93,7 +95,7 @@ def data_of(case: Case) -> dict[str, Any]:
         "batches": case.batches,
         "output": case.output,
         "memory": _memory(case),
-        "steps": {name: _step(one, replica) for name, one in steps.items()},
+        "steps": {name: _step(one, case) for name, one in steps.items()},
         "products": {name: list(map(_product, one.products)) for name, one in steps.items()},
         "bounds": _bounds(case),
         "kv_cache": _saving(case),
@@ -134,9 +136,10 @@ def _memory(case: Case) -> dict[str, Any]:
     }
 
 
-def _step(one: StepEstimate, replica: Replica) -> dict[str, Any]:
-    told, hardware = one.breakdown, replica.hardware
+def _step(one: StepEstimate, case: Case) -> dict[str, Any]:
+    told, hardware = one.breakdown, case.replica.hardware
     bound, term = bound_of(told)
+    watts = case.power and case.power.watts(case.replica, told.work, told.seconds)
     return {
         "tokens": one.plan.prefill_tokens + one.plan.decode_count,
         "seconds": told.seconds,
@@ -148,6 +151,8 @@ def _step(one: StepEstimate, replica: Replica) -> dict[str, Any]:
         "mfu": told.mfu(hardware),
         "mbu": told.mbu(hardware),
         "tokens_per_s": one.tokens_per_s,
+        "watts": watts,
+        "tokens_per_joule": watts and one.tokens_per_s / watts,
     }
 
 

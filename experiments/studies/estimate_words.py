@@ -37,6 +37,15 @@ def finding(data: Data) -> Iterator[str]:
         f"{full['tokens_per_s']:,.0f} tokens/s."
     )
     yield _products(data) + "."
+    if one["watts"] is not None:
+        asked = data["batches"].get("batch", data["batches"]["full"])
+        many = steps["decode_batch" if "batch" in data["batches"] else "decode_full"]
+        yield (
+            f"Power of {_gpus(data)}: about {prefill['watts']:,.0f} W in the prefill and "
+            f"{many['watts']:,.0f} W in a decode for {asked:,}, which gives "
+            f"{_number(many['tokens_per_joule'])} tokens per joule, against "
+            f"{_number(one['tokens_per_joule'])} for one sequence."
+        )
     if data["output"] > 1:
         kept, again = (data["kv_cache"][key] for key in ("with", "without"))
         yield (

@@ -136,6 +136,22 @@ def test_seven_billion_on_an_a10(call: Call) -> None:
     assert found["memory"]["blocks"] == left // (16 * 512 * 1024)
 
 
+def test_tokens_per_joule(call: Call) -> None:
+    words = "model=llama-2-7b", "+model.params=7e9", "prompt=350"
+    decode = data(call, *words, "hardware=a10", *IDEAL)["steps"]["decode_one"]
+    # All of the bandwidth, and 7e9 weights with 2 FLOP each in 23.5 ms of 125 TFLOP/s.
+    share = 0.30 + 0.70 + 1.17 * decode["mfu"]
+    assert share > 1
+    assert decode["watts"] == pytest.approx(150)
+    assert decode["tokens_per_joule"] == pytest.approx(decode["tokens_per_s"] / 150)
+    code, text, _ = call("experiment=estimate", *words, "hardware=a10", "hydra.run.dir=out")
+    assert (code, "tokens per joule" in text) == (0, True)
+    shutil.rmtree("out")
+    code, text, _ = call("experiment=estimate", *words, "hardware=ascend-910b", "hydra.run.dir=out")
+    assert (code, "joule" in text) == (0, False)
+    assert written("out")["steps"]["decode_one"]["watts"] is None
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
