@@ -70,7 +70,9 @@ class Config:
     run: str | None = None
     """The folder of an earlier study, for experiments that take it up."""
     requests: str | None = None
-    """The log of an outside server's requests, for the experiment that fits step times to it."""
+    """The log of an outside server's requests, for experiments that fit to it or predict it."""
+    fit: str | None = None
+    """The folder of an experiment that fitted to such a log, for the one that predicts another."""
     record: str | None = None
     """Where the experiment that puts load on a server leaves a log of its requests."""
     prompt: int | None = None

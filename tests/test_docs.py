@@ -117,7 +117,7 @@ def test_what_is_simulated_after_a_calibration_is_the_server_and_the_load_observ
     words = [line[3:] for line in lines]
     [observed] = [one for one in words if any(word.startswith("record=") for word in one)]
     [fitted] = [one for one in words if "experiment=calibrate" in one]
-    [simulated] = [one for one in words if "cost=fitted" in one]
+    [simulated] = [one for one in words if "experiment=single" in one]
     bench, calibrate, single = (
         composed(tuple(one)) for one in (meant(observed[1:]), fitted, simulated)
     )

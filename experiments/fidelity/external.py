@@ -1,60 +1,113 @@
-"""Calibrate to a server elsewhere: step times from when requests came, began and ended.
+"""Calibrate to a server elsewhere: its constants from when requests came, began and ended.
 
-The simulator serves the log's requests with one set of coefficients after another, until its
-latencies are nearest to those of the log. Only the first part of the requests is fitted; what the
-simulator then says of the others is held against times that no fit has seen.
+The simulator serves the log's requests with one set of constants after another, until its latencies
+are nearest to those of the log. Only the first part of the requests is fitted; what the simulator
+then says of the others is held against times that no fit has seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity import external_report as report
+from pagedsim.fidelity.external_constants import FRONT, Constant, Constants, constants_of, serve
+from pagedsim.fidelity.external_file import Fit
 from pagedsim.fidelity.external_fit import Found, fitted
 from pagedsim.fidelity.external_log import Log, read_log
-from pagedsim.fidelity.external_score import Scores, score
+from pagedsim.fidelity.external_score import Rows, Scores, score
 from pagedsim.fidelity.external_server import ExternalServer, Served
+from pagedsim.fidelity.external_signs import signs
+from pagedsim.run.backend import Settings
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading
 from pagedsim.user_error import shown
 
 NEEDED = 20
-"""Requests to fit to: four coefficients from fewer would be chance."""
+"""Requests to fit to: constants from fewer would be chance."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A log, served by the simulator with some constants."""
+
+    server: ExternalServer
+    served: Served
+    scores: Mapping[str, Scores]
+    """By which requests: "all", or "fitted" and "unseen", and these "before the fit"."""
+
+
+def scored(config: Settings, log: Log, constants: Constants | None = None) -> Scored:
+    """Serve a log as `config` describes its server, and score all of it.
+
+    Without `constants` as `cost=` has them.
+    """
+    server = ExternalServer(config, log)
+    served = serve(server, constants_of(server) if constants is None else constants)
+    return Scored(server, served, {"all": score(log, served.latencies, np.arange(len(log)))})
+
+
+def fitted_and_scored(config: Settings, log: Log, split: float = 0.5) -> tuple[Found, Scored]:
+    """Fit to the first `split` of a log's requests, and score both parts."""
+    known = _known(log, split)
+    server = ExternalServer(config, log)
+    found = fitted(server, known)
+    # The others are served by one whole simulation, so that they find the queue and the memory as
+    # the fitted left them.
+    after, before = (serve(server, of) for of in (found.constants, found.begin))
+    parts: dict[str, Rows] = {
+        "fitted": np.arange(found.cold.requests, known),
+        "unseen": np.arange(known, len(log)),
+    }
+    scores = {name: score(log, after.latencies, rows) for name, rows in parts.items()} | {
+        f"{name}, before the fit": score(log, before.latencies, rows)
+        for name, rows in parts.items()
+    }
+    return found, Scored(server, after, scores)
 
 
 def read_external(runs: Runs, requests: str, split: float) -> Reading:
-    """Fit `cost=fitted` to the first `split` of the log `requests`, and predict the rest."""
+    """Fit to the first `split` of the log `requests`, and predict the rest."""
     log = read_log(requests)
-    known = _known(log, split)
-    server = ExternalServer(runs.config, log)
-    before = server.serve_unfitted()
-    found = fitted(server, known)
-    # What may be known of steps is what the fitted requests saw; the others are served by
-    # one whole simulation, so that they find the queue and the memory as the fitted left them.
-    seen, whole = server.serve(found.weights, first=known), server.serve(found.weights)
-    source = f"request times of {log.path.name}"
-    cost = server.cost(found.weights, limits=seen.largest, fitted_for=server.facts, source=source)
-    path = runs.command.folder / "cost.json"
-    cost.save(path)
-    rows = np.arange(len(log))
-    scores = {
-        "fitted": score(log, whole.latencies, rows[:known]),
-        "unseen": score(log, whole.latencies, rows[known:]),
-        "unseen, before the fit": score(log, before.latencies, rows[known:]),
-    }
+    found, done = fitted_and_scored(runs.config, log, split)
+    server, scores = done.server, done.scores
+    path = runs.command.folder / "fit.json"
+    largest = serve(server, found.constants, first=_known(log, split)).largest
+    fit = Fit(dict(found.constants), server.facts, largest, log.path.name, list(_loose(found)))
+    fit.save(path)
     return Reading(
         finding=_finding(log, found, scores),
         listings=[
-            report.coefficients(found),
-            *(report.errors(part, one) for part, one in scores.items()),
+            report.constants(found),
+            *(
+                report.errors(part, scores[part])
+                for part in ("fitted", "unseen", "unseen, before the fit")
+            ),
         ],
-        notes=list(report.notes(log, found, scores, whole, server.guessed_blocks)),
-        data=_data(server, split, found, scores, whole),
+        notes=[
+            *signs(server, done.served),
+            *report.about_fit(found, scores),
+            *report.about_log(
+                log, found.cold, scores["unseen"], "unseen", done.served, server.guessed_blocks
+            ),
+        ],
+        data=_data(split, found, done, fit),
         table=report.table(scores),
-        used={"use it": f"cost=fitted cost.path={shown(path)}"},
+        used={
+            "another log": f"experiment=predict fit={shown(path)} requests=...",
+            "simulate": words(found),
+        },
+    )
+
+
+def words(found: Found) -> str:
+    """What was fitted, as the command line takes it; the front is no part of a cost model."""
+    return " ".join(
+        f"cost.{name}={found.constants[name]:.4g}" for name in found.ranges if name != FRONT
     )
 
 
@@ -69,39 +122,45 @@ def _known(log: Log, split: float) -> int:
     return known
 
 
-def _finding(log: Log, found: Found, scores: dict[str, Scores]) -> list[str]:
+def _loose(found: Found) -> list[str]:
+    """What the log does not decide."""
+    return [name for name, one in found.ranges.items() if not one.decided]
+
+
+def _finding(log: Log, found: Found, scores: Mapping[str, Scores]) -> list[str]:
     unseen = scores["unseen"]
-    off = ", ".join(
-        f"{metric.upper()} {100 * error.mean:+.1f} %" for metric, error in unseen.errors.items()
-    ).replace("-", "−")
     return [
         f"{unseen.count} requests whose times no fit has seen, predicted against measured means: "
-        f"{off}.",
+        f"{report.off(unseen)}.",
         f"{log.path.name}: {len(log)} requests within {log.arrived[-1]:.1f} s, answered after "
         f"{(log.arrived + log.latencies.e2e).max():.1f} s; fitted by {found.simulations} "
-        f"simulations, requests are {100 * found.distance:.1f} % off on average.",
+        f"simulations, requests are {100 * found.distance:.1f} % off on average, and were "
+        f"{100 * found.before:.1f} % off before.",
     ]
 
 
-def _data(
-    server: ExternalServer, split: float, found: Found, scores: dict[str, Scores], whole: Served
-) -> dict[str, Any]:
+def _data(split: float, found: Found, done: Scored, fit: Fit) -> dict[str, Any]:
     return {
-        "requests": server.log.path.name,
-        "server": server.facts,
+        "requests": fit.source,
+        "server": fit.server,
         "split": split,
-        "coefficients": {
+        "constants": {
             name: {
-                "meaning": meaning,
-                "unit": unit,
-                "value": getattr(found.weights, name) * scale,
-                "before": getattr(found.begin, name) * scale,
-                "firmness": found.firmness.get(name),
+                "meaning": Constant(name).meaning,
+                "unit": Constant(name).unit,
+                "value": value,
+                "before": found.begin[name],
+                "range": one._asdict() | {"decided": one.decided}
+                if (one := found.ranges.get(name))
+                else None,
             }
-            for name, (meaning, unit, scale) in report.UNITS.items()
+            for name, value in found.constants.items()
         },
+        "words": words(found),
+        "cold": found.cold._asdict(),
         "simulations": found.simulations,
         "distance": found.distance,
-        "scores": {part: one.content() for part, one in scores.items()},
-        "simulated": {"steps": whole.steps, "preemptions": whole.preemptions},
+        "before": found.before,
+        "scores": {part: one.content() for part, one in done.scores.items()},
+        "simulated": {"steps": done.served.steps, "preemptions": done.served.preemptions},
     }

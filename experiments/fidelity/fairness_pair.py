@@ -7,10 +7,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from experiments.fidelity.fairness_fit import Found, Weights, fitted
 from pagedsim.core import ConfigError
-from pagedsim.fidelity.external_fit import Found, fitted
 from pagedsim.fidelity.external_log import Log
-from pagedsim.fidelity.external_server import ExternalServer, Weights
+from pagedsim.fidelity.external_server import ExternalServer
 from pagedsim.fidelity.external_service import ClientService
 from pagedsim.run.backend import Settings
 
@@ -139,7 +139,7 @@ class Pair:
         self, log: Log, policy: str, weights: Weights, changes: Settings | None = None
     ) -> ClientService:
         server = self._server(log, policy, changes or {})
-        return ClientService(log, server.serve(weights).latencies)
+        return ClientService(log, server.serve(weights.settings).latencies)
 
     def _measured(self, log: Log) -> ClientService:
         return ClientService(log, log.latencies)

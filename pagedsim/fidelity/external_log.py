@@ -31,6 +31,8 @@ class Layout(NamedTuple):
     last: tuple[str, ...]
     queued: str | None = None
     """Where the server's own clock is another than that of the arrivals."""
+    scheduled: str | None = None
+    """When it was first in a step, by that clock."""
     client: str = "client"
     """Whose it is, where the log says."""
 
@@ -49,6 +51,7 @@ VLLM = Layout(
     first=("first_token_ts",),
     last=("last_token_ts",),
     queued="queued_ts",
+    scheduled="scheduled_ts",
 )
 """What vLLM keeps of each request."""
 
@@ -56,6 +59,8 @@ SEEN = 4096
 """Characters that tell what a file is."""
 SPANS = ("ttft", "e2e")
 """Columns that count from the request's arrival."""
+QUEUE = "queue"
+"""The column of a plain log that says how long each request was in the server's queue."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,13 @@ class Latencies:
     ttft: Column
     e2e: Column
     output: NDArray[np.int64]
+    queue: Column | None = None
+    """From when the scheduler had it until it was first in a step; None where nobody says."""
+
+    @property
+    def without_queue(self) -> Latencies:
+        """The same as a log tells it that does not say when requests were first in a step."""
+        return Latencies(self.ttft, self.e2e, self.output)
 
     @property
     def tpot(self) -> Column:
@@ -168,7 +180,13 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
                 f"{ended:g} s: must come in this order"
             )
     order = np.argsort(arrived, kind="stable")
-    latencies = Latencies((first - arrived)[order], (last - arrived)[order], output[order])
+    queue = _queue(layout, rows)
+    latencies = Latencies(
+        (first - arrived)[order],
+        (last - arrived)[order],
+        output[order],
+        None if queue is None else queue[order],
+    )
     return Log(
         path,
         [places[row] for row in order.tolist()],
@@ -186,6 +204,23 @@ def _times(rows: Sequence[tuple[str, Row]], names: Sequence[str], arrived: Colum
         raise _missing(rows, " or ".join(names))
     column = _column(rows, name)
     return arrived + column if name in SPANS else column
+
+
+def _queue(layout: Layout, rows: Sequence[tuple[str, Row]]) -> Column | None:
+    """Seconds in the server's queue, where the log has them."""
+    name = layout.scheduled or QUEUE
+    if name not in rows[0][1]:
+        return None
+    queue = _column(rows, name)
+    if layout.queued is not None:
+        queue = queue - _column(rows, layout.queued)
+    if (queue < 0).any():
+        at = int(queue.argmin())
+        raise ConfigError(
+            f"{rows[at][0]}: {name}={rows[at][1][name]}: the request is {queue[at]:g} s in the "
+            "queue: must be 0 or more"
+        )
+    return queue
 
 
 def _column(rows: Sequence[tuple[str, Row]], name: str) -> Column:

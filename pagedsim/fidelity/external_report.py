@@ -1,101 +1,195 @@
-"""What came out of a calibration to a server's log, as tables and words."""
+"""What came out of a fit to a server's log, or of a prediction of one, as tables and words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pagedsim.fidelity.external_cold import Cold
+from pagedsim.fidelity.external_constants import FRONT, Constant
 from pagedsim.fidelity.external_fit import Found
 from pagedsim.fidelity.external_log import Log
-from pagedsim.fidelity.external_score import Scores
+from pagedsim.fidelity.external_ranges import Range
+from pagedsim.fidelity.external_score import METRICS, Scores
 from pagedsim.fidelity.external_server import Served
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import signed
 
-UNITS = {
-    "decode_step": ("a step of decodes alone", "ms", 1e3),
-    "mixed_step": ("a step with prompts", "ms", 1e3),
-    "prompt_token": ("a token of a prompt", "µs", 1e6),
-    "prompt_pair": ("two attending tokens of a prompt", "ns", 1e9),
-    "decode": ("a sequence that decodes", "µs", 1e6),
-    "context_token": ("a token that a decode attends to", "ns", 1e9),
-}
-"""Each coefficient in words, and the unit in which it reads well."""
-LOOSE = 0.001
-"""A coefficient is loose where 10 % of it change the fit by less than 0.1 %."""
-
-
-_COEFFICIENTS = (
-    "firm: how much farther off the fitted requests are with 10 % more of it, or less, whichever "
-    "is less"
+PEAK = 0.98
+"""A share of the data sheet from which on the log asks for all of it."""
+_CONSTANTS = (
+    "as good: how far each may move, the others making up for it, until the fitted requests are "
+    "10 % farther off than at the best; + where that end was not reached; decided: whether that is "
+    "little, else which other makes up for it"
 )
 _ERRORS = (
-    "mean, P50, P90, P99: the predicted one against the measured, in %; each: mean over requests "
-    "of |predicted / measured − 1|; half: what half of them are within"
+    "mean, P50, P90, P99: the predicted one against the measured, in %; bias: mean over requests "
+    "of predicted / measured − 1; each: of the same without its sign; of the "
+    "queue: of those that waited a millisecond or more"
 )
+_SPREADS = "measured → predicted"
 
 
-def coefficients(found: Found) -> Listing:
-    """What each part of a step takes."""
+def constants(found: Found) -> Listing:
+    """What was fitted, and how surely."""
     rows = []
-    for name, (meaning, unit, scale) in UNITS.items():
-        values = (getattr(of, name) * scale for of in (found.weights, found.begin))
-        firm = signed(found.firmness[name], 2, unit="") if name in found.firmness else "kept"
-        rows.append([meaning, *(f"{value:.3g}" for value in values), unit, firm])
-    head = ["it takes", "fitted", "before", "unit", "firm, %"]
-    return Listing("Step times", head, rows, _COEFFICIENTS)
+    for name, one in found.ranges.items():
+        values = (f"{of[name]:.3g}" for of in (found.constants, found.begin))
+        partner = "" if one.trades is None else f", for {one.trades}"
+        rows.append(
+            [
+                Constant(name).meaning,
+                *values,
+                Constant(name).unit,
+                _extent(one),
+                "yes" if one.decided else f"no{partner}",
+            ]
+        )
+    head = ["", "fitted", "before", "unit", "as good", "decided"]
+    return Listing("Constants of the server", head, rows, _CONSTANTS)
+
+
+def _extent(one: Range) -> str:
+    return f"{one.low:.3g} to {one.high:.3g}{'+' if one.open else ''}"
 
 
 def errors(part: str, score: Scores) -> Listing:
     """How far off the latencies of some requests are."""
-    head = ["", "measured", "predicted", "mean", "P50", "P90", "P99", "each", "half", "r"]
+    head = ["", "measured", "predicted", "mean", "P50", "P90", "P99", "bias", "each", "r"]
     rows = []
     for metric, error in score.errors.items():
-        seconds = metric != "tpot"
-        times = (one if seconds else 1e3 * one for one in (error.measured, error.predicted))
+        scale = _scale(metric)
         rows.append(
             [
-                f"{metric.upper()}, {'s' if seconds else 'ms'}",
-                *(f"{time:.2f}" if time >= 0.1 else f"{time:.2g}" for time in times),
-                *(signed(one, unit="") for one in (error.mean, error.p50, error.p90, error.p99)),
-                *(f"{100 * share:.1f}" for share in (error.each, error.half)),
-                f"{error.correlation:.2f}",
+                _title(metric),
+                *(_digits(scale * of.mean) for of in (error.measured, error.predicted)),
+                *(signed(one, unit="") for one in (*error.off, error.bias)),
+                signed(error.each, unit="").lstrip("+"),
+                "–" if error.correlation != error.correlation else f"{error.correlation:.2f}",
             ]
         )
     return Listing(f"{part}: {score.count} requests", head, rows, _ERRORS)
 
 
+def spreads(part: str, score: Scores) -> Listing:
+    """Measured and predicted latencies themselves."""
+    rows = [
+        [
+            _title(metric),
+            *(
+                f"{_digits(_scale(metric) * one)} → {_digits(_scale(metric) * two)}"
+                for one, two in zip(error.measured, error.predicted, strict=True)
+            ),
+        ]
+        for metric, error in score.errors.items()
+    ]
+    return Listing(f"{part}: {_SPREADS}", ["", "mean", "P50", "P90", "P99"], rows)
+
+
+def off(score: Scores) -> str:
+    """The errors of means, in words."""
+    return ", ".join(
+        f"{metric.upper()} {signed(score.errors[metric].off.mean)}"
+        for metric in METRICS
+        if metric in score.errors
+    )
+
+
 def table(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
     """A row a metric of some requests."""
     return [
-        {"requests": part, "metric": metric, **error._asdict()}
+        {"requests": part, "metric": metric, **error.content()}
         for part, score in scores.items()
         for metric, error in score.errors.items()
     ]
 
 
-def notes(
-    log: Log, found: Found, scores: Mapping[str, Scores], whole: Served, guessed: int | None
+def _title(metric: str) -> str:
+    return f"{metric.upper() if metric in METRICS else metric}, {'ms' if metric == 'tpot' else 's'}"
+
+
+def _scale(metric: str) -> float:
+    return 1e3 if metric == "tpot" else 1.0
+
+
+def _digits(time: float) -> str:
+    return f"{time:.2f}" if time >= 0.1 else f"{time:.2g}"
+
+
+# -- what a reader must know -----------------------------------------------------------------------
+
+
+def about_fit(found: Found, scores: Mapping[str, Scores]) -> Iterator[str]:
+    """Of the constants; `scores` has what was unseen, before and after."""
+    if not found.improved:
+        yield (
+            "nothing that was tried fits this log better than what cost= says, so that it is kept"
+        )
+    yield from _worse(scores)
+    for name, one in found.ranges.items():
+        if not one.decided:
+            partner = "" if one.trades is None else f", and makes up for {one.trades}"
+            yield (
+                f"this log does not decide {name}: {one.low:.3g} to {one.high:.3g}"
+                f"{' and beyond' if one.open else ''} fit as well{partner}; do not rely on it "
+                "elsewhere"
+            )
+    for name in found.ranges:
+        if Constant(name).share and found.constants[name] >= PEAK:
+            yield (
+                f"{name}={found.constants[name]:.3g}: this log asks for all that the data sheet "
+                "has, or more: the GPU may be another, or faster than printed, or prompts may have "
+                "been cached, or more than one server stand behind it"
+            )
+    if FRONT in found.ranges and found.constants[FRONT] > 0:
+        one = found.ranges[FRONT]
+        yield (
+            f"{found.constants[FRONT]:.3g} ms of each TTFT ({one.low:.3g} to {one.high:.3g} fit as "
+            "well) are no step's: HTTP, tokenising, clocks that differ; a simulation by any other "
+            "experiment lacks them"
+        )
+
+
+def _worse(scores: Mapping[str, Scores]) -> Iterator[str]:
+    """Means of requests that the fit made worse: it may not do so without a word."""
+    for part in ("fitted", "unseen"):
+        before, after = scores[f"{part}, before the fit"].errors, scores[part].errors
+        for metric, error in after.items():
+            one, two = before[metric].off.mean, error.off.mean
+            if metric in METRICS and abs(two) > abs(one) + 0.01:
+                yield (
+                    f"the fit made the mean {metric.upper()} of the {part} requests worse: "
+                    f"{signed(one)} before it, {signed(two)} with it"
+                )
+
+
+def about_log(
+    log: Log, cold: Cold, scores: Scores, part: str, served: Served, guessed: int | None
 ) -> Iterator[str]:
-    """What a reader must know; `guessed`: the blocks it is taken to have, if nobody said."""
+    """Of the log and of what the simulated server did with it.
+
+    `guessed`: the blocks it is taken to have, if nobody said.
+    """
     if guessed is not None:
         yield (
             f"memory.blocks was not given: the server is taken to have {guessed:,}, by the "
             "hardware's data sheet; its own log may say otherwise"
         )
-    for part in ("fitted", "unseen"):
-        worst = scores[part].worst
+    if cold.requests:
+        some = "request was" if cold.requests == 1 else f"{cold.requests} requests were"
         yield (
-            f"farthest off of the {part}: {signed(worst.mean)} in the mean "
-            f"{worst.metric.upper()} of the quarter with {worst.by} {worst.low:,.4g} to "
-            f"{worst.high:,.4g}"
+            f"the first {some} served by a server that had just been started: {cold.seconds:.3g} s "
+            f"to the first token, where a warm one takes {cold.warm:.3g} s"
         )
-    yield f"the simulated server took {whole.steps:,} steps and preempted {whole.preemptions:,}"
+    worst = scores.worst
+    yield (
+        f"farthest off of the {part}: {signed(worst.mean)} in the mean "
+        f"{worst.metric.upper()} of the quarter with {worst.by} {worst.low:,.4g} to "
+        f"{worst.high:,.4g}"
+    )
+    yield f"the simulated server took {served.steps:,} steps and preempted {served.preemptions:,}"
     if log.arrived[-1] == 0:
         yield (
-            "all requests come at once: those that the log names first are fitted, as a server "
-            "that is fair to their order begins with them"
+            "all requests come at once: those that the log names first come first, as with a "
+            "server that is fair to their order"
         )
-    for name, firm in found.firmness.items():
-        if firm < LOOSE:
-            yield f"this log hardly tells what {UNITS[name][0]} takes: do not rely on it elsewhere"

@@ -27,6 +27,8 @@ class LogRequests:
     """Whether tokens are told apart, for a prefix cache: nobody's are like another's."""
     guesses: Sequence[float | None]
     """How long each answer is taken to be."""
+    front: float = 0.0
+    """Seconds from when a request comes until the scheduler has it."""
     mode: Mode = "open"
     users: int | None = None
     think_time: float = 0.0
@@ -38,7 +40,8 @@ class LogRequests:
             prompt = range(token, token + length) if self.named else length
             token += length
             known: dict[str, Any] = {"client": log.client[row], "predicted_len": self.guesses[row]}
-            request = Request(row, prompt, arrival=float(log.arrived[row]), **known)
+            arrival = float(log.arrived[row]) + self.front
+            request = Request(row, prompt, arrival=arrival, **known)
             yield request, int(log.output[row])
 
 

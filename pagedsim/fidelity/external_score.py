@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,27 +13,52 @@ from numpy.typing import NDArray
 from pagedsim.fidelity.external_log import Latencies, Log
 
 METRICS = ("ttft", "tpot", "e2e")
+SCORED = ("ttft", "queue", "tpot", "e2e")
+"""What is told: `queue` where the log has it."""
+QUEUED = 1e-3
+"""Seconds: who was in the queue for less than a step has not waited."""
 Rows = NDArray[np.int64]
 Column = NDArray[np.float64]
 
 
-class Error(NamedTuple):
-    """One metric of some requests; shares, not percent."""
+class Spread(NamedTuple):
+    """Of one metric of some requests, in seconds."""
 
-    measured: float
-    """Mean, in seconds."""
-    predicted: float
     mean: float
-    """Of the predicted mean, against the measured one."""
     p50: float
     p90: float
     p99: float
+
+    @classmethod
+    def of(cls, values: Column) -> Spread:
+        return cls(float(values.mean()), *map(float, np.percentile(values, (50, 90, 99))))
+
+
+class Error(NamedTuple):
+    """One metric of some requests; shares, not percent, NaN where there is none."""
+
+    measured: Spread
+    predicted: Spread
+    off: Spread
+    """Of the predicted ones, against the measured."""
+    bias: float
+    """Mean over requests of predicted / measured − 1."""
     each: float
     """Mean over requests of |predicted / measured − 1|."""
     half: float
     """What half of the requests are within: the median of the same."""
     correlation: float
     """Pearson's r; NaN where all are the same."""
+
+    def content(self) -> dict[str, Any]:
+        """For a file: one level of names."""
+        spreads = {
+            f"{of}_{name}": value
+            for of, spread in (("measured", self.measured), ("predicted", self.predicted))
+            for name, value in spread._asdict().items()
+        }
+        each = {name: getattr(self, name) for name in ("bias", "each", "half", "correlation")}
+        return spreads | self.off._asdict() | each
 
 
 class Worst(NamedTuple):
@@ -57,22 +82,30 @@ class Scores:
 
     def content(self) -> dict[str, Any]:
         """For a JSON file."""
-        errors = {metric: error._asdict() for metric, error in self.errors.items()}
+        errors = {metric: error.content() for metric, error in self.errors.items()}
         return {"requests": self.count, "errors": errors, "worst": self.worst._asdict()}
 
 
 def distance(log: Log, predicted: Latencies, rows: Rows) -> float:
     """Mean over metrics and requests of |ln(predicted / measured)|."""
+    return mean_of(misses(log, predicted, rows))
+
+
+def misses(log: Log, predicted: Latencies, rows: Rows) -> list[Column]:
+    """ln(predicted / measured) of the requests that have it, a column a metric."""
     both = (_pair(log, predicted, metric, rows) for metric in METRICS)
-    return float(
-        np.mean([np.abs(np.log(there / here)).mean() for here, there in both if len(here)])
-    )
+    return [np.log(there / here) for here, there in both if len(here)]
+
+
+def mean_of(columns: Sequence[Column]) -> float:
+    """How far off they are, every metric counting alike."""
+    return float(np.mean([np.abs(column).mean() for column in columns]))
 
 
 def score(log: Log, predicted: Latencies, rows: Rows) -> Scores:
     """Every metric that these requests have, and where it is worst."""
-    pairs = {metric: _pair(log, predicted, metric, rows) for metric in METRICS}
-    found = {metric: _error(*pair) for metric, pair in pairs.items() if len(pair[0])}
+    pairs = {metric: _pair(log, predicted, metric, rows) for metric in SCORED}
+    found = {metric: _error(metric, *pair) for metric, pair in pairs.items() if len(pair[0])}
     return Scores(len(rows), found, _worst(log, predicted, rows))
 
 
@@ -97,27 +130,36 @@ def _worst(log: Log, predicted: Latencies, rows: Rows) -> Worst:
 
 def _pair(log: Log, predicted: Latencies, metric: str, rows: Rows) -> tuple[Column, Column]:
     """Measured and predicted, of the requests that have this metric."""
-    here: Column = getattr(log.latencies, metric)[rows]
-    there: Column = getattr(predicted, metric)[rows]
-    known = here > 0
+    columns = [getattr(of, metric) for of in (log.latencies, predicted)]
+    if any(column is None for column in columns):
+        return np.empty(0), np.empty(0)
+    here, there = (column[rows] for column in columns)
+    known = here >= 0 if metric == "queue" else here > 0
     return here[known], there[known]
 
 
-def _error(here: Column, there: Column) -> Error:
-    def off(at: float) -> float:
-        return float(np.percentile(there, at) / np.percentile(here, at) - 1)
-
-    each = np.abs(there / here - 1)
+def _error(metric: str, here: Column, there: Column) -> Error:
+    measured, predicted = Spread.of(here), Spread.of(there)
+    # Where hardly anybody waits, a share of nothing says nothing.
+    least = QUEUED if metric == "queue" else 0.0
+    off = Spread(
+        *(
+            two / one - 1 if one > least else math.nan
+            for one, two in zip(measured, predicted, strict=True)
+        )
+    )
     varies = here.std() > 0 and there.std() > 0
     correlation = float(np.corrcoef(here, there)[0, 1]) if varies else math.nan
+    waited = here > least
+    each = there[waited] / here[waited] - 1
+    if not len(each):
+        return Error(measured, predicted, off, math.nan, math.nan, math.nan, correlation)
     return Error(
-        float(here.mean()),
-        float(there.mean()),
-        float(there.mean() / here.mean() - 1),
-        off(50),
-        off(90),
-        off(99),
+        measured,
+        predicted,
+        off,
         float(each.mean()),
-        float(np.median(each)),
+        float(np.abs(each).mean()),
+        float(np.median(np.abs(each))),
         correlation,
     )

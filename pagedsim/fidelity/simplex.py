@@ -58,3 +58,22 @@ def _move(value: Function, points: Point, values: Point) -> None:
         else:
             points[1:] = (points[0] + points[1:]) / 2.0
             values[1:] = [value(point) for point in points[1:]]
+
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+
+def spread(count: int, numbers: int) -> list[Point]:
+    """Points from -1 to 1 in each of some numbers that lie evenly everywhere (Halton)."""
+    places = np.arange(1, count + 1)
+    return list(2.0 * np.stack([_radical(places, PRIMES[one]) for one in range(numbers)], 1) - 1.0)
+
+
+def _radical(places: NDArray[np.int64], base: int) -> Point:
+    """The digits of each place, mirrored at the point."""
+    found, unit = np.zeros(len(places)), 1.0
+    while places.any():
+        unit /= base
+        found += unit * (places % base)
+        places = places // base
+    return found

@@ -58,7 +58,8 @@ def check_base(config: DictConfig) -> None:
 def _refuse_idle(config: DictConfig) -> None:
     """Raise ConfigError for a word that this experiment has no use for."""
     study = str(OmegaConf.to_container(config.study, resolve=False))
-    for key, owner in (("prompt", "estimate"), ("batch", "estimate"), ("record", "bench")):
+    owners = {"prompt": "estimate", "batch": "estimate", "record": "bench", "fit": "predict"}
+    for key, owner in owners.items():
         if config[key] is not None and f"${{{key}}}" not in study:
             raise ConfigError(
                 f"{key}={config[key]}: changes nothing here; experiment={owner} takes it"

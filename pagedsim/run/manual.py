@@ -106,8 +106,12 @@ EXAMPLES = (
         "experiment=calibrate backend=engine",
     ),
     (
-        "the same, from the request times of another server; other settings describe it",
+        "how fast is a server elsewhere? from its requests' times; other settings describe it",
         "experiment=calibrate requests=log.csv model=llama-3.1-8b memory.blocks=2588",
+    ),
+    (
+        "another log with what was fitted to one: other load, limits, or model on the same GPU",
+        "experiment=predict fit=outputs/2026-01-31/12-00-00-calibrate requests=other.csv",
     ),
     (
         "the same, of a server that answers over HTTP: observe it, then fit to what was seen",

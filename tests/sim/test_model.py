@@ -17,6 +17,7 @@ PUBLISHED = {  # model cards; OPT: the checkpoints' own counts
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
     "llama-2-70b": 68_976_648_192,
+    "codellama-34b": 33_743_970_304,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.2-3b": 3_212_749_824,
@@ -46,7 +47,7 @@ def test_parameters_are_those_published(name: str) -> None:
 
 EXACT = (
     *("llama-2-7b", "llama-2-13b", "llama-3.1-70b", "llama-3.2-3b", "mistral-7b", "mixtral-8x7b"),
-    "yi-34b",
+    *("yi-34b", "codellama-34b"),
 )
 
 

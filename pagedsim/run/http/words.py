@@ -48,8 +48,8 @@ EXAMPLES
   # observe, calibrate, simulate: the server's model and hardware, and the same load
   python -m pagedsim bench url=http://localhost:8000 workload.rate=4 record=log.csv
   python -m pagedsim experiment=calibrate requests=log.csv model=llama-3.1-8b hardware=h100
-  python -m pagedsim experiment=single model=llama-3.1-8b hardware=h100 cost=fitted \\
-      cost.path=outputs/<...>/cost.json workload.rate=4 workload.requests=100 seeds=1"""
+  python -m pagedsim experiment=single model=llama-3.1-8b hardware=h100 \\
+      cost.bandwidth_efficiency=0.87 workload.rate=4 workload.requests=100 seeds=1"""
 """The page."""
 
 

@@ -16,13 +16,15 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
+from experiments.fidelity.external import scored
 from pagedsim.core import ConfigError
-from pagedsim.fidelity import external_fit, external_report
+from pagedsim.fidelity import external_fit, external_ranges, external_report
+from pagedsim.fidelity.external_constants import serve
+from pagedsim.fidelity.external_file import Fit
 from pagedsim.fidelity.external_log import Latencies, Log, read_log
-from pagedsim.fidelity.external_score import Error, Scores, Worst, score
-from pagedsim.fidelity.external_server import ExternalServer, Weights
+from pagedsim.fidelity.external_score import Error, Scores, Spread, Worst, score
+from pagedsim.fidelity.external_server import ExternalServer
 from pagedsim.fidelity.simplex import search
-from pagedsim.sim.cost import Fitted
 from tests.run.studies import carried_out
 
 SERVER = [
@@ -30,14 +32,13 @@ SERVER = [
     *("batching=unified", "memory=prefix", "memory.blocks=450", "server.max_batched_tokens=1024"),
     "tracking=none",
 ]
-TRUE = Weights(
-    decode_step=0.026,
-    mixed_step=0.034,
-    prompt_token=0.00009,
-    prompt_pair=1.7e-9,
-    decode=1e-5,
-    context_token=1.2e-7,
-)
+TRUE = {
+    "compute_efficiency": 0.75,
+    "bandwidth_efficiency": 0.62,
+    "host_step_ms": 4.0,
+    "host_request_us": 20.0,
+    "front_ms": 30.0,
+}
 """Of the server whose log the tests have; the search begins elsewhere."""
 REAL = Path(__file__).parents[1] / "data/vllm-0.19-rtx4090-llama-3.1-8b.csv"
 
@@ -52,8 +53,11 @@ def configuration(*words: str) -> Any:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at anything but how good a fit is."""
+    monkeypatch.setattr(external_fit, "TRIES", 4)
+    monkeypatch.setattr(external_fit, "BEGINNINGS", 1)
     monkeypatch.setattr(external_fit, "SIZES", (0.3,))
     monkeypatch.setattr(external_fit, "MOVES", 4)
+    monkeypatch.setattr(external_ranges, "STEPS", (0.1,))
 
 
 def server(log: Log, *words: str) -> ExternalServer:
@@ -76,7 +80,7 @@ def asked(count: int, rate: float = 4.0) -> Log:
 def answered(path: Path, count: int = 80, rate: float = 4.0) -> Path:
     """The log of a server with the true weights, on a memory that makes it preempt."""
     log = asked(count, rate)
-    served = server(log).serve(TRUE)
+    served = serve(server(log), TRUE)
     assert served.preemptions > 0
     with path.open("w", newline="") as file:
         table = csv.writer(file)
@@ -106,9 +110,15 @@ def test_the_weights_of_a_simulated_server_are_found(
         assert abs(error["mean"]) < 0.01, metric
     before = found["scores"]["unseen, before the fit"]["errors"]
     assert abs(before["tpot"]["mean"]) > 0.1
+    assert found["distance"] < found["before"]
+    ranges = {name: of["range"] for name, of in found["constants"].items() if of["range"]}
+    decided = [name for name, of in ranges.items() if of["decided"]]
+    assert {"compute_efficiency", "bandwidth_efficiency"} <= set(decided)
+    for name in decided:
+        assert ranges[name]["low"] / 1.1 <= TRUE[name] <= ranges[name]["high"] * 1.1, name
     said = capsys.readouterr().out
-    assert "a step of decodes alone" in said
-    assert "cost=fitted cost.path=" in said
+    assert "the host, a step" in said
+    assert "cost.compute_efficiency=0.7" in said
 
 
 @pytest.mark.slow
@@ -125,21 +135,19 @@ def test_a_real_vllm_is_predicted(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_what_it_leaves_is_a_cost_model(tmp_path: Path) -> None:
+def test_what_it_leaves_predicts(tmp_path: Path) -> None:
     path = answered(tmp_path / "log.csv", count=40)
     found = perform(tmp_path / "out", f"requests={path}")
-    replica = server(read_log(path)).backend.stage(
-        OmegaConf.to_container(configuration(), resolve=True),  # type: ignore[arg-type]
-        0,
-    )
-    cost = Fitted.load(tmp_path / "out/cost.json", replica.replica)
-    assert cost.notices == []
-    value = found["coefficients"]["decode_step"]["value"]
-    assert cost.decode_seconds(1, 0) == pytest.approx(
-        1e-3 * value + 1e-6 * found["coefficients"]["decode"]["value"]
-    )
-    assert cost.settings["source"] == "request times of log.csv"
-    assert cost.settings["limits"]["prefill_tokens"] <= 1024
+    fit = Fit.load(tmp_path / "out")
+    assert fit == Fit.load(tmp_path / "out/fit.json")
+    assert fit.source == "log.csv"
+    assert fit.largest["prefill_tokens"] <= 1024
+    of = server(read_log(path))
+    assert not [line for line in fit.doubts(of, serve(of, fit.of(of))) if "fitted for" in line]
+    values = {name: one["value"] for name, one in found["constants"].items()}
+    assert fit.constants == pytest.approx(values, rel=1e-4)  # result.json rounds
+    predicted = scored(of.config, of.log, fit.of(of))
+    assert predicted.scores["all"].count == 40
 
 
 @pytest.mark.usefixtures("hasty")
@@ -161,7 +169,7 @@ def test_times_that_are_not_fitted_change_no_weight(tmp_path: Path) -> None:
         rows[number] = ",".join([*fields, str(3 * float(last))])
     path.write_text("\n".join(rows))
     second = perform(tmp_path / "b", f"requests={path}")
-    assert first["coefficients"] == second["coefficients"]
+    assert first["constants"] == second["constants"]
     assert first["scores"]["unseen"] != second["scores"]["unseen"]
 
 
@@ -315,17 +323,20 @@ def test_scores_say_where_they_are_worst() -> None:
     )
     log = replace(log, latencies=measured)
     found = score(log, predicted, np.arange(40))
-    assert found.errors["ttft"].mean == pytest.approx(0.125)
-    assert found.errors["ttft"].p50 == 0
-    assert found.errors["ttft"].p99 == pytest.approx(0.5)
+    assert found.errors["ttft"].off.mean == pytest.approx(0.125)
+    assert found.errors["ttft"].off.p50 == 0
+    assert found.errors["ttft"].off.p99 == pytest.approx(0.5)
     assert found.worst.metric in ("ttft", "tpot")
     assert found.worst.by == "arrival"
     assert found.worst.high == log.arrived[9]
 
 
 def test_short_times_are_told_with_two_digits() -> None:
-    ttft = Error(0.01384, 0.0142, 0.025, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
-    e2e = Error(2.7012, 12.31, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
+    none = Spread(0.0, 0.0, 0.0, 0.0)
+    ttft, e2e = (
+        Error(Spread(one, one, one, one), Spread(two, two, two, two), none, 0.0, 0.0, 0.0, 1.0)
+        for one, two in ((0.01384, 0.0142), (2.7012, 12.31))
+    )
     scores = Scores(2, {"ttft": ttft, "e2e": e2e}, Worst("ttft", "prompt tokens", 1, 2, 0.0))
     rows = external_report.errors("unseen", scores).rows
     assert [row[:3] for row in rows] == [["TTFT, s", "0.014", "0.014"], ["E2E, s", "2.70", "12.31"]]

@@ -1,0 +1,103 @@
+"""What a data sheet does not say of a server: the constants of its roofline, and its front.
+
+They are of the GPU and of the software, not of a model, so that what is fitted with one model
+tells of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import NamedTuple
+
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.external_server import ExternalServer, Served
+from pagedsim.run.backend import Settings
+from pagedsim.sim.cost import Roofline
+
+FRONT = "front_ms"
+"""From when a request comes until the scheduler has it: HTTP, tokenising, handing over."""
+MEANING = {
+    "compute_efficiency": "FLOP/s, of the data sheet's",
+    "bandwidth_efficiency": "bytes/s from memory",
+    "bus_efficiency": "bytes/s over the bus",
+    "interconnect_efficiency": "bytes/s between GPUs",
+    "host_step_ms": "the host, a step",
+    "host_request_us": "and a sequence of it",
+    "block_tokens": "finding a block, as reading",
+    FRONT: "to the scheduler, a request",
+}
+UNITS = {"_efficiency": "share", "_ms": "ms", "_us": "µs", "_tokens": "tokens"}
+
+Constants = Mapping[str, float]
+"""The roofline's by their keywords, and FRONT."""
+
+
+class Constant(NamedTuple):
+    """One of them."""
+
+    name: str
+
+    @property
+    def share(self) -> bool:
+        """Whether it is part of what a data sheet says, so that it cannot be above 1."""
+        return self.name.endswith("_efficiency")
+
+    @property
+    def unit(self) -> str:
+        return next((unit for end, unit in UNITS.items() if self.name.endswith(end)), "")
+
+    @property
+    def meaning(self) -> str:
+        return MEANING.get(self.name, self.name.replace("_", " "))
+
+    @property
+    def reach(self) -> float:
+        """How far it may well be from where a fit begins, in logarithms."""
+        return 0.4 if self.share else 1.2
+
+    def held(self, value: float) -> float:
+        """The nearest that it can be."""
+        return min(value, 1.0) if self.share else value
+
+
+def constants_of(server: ExternalServer) -> dict[str, float]:
+    """Those that `cost=` has; raises ConfigError where it is no roofline."""
+    cost = server.cost
+    settings = server.config["cost"]
+    if not isinstance(cost, Roofline):
+        raise ConfigError(
+            f"cost._target_={settings.get('_target_')}: must be cost=roofline, whose constants are "
+            "what a log of requests is fitted with"
+        )
+    found = {}
+    for name, parameter in signature(Roofline.__init__).parameters.items():
+        known = (settings.get(name), getattr(cost, name, None), parameter.default)
+        number = next((value for value in known if _is_number(value)), None)
+        if parameter.kind is parameter.KEYWORD_ONLY and number is not None:
+            found[name] = float(number)
+    return found | {FRONT: 0.0}
+
+
+def with_constants(server: ExternalServer, constants: Constants) -> Settings:
+    """The settings of its cost model with these."""
+    return {**server.config["cost"], **_of_cost(constants)}
+
+
+def serve(server: ExternalServer, constants: Constants, first: int | None = None) -> Served:
+    """Serve the log with these; `first` as for `ExternalServer.serve`."""
+    cost = with_constants(server, constants)
+    return server.serve(cost, 1e-3 * constants.get(FRONT, 0.0), first)
+
+
+def at_the_peak(constants: Constants) -> dict[str, float]:
+    """All that the data sheet has, and nothing lost to the host: no server is faster."""
+    return {name: 1.0 if Constant(name).share else 0.0 for name in constants}
+
+
+def _of_cost(constants: Constants) -> dict[str, float]:
+    return {name: value for name, value in constants.items() if name != FRONT}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
