@@ -16,7 +16,7 @@ from pagedsim.__main__ import main
 from pagedsim.metrics.definitions import METRICS
 
 ROOT_KEYS = (
-    "backend, batch, batching, cost, hardware, jobs, kv_cache_dtype, memory, model, policy, "
+    "backend, batch, batching, cost, fit, hardware, jobs, kv_cache_dtype, memory, model, policy, "
     "predictor, preemption, prompt, qoe, quantization, record, report, requests, run, seed, seeds, "
     "server, slo, study, tensor_parallel, tracking, workload"
 )

@@ -135,7 +135,9 @@ def _made_up(here: Column, slopes: Column, index: int, move: float) -> Point:
         weight = 1.0 / np.maximum(np.abs(target + across @ found), SOFT)
         left = (across * weight[:, None]).T @ across
         left += RIDGE * weight.sum() * np.eye(len(others))
-        found = np.linalg.solve(left, -(across * weight[:, None]).T @ target)
+        found = np.asarray(
+            np.linalg.solve(left, -(across * weight[:, None]).T @ target), np.float64
+        )
     moves = np.zeros(slopes.shape[1])
     moves[index], moves[others] = move, np.clip(found, -FARTHEST, FARTHEST)
     return moves

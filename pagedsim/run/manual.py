@@ -110,8 +110,8 @@ EXAMPLES = (
         "experiment=calibrate requests=log.csv model=llama-3.1-8b memory.blocks=2588",
     ),
     (
-        "another log with what was fitted to one: other load, limits, or model on the same GPU",
-        "experiment=predict fit=outputs/2026-01-31/12-00-00-calibrate requests=other.csv",
+        "another log, with what was fitted to one",
+        "experiment=predict fit=outputs/2026-01-31/12-00-00-calibrate requests=b.csv",
     ),
     (
         "the same, of a server that answers over HTTP: observe it, then fit to what was seen",

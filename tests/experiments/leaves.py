@@ -15,7 +15,9 @@ def check_leaves(folder: Path, one: Experiment) -> None:
     """Fail unless it is all there, whole, and nothing that --help does not tell of."""
     left = {path.name for path in folder.iterdir()} - {"wandb"}
     tables = {"runs", "timeline.json"} if one.keeps_tables else {"runs"} if one.runs else set()
-    assert left - {"cost.json"} - {name for name in left if "=" in name} == ALWAYS | tables
+    assert (
+        left - {"cost.json", "fit.json"} - {name for name in left if "=" in name} == ALWAYS | tables
+    )
     result = json.loads((folder / "result.json").read_text())
     assert result["experiment"] == one.name and result["finding"] and result["title"]
     with (folder / "comparison.csv").open() as file:

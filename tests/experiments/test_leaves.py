@@ -32,6 +32,8 @@ VALIDATED = (
     ),
 )
 LOGS = Path(__file__).parents[2] / "experiments" / "data" / "slora-vtc"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+RTX4090 = Path(__file__).parent / "data" / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
 BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
 SMALLEST: dict[str, tuple[str, ...]] = {
     "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
@@ -59,6 +61,11 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     ),
     "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),
     "preemption": FEW,
+    "predict": (
+        *(f"fit={RESULTS / 'rtx4090'}", f"requests={RTX4090}", "model=llama-3.1-8b"),
+        *("hardware=rtx4090", "batching=unified", "memory=prefix", "memory.blocks=2588"),
+        "server.max_batched_tokens=2048",
+    ),
     "record": (*FEW, *ENGINE, *SHORT),
     "replay": (),
     "single": FEW,
