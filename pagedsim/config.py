@@ -58,6 +58,7 @@ class Config:
     memory: Any = None
     model: Any = None
     hardware: Any = None
+    stack: Any = None
     cost: Any = None
     workload: Any = None
     predictor: Any = None
@@ -103,6 +104,7 @@ class Serve:
     memory: Any = None
     model: Any = None
     hardware: Any = None
+    stack: Any = None
     cost: Any = None
     backend: Any = None
     server: Server = field(default_factory=Server)

@@ -84,6 +84,7 @@ class ExternalServer:
                 served,
                 overlap=backend.overlap,
                 fast_forward=backend.fast_forward,
+                way=stage.cost.server_seconds,
             )
         return served
 

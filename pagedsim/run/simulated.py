@@ -88,6 +88,7 @@ class Simulation(Stage):
             self.cost,
             recorder,
             fast_forward=self.backend.fast_forward,
+            way=self.cost.server_seconds,
             **self.settings,
         )
 

@@ -60,9 +60,13 @@ def timed(cost: Roofline, plan: StepPlan) -> list[ProductTime]:
     """The products of a step, each by itself."""
 
     def time(product: Product) -> ProductTime:
+        if not product.attention:
+            return ProductTime(
+                product, product.flop / cost.flop_rate, product.bytes / cost.bandwidth
+            )
         longer = cost.paged if product.from_blocks else 1.0
-        read = product.bytes / cost.bandwidth * longer
-        return ProductTime(product, product.flop / cost.flop_rate, read)
+        read = product.bytes / cost.cache_bandwidth * longer
+        return ProductTime(product, product.flop / cost.attention_rate, read)
 
     return [time(product) for product in products(cost.replica, plan)]
 

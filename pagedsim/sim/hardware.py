@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.errors import require_number, require_whole, unknown
+from pagedsim.sim.families import FAMILIES
 
 GIB = 2**30
 
@@ -29,7 +30,7 @@ class Hardware:
     """Fixed time of one copy over PCIe, however small."""
     interconnect_gb_s: float = 0.0
     """Between the GPUs of a node: NVLink, Infinity Fabric or PCIe. 0: as PCIe."""
-    interconnect_us: float = 10.0
+    interconnect_us: float = 18.0
     """Fixed time of one all-reduce, however small."""
     gpus_per_node: int = 8
     fp8_tflops: float | None = None
@@ -38,6 +39,8 @@ class Hardware:
     tdp_w: float | None = None
     """The most power that it draws, in W, by whatever name the data sheet has it (TDP, TBP, TGP);
     None where none says."""
+    family: str | None = None
+    """Whose kernels it runs, where step tables say what they reach; see `families.py`."""
 
     def __post_init__(self) -> None:
         for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s"):
@@ -48,6 +51,8 @@ class Hardware:
             if getattr(self, key) is not None:
                 require_number(f"hardware.{key}", getattr(self, key), above=0)
         require_whole("hardware.gpus_per_node", self.gpus_per_node, 1)
+        if self.family is not None and self.family not in FAMILIES:
+            raise unknown("hardware.family", str(self.family), FAMILIES)
 
     @property
     def memory_bytes(self) -> float:

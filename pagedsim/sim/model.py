@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_flag, require_number, require_whole
+from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
 from pagedsim.sim import matrices
+
+FP16, FORMATS = "fp16", ("fp16", "fp8", "int8")
+"""What products may be computed in; fp16 stands for bf16, too."""
 
 _SIZES = (
     "layers",
@@ -99,6 +102,8 @@ class ModelShape:
     head_dtype_bytes: float = 2.0
     """Bytes of one weight of these: quantised checkpoints leave them in 16 bits."""
     kv_dtype_bytes: float = 2.0
+    products: str = FP16
+    """What products with weights are computed in; in 16 bits where a GPU has no units for it."""
     moe: MoE | None = None
     mla: MLA | None = None
     params: float | None = None
@@ -112,6 +117,8 @@ class ModelShape:
             require_number(f"model.{key}", getattr(self, key), above=0)
         for key in ("gated_mlp", "tied_embeddings"):
             require_flag(f"model.{key}", getattr(self, key))
+        if self.products not in FORMATS:
+            raise unknown("model.products", str(self.products), FORMATS)
         for key, kind in (("moe", MoE), ("mla", MLA)):
             if not isinstance(value := getattr(self, key), kind | None):
                 raise ConfigError(f"model.{key}={value}: must be settings with a _target_")

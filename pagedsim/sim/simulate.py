@@ -23,10 +23,11 @@ def simulate(
     copy_seconds: float = 0.0,
     beams: Beams | None = None,
     fast_forward: bool = True,
+    way: float = 0.0,
 ) -> float:
     """Run until everything is served; returns the simulated time at which that was.
 
-    The settings are those of `Server`.
+    The settings are those of `Server`; `way` is how long a request takes to come there.
     """
     environment = Environment()
     kind = AheadServer if scheduler.async_scheduling else Server
@@ -40,7 +41,7 @@ def simulate(
         beams=beams,
         fast_forward=fast_forward,
     )
-    feed(environment, server, source)
+    feed(environment, server, source, way)
     # Requests and plans come and go without cycles, so looking for any is time lost.
     collecting = gc.isenabled()
     gc.disable()

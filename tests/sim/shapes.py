@@ -13,6 +13,7 @@ from pagedsim.core.plan import Chunk
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
+from pagedsim.sim.stack import Stack
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
@@ -26,7 +27,12 @@ def shipped(group: str, name: str) -> Any:
     """The object that conf/<group>/<name>.yaml describes; of a cost model, what still wants
     a replica."""
     config = OmegaConf.load(CONF / group / f"{name}.yaml")
-    return instantiate(config, _partial_=group == "cost")
+    if group != "cost":
+        return instantiate(config)
+    # What it takes from the configuration around it: the stack.
+    stack = OmegaConf.load(CONF / "stack" / "vllm-2026.yaml")
+    root = OmegaConf.create({"stack": stack, "cost": config})
+    return instantiate(root.cost, _partial_=True)
 
 
 def model(name: str) -> ModelShape:
@@ -39,6 +45,13 @@ def hardware(name: str) -> Hardware:
     gpu = shipped("hardware", name)
     assert isinstance(gpu, Hardware)
     return gpu
+
+
+def ideal_stack() -> Stack:
+    """Software that takes no time."""
+    found = shipped("stack", "ideal")
+    assert isinstance(found, Stack)
+    return found
 
 
 def replica(model_name: str, hardware_name: str, **settings: Any) -> Replica:

@@ -17,6 +17,7 @@ from pagedsim.sim.cost import Fitted, Roofline, Sample
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, fit, leave_one_out
 from pagedsim.sim.cost.nnls import Matrix, nnls
 from pagedsim.sim.replica import Replica
+from pagedsim.sim.stack import Stack
 from tests.sim.shapes import plan, replica, shipped
 
 DISTSERVE = {
@@ -121,9 +122,16 @@ def test_it_explains_itself_in_its_own_terms() -> None:
 
 
 def test_the_roofline_has_the_form_of_what_was_measured() -> None:
-    """Data sheet, default efficiencies, and 8 ms a step and 60 µs a sequence for that host."""
+    """With 0.6 of the FLOP, 0.8 of the bandwidth, 8 ms a step and 60 µs a sequence for its host."""
     measured = distserve("distserve-opt-13b-tp1")
-    modelled = Roofline(measured.replica, host_step_ms=8.0, host_request_us=60.0)
+    modelled = Roofline(
+        measured.replica,
+        stack=Stack(layer_us=0.0),
+        compute_efficiency=0.6,
+        bandwidth_efficiency=0.8,
+        host_step_ms=8.0,
+        host_request_us=60.0,
+    )
     for tokens in (512, 1024, 2048):
         expected = measured.recompute_seconds(tokens)
         assert modelled.recompute_seconds(tokens) == pytest.approx(expected, rel=0.2)

@@ -11,7 +11,7 @@ from pagedsim.sim.cost.work import Work
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
-from tests.sim.shapes import hardware, model, plan, replica
+from tests.sim.shapes import hardware, ideal_stack, model, plan, replica
 
 
 def ideal(where: Replica, **settings: float) -> Roofline:
@@ -20,10 +20,8 @@ def ideal(where: Replica, **settings: float) -> Roofline:
         "compute_efficiency": 1.0,
         "bandwidth_efficiency": 1.0,
         "bus_efficiency": 1.0,
-        "host_step_ms": 0.0,
-        "host_request_us": 0.0,
     }
-    return Roofline(where, **(rates | settings))
+    return Roofline(where, stack=ideal_stack(), **(rates | settings))
 
 
 SEVEN_BILLION = Replica(replace(model("llama-2-7b"), params=7e9), hardware("a10"))

@@ -10,8 +10,9 @@ from pagedsim.core import StepPlan
 from pagedsim.sim.cost.work import Work
 from pagedsim.sim.hardware import Hardware
 
-Bound = Literal["compute", "bandwidth", "interconnect", "host", "fitted", "recorded"]
-"""What a part of a step waits for; the last two where the model cannot tell."""
+Bound = Literal["compute", "bandwidth", "interconnect", "launch", "host", "fitted", "recorded"]
+"""What a part of a step waits for: launch, for kernels to begin and end, however little they do;
+the last two where the model cannot tell."""
 
 
 class Term(NamedTuple):
@@ -103,6 +104,9 @@ class CostModel(ABC):
 
     by_totals = True
     """Whether the totals of a plan decide; if not, `decode_seconds` cannot answer."""
+
+    server_seconds = 0.0
+    """What a request takes on its way to the scheduler, through HTTP and tokenising."""
 
     @property
     def notices(self) -> list[str]:

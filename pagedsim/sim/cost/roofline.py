@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
+from pagedsim.sim.families import family_of
+from pagedsim.sim.model import FP16
 from pagedsim.sim.replica import Replica
+from pagedsim.sim.stack import Stack
 
 PRODUCTS = "matrix products"
 """The term of products with weights, where they compute longer than they read."""
@@ -14,63 +18,111 @@ ALL_REDUCES = 2
 
 
 class Roofline(ByTerms):
-    """A step is three kinds of kernels, one after the other, and the host's work around them:
+    """A step is kinds of kernels, one after the other, and the host's work around them:
 
     - matrix products of all tokens together: max(FLOP, reading the weights, once a step);
     - attention of prefill chunks: max(FLOP, reading the keys and values before them);
-    - attention of decodes: max(FLOP, reading all their keys and values).
+    - attention of decodes: max(FLOP, reading all their keys and values);
+    - what each layer takes beside them, however little there is to do.
 
     So a prefill is bound by compute, a decode by bandwidth, and chunks that ride along with
-    decodes share the reading of the weights. Tensor parallelism divides each of these and adds
-    two all-reduces a layer, by the formula of a ring. The efficiencies say what part of the data
-    sheet's rate kernels reach; `conf/cost/roofline.yaml` says where the defaults come from.
-    `block_tokens` makes decodes read slower from small blocks (see `kernel.py`). For a step that
-    is planned ahead the host works while the GPU does, and counts only where it takes longer.
+    decodes share the reading of the weights. Tensor parallelism divides products and attention and
+    adds two all-reduces a layer, by the formula of a ring. What kernels reach of the data sheet is
+    known by the GPU's family (`families.py`), what the software takes by the stack (`stack.py`);
+    what is given here is taken instead. `bandwidth_efficiency` is of weights, and of keys and
+    values unless `cache_efficiency` is given; `compute_efficiency` of products, and of prompts'
+    attention unless `attention_efficiency` is. `block_tokens` makes decodes read slower from small
+    blocks (see `kernel.py`). For a step that is planned ahead the host works while the GPU does,
+    and counts only where it takes longer.
     """
 
-    __slots__ = ("_move", "bandwidth", "flop_rate", "paged")
+    __slots__ = (
+        "_move",
+        "attention_rate",
+        "bandwidth",
+        "cache_bandwidth",
+        "flop_rate",
+        "paged",
+        "server_seconds",
+    )
 
     def __init__(
         self,
         replica: Replica,
         *,
-        compute_efficiency: float = 0.6,
-        bandwidth_efficiency: float = 0.8,
+        stack: Stack | None = None,
+        compute_efficiency: float | None = None,
+        attention_efficiency: float | None = None,
+        bandwidth_efficiency: float | None = None,
+        cache_efficiency: float | None = None,
         bus_efficiency: float = 0.8,
-        interconnect_efficiency: float = 0.8,
-        host_step_ms: float = 1.0,
-        host_request_us: float = 10.0,
+        interconnect_efficiency: float | None = None,
+        host_step_ms: float | None = None,
+        host_request_us: float | None = None,
         block_tokens: float = 0.0,
     ) -> None:
         for name, part in (
             ("compute_efficiency", compute_efficiency),
+            ("attention_efficiency", attention_efficiency),
             ("bandwidth_efficiency", bandwidth_efficiency),
+            ("cache_efficiency", cache_efficiency),
             ("bus_efficiency", bus_efficiency),
             ("interconnect_efficiency", interconnect_efficiency),
         ):
-            require_number(f"cost.{name}", part, above=0, high=1)
-        require_number("cost.host_step_ms", host_step_ms, 0)
-        require_number("cost.host_request_us", host_request_us, 0)
+            if part is not None:
+                require_number(f"cost.{name}", part, above=0, high=1)
+        for name, least in (("host_step_ms", host_step_ms), ("host_request_us", host_request_us)):
+            if least is not None:
+                require_number(f"cost.{name}", least, 0)
         require_number("cost.block_tokens", block_tokens, 0)
-        self.flop_rate = replica.hardware.flop_rate * compute_efficiency
-        """FLOP a second that kernels reach."""
-        self.bandwidth = replica.hardware.bandwidth * bandwidth_efficiency
-        """Bytes a second, likewise."""
+        if not isinstance(stack := Stack() if stack is None else stack, Stack):
+            raise ConfigError(f"cost.stack={stack}: must be settings with a _target_")
+        hardware, model = replica.hardware, replica.model
+        family = family_of(hardware.family)
+        rate, reached = hardware.flop_rate, family.compute
+        if model.products != FP16 and model.products in hardware.rates:
+            rate, reached = hardware.rates[model.products], family.compute * family.eight_bits
+        self.flop_rate = rate * _first(compute_efficiency, reached)
+        """FLOP a second that products with weights reach."""
+        self.attention_rate = hardware.flop_rate * _first(
+            attention_efficiency, compute_efficiency, family.attention
+        )
+        """The same of attention."""
+        self.bandwidth = hardware.bandwidth * _first(bandwidth_efficiency, family.bandwidth)
+        """Bytes of weights that are read in a second."""
+        self.cache_bandwidth = hardware.bandwidth * _first(
+            cache_efficiency, bandwidth_efficiency, family.cache
+        )
+        """The same of keys and values."""
         self.paged = slowdown(replica.block_size, block_tokens)
         """How many times longer decodes read, since what they read lies in blocks."""
-        link = replica.hardware.interconnect * interconnect_efficiency
+        link = hardware.interconnect * _first(interconnect_efficiency, stack.all_reduce_share)
+        host_step = _first(host_step_ms, stack.host_step_ms * family.host) * 1e-3
+        host_request = _first(host_request_us, stack.host_request_us * family.host) * 1e-6
         terms = [
             *_products(replica, self.flop_rate, self.bandwidth),
-            *_attention(replica, self.flop_rate, self.bandwidth, self.paged),
+            *_attention(replica, self.attention_rate, self.cache_bandwidth, self.paged),
+            *_layers(replica, stack.layer_us * 1e-6),
             *_all_reduces(replica, link),
-            *_host(host_step_ms * 1e-3, host_request_us * 1e-6),
+            *_host(host_step, host_request),
         ]
-        moe = replica.model.moe
-        super().__init__(replica, terms, 1.0 - moe.experts_per_token / moe.experts if moe else 0.0)
+        moe = model.moe
+        super().__init__(
+            replica,
+            terms,
+            unchosen=1.0 - moe.experts_per_token / moe.experts if moe else 0.0,
+            launching=model.layers * stack.launch_us * 1e-6 * family.host,
+        )
         self._move = move_seconds(replica, bus_efficiency)
+        self.server_seconds = stack.server_ms * 1e-3
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self._move
+
+
+def _first(*given: float | None) -> float:
+    """The first that is given."""
+    return next(one for one in given if one is not None)
 
 
 # The table. Seconds on one GPU, of which each has its part of the work.
@@ -110,6 +162,12 @@ def _attention(
         CostTerm("decodes", "KV", "bandwidth", Totals(decode_context=read * paged)),
         CostTerm("decodes", "decode attention", "compute", Totals(decode_context=decode_pair)),
     ]
+
+
+def _layers(replica: Replica, seconds: float) -> list[CostTerm]:
+    """Norms, rotations, and the gaps between kernels: each takes its time on every GPU."""
+    each = Totals(step=replica.model.layers * seconds)
+    return [CostTerm("layers", "layers", "launch", each)] if seconds else []
 
 
 def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:

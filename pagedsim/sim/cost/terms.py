@@ -56,7 +56,9 @@ _Form = tuple[tuple[int, float], ...]
 class ByTerms(CostModel):
     """Every answer from one table: a term that is added to it is added to all of them.
 
-    `unchosen` is the chance that a token does not choose a given expert.
+    `unchosen` is the chance that a token does not choose a given expert; `launching` the seconds
+    in which the host launches a step's kernels, one after the other, while the GPU runs those that
+    are launched: none is done before.
     """
 
     __slots__ = (
@@ -65,6 +67,7 @@ class ByTerms(CostModel):
         "_host",
         "_host_form",
         "_host_is_plain",
+        "_launching",
         "_overlaps",
         "_read",
         "_sums",
@@ -73,10 +76,17 @@ class ByTerms(CostModel):
         "terms",
     )
 
-    def __init__(self, replica: Replica, terms: Sequence[CostTerm], unchosen: float = 0.0) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        terms: Sequence[CostTerm],
+        unchosen: float = 0.0,
+        launching: float = 0.0,
+    ) -> None:
         self.replica = replica
         self.terms = tuple(terms)
         self._unchosen = unchosen
+        self._launching = launching
         self._host = _added(term.seconds for term in terms if term.bound == "host")
         self._host_form = _form(self._host)
         plain = Totals(sequence=self._host.sequence, step=self._host.step)
@@ -91,7 +101,7 @@ class ByTerms(CostModel):
             raise ValueError("a kernel that reads the context of decodes can overlap nothing else")
         self._overlaps = [ways for ways in overlaps if ways not in reading]
         self._read = sum(ways[0].decode_context for ways in reading) + self._alone.decode_context
-        self._decodes = {0: (0.0, 0.0, self._host.step)}
+        self._decodes = {0: (0.0, 0.0, self._host.step, 0.0)}
 
     def step_seconds(self, plan: StepPlan) -> float:
         if not plan.ahead:
@@ -114,13 +124,18 @@ class ByTerms(CostModel):
 
     def decode_seconds(self, sequences: int, context: int) -> float:
         try:
-            longest, alone, constant = self._decodes[sequences]
+            longest, alone, constant, least = self._decodes[sequences]
         except KeyError:
-            longest, alone, constant = self._decodes[sequences] = self._decoding(sequences)
-        return longest + context * self._read + alone + constant
+            found = self._decodes[sequences] = self._decoding(sequences)
+            longest, alone, constant, least = found
+        seconds = longest + context * self._read + alone + constant
+        return seconds if seconds > least else least
 
-    def _decoding(self, sequences: int) -> tuple[float, float, float]:
-        """A decode of so many sequences but for the reading of their context, in three parts."""
+    def _decoding(self, sequences: int) -> tuple[float, float, float, float]:
+        """A decode of so many sequences but for the reading of their context, in three parts.
+
+        The fourth number is what it takes at least.
+        """
         unchosen = self._unchosen**sequences
         longest = fsum(
             max(
@@ -130,7 +145,14 @@ class ByTerms(CostModel):
             for ways in self._overlaps
         )
         constant = self._alone.step + unchosen * self._alone.unchosen
-        return longest, sequences * (self._alone.token + self._alone.sequence), constant
+        each = self._alone.token + self._alone.sequence
+        return longest, sequences * each, constant, self._least(Totals(sequence=sequences, step=1))
+
+    def _least(self, totals: Sequence[float]) -> float:
+        """What a step takes if the GPU is done before the last launch."""
+        if not self._launching:
+            return 0.0
+        return self._launching + sum(totals[index] * each for index, each in self._host_form)
 
     def recompute_seconds(self, tokens: int) -> float:
         if not tokens:
@@ -162,7 +184,7 @@ class ByTerms(CostModel):
                 if way > longest:
                     longest = way
             seconds += longest
-        return seconds
+        return max(seconds, self._least(totals))
 
     def work(self, plan: StepPlan) -> Work:
         return step_work(self.replica, plan)
@@ -180,14 +202,17 @@ class ByTerms(CostModel):
                 if term.bound == "host":
                     yield Term(term.name, term.seconds.step, term.bound)
             return
-        totals = self._totals(plan)
+        totals, gpu = self._totals(plan), 0.0
         for kernel in _kernels(self.terms):
             ways: dict[str, list[Term]] = {}
             for term in kernel:
                 found = Term(term.name, term.of(totals), term.bound)
                 ways.setdefault(term.bound, []).append(found)
             longest = max(ways.values(), key=lambda way: sum(term.seconds for term in way))
+            gpu += sum(term.seconds for term in longest if term.bound != "host")
             yield from (term for term in longest if term.seconds or term.bound == "host")
+        if gpu < self._launching:
+            yield Term("launches", self._launching - gpu, "launch")
 
 
 def _hidden(terms: Sequence[Term]) -> Iterator[Term]:

@@ -1,0 +1,39 @@
+"""What kernels reach of a GPU's data sheet, by the GPU's family.
+
+`python -m experiments.fidelity.constants` fits these numbers and those of conf/stack together, to
+the step tables in experiments/data; docs/fidelity.md says how far they carry.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Family(NamedTuple):
+    """Shares of the sheet's rates."""
+
+    compute: float
+    """Of the rate of matrix products, by products with weights in a prompt's step."""
+    attention: float
+    """Of the same, by attention of prompts."""
+    bandwidth: float
+    """Of the memory's, by reading weights."""
+    cache: float
+    """Of the memory's, by reading keys and values."""
+    eight_bits: float = 0.8
+    """What products of 8-bit numbers reach of their own rate, against `compute`."""
+    host: float = 1.0
+    """How much longer than beside an H100 the CPUs take that such GPUs were sold with."""
+
+
+FAMILIES = {
+    "ampere": Family(compute=0.70, attention=0.42, bandwidth=0.84, cache=0.71, host=1.5),
+    "hopper": Family(compute=0.64, attention=0.42, bandwidth=0.845, cache=0.92),
+}
+OTHER = Family(compute=0.64, attention=0.42, bandwidth=0.84, cache=0.84)
+"""Of families that no step table in the repository is of."""
+
+
+def family_of(name: str | None) -> Family:
+    """A family's shares; OTHER where there is no table of it."""
+    return OTHER if name is None else FAMILIES[name]
