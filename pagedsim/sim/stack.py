@@ -9,17 +9,17 @@ from pagedsim.core.errors import require_number
 
 @dataclass(frozen=True)
 class Stack:
-    """Times of one server program of some year, on the CPU of an H100's machine.
+    """Times of one server program of some year.
 
     The defaults are those of `stack=vllm-2026`.
     """
 
     name: str = "vllm-2026"
-    host_step_ms: float = 1.1
+    host_step_ms: float = 1.15
     """Between two steps, while the GPU waits: scheduling, preparing the batch, sampling."""
     host_request_us: float = 56.0
     """The same, for each sequence of the step."""
-    layer_us: float = 15.0
+    layer_us: float = 16.0
     """Of the GPU, for each layer: norms, rotations, gaps between kernels."""
     launch_us: float = 0.0
     """Of the host, for launching a layer's kernels while the GPU works: a step takes no less than

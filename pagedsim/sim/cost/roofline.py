@@ -97,8 +97,8 @@ class Roofline(ByTerms):
         self.paged = slowdown(replica.block_size, block_tokens)
         """How many times longer decodes read, since what they read lies in blocks."""
         link = hardware.interconnect * _first(interconnect_efficiency, stack.all_reduce_share)
-        host_step = _first(host_step_ms, stack.host_step_ms * family.host) * 1e-3
-        host_request = _first(host_request_us, stack.host_request_us * family.host) * 1e-6
+        host_step = _first(host_step_ms, stack.host_step_ms) * 1e-3
+        host_request = _first(host_request_us, stack.host_request_us) * 1e-6
         terms = [
             *_products(replica, self.flop_rate, self.bandwidth),
             *_attention(replica, self.attention_rate, self.cache_bandwidth, self.paged),
@@ -111,7 +111,7 @@ class Roofline(ByTerms):
             replica,
             terms,
             unchosen=1.0 - moe.experts_per_token / moe.experts if moe else 0.0,
-            launching=model.layers * stack.launch_us * 1e-6 * family.host,
+            launching=model.layers * stack.launch_us * 1e-6 * family.launch,
         )
         self._move = move_seconds(replica, bus_efficiency)
         self.server_seconds = stack.server_ms * 1e-3
