@@ -73,6 +73,7 @@ def run(
     *,
     overlap: bool = False,
     fast_forward: bool = True,
+    way: float = 0.0,
 ) -> tuple[pa.Table, pa.Table]:
     """The tables of requests and steps."""
     recorder = Recorder()
@@ -83,6 +84,7 @@ def run(
         recorder,
         overlap=overlap,
         fast_forward=fast_forward,
+        way=way,
     )
     return recorder.requests_table(), recorder.steps_table()
 

@@ -1,5 +1,6 @@
 """The roofline: what binds which step, what more work and more GPUs change, and exactness."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.cost import Roofline
-from pagedsim.sim.families import family_of
+from pagedsim.sim.families import FAMILIES, family_of
 from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.replica import Replica
+from pagedsim.sim.stack import Stack
 from tests.sim.configs import PUBLISHED
 from tests.sim.shapes import HARDWARE, MODELS, hardware, ideal_stack, plan, replica, shipped
 
@@ -84,7 +86,7 @@ def terms(cost: Roofline, **totals: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", ["llama-2-70b", "deepseek-v3", "mixtral-8x7b"])
 def test_gpus_divide_the_work_and_add_all_reduces(name: str) -> None:
-    step = {"chunks": (2048,), "decodes": 64, "context": 64_000}
+    step = {"chunks": (16384,), "decodes": 64, "context": 64_000}
     costs = [Roofline(replica(name, "h200", tensor_parallel=n)) for n in (1, 2, 4, 8)]
     parts = [terms(cost, **step) for cost in costs]
     for fewer, more in pairwise(parts):
@@ -112,6 +114,46 @@ def test_mixed_steps_read_the_weights_once() -> None:
     host = cost.decode_seconds(0, 0)
     layers = terms(cost, decodes=16, context=1600)["layers"]
     assert apart - together == pytest.approx(weights + layers + host)
+
+
+def test_products_of_8_bits_take_the_units_for_them() -> None:
+    where = replica("llama-3.1-8b", "h100")
+    eight = replace(where, model=replace(where.model, products="fp8"))
+    share = FAMILIES["hopper"].eight_bits * 1978.9 / 989.4
+    plain, quick = (terms(Roofline(one), chunks=(4096,)) for one in (where, eight))
+    assert plain["matrix products"] == pytest.approx(share * quick["matrix products"])
+    assert plain["attention"] == quick["attention"]
+    # An A100 has none: products are in 16 bits, whatever the weights are.
+    older = replace(eight, hardware=hardware("a100-80gb"))
+    same = replace(where, hardware=hardware("a100-80gb"))
+    assert Roofline(older).recompute_seconds(999) == Roofline(same).recompute_seconds(999)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_takes_no_less_than_its_launches(ahead: bool) -> None:
+    where = replica("llama-2-70b", "a100-80gb", tensor_parallel=8)
+    captured = Roofline(where, stack=Stack(launch_us=0.0, layer_us=0.0))
+    eager = Roofline(where, stack=Stack(launch_us=200.0, layer_us=0.0))
+    for step in (plan(decodes=1, context=500), plan(8, decodes=2, context=900), plan(8192)):
+        step.ahead = ahead
+        told = eager.explain(step)
+        assert told.seconds == pytest.approx(eager.step_seconds(step), rel=1e-12)
+        device = sum(one.seconds for one in captured.explain(step).terms if one.bound != "host")
+        host = 0.0 if ahead else sum(one.seconds for one in told.terms if one.bound == "host")
+        launches = 80 * 200e-6 * FAMILIES["ampere"].launch
+        assert eager.step_seconds(step) == pytest.approx(max(device, launches) + host, rel=1e-12)
+    assert eager.explain(plan(decodes=1, context=500)).dominant.bound in ("launch", "bandwidth")
+
+
+def test_one_efficiency_stands_for_both_where_the_other_is_not_given() -> None:
+    where = replica("llama-2-7b", "a10")
+    both = Roofline(where, compute_efficiency=0.5, bandwidth_efficiency=0.6)
+    assert (both.flop_rate, both.attention_rate) == (0.5 * 125e12, 0.5 * 125e12)
+    assert (both.bandwidth, both.cache_bandwidth) == (0.6 * 600e9, 0.6 * 600e9)
+    apart = Roofline(where, bandwidth_efficiency=0.6, cache_efficiency=0.3)
+    assert (apart.bandwidth, apart.cache_bandwidth) == (0.6 * 600e9, 0.3 * 600e9)
+    ampere = FAMILIES["ampere"]
+    assert apart.flop_rate == ampere.compute * 125e12
 
 
 def test_a_large_batch_of_decodes_computes() -> None:

@@ -20,6 +20,7 @@ from pagedsim.core import (
     StepPlan,
 )
 from pagedsim.core.policy import RankChanges
+from pagedsim.core.source import Mode
 from pagedsim.core.state import ServerState
 from policies.past_future import PastFuture
 from policies.priority import Priority
@@ -49,6 +50,23 @@ def test_an_idle_server_begins_when_somebody_arrives() -> None:
 def test_a_burst_arrives_at_once() -> None:
     requests, _ = run(scheduler(), Jobs([(3.0, 4, 2), (9.0, 4, 2)], mode="burst"))
     assert requests["arrival"].to_pylist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", ["open", "burst", "closed"])
+def test_requests_are_queued_when_they_have_come_their_way(mode: Mode) -> None:
+    """They arrive as before, and wait for their first token from then on."""
+    jobs = Jobs([(0.0, 4, 2)] * 2, mode=mode, users=2)
+    requests, _ = run(scheduler(), jobs, way=0.25)
+    assert requests["arrival"].to_pylist() == [0.0, 0.0]
+    assert requests["scheduled"].to_pylist() == [0.25, 0.25]
+    assert requests["first_token"].to_pylist() == [1.25, 1.25]
+
+
+def test_a_user_asks_again_by_the_same_way() -> None:
+    jobs = Jobs([(0.0, 4, 2)] * 2, mode="closed", users=1, think_time=5.0)
+    requests, _ = run(scheduler(), jobs, way=0.25)
+    assert requests["arrival"].to_pylist() == [0.0, 7.25]
+    assert requests["scheduled"].to_pylist() == [0.25, 7.5]
 
 
 def test_users_in_a_closed_loop_ask_again_after_thinking() -> None:

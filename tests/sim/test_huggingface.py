@@ -232,6 +232,27 @@ def test_bytes_of_a_weight(quantization: dict[str, Any] | None, weight: float) -
     assert (shape.dtype_bytes, shape.head_dtype_bytes) == (weight, 2.0)
 
 
+def activations(bits: int, kind: str) -> dict[str, Any]:
+    group = {"weights": {"num_bits": 8}, "input_activations": {"num_bits": bits, "type": kind}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "products"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+        (activations(8, "float"), "fp8"),
+        (activations(8, "int"), "int8"),
+        (activations(16, "float"), "fp16"),
+        ({"quant_method": "gptq", "bits": 8}, "fp16"),
+        (None, "fp16"),
+    ],
+)
+def test_what_products_are_computed_in(quantization: dict[str, Any] | None, products: str) -> None:
+    assert read_shape(LLAMA | {"quantization_config": quantization}).products == products
+
+
 def test_quantized_weights_are_smaller_but_for_embeddings_and_head() -> None:
     four = LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     shape, ends = read_shape(four), 2 * 32_000 * 4096

@@ -12,7 +12,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.sim.huggingface.family import FAMILIES
 from pagedsim.sim.huggingface.keys import Keys
-from pagedsim.sim.huggingface.quantization import weight_bytes
+from pagedsim.sim.huggingface.quantization import products, weight_bytes
 from pagedsim.sim.model import ModelShape
 
 __all__ = ["read_shape"]
@@ -31,7 +31,8 @@ def read_shape(
     try:
         shape = FAMILIES[family].shape(keys)
         _refuse_what_has_no_shape(keys, shape["hidden"])
-        return ModelShape(name=name or _name(keys), dtype_bytes=weight_bytes(keys), **shape)
+        shape |= {"dtype_bytes": weight_bytes(keys), "products": products(keys)}
+        return ModelShape(name=name or _name(keys), **shape)
     except ConfigError as error:
         if str(error).startswith(keys.where):
             raise

@@ -1,4 +1,4 @@
-"""How many bytes a weight takes, by a config.json's quantization_config."""
+"""Bytes of a weight, and what products are computed in, by a config.json's quantization_config."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pagedsim.core import ConfigError
 from pagedsim.sim.huggingface.keys import Keys
+from pagedsim.sim.model import FP16
 
 
 def weight_bytes(keys: Keys) -> float:
@@ -29,6 +30,25 @@ def weight_bytes(keys: Keys) -> float:
         f"{found.where}.quant_method={method!r}: choose bitsandbytes, compressed-tensors, fp8, "
         "mxfp4, or one that states its bits"
     )
+
+
+def products(keys: Keys) -> str:
+    """What products with weights are computed in: 8 bits where activations are rounded, too."""
+    found = keys.part("quantization_config")
+    method = found.values.get("quant_method")
+    if method in ("fp8", "fbgemm_fp8"):
+        return "fp8"
+    if method != "compressed-tensors":
+        return FP16
+    groups = found.part("config_groups")
+    rounded = {
+        groups.part(name).part("input_activations").values.get("type")
+        for name, group in groups.values.items()
+        if isinstance(group, Mapping)
+        and isinstance(inputs := group.get("input_activations"), Mapping)
+        and inputs.get("num_bits") == 8
+    }
+    return {"float": "fp8", "int": "int8"}.get(str(*rounded), FP16) if len(rounded) == 1 else FP16
 
 
 def _compressed(found: Keys) -> float:
