@@ -7,7 +7,6 @@ tells of another.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import signature
 from typing import NamedTuple
 
 from pagedsim.core import ConfigError
@@ -28,6 +27,12 @@ MEANING = {
     FRONT: "to the scheduler, a request",
 }
 UNITS = {"_efficiency": "share", "_ms": "ms", "_us": "µs", "_tokens": "tokens"}
+
+TIED = {
+    "attention_efficiency": "compute_efficiency",
+    "cache_efficiency": "bandwidth_efficiency",
+}
+"""Which goes with which, since latencies of requests cannot tell them apart."""
 
 Constants = Mapping[str, float]
 """The roofline's by their keywords, and FRONT."""
@@ -70,18 +75,19 @@ def constants_of(server: ExternalServer) -> dict[str, float]:
             f"cost._target_={settings.get('_target_')}: must be cost=roofline, whose constants are "
             "what a log of requests is fitted with"
         )
-    found = {}
-    for name, parameter in signature(Roofline.__init__).parameters.items():
-        known = (settings.get(name), getattr(cost, name, None), parameter.default)
-        number = next((value for value in known if _is_number(value)), None)
-        if parameter.kind is parameter.KEYWORD_ONLY and number is not None:
-            found[name] = float(number)
-    return found | {FRONT: 0.0}
+    own = {name: value for name, value in cost.constants.items() if name not in TIED}
+    return own | {FRONT: 1e3 * cost.server_seconds}
 
 
 def with_constants(server: ExternalServer, constants: Constants) -> Settings:
     """The settings of its cost model with these."""
-    return {**server.config["cost"], **_of_cost(constants)}
+    settings = {name: value for name, value in constants.items() if name != FRONT}
+    if isinstance(server.cost, Roofline):
+        own = server.cost.constants
+        for name, leader in TIED.items():
+            if leader in constants:
+                settings[name] = min(own[name] * constants[leader] / own[leader], 1.0)
+    return {**server.config["cost"], **settings}
 
 
 def serve(server: ExternalServer, constants: Constants, first: int | None = None) -> Served:
@@ -93,11 +99,3 @@ def serve(server: ExternalServer, constants: Constants, first: int | None = None
 def at_the_peak(constants: Constants) -> dict[str, float]:
     """All that the data sheet has, and nothing lost to the host: no server is faster."""
     return {name: 1.0 if Constant(name).share else 0.0 for name in constants}
-
-
-def _of_cost(constants: Constants) -> dict[str, float]:
-    return {name: value for name, value in constants.items() if name != FRONT}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -64,16 +64,19 @@ class ExternalServer:
         return self.backend.stage(self.config, 0)
 
     def serve(
-        self, cost: Settings | None = None, front: float = 0.0, first: int | None = None
+        self, cost: Settings | None = None, front: float | None = None, first: int | None = None
     ) -> Served:
         """Serve the log's requests.
 
         `cost`: settings in the place of the configuration's. `front`: seconds from when a request
-        comes until the scheduler has it. `first`: until so many of the earliest are answered.
+        comes until the scheduler has it, in the place of what the cost model says. `first`: until
+        so many of the earliest are answered.
         """
         config = self.config if cost is None else {**self.config, "cost": cost}
         backend = self.backend
         stage = backend.stage(config, 0)
+        if front is None:
+            front = stage.cost.server_seconds
         named = config["memory"].get("kind") == "prefix"
         served = Served(self.log, first or len(self.log), front)
         with suppress(_Enough):
@@ -84,7 +87,6 @@ class ExternalServer:
                 served,
                 overlap=backend.overlap,
                 fast_forward=backend.fast_forward,
-                way=stage.cost.server_seconds,
             )
         return served
 

@@ -41,6 +41,7 @@ class Roofline(ByTerms):
         "attention_rate",
         "bandwidth",
         "cache_bandwidth",
+        "constants",
         "flop_rate",
         "paged",
         "server_seconds",
@@ -97,14 +98,14 @@ class Roofline(ByTerms):
         self.paged = slowdown(replica.block_size, block_tokens)
         """How many times longer decodes read, since what they read lies in blocks."""
         link = hardware.interconnect * _first(interconnect_efficiency, stack.all_reduce_share)
-        host_step = _first(host_step_ms, stack.host_step_ms) * 1e-3
-        host_request = _first(host_request_us, stack.host_request_us) * 1e-6
+        host_step = _first(host_step_ms, stack.host_step_ms)
+        host_request = _first(host_request_us, stack.host_request_us)
         terms = [
             *_products(replica, self.flop_rate, self.bandwidth),
             *_attention(replica, self.attention_rate, self.cache_bandwidth, self.paged),
             *_layers(replica, stack.layer_us * 1e-6),
             *_all_reduces(replica, link),
-            *_host(host_step, host_request),
+            *_host(host_step * 1e-3, host_request * 1e-6),
         ]
         moe = model.moe
         super().__init__(
@@ -115,6 +116,18 @@ class Roofline(ByTerms):
         )
         self._move = move_seconds(replica, bus_efficiency)
         self.server_seconds = stack.server_ms * 1e-3
+        self.constants = {
+            "compute_efficiency": self.flop_rate / rate,
+            "attention_efficiency": self.attention_rate / hardware.flop_rate,
+            "bandwidth_efficiency": self.bandwidth / hardware.bandwidth,
+            "cache_efficiency": self.cache_bandwidth / hardware.bandwidth,
+            "bus_efficiency": bus_efficiency,
+            "interconnect_efficiency": link / hardware.interconnect,
+            "host_step_ms": host_step,
+            "host_request_us": host_request,
+            "block_tokens": block_tokens,
+        }
+        """What it counts with, by the names under which it is given."""
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self._move
