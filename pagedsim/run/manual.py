@@ -26,6 +26,7 @@ GROUPS = {
     "memory": "how keys and values are stored",
     "model": "what is served",
     "hardware": "the GPU, from its data sheet",
+    "stack": "what software takes beside the kernels, where step times come from data sheets",
     "cost": "how long a step takes",
     "workload": "which requests arrive, and when",
     "predictor": "who tells policies how long answers will be",
