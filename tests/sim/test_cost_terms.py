@@ -1,5 +1,6 @@
 """The table of cost terms: an entry that is added to it is in every answer."""
 
+import numpy as np
 import pytest
 
 from pagedsim.sim.cost import Roofline
@@ -89,3 +90,24 @@ def test_what_decodes_read_can_overlap_nothing_that_grows_otherwise() -> None:
     term = CostTerm("decodes", "sampling", "compute", Totals(sequence=1e-6))
     with pytest.raises(ValueError, match="can overlap nothing else"):
         Table(WHERE, (*Roofline(WHERE).terms, term))
+
+
+@pytest.mark.parametrize("stack", [Stack(), Stack(launch_us=200.0, layer_us=0.0)])
+@pytest.mark.parametrize("of", [("llama-3.1-8b", "h100"), ("mixtral-8x7b", "a100-80gb")])
+def test_many_steps_at_once_take_as_long_as_each(of: tuple[str, str], stack: Stack) -> None:
+    cost = Roofline(replica(*of, tensor_parallel=2), stack=stack)
+    steps = [
+        plan(100, (50, 20), decodes=30, context=9000),
+        plan(8192),
+        plan(decodes=1, context=1),
+        plan(decodes=256, context=500_000),
+    ]
+    rows = [
+        (
+            *(one.prefill_tokens + one.decode_count, len(one.chunks) + one.decode_count),
+            *(one.prefill_pairs, one.prefill_context - one.prefill_tokens, one.decode_context, 1),
+        )
+        for one in steps
+    ]
+    found = cost.seconds_of(np.array(rows, dtype=float)).tolist()
+    assert found == pytest.approx([cost.step_seconds(one) for one in steps], rel=1e-12)

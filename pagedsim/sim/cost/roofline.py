@@ -6,7 +6,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
 from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
-from pagedsim.sim.families import family_of
+from pagedsim.sim.families import Family, family_of
 from pagedsim.sim.model import FP16
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
@@ -52,6 +52,7 @@ class Roofline(ByTerms):
         replica: Replica,
         *,
         stack: Stack | None = None,
+        family: Family | None = None,
         compute_efficiency: float | None = None,
         attention_efficiency: float | None = None,
         bandwidth_efficiency: float | None = None,
@@ -79,7 +80,7 @@ class Roofline(ByTerms):
         if not isinstance(stack := Stack() if stack is None else stack, Stack):
             raise ConfigError(f"cost.stack={stack}: must be settings with a _target_")
         hardware, model = replica.hardware, replica.model
-        family = family_of(hardware.family)
+        family = family or family_of(hardware.family)
         rate, reached = hardware.flop_rate, family.compute
         if model.products != FP16 and model.products in hardware.rates:
             rate, reached = hardware.rates[model.products], family.compute * family.eight_bits

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import fsum
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedsim.core import StepPlan
 from pagedsim.sim.cost.base import Bound, Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.work import Work, step_work
@@ -159,6 +162,18 @@ class ByTerms(CostModel):
             return 0.0
         pairs, unchosen = tokens * (tokens + 1) // 2, self._unchosen**tokens
         return self._sum(Totals(token=tokens, sequence=1, pair=pairs, step=1, unchosen=unchosen))
+
+    def seconds_of(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`step_seconds` of many steps in turn, a row each, of what `Totals` has up to `step`."""
+        totals = np.column_stack([steps, self._unchosen ** steps[:, 0]])
+        width = range(totals.shape[1])
+        seconds = np.zeros(len(totals))
+        for ways in self._sums:
+            forms = np.array([[dict(way).get(index, 0.0) for index in width] for way in ways])
+            seconds += (totals @ forms.T).max(axis=1)
+        if self._launching:
+            np.maximum(seconds, self._launching + totals @ np.array(self._host), out=seconds)
+        return seconds
 
     def _totals(self, plan: StepPlan) -> Totals:
         tokens = plan.prefill_tokens

@@ -1,0 +1,46 @@
+"""Models, GPUs and stacks by the names of their files in conf/."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+import conf
+from pagedsim.run.objects import make
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.stack import Stack
+
+CONF = Path(conf.__file__).parent
+
+
+@cache
+def there(group: str) -> frozenset[str]:
+    """The names that a group has."""
+    return frozenset(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+@cache
+def model_named(name: str) -> ModelShape:
+    """A model's shape."""
+    return make("model", settings("model", name), ModelShape)
+
+
+@cache
+def hardware_named(name: str) -> Hardware:
+    """A GPU's data sheet."""
+    return make("hardware", settings("hardware", name), Hardware)
+
+
+@cache
+def stack_named(name: str) -> Stack:
+    """What a server program takes beside its kernels."""
+    return make("stack", settings("stack", name), Stack)
+
+
+def settings(group: str, name: str) -> Any:
+    """What stands in the file."""
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))

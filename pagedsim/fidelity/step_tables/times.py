@@ -1,0 +1,109 @@
+"""What a cost model says of many rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.fidelity.step_tables.cell import Cell, Metric
+from pagedsim.fidelity.step_tables.schedule import Schedule
+from pagedsim.sim.cost import Roofline
+from pagedsim.sim.replica import Replica
+
+Floats = NDArray[np.float64]
+
+CostOf = Callable[[Replica, str], Roofline]
+"""The cost model of a replica under a stack of this name."""
+
+
+class Point(NamedTuple):
+    """One measured number."""
+
+    cell: Cell
+    metric: Metric
+    mark: str
+    """Why the server could not run the row as the table says, if so."""
+
+    @property
+    def measured(self) -> float:
+        """In seconds."""
+        return self.cell.measured[self.metric]
+
+
+@dataclass(frozen=True)
+class _Server:
+    """Rows of one server: their steps below one another."""
+
+    replica: Replica
+    stack: str
+    totals: Floats
+    rows: NDArray[np.int64]
+    """A step of each term of the sums; those of one point stand together."""
+    weights: Floats
+    """What it counts."""
+    begins: NDArray[np.int64]
+    """Where each point's terms begin."""
+    served: Floats
+    """1 for a point that has a request's way through the server in it."""
+    places: NDArray[np.int64]
+    """Where each point stands among all."""
+
+    def seconds(self, cost: Roofline) -> Floats:
+        """Of each point."""
+        terms = cost.seconds_of(self.totals)[self.rows] * self.weights
+        summed: Floats = np.add.reduceat(terms, self.begins)
+        return summed + self.served * cost.server_seconds
+
+
+class Points:
+    """Everything that was measured, in one order."""
+
+    def __init__(self, rows: Iterable[tuple[Cell, Schedule]]) -> None:
+        self.all: list[Point] = []
+        by_server: dict[tuple[Replica, str], list[tuple[int, Cell, Schedule]]] = {}
+        for cell, schedule in rows:
+            key = (cell.replica, cell.stack)
+            by_server.setdefault(key, []).append((len(self.all), cell, schedule))
+            self.all += [Point(cell, metric, schedule.mark) for metric in cell.measured]
+        self._servers = [_joined(*key, of) for key, of in by_server.items()]
+        self.measured = np.array([point.measured for point in self.all])
+
+    def predicted(
+        self, cost_of: CostOf, only: Callable[[Replica, str], bool] | None = None
+    ) -> Floats:
+        """What a cost model says of each, in seconds; NaN for servers that are not among `only`."""
+        found = np.full(len(self.all), np.nan)
+        for server in self._servers:
+            if only is None or only(server.replica, server.stack):
+                found[server.places] = server.seconds(cost_of(server.replica, server.stack))
+        return found
+
+
+def _joined(replica: Replica, stack: str, rows: Sequence[tuple[int, Cell, Schedule]]) -> _Server:
+    steps, weights, begins, served, places = [], [], [], [], []
+    above = terms = 0
+    for place, cell, schedule in rows:
+        for at, metric in enumerate(cell.measured):
+            weight = schedule.weights[metric]
+            counting = np.flatnonzero(weight)
+            steps.append(counting + above)
+            weights.append(weight[counting])
+            begins.append(terms)
+            terms += len(counting)
+            served.append(float(metric == "ttft"))
+            places.append(place + at)
+        above += len(schedule.totals)
+    return _Server(
+        replica,
+        stack,
+        np.concatenate([schedule.totals for _, _, schedule in rows]),
+        np.concatenate(steps),
+        np.concatenate(weights),
+        np.array(begins),
+        np.array(served),
+        np.array(places),
+    )
