@@ -34,6 +34,7 @@ VALIDATED = (
 LOGS = Path(__file__).parents[2] / "experiments" / "data" / "slora-vtc"
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 RTX4090 = Path(__file__).parent / "data" / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
+TABLES = LOGS.with_name("step-tables")
 BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
 SMALLEST: dict[str, tuple[str, ...]] = {
     "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
@@ -72,6 +73,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "size_based": (*FEW, "study.only=[Alpaca]"),
     "swap_vs_recompute": (*FEW, "study.models=[opt-13b]", "study.modern=opt-13b"),
     "sweep": (*FEW, "study.over=server.max_seqs", "study.values=[8,16]"),
+    "truth": (f"study.tables=[{TABLES / 'splitwise.csv'}]",),
     "tune": (*FEW, "study.trials=2", "study.batch=2", "workload.rate=6"),
     "validate": VALIDATED,
 }

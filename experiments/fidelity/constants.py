@@ -1,0 +1,193 @@
+"""What GPU families and stacks are taken to reach, fitted to the step tables again.
+
+    python -m experiments.fidelity.constants
+
+Prints what a fit finds beside what stands in pagedsim/sim/families.py and conf/stack, how far each
+constant moves when a model or a GPU is left out of the fit, and how far predictions for what was
+left out are then off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from experiments.fidelity.constants_fit import Fit, fitted
+from experiments.fidelity.truth_rows import FITTED, Rows, planned, tables
+from experiments.fidelity.truth_scores import CLASSES, Scored, by, class_of, score, scored
+from pagedsim.fidelity.step_tables.cell import Cell
+from pagedsim.fidelity.step_tables.constants import Constants
+from pagedsim.fidelity.step_tables.times import Points
+from pagedsim.metrics.result import Listing
+from pagedsim.report.percent import percent, signed
+
+MOVED = 1.2
+"""A constant is held at so many times its value and at its value over that, the others fitted."""
+MINDED = 0.01
+"""If then errors rise by less than this share on either side, the tables do not decide it."""
+KIN = ("ampere", "hopper")
+"""Families of which GPUs are left out: what is fitted in their stead are others of these."""
+
+
+class LeftOut(NamedTuple):
+    """A fit without some rows, and its predictions for them."""
+
+    what: str
+    fit: Fit
+    unseen: Sequence[Scored]
+    seen: Sequence[Scored]
+    """The same rows, as the constants that stand predict them."""
+
+
+class Refits(NamedTuple):
+    """Everything that was fitted."""
+
+    standing: Constants
+    whole: Fit
+    models: Sequence[LeftOut]
+    gpus: Sequence[LeftOut]
+    others: Sequence[LeftOut]
+    """Tables that the fit has not seen."""
+    minded: Mapping[str, tuple[float, float]]
+    """By what share errors rise where a constant is held lower, and higher."""
+
+    def reach(self, name: str, parts: Sequence[LeftOut]) -> tuple[float, float]:
+        """The least and the most that a constant is in these fits."""
+        values = [part.fit.values[name] for part in parts]
+        return min(values), max(values)
+
+    def decided(self, name: str) -> bool:
+        """Whether no other constants make up for its being elsewhere."""
+        return min(self.minded[name]) >= MINDED
+
+
+def refitted(rows: Rows, say: Callable[[str], object]) -> Refits:
+    """Fit to all rows of the fitted tables, then without each model and each GPU.
+
+    Rows that their server could not run as the table says are no part of a fit. A GPU is mostly
+    all that a table has, and with it all that tells of its stack; so without one, the constants
+    are fitted to all other NVIDIA GPUs, also those that are else only predicted.
+    """
+    standing = Constants.standing()
+    whole = [(cell, steps) for cell, steps in rows if not steps.mark]
+    used = [(cell, steps) for cell, steps in whole if cell.table in FITTED]
+    kin = [(cell, steps) for cell, steps in whole if cell.hardware.family in KIN]
+    fitted_to = Points(used)
+    found = fitted(fitted_to, standing)
+    say(f"{len(used)} rows fitted")
+
+    def minded(name: str, factor: float) -> float:
+        begin = {**found.values, name: factor * found.values[name]}
+        return fitted(fitted_to, standing, begin, held=[name]).distance / found.distance - 1
+
+    def held_out(what: str, fit: Fit, rows: Rows) -> LeftOut:
+        points = Points(rows)
+        unseen, seen = (
+            scored(points.all, points.predicted(constants.cost_of))
+            for constants in (fit.of(standing), standing)
+        )
+        return LeftOut(what, fit, unseen, seen)
+
+    def without(what: str, pool: Rows, of: Callable[[Cell], str]) -> LeftOut:
+        fit = fitted(Points([row for row in pool if of(row[0]) != what]), standing, found.values)
+        say(f"fitted without {what}")
+        return held_out(what, fit, [row for row in used if of(row[0]) == what])
+
+    others = dict.fromkeys(cell.table for cell, _ in whole if cell.table not in FITTED)
+    models = dict.fromkeys(cell.model.name for cell, _ in used)
+    gpus = dict.fromkeys(cell.hardware.name for cell, _ in used)
+    return Refits(
+        standing,
+        found,
+        [without(name, used, lambda cell: cell.model.name) for name in models],
+        [without(name, kin, lambda cell: cell.hardware.name) for name in gpus],
+        [held_out(name, found, [row for row in whole if row[0].table == name]) for name in others],
+        {name: (minded(name, 1 / MOVED), minded(name, MOVED)) for name in found.values},
+    )
+
+
+def constants_listing(refits: Refits) -> Listing:
+    """What was fitted beside what stands."""
+
+    def reach(name: str, parts: Sequence[LeftOut]) -> str:
+        low, high = refits.reach(name, parts)
+        return f"{low:.3g} to {high:.3g}"
+
+    rows = [
+        [
+            name,
+            f"{refits.standing[name]:.3g}",
+            f"{value:.3g}",
+            signed(value / refits.standing[name] - 1, 0, ""),
+            " / ".join(signed(rise, 1, "") for rise in refits.minded[name]),
+            "yes" if refits.decided(name) else "no",
+            reach(name, refits.models),
+            reach(name, refits.gpus),
+        ]
+        for name, value in refits.whole.values.items()
+    ]
+    head = ["constant", "stands", "fitted", "off, %", "errors, %", "decided"]
+    head += ["without a model", "without a GPU"]
+    note = (
+        "shares of data sheets' rates, and times as in conf/stack; errors: by what they rise if it "
+        f"is held at 1/{MOVED:g} and at {MOVED:g} of what was fitted and the others make up for "
+        f"it, decided if on both sides by {percent(MINDED, 0)} or more; at last, what the fits "
+        "without any model and any GPU come to"
+    )
+    return Listing("Constants, fitted again", head, rows, note)
+
+
+def left_out_listing(refits: Refits) -> Listing:
+    """How far off what was left out is."""
+    rows = [_errors(f"without {one.what}", one.unseen, one.seen) for one in refits.models]
+    rows.append(_errors("every model by a fit without it", *_all(refits.models)))
+    rows += [_errors(f"without {one.what}", one.unseen, one.seen) for one in refits.gpus]
+    rows.append(_errors("every GPU by a fit without it", *_all(refits.gpus)))
+    rows += [_errors(f"{one.what}, which no fit sees", *one[2:]) for one in refits.others]
+    note = (
+        "median |error| of the rows left out, in %, by constants that have not seen them, and in "
+        "brackets by those that stand"
+    )
+    return Listing("What a fit that has not seen it says", ["rows", *CLASSES], rows, note)
+
+
+def _all(parts: Sequence[LeftOut]) -> tuple[list[Scored], list[Scored]]:
+    unseen = [one for part in parts for one in part.unseen]
+    return unseen, [one for part in parts for one in part.seen]
+
+
+def medians(every: Sequence[Scored]) -> Mapping[str, float]:
+    """The median |error| of each class that there is."""
+    groups = by(every, lambda one: class_of(one.point))
+    return {name: score(group).median for name, group in groups.items()}
+
+
+def pooled(parts: Sequence[LeftOut]) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Of all that was left out at some time: unseen, and as it stands."""
+    unseen, seen = _all(parts)
+    return medians(unseen), medians(seen)
+
+
+def _errors(what: str, unseen: Sequence[Scored], seen: Sequence[Scored]) -> list[str]:
+    new, old = medians(unseen), medians(seen)
+    return [
+        what,
+        *(
+            f"{100 * new[name]:.1f} ({100 * old[name]:.1f})" if name in new else "–"
+            for name in CLASSES
+        ),
+    ]
+
+
+def main() -> None:
+    """Fit, and print."""
+    refits = refitted(planned(tables(None, None), None, print), print)
+    for listing in (constants_listing(refits), left_out_listing(refits)):
+        widths = [max(map(len, column)) for column in zip(listing.head, *listing.rows, strict=True)]
+        print(f"\n{listing.title} ({listing.note})")
+        for row in (listing.head, *listing.rows):
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+if __name__ == "__main__":
+    main()

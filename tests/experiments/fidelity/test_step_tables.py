@@ -1,0 +1,265 @@
+"""Tables of measured steps: how they are read, and that their rows' steps are the scheduler's."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.fidelity.truth_rows import ALONE, DATA, FITTED, tables
+from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
+from pagedsim.fidelity.external_log import Latencies, Log
+from pagedsim.fidelity.step_tables.alone import alone
+from pagedsim.fidelity.step_tables.cell import Cell
+from pagedsim.fidelity.step_tables.constants import LINK, Constants
+from pagedsim.fidelity.step_tables.layouts import SHAPELESS, read_table
+from pagedsim.fidelity.step_tables.schedule import (
+    PREEMPTS,
+    TOO_LARGE,
+    RowRequests,
+    scheduled,
+    server_of,
+)
+from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, stack_named
+from pagedsim.fidelity.step_tables.times import Points
+from pagedsim.sim.cost import Roofline
+from pagedsim.sim.replica import Replica
+from pagedsim.sim.simulate import simulate
+from pagedsim.sim.sizing import sized
+from pagedsim.sim.stack import Stack
+from tests.sim.shapes import plan
+
+EVERY = sorted(DATA.glob("*.csv"))
+SPLITWISE = "model,gpu,tensor_parallel,prompt_tokens,batch,output_tokens,prompt_ms,token_ms"
+BATCH = "gpu,gpus,model,tokens_in_and_out,batch,latency_s"
+LOOP = "model,gpu,precision,input_tokens,output_tokens,concurrency,tensor_parallel,ttft_ms,tpot_ms"
+
+
+def written(folder: Path, head: str, *rows: str) -> Path:
+    path = folder / "table.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def cell(head: str, row: str, folder: Path) -> Cell:
+    return read_table(written(folder, head, row)).cells[0]
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
+def test_every_table_is_read_whole(path: Path) -> None:
+    """Those of this folder, whichever there are."""
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = read_table(path)
+    assert len(found.cells) + sum(found.left_out.values()) == len(rows)
+    assert set(found.left_out) <= set(SHAPELESS)
+    assert all(one.measured and min(one.measured.values()) > 0 for one in found.cells)
+
+
+def test_what_constants_are_fitted_to_is_there() -> None:
+    names = [table.name for table in tables(None, None)]
+    assert {*FITTED, "distserve"} <= set(names)
+    assert {path.stem for path in EVERY} == set(names) - {*ALONE, "distserve"}
+    assert tuple(sorted(names[: len(FITTED)])) == tuple(sorted(FITTED))
+
+
+def test_who_was_alone_at_a_server() -> None:
+    """The first two may have found it cold, the fourth comes too early and the last has no gap."""
+    arrived = np.array([0.0, 2.0, 4.0, 6.0, 7.0, 9.0, 12.0])
+    e2e = np.array([1.0, 1.0, 2.0, 1.5, 1.0, 2.0, 1.0])
+    output = np.array([5, 5, 5, 5, 5, 5, 1])
+    times = Latencies(e2e / 2, e2e, output)
+    places = [f"log:{row}" for row in range(7)]
+    log = Log(Path("log"), places, arrived, output + 100, times, [""] * 7)
+    rows = alone(log, "log", model_named("llama-2-7b"), hardware_named("h100"), "vllm-2026")
+    assert [row.place for row in rows] == ["log:2", "log:5"]
+    assert (rows[0].prompt, rows[0].output, rows[0].at_once) == (105, 5, 1)
+    assert rows[0].measured == {"ttft": 1.0, "token": 0.25}
+
+
+def test_a_row_of_each_layout(tmp_path: Path) -> None:
+    steps = cell(SPLITWISE, "llama2-70b,h100-80gb,4,512,8,128,100,30", tmp_path)
+    assert steps.model == model_named("llama-2-70b") and steps.hardware == hardware_named("h100")
+    assert (steps.way, steps.tensor_parallel, steps.stack) == ("steps", 4, "vllm-2023")
+    assert (steps.prompt, steps.at_once, steps.output) == (512, 8, 128)
+    assert steps.measured == {"prompt": 0.1, "token": 0.03}
+
+    batch = cell(BATCH, "Nvidia A100 GPU,2,meta-llama/Meta-Llama-3-8B,256,16,2.5", tmp_path)
+    assert batch.hardware.name == "a100-40gb" and batch.stack == "vllm-2024"
+    assert (batch.way, batch.prompt, batch.output, batch.at_once) == ("batch", 256, 256, 16)
+    assert batch.measured == {"latency": 2.5}
+
+    loop = cell(LOOP, "Llama-3.1-70B,b200_sxm,fp8,1024,8192,64,2,120,11", tmp_path)
+    assert (loop.model.products, loop.model.dtype_bytes) == ("fp8", 1.0)
+    assert (loop.way, loop.prompt, loop.output, loop.at_once) == ("loop", 1024, 8192, 64)
+    assert loop.measured == {"ttft": 0.12, "tpot": 0.011} and loop.stack == "vllm-2026"
+
+
+def test_a_stack_of_one_s_own_and_names_of_conf_are_taken(tmp_path: Path) -> None:
+    path = written(tmp_path, BATCH, "l40s,1,qwen3-8b,128,4,1.5")
+    table = read_table(path, "vllm-2026")
+    assert (table.cells[0].hardware.name, table.cells[0].stack) == ("l40s", "vllm-2026")
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "says"),
+    [
+        (BATCH, "T800,1,llama-2-7b,128,4,1.5", ":2: gpu=T800: unknown; choose from AMD MI300X GPU"),
+        (BATCH, "h100,1,llama-9,128,4,1.5", ":2: model=llama-9: unknown; choose from "),
+        (BATCH, "h100,1,,128,4,1.5", ":2: model=: unknown; choose from "),
+        (BATCH, "h100,1,../cost/fitted,128,4,1", ":2: model=../cost/fitted: unknown; choose from "),
+        (BATCH, "h100,3,llama-2-7b,128,4,1.5", ":2: tensor_parallel=3: model=llama-2-7b with 32"),
+        (BATCH, "h100,1,llama-2-7b,many,4,1.5", ":2: tokens_in_and_out=many: must be a whole numb"),
+        (BATCH, "h100,1,llama-2-7b,128,0,1.5", ":2: batch=0: must be a whole number from 1"),
+        (BATCH, "h100,1,llama-2-7b,128,4,nan", ":2: latency_s=nan: must be a time above 0"),
+        (BATCH, "h100,1,llama-2-7b,128,4,-1", ":2: latency_s=-1: must be a time above 0"),
+        (BATCH, "h100,1,llama-2-7b,128", ":2: batch=: must be a whole number from 1"),
+        (BATCH, "h100,1,llama-2-7b,128,4,1,9", ":2: has more fields than the header"),
+        (LOOP, "qwen3-32b,h100,fp6,9,9,1,1,5,5", ":2: precision=fp6: must be empty or one of bf1"),
+        (LOOP, "qwen3-32b,h100,,9,2,1,1,5,5", ":2: output_tokens=2: must be at least 3"),
+        ("a,b", "1,2", ": has the columns a, b: must have model, gpu, tensor_parallel, prompt_tok"),
+    ],
+)
+def test_a_bad_row_is_named(head: str, row: str, says: str, tmp_path: Path) -> None:
+    path = written(tmp_path, head, row)
+    with pytest.raises(ConfigError) as error:
+        read_table(path)
+    assert str(error.value).startswith(f"{path}{says}")
+
+
+def test_no_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tables=none\.csv: no such file"):
+        read_table("none.csv")
+    empty = written(tmp_path, BATCH)
+    with pytest.raises(ConfigError, match="holds no rows"):
+        read_table(empty)
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+class Seen:
+    """What a simulation says of each request."""
+
+    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
+        self.sizes = sizes
+        self.ttft: list[float] = []
+        self.tpot: list[float] = []
+        self.end = 0.0
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        pass
+
+    def again(self, end: float, used_blocks: int) -> None:
+        pass
+
+    def left(self, request: Request) -> None:
+        begun, ended = request.first_token_at, request.finished_at
+        assert request.arrival is not None and begun is not None and ended is not None
+        self.ttft.append(begun - request.arrival)
+        self.tpot.append((ended - begun) / (self.sizes[int(request.id)][1] - 1))
+        self.end = max(self.end, ended)
+
+
+SLOW = Stack(host_step_ms=9.0, host_request_us=700.0, layer_us=90.0, server_ms=0.0)
+"""Of other step times than those with which a row's steps were planned."""
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "mark"),
+    [
+        (BATCH, "a100-40gb,1,llama-2-7b,128,16,1", ""),
+        (BATCH, "a100-40gb,1,llama-2-7b,1024,64,1", PREEMPTS),
+        (BATCH, "a100-40gb,2,mixtral-8x7b,256,8,1", TOO_LARGE),
+        (LOOP, "qwen3-32b,h100,,512,64,8,4,1,1", ""),
+        (LOOP, "llama-3.1-70b,h100,fp8,4096,256,32,2,1,1", ""),
+    ],
+)
+def test_a_schedule_tells_what_a_simulation_does(
+    head: str, row: str, mark: str, tmp_path: Path
+) -> None:
+    """Steps planned under some times, summed up under others, are those planned under these."""
+    one = cell(head, row, tmp_path)
+    found = scheduled(one)
+    assert found.mark == mark
+    cost = Roofline(one.replica, stack=SLOW)
+    predicted = Points([(one, found)]).predicted(lambda replica, stack: cost).tolist()
+
+    server, requests = server_of(one), RowRequests.of(one)
+    if mark == TOO_LARGE:
+        server = replace(server, blocks=1 << 16)
+    else:
+        server = sized(server, one.replica)
+    latencies = Seen(requests.sizes)
+    simulate(server.scheduler(), requests, cost, latencies)
+    if one.way == "batch":
+        assert predicted == pytest.approx([latencies.end], rel=1e-3)
+    else:
+        means = [sum(of) / len(of) for of in (latencies.ttft, latencies.tpot)]
+        assert predicted == pytest.approx(means, rel=1e-3)
+
+
+def test_two_steps_are_those_of_the_prompts_and_of_the_middle_of_the_answers(
+    tmp_path: Path,
+) -> None:
+    one = cell(SPLITWISE, "llama2-70b,h100-80gb,4,512,8,128,100,30", tmp_path)
+    cost = Roofline(one.replica)
+    prompt, token = Points([(one, scheduled(one))]).predicted(lambda replica, stack: cost).tolist()
+    assert prompt == pytest.approx(cost.step_seconds(plan(*[512] * 8)))
+    assert token == pytest.approx(cost.decode_seconds(8, 8 * (512 + 64)))
+
+
+@pytest.mark.parametrize(
+    ("row", "mark"),
+    [
+        ("llama2-70b,a100-80gb,2,512,64,128,100,30", TOO_LARGE),
+        ("llama2-70b,a100-80gb,2,512,16,128,100,30", ""),
+        ("llama2-70b,a100-80gb,8,8192,1,128,100,30", ""),  # longer than the model was trained for
+    ],
+)
+def test_steps_of_more_than_memory_holds_are_told_apart(
+    row: str, mark: str, tmp_path: Path
+) -> None:
+    assert scheduled(cell(SPLITWISE, row, tmp_path)).mark == mark
+
+
+def test_ttft_has_the_way_through_the_server(tmp_path: Path) -> None:
+    one = cell(LOOP, "qwen3-8b,h100,,64,8,2,1,1,1", tmp_path)
+    points = Points([(one, scheduled(one))])
+
+    def ttft_and_tpot(server_ms: float) -> list[float]:
+        return points.predicted(
+            lambda replica, stack: Roofline(replica, stack=Stack(server_ms=server_ms))
+        ).tolist()
+
+    none, long = ttft_and_tpot(0.0), ttft_and_tpot(50.0)
+    assert long == pytest.approx([none[0] + 0.05, none[1]])
+
+
+# -- constants -------------------------------------------------------------------------------------
+
+
+def test_constants_that_stand_are_those_of_a_simulation() -> None:
+    standing = Constants.standing()
+    for gpu, stack in (("a100-80gb", "vllm-2023"), ("h100", "vllm-2026"), ("mi300x", "vllm-2024")):
+        replica = Replica(model_named("llama-2-70b"), hardware_named(gpu), 8)
+        ours, plain = standing.cost_of(replica, stack), Roofline(replica, stack=stack_named(stack))
+        step = plan(700, 200, decodes=20, context=9000)
+        assert ours.step_seconds(step) == plain.step_seconds(step)
+
+
+def test_a_constant_is_changed_by_its_name() -> None:
+    standing = Constants.standing()
+    changed = standing.but({"hopper.cache": 0.5, "vllm-2024.layer_us": 7.0, LINK: 40.0})
+    assert (changed["hopper.cache"], changed["vllm-2024.layer_us"], changed[LINK]) == (0.5, 7, 40)
+    assert changed["ampere.cache"] == standing["ampere.cache"]
+    replica = Replica(model_named("llama-2-70b"), hardware_named("h100"), 8)
+    step = plan(decodes=64, context=200_000)
+    slower = changed.cost_of(replica, "vllm-2026").step_seconds(step)
+    added = changed.cost_of(replica, "vllm-2024").step_seconds(step)
+    assert slower > standing.cost_of(replica, "vllm-2026").step_seconds(step)
+    assert added != slower
