@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from pagedsim.core import StepPlan
 from pagedsim.sim.cost import Breakdown, CostModel, Roofline
 from pagedsim.sim.cost.base import Bound
-from pagedsim.sim.products import Product, products
+from pagedsim.sim.products import HEAD, Product, products
 from pagedsim.sim.step import step
 
 T = TypeVar("T")
@@ -61,9 +61,8 @@ def timed(cost: Roofline, plan: StepPlan) -> list[ProductTime]:
 
     def time(product: Product) -> ProductTime:
         if not product.attention:
-            return ProductTime(
-                product, product.flop / cost.flop_rate, product.bytes / cost.bandwidth
-            )
+            rate = cost.head_rate if product.name == HEAD else cost.flop_rate
+            return ProductTime(product, product.flop / rate, product.bytes / cost.bandwidth)
         longer = cost.paged if product.from_blocks else 1.0
         read = product.bytes / cost.cache_bandwidth * longer
         return ProductTime(product, product.flop / cost.attention_rate, read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 
 import simpy
 
@@ -18,8 +19,9 @@ def feed(environment: Environment, server: Server, source: Source, way: float = 
     """
     jobs = source.requests()
     if source.mode == "closed":
+        users = _Users(environment, server, jobs, source.think_time, way)
         for _ in range(source.users or 1):
-            environment.process(_user(environment, server, jobs, source.think_time, way))
+            environment.process(users.one())
     else:
         at_once = source.mode == "burst"
         environment.process(_arrive(environment, server, jobs, at_once, way))
@@ -38,20 +40,37 @@ def _arrive(
     server.close()
 
 
-def _user(
-    environment: Environment,
-    server: Server,
-    jobs: Iterator[Job],
-    think_time: float,
-    way: float,
-) -> Generator[simpy.Event, None, None]:
-    """Ask, wait for the answer, think, ask again."""
-    for request, output_len in jobs:
-        arrives(request, environment.now)
-        if way:
-            yield environment.timeout(way)
-        answered = server.done[request.id] = environment.event()
-        server.submit(request, output_len)
-        yield answered
-        yield environment.timeout(think_time)
-    server.close()  # what is left to answer has been asked: all users take from the same jobs
+@dataclass
+class _Users:
+    """People who ask, wait for the answer, think, and ask again; all take from the same jobs."""
+
+    environment: Environment
+    server: Server
+    jobs: Iterator[Job]
+    think_time: float
+    way: float
+    coming: int = 0
+    """Requests on their way."""
+    asked: bool = False
+    """Whether no job is left."""
+
+    def one(self) -> Generator[simpy.Event, None, None]:
+        """One of them."""
+        environment, server = self.environment, self.server
+        for request, output_len in self.jobs:
+            arrives(request, environment.now)
+            if self.way:
+                self.coming += 1
+                yield environment.timeout(self.way)
+                self.coming -= 1
+            answered = server.done[request.id] = environment.event()
+            server.submit(request, output_len)
+            self._close()
+            yield answered
+            yield environment.timeout(self.think_time)
+        self.asked = True
+        self._close()
+
+    def _close(self) -> None:
+        if self.asked and not self.coming:
+            self.server.close()

@@ -51,7 +51,7 @@ class Hardware:
             if getattr(self, key) is not None:
                 require_number(f"hardware.{key}", getattr(self, key), above=0)
         require_whole("hardware.gpus_per_node", self.gpus_per_node, 1)
-        if self.family is not None and self.family not in FAMILIES:
+        if self.family is not None and str(self.family) not in FAMILIES:
             raise unknown("hardware.family", str(self.family), FAMILIES)
 
     @property

@@ -10,6 +10,8 @@ from pagedsim.sim import matrices
 from pagedsim.sim.matrices import Matrix
 from pagedsim.sim.replica import Replica
 
+HEAD = "LM head"
+
 
 class Product(NamedTuple):
     """`times` products of `rows` × `inputs` by `inputs` × `outputs`, over the whole model.
@@ -76,7 +78,7 @@ def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
             for matrix in matrices.mlp(model, moe.intermediate):
                 yield product(matrix, tokens, shared, model.dtype_bytes, "shared")
     samples = sum(chunk.samples for chunk in plan.chunks) + plan.decode_count
-    head = Matrix("LM head", model.hidden, model.vocab)
+    head = Matrix(HEAD, model.hidden, model.vocab)
     yield product(head, samples, 1, model.head_dtype_bytes)
 
 

@@ -69,6 +69,16 @@ def test_a_user_asks_again_by_the_same_way() -> None:
     assert requests["scheduled"].to_pylist() == [0.25, 7.5]
 
 
+@pytest.mark.parametrize("way", [0.0, 0.02, 5.0])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_who_is_on_the_way_while_another_finds_nothing_to_ask_is_served(
+    way: float, ahead: bool
+) -> None:
+    jobs = Jobs([(0.0, 4, 2)] * 3, mode="closed", users=2, think_time=0.0)
+    requests, _ = run(scheduler(async_scheduling=ahead), jobs, way=way)
+    assert requests.num_rows == 3
+
+
 def test_users_in_a_closed_loop_ask_again_after_thinking() -> None:
     jobs = Jobs([(0.0, 4, 2)] * 3, mode="closed", users=1, think_time=5.0)
     requests, _ = run(scheduler(), jobs)

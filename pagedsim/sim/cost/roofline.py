@@ -43,6 +43,7 @@ class Roofline(ByTerms):
         "cache_bandwidth",
         "constants",
         "flop_rate",
+        "head_rate",
         "paged",
         "server_seconds",
     )
@@ -80,12 +81,15 @@ class Roofline(ByTerms):
         if not isinstance(stack := Stack() if stack is None else stack, Stack):
             raise ConfigError(f"cost.stack={stack}: must be settings with a _target_")
         hardware, model = replica.hardware, replica.model
-        family = family or family_of(hardware.family)
+        if not isinstance(family := family or family_of(hardware.family), Family):
+            raise ConfigError(f"cost.family={family}: must be a Family; see hardware.family")
         rate, reached = hardware.flop_rate, family.compute
         if model.products != FP16 and model.products in hardware.rates:
             rate, reached = hardware.rates[model.products], family.compute * family.eight_bits
         self.flop_rate = rate * _first(compute_efficiency, reached)
         """FLOP a second that products with weights reach."""
+        self.head_rate = hardware.flop_rate * _first(compute_efficiency, family.compute)
+        """The same of the LM head, which stays in 16 bits."""
         self.attention_rate = hardware.flop_rate * _first(
             attention_efficiency, compute_efficiency, family.attention
         )
@@ -102,7 +106,7 @@ class Roofline(ByTerms):
         host_step = _first(host_step_ms, stack.host_step_ms)
         host_request = _first(host_request_us, stack.host_request_us)
         terms = [
-            *_products(replica, self.flop_rate, self.bandwidth),
+            *_products(replica, self.flop_rate, self.head_rate, self.bandwidth),
             *_attention(replica, self.attention_rate, self.cache_bandwidth, self.paged),
             *_layers(replica, stack.layer_us * 1e-6),
             *_all_reduces(replica, link),
@@ -142,7 +146,9 @@ def _first(*given: float | None) -> float:
 # The table. Seconds on one GPU, of which each has its part of the work.
 
 
-def _products(replica: Replica, flop_rate: float, bandwidth: float) -> list[CostTerm]:
+def _products(
+    replica: Replica, flop_rate: float, head_rate: float, bandwidth: float
+) -> list[CostTerm]:
     """Matrix products of all tokens together read the weights once, of experts those chosen."""
     model, gpus = replica.model, replica.tensor_parallel
     experts = 0.0
@@ -150,7 +156,7 @@ def _products(replica: Replica, flop_rate: float, bandwidth: float) -> list[Cost
         experts = model.moe_layers * moe.experts * model.expert_params
     computing = Totals(
         token=model.flop_per_token / gpus / flop_rate,
-        sequence=model.flop_per_sample / gpus / flop_rate,
+        sequence=model.flop_per_sample / gpus / head_rate,
     )
     reading = Totals(
         step=model.read_bytes(float("inf")) / gpus / bandwidth,

@@ -110,7 +110,8 @@ class ByTerms(CostModel):
         if not plan.ahead:
             return self._in_turn(plan)
         host = self._host_seconds(plan)
-        return max(self._in_turn(plan) - host, host)
+        launching = self._launching if plan.prefill_tokens + plan.decode_count else 0.0
+        return max(self._in_turn(plan) - host, host + launching)
 
     def _host_seconds(self, plan: StepPlan) -> float:
         if self._host_is_plain:  # to make all totals takes longer than the rest of a decode
@@ -207,7 +208,7 @@ class ByTerms(CostModel):
     def explain(self, plan: StepPlan) -> Breakdown:
         found = list(self._counting(plan))
         if plan.ahead:
-            found = list(_hidden(found))
+            found = list(_hidden(found, self._launching))
         return Breakdown(kind_of(plan), tuple(found), self.work(plan))
 
     def _counting(self, plan: StepPlan) -> Iterator[Term]:
@@ -230,11 +231,14 @@ class ByTerms(CostModel):
             yield Term("launches", self._launching - gpu, "launch")
 
 
-def _hidden(terms: Sequence[Term]) -> Iterator[Term]:
-    """Where the host works while the GPU does, and only what it takes longer counts."""
+def _hidden(terms: Sequence[Term], launching: float) -> Iterator[Term]:
+    """Where the host works while the GPU does, and only what it takes longer counts.
+
+    It launches then, too, for so many seconds.
+    """
     host = sum(term.seconds for term in terms if term.bound == "host")
     others = sum(term.seconds for term in terms if term.bound != "host")
-    left = max(1.0 - others / host, 0.0) if host else 0.0
+    left = max(1.0 - max(others - launching, 0.0) / host, 0.0) if host else 0.0
     for term in terms:
         yield term._replace(seconds=term.seconds * left) if term.bound == "host" else term
 
