@@ -56,14 +56,18 @@ class Constant(NamedTuple):
     def meaning(self) -> str:
         return MEANING.get(self.name, self.name.replace("_", " "))
 
-    @property
-    def reach(self) -> float:
-        """How far it may well be from where a fit begins, in logarithms."""
-        return 0.4 if self.share else 1.2
+    def seconds(self, value: float) -> float:
+        """What a step's time is proportional to: for a share, what is left of it upside down."""
+        return 1.0 / value if self.share else value
 
-    def held(self, value: float) -> float:
-        """The nearest that it can be."""
-        return min(value, 1.0) if self.share else value
+    @property
+    def least(self) -> float:
+        """The least that `seconds` can be."""
+        return 1.0 if self.share else 0.0
+
+    def held(self, seconds: float) -> float:
+        """The value of so many `seconds`, or of the nearest that can be."""
+        return self.seconds(max(seconds, self.least))
 
 
 def constants_of(server: ExternalServer) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -104,8 +105,9 @@ def _check_constants(path: str | Path, constants: Any) -> None:
         raise ConfigError(f"fit={path}: constants must be an object that has {FRONT}")
     for name, value in constants.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < float("inf") or Constant(name).held(value) != value:
+        most = 1.0 if Constant(name).share else sys.float_info.max
+        if not number or not 0 <= value <= most or (Constant(name).share and not value):
             raise ConfigError(
                 f"fit={path}: constants.{name}={value!r}: must be a number of 0 or more, and a "
-                "share at most 1"
+                "share above 0 and at most 1"
             )

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from pagedsim.fidelity.external_score import Column
+from pagedsim.fidelity.external_score import Column, scales
+from pagedsim.fidelity.external_slopes import least, slopes_at
+from pagedsim.fidelity.external_trials import Trials
 from pagedsim.fidelity.simplex import Point
 
-AS_GOOD = 0.1
-"""A fit is as good where it is farther off by no more than this part,"""
+AS_GOOD = 0.25
+"""A fit is as good where it is farther off by no more than this part: so much is chance, which
+changes from point to point who is preempted or waits for another round,"""
 LEAST = 0.001
-"""or by so much: 0.1 %, what chance moves."""
+"""or by so much: 0.1 %."""
 DECIDED = 1.5
 """The upper end of a range over the lower: more, and the log does not decide."""
-STEPS = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-"""In logarithms, to each side."""
-NUDGE = 0.1
-"""In logarithms: of the slopes, which tell how the others make up for one."""
-FARTHEST = STEPS[-1]
-"""Where slopes ask for more, they are too flat to say."""
+STEPS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""In units, to each side."""
 PARTNER = 0.3
-"""The part of its own effect that another must make up for, to be told."""
-ROUNDS, SOFT, RIDGE = 30, 1e-3, 1e-4
+"""The part of one's move, in units, by which another must move along to be told."""
 
 
 class Range(NamedTuple):
@@ -43,109 +40,75 @@ class Range(NamedTuple):
         return not self.open and self.low > 0 and self.high / self.low <= DECIDED
 
 
-class Tried(Protocol):
-    """What `external_fit.Trials` offers."""
-
-    free: Sequence[str]
-    points: list[Point]
-    distances: list[float]
-
-    @property
-    def reach(self) -> Point: ...
-
-    def constants(self, point: Point) -> Mapping[str, float]: ...
-
-    def misses(self, point: Point) -> list[Column]: ...
-
-
-def ranges(trials: Tried, point: Point, distance: float) -> dict[str, Range]:
+def ranges(trials: Trials, point: Point, distance: float) -> dict[str, Range]:
     """Of every free constant: all that was simulated and is as good as `point`.
 
     From there each is moved by itself, step by step, and the others to where slopes say that they
-    make up for it, until the fit is worse.
+    make up for it.
     """
     enough = distance + max(LEAST, AS_GOOD * distance)
-    here = np.concatenate(trials.misses(point))
-    slopes = np.stack([_slope(trials, point, index) for index in range(len(point))], 1)
-    ends = {
-        index: [_walk(trials, point, here, slopes, index, side, enough) for side in (-1.0, 1.0)]
+    missed, slopes = trials.misses(point), slopes_at(trials, point)
+    scale = scales(missed)
+    valley = _Valley(scale * np.concatenate(missed), scale[:, None] * slopes)
+    walks = [
+        [_walk(trials, point, valley, index, side, enough) for side in (-1.0, 1.0)]
         for index in range(len(point))
-    }
+    ]
     good = [
         trials.constants(tried)
         for tried, apart in zip(trials.points, trials.distances, strict=True)
         if apart <= enough
-    ] + [trials.constants(point)]
+    ]
     found = {}
     for index, name in enumerate(trials.free):
         values = [constants[name] for constants in good]
-        moves = [move for move, _ in ends[index]]
-        far = max(moves, key=lambda move: abs(float(move[index])))
+        far = max((move for move, _ in walks[index]), key=lambda move: abs(float(move[index])))
         found[name] = Range(
             min(values),
             max(values),
-            any(to_the_end for _, to_the_end in ends[index]),
-            _partner(trials, far * np.abs(slopes).mean(0), index),
+            any(unended for _, unended in walks[index]),
+            _partner(trials, far, index),
         )
     return found
 
 
-def _slope(trials: Tried, point: Point, index: int) -> Column:
-    """How the misses change with a constant's logarithm."""
-    step = np.zeros(len(point))
-    step[index] = NUDGE / trials.reach[index]
-    up, down = (np.concatenate(trials.misses(point + side * step)) for side in (1.0, -1.0))
-    return np.asarray((up - down) / (2 * NUDGE))
+class _Valley(NamedTuple):
+    """Misses at a point, and their slopes."""
+
+    here: Column
+    slopes: Column
+
+    def along(self, index: int, move: float) -> Point:
+        """One constant's move, and those of the others under which misses are smallest again."""
+        others = [one for one in range(self.slopes.shape[1]) if one != index]
+        moves: Point = np.zeros(self.slopes.shape[1])
+        moves[index] = move
+        moves[others] = least(self.here + self.slopes[:, index] * move, self.slopes[:, others])
+        return moves
 
 
 def _walk(
-    trials: Tried,
-    point: Point,
-    here: Column,
-    slopes: Column,
-    index: int,
-    side: float,
-    enough: float,
+    trials: Trials, point: Point, valley: _Valley, index: int, side: float, enough: float
 ) -> tuple[Point, bool]:
-    """The farthest good move to one side, in logarithms, and whether nothing ended it."""
-    last = np.zeros(len(point))
+    """The farthest move to one side that is as good, and whether nothing ended it."""
+    farthest, unended = np.zeros(len(point)), False
+    last = trials.constants(point)[trials.free[index]]
+    # All of them: between two that are as good, chance may well put one that is worse.
     for step in STEPS:
-        move = _made_up(here, slopes, index, side * step)
-        there = point + move / trials.reach
-        before = trials.constants(point + last / trials.reach)
-        if trials.constants(there)[trials.free[index]] == before[trials.free[index]]:
-            return last, False  # at the data sheet's end
-        trials.misses(there)
-        if trials.distances[-1] > enough:
-            return last, False
-        last = move
-    return last, True
+        move = valley.along(index, side * step)
+        now = trials.constants(point + move)[trials.free[index]]
+        if now == last:
+            return farthest, False  # at an end beyond which nothing can be
+        last = now
+        trials.misses(point + move)
+        if unended := trials.distances[-1] <= enough:
+            farthest = move
+    return farthest, unended
 
 
-def _made_up(here: Column, slopes: Column, index: int, move: float) -> Point:
-    """One constant's move, and those of the others under which misses are smallest again.
-
-    Least absolute misses, by least squares that are weighted anew in each round.
-    """
-    others = [one for one in range(slopes.shape[1]) if one != index]
-    target = here + slopes[:, index] * move
-    across = slopes[:, others]
-    found: Point = np.zeros(len(others))
-    for _ in range(ROUNDS):
-        weight = 1.0 / np.maximum(np.abs(target + across @ found), SOFT)
-        left = (across * weight[:, None]).T @ across
-        left += RIDGE * weight.sum() * np.eye(len(others))
-        found = np.asarray(
-            np.linalg.solve(left, -(across * weight[:, None]).T @ target), np.float64
-        )
-    moves = np.zeros(slopes.shape[1])
-    moves[index], moves[others] = move, np.clip(found, -FARTHEST, FARTHEST)
-    return moves
-
-
-def _partner(trials: Tried, effects: Point, index: int) -> str | None:
-    """Who makes up for most of one's effect, by what each does to the misses."""
-    others = np.abs(effects)
+def _partner(trials: Trials, move: Point, index: int) -> str | None:
+    """Who moved most along with one, if that is much."""
+    others = np.abs(move)
     own, others[index] = float(others[index]), 0.0
     far = int(others.argmax())
     return trials.free[far] if others[far] > PARTNER * own > 0 else None

@@ -18,9 +18,9 @@ from pagedsim.report.percent import signed
 PEAK = 0.98
 """A share of the data sheet from which on the log asks for all of it."""
 _CONSTANTS = (
-    "as good: how far each may move, the others making up for it, until the fitted requests are "
-    "10 % farther off than at the best; + where that end was not reached; decided: whether that is "
-    "little, else which other makes up for it"
+    "as good: how far each may move, the others making up for it, and the fitted requests be no "
+    "farther off than chance moves them, 25 %; + where that end was not reached; decided: whether "
+    "that is little, else which other makes up for it"
 )
 _ERRORS = (
     "mean, P50, P90, P99: the predicted one against the measured, in %; bias: mean over requests "
