@@ -15,7 +15,7 @@ import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity import external_report as report
-from pagedsim.fidelity.external_constants import FRONT, Constant, Constants, constants_of, serve
+from pagedsim.fidelity.external_constants import Constant, Constants, constants_of, serve, words
 from pagedsim.fidelity.external_file import Fit
 from pagedsim.fidelity.external_fit import Found, fitted
 from pagedsim.fidelity.external_log import Log, read_log
@@ -99,15 +99,8 @@ def read_external(runs: Runs, requests: str, split: float) -> Reading:
         table=report.table(scores),
         used={
             "another log": f"experiment=predict fit={shown(path)} requests=...",
-            "simulate": words(found),
+            "simulate": words(server, found.constants, list(found.ranges)),
         },
-    )
-
-
-def words(found: Found) -> str:
-    """What was fitted, as the command line takes it; the front is no part of a cost model."""
-    return " ".join(
-        f"cost.{name}={found.constants[name]:.4g}" for name in found.ranges if name != FRONT
     )
 
 
@@ -156,7 +149,7 @@ def _data(split: float, found: Found, done: Scored, fit: Fit) -> dict[str, Any]:
             }
             for name, value in found.constants.items()
         },
-        "words": words(found),
+        "words": words(done.server, found.constants, list(found.ranges)),
         "cold": found.cold._asdict(),
         "simulations": found.simulations,
         "distance": found.distance,

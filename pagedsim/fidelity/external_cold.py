@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from math import exp, log
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +10,9 @@ import numpy as np
 from pagedsim.fidelity.external_log import Latencies, Log
 
 LONGER = log(1.5)
-"""How much longer a first token takes than it would later, to be of a cold server."""
+"""How much longer the first token takes than it would later, to be of a cold server."""
 LEAST = 0.05
 """And by so many seconds: less is chance."""
-MOST = 0.1
-"""Of the requests: a server whose first tokens are late for longer is just slow."""
 
 
 class Cold(NamedTuple):
@@ -29,16 +27,14 @@ class Cold(NamedTuple):
 
 
 def cold_start(measured: Log, predicted: Latencies) -> Cold:
-    """Which of its first requests took far longer to their first token than others did.
+    """Whether its first request took far longer to its first token than others did.
 
     Others are held against the same simulation, so that it need only tell one request from
-    another.
+    another. Who comes meanwhile waits for the same.
     """
-    late = np.log(measured.latencies.ttft / predicted.ttft)
-    usual = float(np.median(late))
-    warm = predicted.ttft * np.exp(usual)
-    cold = (late - usual > LONGER) & (measured.latencies.ttft - warm > LEAST)
-    count = int(cold.argmin())
-    if cold.all() or not count or count > MOST * len(measured):
+    seconds = float(measured.latencies.ttft[0])
+    usual = float(np.median(np.log(measured.latencies.ttft / predicted.ttft)))
+    warm = float(predicted.ttft[0]) * exp(usual)
+    if log(seconds / warm) < LONGER or seconds - warm < LEAST:
         return Cold(0)
-    return Cold(count, float(measured.latencies.ttft[0]), float(warm[0]))
+    return Cold(int((measured.arrived < seconds).sum()), seconds, warm)

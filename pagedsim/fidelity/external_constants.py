@@ -6,7 +6,7 @@ tells of another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from pagedsim.core import ConfigError
@@ -18,7 +18,8 @@ FRONT = "front_ms"
 """From when a request comes until the scheduler has it: HTTP, tokenising, handing over."""
 MEANING = {
     "compute_efficiency": "FLOP/s, of the data sheet's",
-    "bandwidth_efficiency": "bytes/s from memory",
+    "bandwidth_efficiency": "bytes/s of weights",
+    "cache_efficiency": "bytes/s of keys and values",
     "bus_efficiency": "bytes/s over the bus",
     "interconnect_efficiency": "bytes/s between GPUs",
     "host_step_ms": "the host, a step",
@@ -28,11 +29,15 @@ MEANING = {
 }
 UNITS = {"_efficiency": "share", "_ms": "ms", "_us": "µs", "_tokens": "tokens"}
 
-TIED = {
-    "attention_efficiency": "compute_efficiency",
-    "cache_efficiency": "bandwidth_efficiency",
-}
+TIED = {"attention_efficiency": "compute_efficiency"}
 """Which goes with which, since latencies of requests cannot tell them apart."""
+
+IDEAL = {
+    "_target_": "pagedsim.sim.stack.Stack",
+    "name": "ideal",
+    **dict.fromkeys(("host_step_ms", "host_request_us", "layer_us", "launch_us", "server_ms"), 0.0),
+}
+"""As conf/stack/ideal.yaml."""
 
 Constants = Mapping[str, float]
 """The roofline's by their keywords, and FRONT."""
@@ -59,6 +64,11 @@ class Constant(NamedTuple):
     def seconds(self, value: float) -> float:
         """What a step's time is proportional to: for a share, what is left of it upside down."""
         return 1.0 / value if self.share else value
+
+    @property
+    def likely(self) -> float:
+        """How far it may well be from what step tables say, in logarithms."""
+        return 0.1 if self.share else 0.7
 
     @property
     def least(self) -> float:
@@ -100,6 +110,19 @@ def serve(server: ExternalServer, constants: Constants, first: int | None = None
     return server.serve(cost, 1e-3 * constants.get(FRONT, 0.0), first)
 
 
-def at_the_peak(constants: Constants) -> dict[str, float]:
-    """All that the data sheet has, and nothing lost to the host: no server is faster."""
-    return {name: 1.0 if Constant(name).share else 0.0 for name in constants}
+def serve_at_the_peak(server: ExternalServer) -> Served:
+    """Serve it at all that the data sheet has, and with software that takes no time."""
+    constants_of(server)
+    assert isinstance(server.cost, Roofline)
+    peak = {name: 1.0 if Constant(name).share else 0.0 for name in server.cost.constants}
+    return server.serve({**server.config["cost"], "stack": IDEAL, **peak}, 0.0)
+
+
+def words(server: ExternalServer, constants: Constants, names: Collection[str]) -> str:
+    """Some constants, and those that go with them, as the command line takes them."""
+    settings = with_constants(server, constants)
+    named = [*names, *(name for name, leader in TIED.items() if leader in names)]
+    found = [f"cost.{name}={settings[name]:.4g}" for name in named if name != FRONT]
+    if FRONT in named:
+        found.append(f"stack.server_ms={constants[FRONT]:.4g}")
+    return " ".join(found)

@@ -22,7 +22,8 @@ WHY = {
     "tensor_parallel": "what is lost between GPUs was not measured so",
     "kv_cache_dtype": "attention has other kernels for it",
     "quantization": "products have other kernels for it",
-    "batching": "another serving stack has other kernels and another host",
+    "stack": "another serving stack has other kernels and another host",
+    "batching": "prompts that ride along with decodes have other kernels than those by themselves",
     "async_scheduling": "the host works beside the GPU in one of them alone",
 }
 

@@ -34,7 +34,7 @@ LEVEL = 0.003
 SIZES, MOVES = (0.3, 0.1), 40
 """Of simplices from the best in the end, which need no slopes."""
 FRONT_BEGIN = 5.0
-"""ms: where the search begins with the way to the scheduler, of which no configuration speaks."""
+"""ms: where the search begins with the way to the scheduler, where `stack=` has none."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ def fitted(server: ExternalServer, known: int) -> Found:
     """
     begin = constants_of(server)
     with Console(stderr=True).status("fitting") as status:
-        trials = Trials(server, np.arange(known), {**begin, FRONT: FRONT_BEGIN}, status)
+        trials = Trials(
+            server, np.arange(known), {**begin, FRONT: begin[FRONT] or FRONT_BEGIN}, status
+        )
         ends = [_descended(trials, start) for start in _starts(trials)]
         point = min(ends, key=trials.value)
         cold = cold_start(server.log, serve(server, trials.constants(point)).latencies)

@@ -16,7 +16,7 @@ AS_GOOD = 0.25
 changes from point to point who is preempted or waits for another round,"""
 LEAST = 0.001
 """or by so much: 0.1 %."""
-DECIDED = 1.5
+DECIDED = 1.25
 """The upper end of a range over the lower: more, and the log does not decide."""
 STEPS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """In units, to each side."""

@@ -17,6 +17,8 @@ from pagedsim.report.percent import signed
 
 PEAK = 0.98
 """A share of the data sheet from which on the log asks for all of it."""
+SAME = 0.001
+"""By how much a mean may be farther off than before, and nothing be said."""
 _CONSTANTS = (
     "as good: how far each may move, the others making up for it, and the fitted requests be no "
     "farther off than chance moves them, 25 %; + where that end was not reached; decided: whether "
@@ -145,8 +147,7 @@ def about_fit(found: Found, scores: Mapping[str, Scores]) -> Iterator[str]:
         one = found.ranges[FRONT]
         yield (
             f"{found.constants[FRONT]:.3g} ms of each TTFT ({one.low:.3g} to {one.high:.3g} fit as "
-            "well) are no step's: HTTP, tokenising, clocks that differ; a simulation by any other "
-            "experiment lacks them"
+            "well) are no step's: HTTP, tokenising, clocks that differ"
         )
 
 
@@ -156,7 +157,7 @@ def _worse(scores: Mapping[str, Scores]) -> Iterator[str]:
         before, after = scores[f"{part}, before the fit"].errors, scores[part].errors
         for metric, error in after.items():
             one, two = before[metric].off.mean, error.off.mean
-            if metric in METRICS and abs(two) > abs(one) + 0.01:
+            if metric in METRICS and abs(two) > abs(one) + SAME:
                 yield (
                     f"the fit made the mean {metric.upper()} of the {part} requests worse: "
                     f"{signed(one)} before it, {signed(two)} with it"

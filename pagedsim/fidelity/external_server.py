@@ -38,6 +38,7 @@ class ExternalServer:
             "tensor_parallel": replica.tensor_parallel,
             "kv_cache_dtype": replica.kv_format,
             "quantization": replica.quantization or "none",
+            "stack": str(self.config["stack"]["name"]),
             "batching": str(self.config["batching"]["_target_"]).rpartition(".")[2],
             "async_scheduling": bool(self.config["server"]["async_scheduling"]),
         }

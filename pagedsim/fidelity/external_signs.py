@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pagedsim.fidelity.external_constants import at_the_peak, constants_of, serve
+from pagedsim.fidelity.external_constants import serve_at_the_peak
 from pagedsim.fidelity.external_course import Course
 from pagedsim.fidelity.external_server import ExternalServer, Served
 
@@ -22,7 +22,7 @@ OTHERWISE = (
 def signs(server: ExternalServer, served: Served) -> Iterator[str]:
     """Each in a line; `served`: what the simulated server did with the log."""
     log = server.log
-    latencies = serve(server, at_the_peak(constants_of(server))).latencies
+    latencies = serve_at_the_peak(server).latencies
     faster = latencies.e2e > FASTER * log.latencies.e2e
     if faster.mean() > MANY:
         yield (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log, log1p
 
 import numpy as np
 from rich.status import Status
@@ -19,9 +20,11 @@ EFFECT = 0.2
 TINY = 1e-9
 UNITS = (0.1, 20.0)
 """A unit's least and most, of where the constant begins."""
-PULL = 0.03
-"""What a unit away from the beginning counts, of the misses: too little to move what the log
-decides, enough for what it says nothing of."""
+NONE = 0.05
+"""Of where it begins, a constant is as good as 0."""
+PULL = 0.05
+"""What it counts, as a part of the misses, that a constant is as far from its beginning as may well
+be: too little to move what the log decides, enough for what it says little of."""
 
 
 class Trials:
@@ -72,7 +75,15 @@ class Trials:
         seconds = self._seconds + self.units * point
         least = np.array([Constant(name).least for name in self.free])
         beyond = float((np.maximum(least - seconds, 0.0) / self.units).sum())
-        return apart(self.misses(point)) * (1.0 + PULL * float((point**2).sum()) + beyond)
+        return apart(self.misses(point)) * (1.0 + PULL * self._strange(point) + beyond)
+
+    def _strange(self, point: Point) -> float:
+        """How far from their beginnings constants are; twice as far is not twice as strange."""
+        constants, strange = self.constants(point), 0.0
+        for name in self.free:
+            times = max(constants[name] / self.begin[name], NONE)
+            strange += log1p((log(times) / Constant(name).likely) ** 2)
+        return strange
 
     def only(self, rows: Rows) -> None:
         """Go on with other requests, and forget what was found with these."""
