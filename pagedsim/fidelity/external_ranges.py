@@ -14,12 +14,16 @@ from pagedsim.fidelity.simplex import Point
 AS_GOOD = 0.25
 """A fit is as good where it is farther off by no more than this part: so much is chance, which
 changes from point to point who is preempted or waits for another round,"""
-LEAST = 0.001
-"""or by so much: 0.1 %."""
+LEAST = 0.005
+"""or by so much: no server repeats itself more exactly than 0.5 %."""
 DECIDED = 1.25
 """The upper end of a range over the lower: more, and the log does not decide."""
 STEPS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """In units, to each side."""
+CORRECTIONS = 3
+"""Tries at a step."""
+WORSE = 2
+"""Steps in a row after which it goes no farther."""
 PARTNER = 0.3
 """The part of one's move, in units, by which another must move along to be told."""
 
@@ -43,15 +47,13 @@ class Range(NamedTuple):
 def ranges(trials: Trials, point: Point, distance: float) -> dict[str, Range]:
     """Of every free constant: all that was simulated and is as good as `point`.
 
-    From there each is moved by itself, step by step, and the others to where slopes say that they
-    make up for it.
+    From there each is moved step by step, and the others to where slopes say that they make up for
+    it.
     """
     enough = distance + max(LEAST, AS_GOOD * distance)
-    missed, slopes = trials.misses(point), slopes_at(trials, point)
-    scale = scales(missed)
-    valley = _Valley(scale * np.concatenate(missed), scale[:, None] * slopes)
+    valley = _Valley(point, scales(trials.misses(point)), slopes_at(trials, point))
     walks = [
-        [_walk(trials, point, valley, index, side, enough) for side in (-1.0, 1.0)]
+        [_walk(trials, valley, index, side, enough) for side in (-1.0, 1.0)]
         for index in range(len(point))
     ]
     good = [
@@ -73,36 +75,44 @@ def ranges(trials: Trials, point: Point, distance: float) -> dict[str, Range]:
 
 
 class _Valley(NamedTuple):
-    """Misses at a point, and their slopes."""
+    """Slopes around the point that fits best."""
 
-    here: Column
+    point: Point
+    scale: Column
     slopes: Column
 
-    def along(self, index: int, move: float) -> Point:
-        """One constant's move, and those of the others under which misses are smallest again."""
+    def again(self, missed: Column, index: int) -> Point:
+        """Moves of all constants but one under which these misses are smallest."""
         others = [one for one in range(self.slopes.shape[1]) if one != index]
         moves: Point = np.zeros(self.slopes.shape[1])
-        moves[index] = move
-        moves[others] = least(self.here + self.slopes[:, index] * move, self.slopes[:, others])
+        moves[others] = least(self.scale * missed, self.scale[:, None] * self.slopes[:, others])
         return moves
 
 
 def _walk(
-    trials: Trials, point: Point, valley: _Valley, index: int, side: float, enough: float
+    trials: Trials, valley: _Valley, index: int, side: float, enough: float
 ) -> tuple[Point, bool]:
     """The farthest move to one side that is as good, and whether nothing ended it."""
-    farthest, unended = np.zeros(len(point)), False
-    last = trials.constants(point)[trials.free[index]]
-    # All of them: between two that are as good, chance may well put one that is worse.
+    name, worse, unended = trials.free[index], 0, False
+    farthest, before = np.zeros(len(valley.point)), trials.constants(valley.point)[name]
     for step in STEPS:
-        move = valley.along(index, side * step)
-        now = trials.constants(point + move)[trials.free[index]]
-        if now == last:
+        # The others go on as they went, and then to where misses ask them to go.
+        move = farthest * (step / abs(farthest[index]) if farthest[index] else 0.0)
+        move[index] = side * step
+        now = trials.constants(valley.point + move)[name]
+        if now == before:
             return farthest, False  # at an end beyond which nothing can be
-        last = now
-        trials.misses(point + move)
-        if unended := trials.distances[-1] <= enough:
-            farthest = move
+        before = now
+        for _ in range(CORRECTIONS):
+            missed = np.concatenate(trials.misses(valley.point + move))
+            if unended := trials.distances[-1] <= enough:
+                farthest, worse = move, 0
+                break
+            move = move + valley.again(missed, index)
+        # Between two that are as good, chance may well put one that is worse.
+        worse += not unended
+        if worse == WORSE:
+            return farthest, False
     return farthest, unended
 
 

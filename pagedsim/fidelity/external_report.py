@@ -20,9 +20,9 @@ PEAK = 0.98
 SAME = 0.001
 """By how much a mean may be farther off than before, and nothing be said."""
 _CONSTANTS = (
-    "as good: how far each may move, the others making up for it, and the fitted requests be no "
-    "farther off than chance moves them, 25 %; + where that end was not reached; decided: whether "
-    "that is little, else which other makes up for it"
+    "as good: how far each may move, the others making up for it, and the fitted requests be "
+    "farther off by no more than a quarter, or 0.5 %, as chance moves them; + where that end was "
+    "not reached; decided: whether that is little, else which other makes up for it"
 )
 _ERRORS = (
     "mean, P50, P90, P99: the predicted one against the measured, in %; bias: mean over requests "

@@ -114,13 +114,15 @@ def test_the_weights_of_a_simulated_server_are_found(
     assert abs(before["tpot"]["mean"]) > 0.1
     assert found["distance"] < found["before"]
     ranges = {name: of["range"] for name, of in found["constants"].items() if of["range"]}
-    decided = [name for name, of in ranges.items() if of["decided"]]
-    assert {"compute_efficiency", "bandwidth_efficiency"} <= set(decided)
-    for name in decided:
-        assert ranges[name]["low"] / 1.1 <= TRUE[name] <= ranges[name]["high"] * 1.1, name
+    for name, true in TRUE.items():
+        assert ranges[name]["low"] <= true <= ranges[name]["high"], name
+    # Reading the weights and the host's work are there once a step, whoever is in it.
+    assert ranges["compute_efficiency"]["decided"]
+    assert not ranges["bandwidth_efficiency"]["decided"]
+    assert not ranges["host_step_ms"]["decided"]
     said = capsys.readouterr().out
     assert "the host, a step" in said
-    assert "cost.compute_efficiency=0.7" in said
+    assert "simulate  cost.compute_efficiency=0." in said
 
 
 @pytest.mark.slow
