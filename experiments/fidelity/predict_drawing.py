@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LINES = {
     "running": "requests that run",
     "waiting": "requests that wait",
-    "kv": "memory, % of keys and values",
+    "kv": "KV memory, %",
 }
 DOTS = {"ttft": "TTFT, s", "e2e": "E2E, s"}
 HUES = {"measured": INK, "simulated": "#d55e00"}
