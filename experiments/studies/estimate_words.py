@@ -93,6 +93,10 @@ def listings(data: Data) -> list[Listing]:
 def notes(case: Case, data: Data) -> list[str]:
     """What a reader must know of the numbers."""
     found = ["times are by the efficiencies of cost=roofline; MFU and MBU are of the data sheet"]
+    found += case.cost.notices
+    if case.power is not None and case.replica.hardware.tdp_w is None:
+        name = case.replica.hardware.name
+        found.append(f"hardware={name} has no tdp_w, without which there are no watts")
     memory = data["memory"]
     if case.batch is not None and case.batch > case.full:
         why = (

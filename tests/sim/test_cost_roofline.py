@@ -156,6 +156,14 @@ def test_a_step_takes_no_less_than_its_launches(ahead: bool) -> None:
     assert eager.explain(plan(decodes=1, context=500)).dominant.bound in ("launch", "bandwidth")
 
 
+def test_a_gpu_of_which_nothing_is_known_is_told() -> None:
+    assert not Roofline(replica("llama-3.1-8b", "h100")).notices
+    where = replica("llama-3.1-8b", "l40s")
+    (notice,) = Roofline(where).notices
+    assert "no step table is of the family of hardware=l40s" in notice
+    assert not Roofline(where, compute_efficiency=0.5, bandwidth_efficiency=0.8).notices
+
+
 def test_one_efficiency_stands_for_both_where_the_other_is_not_given() -> None:
     where = replica("llama-2-7b", "a10")
     both = Roofline(where, compute_efficiency=0.5, bandwidth_efficiency=0.6)

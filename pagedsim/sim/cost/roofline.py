@@ -43,6 +43,7 @@ class Roofline(ByTerms):
         "cache_bandwidth",
         "constants",
         "flop_rate",
+        "guessed",
         "head_rate",
         "paged",
         "server_seconds",
@@ -81,6 +82,11 @@ class Roofline(ByTerms):
         if not isinstance(stack := Stack() if stack is None else stack, Stack):
             raise ConfigError(f"cost.stack={stack}: must be settings with a _target_")
         hardware, model = replica.hardware, replica.model
+        self.guessed = hardware.family is None and None in (
+            compute_efficiency,
+            bandwidth_efficiency,
+        )
+        """Whether nothing is known of what kernels reach on such a GPU."""
         if not isinstance(family := family or family_of(hardware.family), Family):
             raise ConfigError(f"cost.family={family}: must be a Family; see hardware.family")
         rate, reached = hardware.flop_rate, family.compute
@@ -133,6 +139,15 @@ class Roofline(ByTerms):
             "block_tokens": block_tokens,
         }
         """What it counts with, by the names under which it is given."""
+
+    @property
+    def notices(self) -> list[str]:
+        if not self.guessed:
+            return []
+        return [
+            f"no step table is of the family of hardware={self.replica.hardware.name}: what its "
+            "kernels reach of the data sheet is taken from other GPUs"
+        ]
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self._move
