@@ -9,12 +9,24 @@ left out are then off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.fidelity.constants_fit import Fit, fitted
+import numpy as np
+
+from experiments.fidelity.constants_fit import MOST_SHARE, Fit, distance, fitted, most
 from experiments.fidelity.truth_rows import FITTED, Rows, planned, tables
-from experiments.fidelity.truth_scores import CLASSES, Scored, by, class_of, score, scored
+from experiments.fidelity.truth_scores import (
+    CLASSES,
+    ONE,
+    SEVERAL,
+    Score,
+    Scored,
+    by,
+    class_of,
+    score,
+    scored,
+)
 from pagedsim.fidelity.step_tables.cell import Cell
 from pagedsim.fidelity.step_tables.constants import Constants
 from pagedsim.fidelity.step_tables.times import Points
@@ -25,6 +37,8 @@ MOVED = 1.2
 """A constant is held at so many times its value and at its value over that, the others fitted."""
 MINDED = 0.01
 """If then errors rise by less than this share on either side, the tables do not decide it."""
+NEAR = 0.1
+"""A constant that stands and is farther than this share from what is fitted is named."""
 KIN = ("ampere", "hopper")
 """Families of which GPUs are left out: what is fitted in their stead are others of these."""
 
@@ -44,6 +58,8 @@ class Refits(NamedTuple):
 
     standing: Constants
     whole: Fit
+    stands: float
+    """The distance, as a fit has it, of the constants that stand."""
     models: Sequence[LeftOut]
     gpus: Sequence[LeftOut]
     others: Sequence[LeftOut]
@@ -55,6 +71,10 @@ class Refits(NamedTuple):
         """The least and the most that a constant is in these fits."""
         values = [part.fit.values[name] for part in parts]
         return min(values), max(values)
+
+    def off(self, name: str) -> float:
+        """By what share more a fit has than what stands."""
+        return self.whole.values[name] / self.standing[name] - 1
 
     def decided(self, name: str) -> bool:
         """Whether no other constants make up for its being elsewhere."""
@@ -77,7 +97,7 @@ def refitted(rows: Rows, say: Callable[[str], object]) -> Refits:
     say(f"{len(used)} rows fitted")
 
     def minded(name: str, factor: float) -> float:
-        begin = {**found.values, name: factor * found.values[name]}
+        begin = {**found.values, name: moved(name, factor * found.values[name])}
         return fitted(fitted_to, standing, begin, held=[name]).distance / found.distance - 1
 
     def held_out(what: str, fit: Fit, rows: Rows) -> LeftOut:
@@ -99,11 +119,17 @@ def refitted(rows: Rows, say: Callable[[str], object]) -> Refits:
     return Refits(
         standing,
         found,
+        distance(fitted_to, standing),
         [without(name, used, lambda cell: cell.model.name) for name in models],
         [without(name, kin, lambda cell: cell.hardware.name) for name in gpus],
         [held_out(name, found, [row for row in whole if row[0].table == name]) for name in others],
         {name: (minded(name, 1 / MOVED), minded(name, MOVED)) for name in found.values},
     )
+
+
+def moved(name: str, value: float) -> float:
+    """What a constant is held at: the value, or its bound if that is less."""
+    return min(value, most(name))
 
 
 def constants_listing(refits: Refits) -> Listing:
@@ -116,9 +142,9 @@ def constants_listing(refits: Refits) -> Listing:
     rows = [
         [
             name,
-            f"{refits.standing[name]:.3g}",
-            f"{value:.3g}",
-            signed(value / refits.standing[name] - 1, 0, ""),
+            _bounded(name, refits.standing[name]),
+            _bounded(name, value),
+            signed(refits.off(name), 0, ""),
             " / ".join(signed(rise, 1, "") for rise in refits.minded[name]),
             "yes" if refits.decided(name) else "no",
             reach(name, refits.models),
@@ -131,8 +157,8 @@ def constants_listing(refits: Refits) -> Listing:
     note = (
         "shares of data sheets' rates, and times as in conf/stack; errors: by what they rise if it "
         f"is held at 1/{MOVED:g} and at {MOVED:g} of what was fitted and the others make up for "
-        f"it, decided if on both sides by {percent(MINDED, 0)} or more; at last, what the fits "
-        "without any model and any GPU come to"
+        f"it, decided if on both sides by {percent(MINDED, 0)} or more; no share is held above its "
+        f"bound, {MOST_SHARE:g}; at last, what the fits without any model and any GPU come to"
     )
     return Listing("Constants, fitted again", head, rows, note)
 
@@ -141,14 +167,41 @@ def left_out_listing(refits: Refits) -> Listing:
     """How far off what was left out is."""
     rows = [_errors(f"without {one.what}", one.unseen, one.seen) for one in refits.models]
     rows.append(_errors("every model by a fit without it", *_all(refits.models)))
+    rows.append(["the worst model", *_worst(refits.models)])
     rows += [_errors(f"without {one.what}", one.unseen, one.seen) for one in refits.gpus]
     rows.append(_errors("every GPU by a fit without it", *_all(refits.gpus)))
+    rows.append(["the worst GPU", *_worst(refits.gpus)])
     rows += [_errors(f"{one.what}, which no fit sees", *one[2:]) for one in refits.others]
     note = (
         "median |error| of the rows left out, in %, by constants that have not seen them, and in "
         "brackets by those that stand"
     )
     return Listing("What a fit that has not seen it says", ["rows", *CLASSES], rows, note)
+
+
+def worst(parts: Sequence[LeftOut], *classes: str) -> tuple[str, Score]:
+    """Of what was left out, that which is farthest off in these classes, and how far."""
+    found = {}
+    for part in parts:
+        if group := [one for one in part.unseen if class_of(one.point) in classes]:
+            found[part.what] = score(group)
+    return max(found.items(), key=lambda one: one[1].median)
+
+
+def worst_tokens(parts: Sequence[LeftOut]) -> tuple[str, Score]:
+    """The same of tokens, on however many GPUs."""
+    return worst(parts, ONE, SEVERAL)
+
+
+def _worst(parts: Sequence[LeftOut]) -> Iterator[str]:
+    for name in CLASSES:
+        what, of = worst(parts, name)
+        yield f"{100 * of.median:.1f}: {what}, {of.rows} row{'s' * (of.rows > 1)}"
+
+
+def _bounded(name: str, value: float) -> str:
+    at = ", at the bound" if np.isclose(value, most(name)) else ""
+    return f"{value:.3g}{at}"
 
 
 def _all(parts: Sequence[LeftOut]) -> tuple[list[Scored], list[Scored]]:

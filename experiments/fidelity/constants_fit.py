@@ -55,7 +55,8 @@ BEGIN: Mapping[str, float] = {
 HELD: Mapping[str, str] = {
     "attention": "long prompts are Splitwise's alone, and its kernels are those of 2023",
     "eight_bits": "a fit takes it as high as it may, and no row is predicted better for it",
-    "server_ms": "the tables with servers do not say what clients and HTTP add",
+    "server_ms": "the tables with servers do not say what clients and HTTP add, and 20 was chosen "
+    "by InferenceMAX's first tokens on H100",
 }
 """What is not fitted, and why."""
 
@@ -105,6 +106,13 @@ def fitted(
     return Fit({**begin, **problem.values(x)}, float(np.abs(off).mean()))
 
 
+def distance(points: Points, constants: Constants) -> float:
+    """The mean |ln(predicted / measured)| of what a fit looks at."""
+    looked_at = [point.metric in FITTED for point in points.all]
+    off = np.log(points.predicted(constants.cost_of) / points.measured)[looked_at]
+    return float(np.abs(off).mean())
+
+
 def _step(normal: Floats, downhill: Floats, damping: float, room: Floats) -> Floats:
     """What is at its bound and would go beyond stays, and the others move without it."""
     free = (room > 0) | (downhill < 0)
@@ -123,7 +131,7 @@ class _Problem:
         self.points, self.standing, self.names, self.pull = points, standing, names, pull
         self.looked_at = np.array([point.metric in FITTED for point in points.all])
         self.origin = np.log([BEGIN[name] for name in names])
-        self.most = np.log([MOST_SHARE if _share(name) else np.inf for name in names])
+        self.most = np.log([most(name) for name in names])
 
     def within(self, x: Floats) -> Floats:
         """No share beyond its bound."""
@@ -159,8 +167,9 @@ class _Problem:
         return np.where(np.isnan(found), 0.0, (off - found) / DIFFERENCE)
 
 
-def _share(name: str) -> bool:
-    return name.split(".")[1] in (*SHARES, "all_reduce_share")
+def most(name: str) -> float:
+    """What a constant may be at most."""
+    return MOST_SHARE if name.split(".")[1] in (*SHARES, "all_reduce_share") else np.inf
 
 
 def _touched(name: str) -> Callable[[Replica, str], bool]:

@@ -57,6 +57,8 @@ class Truth(Study):
         if self.stack is not None and self.stack not in there("stack"):
             known = ", ".join(sorted(there("stack")))
             raise ConfigError(f"stack={self.stack}: must be one of {known}")
+        if self.tables is not None and not self.tables:
+            raise ConfigError("tables=[]: must name a file, or be null for those of pagedsim")
 
     def ask(self, runs: Runs) -> Sequence[Arm]:
         tables(self.tables, self.stack)  # refused at once, if any is wrong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from experiments.fidelity.constants import Refits
+from experiments.fidelity.constants import NEAR, Refits
 from experiments.fidelity.constants_fit import HELD
 from experiments.fidelity.truth_logs import ServerLog
 from experiments.fidelity.truth_rows import ALONE, FITTED
@@ -91,13 +91,32 @@ def _constants(refits: Refits) -> Iterator[str]:
             "the tables do not decide these constants, since others make up for one that is held a "
             f"fifth away: {', '.join(open_ones)}"
         )
-    yield (
-        "the constants that stand are rounded from a fit to the same rows; what the tables do not "
-        "decide may be elsewhere in another, so that held-out rows are told by both"
-    )
+    yield _standing(refits)
     for name, why in HELD.items():
         yield f"{name} is not fitted, but as it stands: {why}"
     yield (
+        "attention and server_ms stay as they are in every fold, so that TTFT and prompt steps are "
+        "not wholly held out; and without h100, h200 and gh200 are still fitted, which have the "
+        "same die"
+    )
+    yield (
         f"constants are fitted to {', '.join(FITTED)}; without a GPU, to all other NVIDIA GPUs, "
         "since a table that goes with it is all that tells of its stack"
+    )
+
+
+def _standing(refits: Refits) -> str:
+    """Where the constants that stand differ from a fit, and how little errors do."""
+    values = refits.whole.values
+    far = [name for name in values if abs(refits.off(name)) > NEAR]
+    near = max(abs(refits.off(name)) for name in values if name not in far)
+    named = ", ".join(
+        f"{name} ({refits.standing[name]:.3g} stands, {values[name]:.3g} is fitted)" for name in far
+    )
+    return (
+        "the constants that stand are from an earlier fit of the same tables with other weights, "
+        f"and within {percent(near)} of this fit" + (f" but for {named}" if far else "") + "; mean "
+        f"errors are {percent(refits.stands, 2)} as they stand and "
+        f"{percent(refits.whole.distance, 2)} fitted, so that what differs makes up for itself; "
+        "held-out rows are told by both"
     )

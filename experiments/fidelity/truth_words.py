@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.fidelity.constants import Refits, medians, pooled
+from experiments.fidelity.constants import Refits, medians, pooled, worst_tokens
 from experiments.fidelity.truth_rows import FITTED
 from experiments.fidelity.truth_scores import (
     CLASSES,
@@ -69,7 +69,7 @@ def finding(
     found.append(
         "Where the model was left out of the fit, they are "
         f"{_medians(unseen)}; limits are {_medians(WITHIN)}, and half as much again for what was "
-        "left out."
+        f"left out. {_farthest(refits)}."
     )
     found.append(
         "Tables that no fit has seen, tokens by a fit without them, and in brackets as constants "
@@ -79,6 +79,14 @@ def finding(
         means = "; ".join(f"{name}: {_means(one)}" for name, one in logs.items())
         found.append(f"Means of whole logs, before any fit: {means}.")
     return found
+
+
+def _farthest(refits: Refits) -> str:
+    parts = []
+    for group in (refits.models, refits.gpus):
+        what, of = worst_tokens(group)
+        parts.append(f"{what} {percent(of.median)}")
+    return f"The worst token errors of a model and a GPU left out are {' and '.join(parts)}"
 
 
 def _means(scores: Scores) -> str:

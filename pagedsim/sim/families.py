@@ -1,7 +1,8 @@
 """What kernels reach of a GPU's data sheet, by the GPU's family.
 
-`python -m experiments.fidelity.constants` fits these numbers and those of conf/stack together, to
-the step tables in experiments/data; docs/fidelity.md says how far they carry.
+These numbers and those of conf/stack are from an earlier fit of both together to the step tables in
+experiments/data, which weighed rows otherwise than `python -m experiments.fidelity.constants`. That
+fits them again and prints where it differs; docs/fidelity.md says how far they carry.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FAMILIES = {
     "hopper": Family(compute=0.65, attention=0.42, bandwidth=0.86, cache=0.92),
 }
 OTHER = Family(compute=0.65, attention=0.42, bandwidth=0.84, cache=0.84)
-"""Of families that no step table in the repository is of."""
+"""Of GPUs without a family: there are tables of some, but no constant is fitted to them."""
 
 
 def family_of(name: str | None) -> Family:

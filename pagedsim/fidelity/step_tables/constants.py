@@ -40,15 +40,17 @@ class Constants:
         return value
 
     def but(self, values: Mapping[str, float]) -> Constants:
-        """The same with some of them changed."""
+        """The same with some of them changed; KeyError for a name that none of them has."""
         families, stacks = dict(self.families), dict(self.stacks)
         for name, value in values.items():
-            owner, field = name.split(".")
+            owner, _, field = name.partition(".")
             if owner in families:
                 families[owner] = families[owner]._replace(**{field: value})
             elif owner in stacks:
                 changed: dict[str, Any] = {field: value}
                 stacks[owner] = replace(stacks[owner], **changed)
+            elif name != LINK:
+                raise KeyError(f"{name}: no such constant")
         return Constants(families, stacks, values.get(LINK, self.interconnect_us))
 
     def cost_of(self, replica: Replica, stack: str) -> Roofline:

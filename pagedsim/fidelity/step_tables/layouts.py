@@ -191,13 +191,13 @@ def read_table(path: str | Path, stack: str | None = None) -> Table:
     """All rows of a file; `stack` stands in the place of that of its time."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ConfigError(f"tables={path}: no such file")
+        raise ConfigError(f"study.tables={path}: no such file")
     with readable(file), opened(file) as text:
         table = csv.DictReader(text)
         rows = [(f"{file}:{table.line_num}", row) for row in table]
         layout = _layout(file, table.fieldnames or ())
     if not rows:
-        raise ConfigError(f"tables={path}: holds no rows")
+        raise ConfigError(f"study.tables={path}: holds no rows")
     cells, left_out = [], Counter[str]()
     for place, row in rows:
         if None in row:
@@ -207,6 +207,9 @@ def read_table(path: str | Path, stack: str | None = None) -> Table:
             left_out[model] += 1
         else:
             cells.append(_cell(reader, layout, stack))
+    if not cells:
+        why = "; ".join(f"{model}: {SHAPELESS[model]}" for model in left_out)
+        raise ConfigError(f"study.tables={path}: all of its rows are left out: {why}")
     return Table(file.stem, cells, left_out)
 
 

@@ -165,7 +165,10 @@ class ByTerms(CostModel):
         return self._sum(Totals(token=tokens, sequence=1, pair=pairs, step=1, unchosen=unchosen))
 
     def seconds_of(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`step_seconds` of many steps in turn, a row each, of what `Totals` has up to `step`."""
+        """`step_seconds` of many steps in turn, a row each, of what `Totals` has up to `step`.
+
+        Each must compute something: `step_seconds` answers an empty one otherwise.
+        """
         totals = np.column_stack([steps, self._unchosen ** steps[:, 0]])
         width = range(totals.shape[1])
         seconds = np.zeros(len(totals))

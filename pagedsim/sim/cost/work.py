@@ -35,7 +35,10 @@ class Work(NamedTuple):
     """Read from memory."""
 
     def mfu(self, seconds: float, hardware: Hardware) -> float:
-        """The part of the peak FLOP rate that doing it in `seconds` takes."""
+        """The part of the peak FLOP rate of 16 bits that doing it in `seconds` takes.
+
+        Products of 8 bits are held against it as well, and may take more than all of it.
+        """
         return self.flop / seconds / hardware.flop_rate
 
     def mbu(self, seconds: float, hardware: Hardware) -> float:

@@ -9,7 +9,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from experiments.fidelity.constants import Refits, medians, pooled, refitted
+from experiments.fidelity.constants import (
+    Refits,
+    constants_listing,
+    medians,
+    moved,
+    pooled,
+    refitted,
+    worst_tokens,
+)
 from experiments.fidelity.constants_fit import BEGIN, MOST_SHARE, fitted
 from experiments.fidelity.truth_rows import FITTED, Rows, planned, tables
 from experiments.fidelity.truth_scores import ONE, PROMPTS, SEVERAL, WITHIN, class_of, scored
@@ -20,6 +28,10 @@ from pagedsim.fidelity.step_tables.times import Points
 
 LOOSER = 1.5
 """Errors of what was left out may be so many times as large as those of what was fitted."""
+WORST = 0.20
+"""The worst model and the worst GPU left out had errors of 17.4 and 14.5 % in tokens when this was
+written. It guards against a fit that fails on one of them, which a median of all would hide; it is
+no claim that other models are predicted so well."""
 OTHERWISE = {
     "ampere.compute": 0.5,
     "hopper.bandwidth": 0.7,
@@ -74,6 +86,18 @@ def test_no_share_is_beyond_what_a_kernel_reaches() -> None:
     assert shares == pytest.approx([MOST_SHARE, MOST_SHARE])
 
 
+def test_no_share_is_held_beyond_it_either() -> None:
+    assert moved("hopper.bandwidth", 1.04) == MOST_SHARE
+    assert moved("hopper.bandwidth", 0.7) == 0.7
+    assert moved("ampere.launch", 2.4) == 2.4
+
+
+@pytest.mark.parametrize("name", ["turing.cache", "vllm-1999.layer_us", "cache"])
+def test_a_constant_that_nobody_has_is_refused(name: str) -> None:
+    with pytest.raises(KeyError, match=f"{name}: no such constant"):
+        Constants.standing().but({name: 0.5})
+
+
 def test_a_wild_row_moves_a_fit_little() -> None:
     """A measurement that is ten times off pulls about as one that is somewhat off."""
     standing = Constants.standing()
@@ -117,6 +141,15 @@ def test_what_was_left_out_is_predicted_nearly_as_well(what: str) -> None:
     unseen, _ = pooled(getattr(refits, what))
     for name, limit in WITHIN.items():
         assert unseen[name] <= LOOSER * limit, (name, unseen)
+    name, found = worst_tokens(getattr(refits, what))
+    assert found.median <= WORST, (name, found.median)
+
+
+@pytest.mark.slow
+def test_what_stands_at_its_bound_is_told() -> None:
+    rows = {row[0]: row for row in constants_listing(everything()[0]).rows}
+    assert rows["hopper.cache"][1] == f"{MOST_SHARE:g}, at the bound"
+    assert not [name for name, row in rows.items() if "bound" in row[1] and name != "hopper.cache"]
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_a_bad_row_is_named(head: str, row: str, says: str, tmp_path: Path) -> N
 
 
 def test_no_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tables=none\.csv: no such file"):
+    with pytest.raises(ConfigError, match=r"study\.tables=none\.csv: no such file"):
         read_table("none.csv")
     empty = written(tmp_path, BATCH)
     with pytest.raises(ConfigError, match="holds no rows"):

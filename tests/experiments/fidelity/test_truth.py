@@ -63,7 +63,8 @@ def test_it_is_drawn(own: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["study.tables=[none.csv]"], "tables=none.csv: no such file"),
+        (["study.tables=[none.csv]"], "study.tables=none.csv: no such file"),
+        (["study.tables=[]"], "study.tables=[]: must name a file"),
         (["study.stack=vllm-1999"], "study.stack=vllm-1999: must be one of "),
         (["+study.logs.mine={requests: a.csv}"], "study.logs.mine: has requests: must have"),
         (
@@ -76,6 +77,13 @@ def test_what_makes_no_sense_is_refused(words: list[str], says: str, tmp_path: P
     with pytest.raises(ConfigError) as error:
         carried_out(tmp_path, *TRUTH, "report=false", *words)
     assert says in str(error.value)
+
+
+def test_a_table_of_which_no_row_is_left_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(f"{HEAD}\nh100,1,Deci/DeciLM-7B,128,1,1.0\n")
+    with pytest.raises(ConfigError, match=r"all of its rows are left out: Deci/DeciLM-7B: its"):
+        carried_out(tmp_path / "out", *TRUTH, "report=false", f"study.tables=[{path}]")
 
 
 def test_scores_by_hand(own: Path) -> None:
