@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from experiments.fidelity.constants import NEAR, Refits
-from experiments.fidelity.constants_fit import HELD
+from experiments.fidelity.constants_fit import HELD, MOST_SHARE
 from experiments.fidelity.truth_logs import ServerLog
 from experiments.fidelity.truth_rows import ALONE, FITTED
 from experiments.fidelity.truth_scores import ONE, SEVERAL, Scored, by, class_of, score
@@ -89,7 +89,7 @@ def _constants(refits: Refits) -> Iterator[str]:
     if open_ones:
         yield (
             "the tables do not decide these constants, since others make up for one that is held a "
-            f"fifth away: {', '.join(open_ones)}"
+            f"fifth away, or at the bound of shares, {MOST_SHARE:g}: {', '.join(open_ones)}"
         )
     yield _standing(refits)
     for name, why in HELD.items():
