@@ -9,6 +9,7 @@ left out are then off.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -232,8 +233,9 @@ def _errors(what: str, unseen: Sequence[Scored], seen: Sequence[Scored]) -> list
     ]
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Fit, and print."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(words)
     refits = refitted(planned(tables(None, None), None, print), print)
     for listing in (constants_listing(refits), left_out_listing(refits)):
         widths = [max(map(len, column)) for column in zip(listing.head, *listing.rows, strict=True)]

@@ -10,6 +10,7 @@ said how far the constants are off on another.
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -111,8 +112,9 @@ def folds(some: Sequence[Case]) -> Iterator[tuple[str, list[Case], list[Case]]]:
             yield title.format(value), rest, [case for case in some if of(case) == value]
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print the fits with their errors."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(words)
     every, idle = cases(), shipped().idle
     fitted = [case for case in every if case.prompt <= LONGEST]
     longer = [case for case in every if case.prompt > LONGEST]

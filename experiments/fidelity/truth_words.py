@@ -56,6 +56,8 @@ def finding(
     """The most telling first."""
     told = usable(every)
     fitted = [one for one in told if one.point.cell.table in FITTED]
+    if not told:
+        return ["No server could run any row as its table says: see the last of the tables below."]
     if refits is None or not fitted:
         return [_sentence("Uncalibrated step times against these tables, median errors", told)]
     found = [

@@ -43,7 +43,7 @@ def test_what_is_left_out_is_predicted() -> None:
 
 
 def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    power.main()
+    power.main([])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 1 + 5 + 2
     (line,) = [line for line in lines if line.startswith("as shipped")]

@@ -43,6 +43,14 @@ def test_a_table_of_one_s_own_is_scored(own: Path, tmp_path: Path) -> None:
     assert "constants" not in found["data"] and "logs" not in found["data"]
 
 
+def test_rows_that_no_server_could_run_so_are_said_to_be_all(tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text(f"{HEAD}\nl4,1,llama-2-70b,128,1,1.0\n")
+    found = carried_out(tmp_path / "out", *TRUTH, "report=false", f"study.tables=[{path}]")
+    (said,) = found["finding"]
+    assert said.startswith("No server could run any row as its table says")
+
+
 def test_a_stack_is_taken_in_the_place_of_that_of_its_time(own: Path, tmp_path: Path) -> None:
     said = []
     for stack in ("ideal", "vllm-2023"):
