@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
+from pagedsim.fidelity.step_tables.layouts import ALIASES
+from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, settings
+from pagedsim.run.objects import make
 from pagedsim.sim.cost.nnls import nnls
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.power import EnergyRoofline
@@ -28,7 +29,6 @@ from pagedsim.sim.step import step
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "experiments" / "data" / "step-tables" / "splitwise.csv"
-MODELS = {"bloom-176b": "bloom-176b", "llama2-70b": "llama-2-70b"}
 LONGEST = 2048
 """Tokens of a prompt: BLOOM takes no more. Of longer ones the recorded power falls with the length,
 for Llama to what an idle GPU draws, although its GPUs compute all the while; that of batches with
@@ -60,7 +60,8 @@ def _case(row: dict[str, str]) -> Case:
     gpus, prompt, batch, output = (
         int(row[key]) for key in ("tensor_parallel", "prompt_tokens", "batch", "output_tokens")
     )
-    replica = _replica(MODELS[row["model"]], row["gpu"], gpus)
+    model = model_named(ALIASES.get(row["model"], row["model"]))
+    replica = Replica(model, hardware_named(row["gpu"]), tensor_parallel=gpus)
     one = step_work(replica, step(prompt))
     # The mean context is half an answer longer than the prompt.
     each = step_work(replica, step(decodes=batch, context=batch * (prompt + output // 2)))
@@ -73,19 +74,9 @@ def _case(row: dict[str, str]) -> Case:
     return Case(row["model"], gpus, prompt, batch, *used, float(row["power_of_tdp"]))
 
 
-def _replica(model: str, hardware: str, gpus: int) -> Replica:
-    shape, gpu = (
-        instantiate(OmegaConf.load(ROOT / "conf" / group / f"{name}.yaml"))
-        for group, name in (("model", model), ("hardware", hardware))
-    )
-    return Replica(shape, gpu, tensor_parallel=gpus)
-
-
 def shipped() -> EnergyRoofline:
     """What `backend=sim` has."""
-    power = instantiate(OmegaConf.load(ROOT / "conf" / "backend" / "sim.yaml").power)
-    assert isinstance(power, EnergyRoofline)
-    return power
+    return make("power", settings("backend", "sim")["power"], EnergyRoofline)
 
 
 def fit(some: Sequence[Case], idle: float) -> EnergyRoofline:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.external_server import ExternalServer, Served
+from pagedsim.fidelity.step_tables import sheets
 from pagedsim.run.backend import Settings
 from pagedsim.sim.cost import Roofline
 
@@ -31,13 +32,6 @@ UNITS = {"_efficiency": "share", "_ms": "ms", "_us": "µs", "_tokens": "tokens"}
 
 TIED = {"attention_efficiency": "compute_efficiency"}
 """Which goes with which, since latencies of requests cannot tell them apart."""
-
-IDEAL = {
-    "_target_": "pagedsim.sim.stack.Stack",
-    "name": "ideal",
-    **dict.fromkeys(("host_step_ms", "host_request_us", "layer_us", "launch_us", "server_ms"), 0.0),
-}
-"""As conf/stack/ideal.yaml."""
 
 Constants = Mapping[str, float]
 """The roofline's by their keywords, and FRONT."""
@@ -115,7 +109,8 @@ def serve_at_the_peak(server: ExternalServer) -> Served:
     constants_of(server)
     assert isinstance(server.cost, Roofline)
     peak = {name: 1.0 if Constant(name).share else 0.0 for name in server.cost.constants}
-    return server.serve({**server.config["cost"], "stack": IDEAL, **peak}, 0.0)
+    stack = sheets.settings("stack", "ideal")
+    return server.serve({**server.config["cost"], "stack": stack, **peak}, 0.0)
 
 
 def words(server: ExternalServer, constants: Constants, names: Collection[str]) -> str:

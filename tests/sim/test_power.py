@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from math import nan
+from typing import Any
 
 import pytest
 
@@ -99,8 +100,9 @@ def test_without_a_tdp_nothing_is_told() -> None:
     [("idle", -0.1), ("busy", 1.1), ("compute", -1), ("bandwidth", nan), ("busy", "0.3")],
 )
 def test_impossible_shares_are_refused(key: str, value: object) -> None:
+    changed: dict[str, Any] = {key: value}
     with pytest.raises(ConfigError, match=rf"power\.{key}=.*: must be a number"):
-        replace(POWER, **{key: value})  # type: ignore[arg-type]
+        replace(POWER, **changed)
 
 
 def test_work_takes_no_less_than_idling() -> None:

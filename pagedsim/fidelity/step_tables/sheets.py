@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
 
 import conf
 from pagedsim.run.objects import make
@@ -43,4 +43,4 @@ def stack_named(name: str) -> Stack:
 
 def settings(group: str, name: str) -> Any:
     """What stands in the file."""
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    return OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
