@@ -160,7 +160,7 @@ def test_a_gpu_of_which_nothing_is_known_is_told() -> None:
     assert not Roofline(replica("llama-3.1-8b", "h100")).notices
     where = replica("llama-3.1-8b", "l40s")
     (notice,) = Roofline(where).notices
-    assert "no step table is of the family of hardware=l40s" in notice
+    assert "no constants are fitted to the family of hardware=l40s" in notice
     assert not Roofline(where, compute_efficiency=0.5, bandwidth_efficiency=0.8).notices
 
 

@@ -145,8 +145,8 @@ class Roofline(ByTerms):
         if not self.guessed:
             return []
         return [
-            f"no step table is of the family of hardware={self.replica.hardware.name}: what its "
-            "kernels reach of the data sheet is taken from other GPUs"
+            f"no constants are fitted to the family of hardware={self.replica.hardware.name}: what "
+            "its kernels reach of the data sheet is taken from other GPUs"
         ]
 
     def swap_seconds(self, blocks: int) -> float:
