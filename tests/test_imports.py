@@ -56,6 +56,7 @@ EVERYTHING_OURS = (
     "pagedsim.build",
     "pagedsim.server",
     "pagedsim.sim",
+    "pagedsim.fleet",
     "pagedsim.engine",
     "pagedsim.workload",
     "pagedsim.metrics",
@@ -77,6 +78,10 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.server": (("pagedsim.core", "pagedsim.build", "policies"), only()),
     "pagedsim.kernels": ((), only("torch", "triton")),
     "pagedsim.sim": (("pagedsim.core", "pagedsim.build", "pagedsim.server"), all_but(*TORCH)),
+    "pagedsim.fleet": (
+        ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "policies"),
+        all_but(*TORCH),
+    ),
     "pagedsim.engine": (
         ("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.kernels"),
         all_but(*STUDY),

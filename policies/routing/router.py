@@ -1,0 +1,168 @@
+"""The router interface: which replica gets a request, and who moves later.
+
+A router sees of a replica what a real one could tell it (`Replica`), and of a request what its
+client sent: never the length that its output will have. Override `route`; the other hooks have
+defaults.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from pagedsim.core import Request
+
+
+class Replica(Protocol):
+    """One replica, as a router sees it; with `fleet.staleness`, as it was some time ago.
+
+    What is asked for is worked out then and there, so a router pays for what it reads.
+    """
+
+    @property
+    def index(self) -> int:
+        """Its number in the fleet, from 0; for good."""
+
+    @property
+    def name(self) -> str:
+        """As reports call it."""
+
+    @property
+    def role(self) -> str:
+        """What it does: "both", or "prefill" or "decode" alone."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their admission, those on their way to it included."""
+
+    @property
+    def running(self) -> int:
+        """Requests in its batch."""
+
+    @property
+    def swapped(self) -> int:
+        """Requests whose memory is on the CPU."""
+
+    @property
+    def requests(self) -> int:
+        """All of these together."""
+
+    @property
+    def max_seqs(self) -> int:
+        """Sequences that may run at once."""
+
+    @property
+    def block_size(self) -> int:
+        """Token slots a block."""
+
+    @property
+    def total_blocks(self) -> int:
+        """GPU blocks, free and used."""
+
+    @property
+    def free_blocks(self) -> int:
+        """GPU blocks that can be handed out; what only the prefix cache holds is among them."""
+
+    @property
+    def wanted_blocks(self) -> int:
+        """Blocks that those who wait would take."""
+
+    @property
+    def owed_tokens(self) -> int:
+        """Prompt tokens that are still to be computed, of all who wait or are being prefilled."""
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens that those who decode have in memory."""
+
+    @property
+    def predicted_tokens(self) -> float:
+        """Tokens that all who are here will still generate, by what a predictor said, or by
+        their `max_tokens`; who has neither counts nothing."""
+
+    @property
+    def batch(self) -> Collection[Request]:
+        """The requests that run, in the order of the batch."""
+
+    def cached_tokens(self, request: Request) -> int:
+        """Leading tokens of a request that its prefix cache has; 0 without one."""
+
+    def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
+        """How long a step takes it that computes `tokens` of a prompt after `cached` ones."""
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        """How long a step of decodes takes it, whose sequences have `context` tokens in all."""
+
+
+class Replicas(Sequence[Replica], ABC):
+    """Those that may take a request, in the order of their indices."""
+
+    @property
+    @abstractmethod
+    def everybody(self) -> Sequence[Replica]:
+        """All that are alive, whatever their role."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The fleet does not serve a request."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A request goes to a replica."""
+
+    request: Request
+    replica: Replica
+    now: float
+
+
+@dataclass(frozen=True)
+class Left:
+    """A request is served to its end at a replica, or gave up, or was lost with it."""
+
+    request: Request
+    replica: Replica
+    now: float
+
+
+Event = Placed | Left
+
+
+@dataclass(frozen=True)
+class Move:
+    """A running request is to go on at another replica, its keys and values with it."""
+
+    request: Request
+    source: Replica
+    target: Replica
+
+
+class Router(ABC):
+    """Answers one question: who gets this request?"""
+
+    paper: ClassVar[str] = ""
+    """Where its rule comes from."""
+
+    migrates_every: float | None = None
+    """Seconds between two calls of `migrate`; None: it is never called."""
+
+    @abstractmethod
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | Refusal | None:
+        """Who of `replicas` gets it; None: nobody yet, and it waits in front of all of them.
+
+        Whoever waits there is asked about again, in order of arrival, when somebody has left a
+        replica. Where prefill and decode are apart, it is asked a second time, among those that
+        decode, when the first token is out (`request.generated` is 1 then).
+        """
+
+    def observe(self, event: Event) -> None:
+        """Something happened; in the order of time."""
+
+    def migrate(self, replicas: Replicas, now: float) -> Sequence[Move]:
+        """Who of those that run should go on elsewhere."""
+        return ()
