@@ -90,6 +90,7 @@ def data_of(case: Case) -> dict[str, Any]:
         "model": replica.model.name,
         "hardware": hardware.name,
         "tensor_parallel": replica.tensor_parallel,
+        "euros_per_hour": replica.euros_per_hour,
         "kv_cache_dtype": replica.kv_format,
         "prompt": case.prompt,
         "batches": case.batches,
@@ -139,6 +140,7 @@ def _memory(case: Case) -> dict[str, Any]:
 def _step(one: StepEstimate, case: Case) -> dict[str, Any]:
     told, hardware = one.breakdown, case.replica.hardware
     bound, term = bound_of(told)
+    euros = case.replica.euros_per_hour
     watts = case.power and case.power.watts(case.replica, told.work, told.seconds)
     return {
         "tokens": one.plan.prefill_tokens + one.plan.decode_count,
@@ -153,6 +155,7 @@ def _step(one: StepEstimate, case: Case) -> dict[str, Any]:
         "tokens_per_s": one.tokens_per_s,
         "watts": watts,
         "tokens_per_joule": watts and one.tokens_per_s / watts,
+        "tokens_per_euro": euros and 3600 * one.tokens_per_s / euros,
     }
 
 

@@ -37,14 +37,20 @@ def finding(data: Data) -> Iterator[str]:
         f"{full['tokens_per_s']:,.0f} tokens/s."
     )
     yield _products(data) + "."
+    asked = data["batches"].get("batch", data["batches"]["full"])
+    many = steps["decode_batch" if "batch" in data["batches"] else "decode_full"]
     if one["watts"] is not None:
-        asked = data["batches"].get("batch", data["batches"]["full"])
-        many = steps["decode_batch" if "batch" in data["batches"] else "decode_full"]
         yield (
             f"Power of {_gpus(data)}: about {prefill['watts']:,.0f} W in the prefill and "
             f"{many['watts']:,.0f} W in a decode for {asked:,}, which gives "
             f"{_number(many['tokens_per_joule'])} tokens per joule, against "
             f"{_number(one['tokens_per_joule'])} for one sequence."
+        )
+    if (euros := data["euros_per_hour"]) is not None:
+        yield (
+            f"An hour of {_gpus(data)} costs {euros:,.2f} €: "
+            f"{many['tokens_per_euro'] / 1e6:,.2f} million tokens per euro in a decode for "
+            f"{asked:,}, against {one['tokens_per_euro'] / 1e6:,.2f} for one sequence."
         )
     if data["output"] > 1:
         kept, again = (data["kv_cache"][key] for key in ("with", "without"))
@@ -94,9 +100,13 @@ def notes(case: Case, data: Data) -> list[str]:
     """What a reader must know of the numbers."""
     found = ["times are by the efficiencies of cost=roofline; MFU and MBU are of the data sheet"]
     found += case.cost.notices
-    if case.power is not None and case.replica.hardware.tdp_w is None:
-        name = case.replica.hardware.name
-        found.append(f"hardware={name} has no tdp_w, without which there are no watts")
+    hardware = case.replica.hardware
+    if case.power is not None and hardware.tdp_w is None:
+        found.append(f"hardware={hardware.name} has no tdp_w, without which there are no watts")
+    if hardware.price_per_hour is None:
+        found.append(
+            f"hardware={hardware.name} has no price_per_hour, without which there is no cost"
+        )
     memory = data["memory"]
     if case.batch is not None and case.batch > case.full:
         why = (

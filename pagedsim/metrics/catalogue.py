@@ -81,7 +81,7 @@ def scale_of(key: str, values: Iterable[float]) -> Scale:
     sizes = sorted(abs(value) for value in values if value and math.isfinite(value))
     if unit == "share":
         return Scale(100.0, "%")
-    if unit in ("1/s", "1/J"):
+    if unit in ("1/s", "1/J", "1/€"):
         return Scale(1.0, unit[1:])
     if unit == "count":
         return Scale(1.0, "", whole=True)
@@ -90,6 +90,8 @@ def scale_of(key: str, values: Iterable[float]) -> Scale:
     if unit in ("J", "W"):
         factor, prefix = next((each for each in _LARGE if typical * each[0] >= 1), (1.0, ""))
         return Scale(factor, prefix + unit)
+    if unit == "€":
+        return Scale(1.0, "€") if typical >= 1 else Scale(100.0, "ct")
     if typical >= 1:
         return Scale(1.0, "s")
     return Scale(1e3, "ms") if typical >= 1e-3 else Scale(1e6, "µs")

@@ -11,7 +11,7 @@ import numpy as np
 from pagedsim.metrics.gap import weighted_mean, weighted_percentiles
 from pagedsim.metrics.tables import EachRequest, Floats, RunTables, Served, StepPart
 
-Unit = Literal["s", "1/s", "share", "count", "J", "W", "1/J"]
+Unit = Literal["s", "1/s", "share", "count", "J", "W", "1/J", "€", "1/€"]
 Way = Literal[-1, 0, 1]
 LESS: Way = -1
 NEITHER: Way = 0

@@ -39,6 +39,7 @@ def summarise(
     swapped_peak: int | None = None,
     joules: float | None = None,
     idle_watts: float | None = None,
+    euros_per_hour: float | None = None,
     end: float = NAN,
 ) -> dict[str, Any]:
     """The summary of one run.
@@ -46,14 +47,14 @@ def summarise(
     `flops` and `bytes` are what the run's steps took in all; with the peak of the hardware they
     give `mfu` and `mbu`, which are left out otherwise, as `goodput_per_s` is without an `slo`.
     `joules` are what its steps took, which with `idle_watts` for the time between them give the
-    metrics of energy, likewise. `swapped_peak` is of the server's memory, where it can swap. Of a
-    server that nobody can look into there are no steps, its sizes are NaN, and `end` is when the
-    run ended.
+    metrics of energy, and `euros_per_hour` of all its GPUs those of cost, likewise. `swapped_peak`
+    is of the server's memory, where it can swap. Of a server that nobody can look into there are
+    no steps, its sizes are NaN, and `end` is when the run ended.
     """
     view = Requests.of(requests)
     ends, last, sums = _over_steps(steps, block_size, end)
     work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
-    drawn = (joules, idle_watts)
+    drawn = (joules, idle_watts, euros_per_hour)
     run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work, *drawn)
     summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()

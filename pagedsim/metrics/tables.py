@@ -166,6 +166,8 @@ class RunTables:
     """What all GPUs took in its steps."""
     idle_watts: float | None
     """What they draw between them."""
+    euros_per_hour: float | None
+    """What they cost, at work or not."""
 
     @cached_property
     def makespan(self) -> float:

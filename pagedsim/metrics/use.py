@@ -102,9 +102,33 @@ def mean_watts(run: RunTables, busy: float) -> float | None:
 @USE.whole("Tokens per joule", "1/J", MORE, sums=_busy)
 def tokens_per_joule(run: RunTables, busy: float) -> float | None:
     """Tokens generated for finished requests, over the energy of all GPUs."""
-    joules, requests = energy_j(run, busy), run.requests
-    tokens = int(requests.generated[requests.are("finished")].sum())
-    return None if joules is None else ratio(tokens, joules)
+    joules = energy_j(run, busy)
+    return None if joules is None else ratio(_answered(run), joules)
+
+
+@USE.whole("Cost", "€", LESS)
+def cost_eur(run: RunTables) -> float | None:
+    """What all GPUs cost over the makespan, at work or not."""
+    return None if run.euros_per_hour is None else run.euros_per_hour * run.makespan / 3600
+
+
+@USE.whole("Tokens per euro", "1/€", MORE)
+def tokens_per_euro(run: RunTables) -> float | None:
+    """Tokens generated for finished requests, over the cost of all GPUs."""
+    euros = cost_eur(run)
+    return None if euros is None else ratio(_answered(run), euros)
+
+
+@USE.whole("Per million tokens", "€", LESS)
+def euro_per_million_tokens(run: RunTables) -> float | None:
+    """The cost of all GPUs for a million tokens generated for finished requests."""
+    euros = cost_eur(run)
+    return None if euros is None else ratio(1e6 * euros, _answered(run))
+
+
+def _answered(run: RunTables) -> int:
+    """Tokens generated for finished requests."""
+    return int(run.requests.generated[run.requests.are("finished")].sum())
 
 
 def _of_peak(work: float | None, peak: float | None, busy: float) -> float | None:

@@ -116,6 +116,7 @@ class Simulation(Stage):
             "bytes": done.bytes,
             "peak_flops": hardware.flop_rate,
             "peak_bandwidth": hardware.bandwidth,
+            "euros_per_hour": self.replica.euros_per_hour,
         }
         if (power := self.backend.power) is not None:
             known["joules"] = power.joules(self.replica, steps)

@@ -41,13 +41,16 @@ class Hardware:
     None where none says."""
     family: str | None = None
     """Whose kernels it runs, where step tables say what they reach; see `families.py`."""
+    price_per_hour: float | None = None
+    """Euros that a cloud takes for it on demand; None where no list price is known. Those in
+    dollars were divided by 1.1761, the European Central Bank's rate of 8 May 2026."""
 
     def __post_init__(self) -> None:
         for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s"):
             require_number(f"hardware.{key}", getattr(self, key), above=0)
         for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us"):
             require_number(f"hardware.{key}", getattr(self, key), 0)
-        for key in ("fp8_tflops", "int8_tops", "tdp_w"):
+        for key in ("fp8_tflops", "int8_tops", "tdp_w", "price_per_hour"):
             if getattr(self, key) is not None:
                 require_number(f"hardware.{key}", getattr(self, key), above=0)
         require_whole("hardware.gpus_per_node", self.gpus_per_node, 1)

@@ -13,7 +13,8 @@ from pagedsim.sim.model import ModelShape
 
 @dataclass(frozen=True)
 class Replica:
-    """One copy of a model, split over `tensor_parallel` GPUs. All properties are for one GPU."""
+    """One copy of a model, split over `tensor_parallel` GPUs. Properties are for one GPU
+    where they do not say all."""
 
     model: ModelShape
     hardware: Hardware
@@ -64,6 +65,12 @@ class Replica:
             kv_cache_dtype=server.kv_cache_dtype,
             quantization=server.quantization,
         )
+
+    @property
+    def euros_per_hour(self) -> float | None:
+        """What all of its GPUs cost; None where no price is known."""
+        price = self.hardware.price_per_hour
+        return None if price is None else price * self.tensor_parallel
 
     @property
     def weight_bytes(self) -> float:

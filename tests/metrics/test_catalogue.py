@@ -16,7 +16,7 @@ SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients"}
 
 def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
-    peaks |= {"joules": 1.0, "idle_watts": 1.0}
+    peaks |= {"joules": 1.0, "idle_watts": 1.0, "euros_per_hour": 1.0}
     waiting = requests_of(*({"client": client, "scheduled": 1.0} for client in "ab"))
     summary = summarise(waiting, STEPS, **SIZES, slo=Slo(), swapped_peak=0, **peaks)
     known = {metric_of(key).name for key in summary.keys() - SETTINGS}
@@ -45,6 +45,10 @@ def test_a_bare_latency_stands_for_mean_and_p99() -> None:
         ("mean_watts", 72.0, "72.0 W"),
         ("mean_watts", 5600.0, "5.60 kW"),
         ("tokens_per_joule", 4.34, "4.34 /J"),
+        ("cost_eur", 1.234, "1.23 €"),
+        ("cost_eur", 0.00471, "0.471 ct"),
+        ("euro_per_million_tokens", 0.337, "33.7 ct"),
+        ("tokens_per_euro", 2_965_032.4, "2,965,032 /€"),
         ("preemptions", 3, "3"),
         ("preemptions", 0, "0"),
     ],

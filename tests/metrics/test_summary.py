@@ -203,6 +203,17 @@ def test_energy_is_not_told_where_power_is_not_known() -> None:
     assert told.isdisjoint(summarise(REQUESTS, STEPS, **SIZES))
 
 
+def test_cost_by_hand() -> None:
+    """Two GPUs of 1.80 euros an hour for 5 s, busy or not; 6 tokens come of it."""
+    summary = summarise(REQUESTS, STEPS, **SIZES, euros_per_hour=3.6)
+    assert summary["cost_eur"] == pytest.approx(0.005)
+    assert summary["tokens_per_euro"] == pytest.approx(1200)
+    assert summary["euro_per_million_tokens"] == pytest.approx(1e6 / 1200)
+    assert {"cost_eur", "tokens_per_euro", "euro_per_million_tokens"}.isdisjoint(
+        summarise(REQUESTS, STEPS, **SIZES)
+    )
+
+
 def test_who_did_not_finish_is_counted_and_nothing_else() -> None:
     others = requests_of(
         {"client": "a", "finished": 4.5, "output_tokens": 3},

@@ -86,10 +86,48 @@ WATTS = {
     "v100": 300,
     "ascend-910b": None,
 }
+# dollars an hour, on demand; at 1.1761 of them a euro
+PRICES = {
+    "a10": 1.29,
+    "a10g": 1.006,
+    "l4": 0.44,
+    "a30": None,
+    "a40": 0.44,
+    "a6000": 1.09,
+    "a100-40gb": 1.99,
+    "a100-80gb": 2.79,
+    "a100-80gb-pcie": 2.00,
+    "h100": 3.99,
+    "h100-pcie": 3.29,
+    "h200": 4.29,
+    "gh200": 2.29,
+    "b200": 6.69,
+    "l40s": 1.50,
+    "t4": 0.15,
+    "v100": 0.79,
+    "rtx3090": 0.16,
+    "rtx4090": 0.39,
+    "rtx-pro-6000": 1.45,
+    "rtx-pro-6000-server": 2.04,
+    "mi300x": 3.45,
+    "ascend-910b": None,
+}
 
 
 def test_every_shipped_gpu_is_checked() -> None:
-    assert set(SHEETS) == set(EIGHT_BITS) == set(WATTS) == set(HARDWARE)
+    assert set(SHEETS) == set(EIGHT_BITS) == set(WATTS) == set(PRICES) == set(HARDWARE)
+
+
+@pytest.mark.parametrize("name", PRICES)
+def test_prices_are_those_of_the_list_in_euros(name: str) -> None:
+    found, dollars = hardware(name).price_per_hour, PRICES[name]
+    assert found == (dollars and pytest.approx(dollars / 1.1761, rel=5e-4))
+
+
+def test_a_replica_costs_what_all_its_gpus_do() -> None:
+    one, four = (replica("llama-2-7b", "h100", tensor_parallel=n).euros_per_hour for n in (1, 4))
+    assert (one, four) == (3.393, 4 * 3.393)
+    assert replica("llama-2-7b", "a30").euros_per_hour is None
 
 
 @pytest.mark.parametrize("name", WATTS)
@@ -141,6 +179,8 @@ def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
         ("int8_tops", "624"),
         ("tdp_w", 0),
         ("tdp_w", "400 W"),
+        ("price_per_hour", 0),
+        ("price_per_hour", "3 EUR"),
         ("gpus_per_node", 2.5),
         ("gpus_per_node", 0),
     ],

@@ -137,6 +137,28 @@ def test_seven_billion_on_an_a10(call: Call) -> None:
     assert found["memory"]["blocks"] == left // (16 * 512 * 1024)
 
 
+def test_tokens_per_euro(call: Call) -> None:
+    words = "experiment=estimate", "model=llama-2-7b", "tensor_parallel=2", "hydra.run.dir=out"
+    code, text, _ = call(*words, "hardware=h100", "batch=8")
+    assert code == 0
+    steps = written("out")["steps"]
+    for step in steps.values():
+        euros_per_s = 2 * 3.393 / 3600
+        assert step["tokens_per_euro"] == pytest.approx(
+            step["tokens_per_s"] / euros_per_s, rel=1e-5
+        )
+    many, one = (
+        f"{steps[key]['tokens_per_euro'] / 1e6:,.2f}" for key in ("decode_batch", "decode_one")
+    )
+    told = " ".join(text.split())
+    assert "An hour of 2 × h100 costs 6.79 €: " in told
+    assert f"{many} million tokens per euro in a decode for 8, against {one} for one" in told
+    code, text, _ = call(*words, "hardware=a30")
+    assert (code, "per euro" in text) == (0, False)
+    assert "hardware=a30 has no price_per_hour, without which" in " ".join(text.split())
+    shutil.rmtree("out")
+
+
 def test_tokens_per_joule(call: Call) -> None:
     words = "model=llama-2-7b", "+model.params=7e9", "prompt=350"
     decode = data(call, *words, "hardware=a10", *IDEAL)["steps"]["decode_one"]
