@@ -1,0 +1,248 @@
+"""Transfers between replicas: by hand, and by queueing theory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import simpy
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import shown
+from pagedsim.fleet.link import Fabric, Network
+from pagedsim.sim.environment import Environment
+
+GB = 1e9
+Sent = tuple[float, int, int, float]
+"""When, from whom, to whom, GB."""
+
+
+def ends(network: Network, sent: Sequence[Sent], seed: int = 0) -> tuple[list[float], Fabric]:
+    """When each of some transfers is there, or given up."""
+    environment = Environment()
+    fabric = Fabric(environment, network, seed)
+    over = [0.0] * len(sent)
+
+    def one(index: int, at: float, source: int, target: int, gb: float) -> Events:
+        yield environment.timeout(at)
+        yield from fabric.send(source, target, gb * GB)
+        over[index] = environment.now
+
+    for index, each in enumerate(sent):
+        environment.process(one(index, *each))
+    environment.run()
+    return over, fabric
+
+
+Events = Generator[simpy.Event, None, None]
+
+
+def test_a_transfer_takes_its_bytes_over_the_bandwidth_and_the_latency() -> None:
+    (over,), fabric = ends(Network(2.0, latency_us=500), [(1.0, 0, 1, 3.0)])
+    assert over == pytest.approx(1 + 1.5 + 0.0005)
+    assert fabric.facts() == pytest.approx(
+        {
+            "transfers": 1,
+            "bytes": 3e9,
+            "seconds": 1.5005,
+            "waiting_s": 0,
+            "retries": 0,
+            "lost": 0,
+            "busy_s": 1.5,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("sharing", "expected"),
+    [
+        ("fifo", [2.0, 3.0]),
+        # 0.5 s alone, then each half: the short one is over after 2 s more, when the long one
+        # has 0.5 GB left.
+        ("fair", [3.0, 2.5]),
+    ],
+)
+def test_two_transfers_on_one_link(sharing: str, expected: list[float]) -> None:
+    sent = [(0.0, 0, 1, 2.0), (0.5, 2, 3, 1.0)]
+    over, fabric = ends(Network(1.0, topology="shared", sharing=sharing), sent)
+    assert over == pytest.approx(expected)
+    assert fabric.facts()["busy_s"] == pytest.approx(3)
+    assert fabric.facts()["waiting_s"] == pytest.approx(sum(expected) - 0.5 - 3)
+    assert ends(Network(1.0, sharing=sharing), sent)[0] == pytest.approx([2, 1.5])  # four NICs
+    two_lanes = Network(1.0, topology="shared", sharing=sharing, lanes=2)
+    assert ends(two_lanes, sent)[0] == pytest.approx([2, 1.5])
+
+
+def test_a_transfer_takes_a_link_at_both_ends() -> None:
+    """Two senders to one receiver wait for each other; both ways at once do not."""
+    assert ends(Network(1.0), [(0, 0, 2, 1), (0, 1, 2, 1)])[0] == pytest.approx([1, 2])
+    assert ends(Network(1.0), [(0, 0, 1, 1), (0, 1, 0, 1)])[0] == pytest.approx([1, 1])
+    # Who waits for the receiver's link keeps the sender's.
+    sent = [(0, 0, 2, 1), (0, 1, 2, 1), (0, 1, 3, 1)]
+    assert ends(Network(1.0), sent)[0] == pytest.approx([1, 2, 3])
+
+
+def test_fair_shares_are_max_min() -> None:
+    """Three into replica 9 get a third each, which leaves a sender two thirds for another."""
+    sent = [(0, 0, 9, 1 / 3), (0, 1, 9, 1 / 3), (0, 2, 9, 1 / 3), (0, 0, 8, 2 / 3)]
+    assert ends(Network(1.0, sharing="fair"), sent)[0] == pytest.approx([1, 1, 1, 1])
+
+
+def test_within_a_node_there_are_links_of_its_own() -> None:
+    network = Network(1.0, topology="shared", node_replicas=4, node_gb_s=10.0)
+    sent = [(0, 0, 3, 10), (0, 4, 7, 10), (0, 3, 4, 1), (0, 7, 0, 1), (0, 2, 2, 5)]
+    assert ends(network, sent)[0] == pytest.approx([1, 1, 1, 2, 0])
+
+
+@pytest.mark.parametrize("sharing", ["fifo", "fair"])
+@pytest.mark.parametrize(
+    ("gb", "step", "end"),
+    [
+        (1.0, 2.0, 2.0 + 0.25),  # all but the last of four layers is hidden
+        (4.0, 2.0, 4.0),  # from its beginning to its end the link is busy
+        (2.2, 2.0, 2.0 + 0.55),
+    ],
+)
+def test_layers_are_sent_while_they_are_computed(
+    sharing: str, gb: float, step: float, end: float
+) -> None:
+    """max(end of the step + the last layer's part, its beginning + bytes / bandwidth)."""
+    for layerwise, expected in ((True, end), (False, step + gb)):
+        environment = Environment()
+        fabric = Fabric(environment, Network(1.0, sharing=sharing, layerwise=layerwise))
+
+        def one(fabric: Fabric = fabric, environment: Environment = environment) -> Events:
+            yield environment.timeout(step)
+            yield from fabric.send(0, 1, gb * GB, since=0.0, layers=4)
+
+        environment.run(environment.process(one()))
+        assert environment.now == pytest.approx(expected)
+        assert fabric.facts()["busy_s"] == pytest.approx(gb)
+        assert fabric.facts()["waiting_s"] == 0
+
+
+def test_what_is_computed_together_shares_the_idle_time_of_a_link() -> None:
+    """Four prompts in a step of 2 s, each of 0.8 GB in four layers: while it lasts go the first
+    three but for their last layers, 0.6 GB each, and 0.2 GB of the fourth."""
+    environment = Environment()
+    fabric = Fabric(environment, Network(1.0, layerwise=True))
+    over = []
+
+    def one() -> Events:
+        yield environment.timeout(2.0)
+        yield from fabric.send(0, 1, 0.8 * GB, since=0.0, layers=4)
+        over.append(environment.now)
+
+    for _ in range(4):
+        environment.process(one())
+    environment.run()
+    assert over == pytest.approx([2.2, 2.4, 2.6, 3.2])
+    assert fabric.facts()["busy_s"] == pytest.approx(3.2)
+    # Idle time that is over before a step begins is not used, nor that in which others sent.
+    late = environment.process(_after(environment, fabric, since=5.0, now=6.0))
+    environment.run(late)
+    assert environment.now == pytest.approx(6.0 + 3.0)
+
+
+def _after(environment: Environment, fabric: Fabric, since: float, now: float) -> Events:
+    yield environment.at(now)
+    yield from fabric.send(0, 1, 4.0 * GB, since=since, layers=40)
+
+
+def test_attempts_fail_as_often_as_they_are_said_to() -> None:
+    network = Network(1.0, topology="shared", failure_rate=0.3, timeout_s=0.5, retries=2)
+    sent = [(10.0 * each, 0, 1, 1.0) for each in range(4000)]
+    over, fabric = ends(network, sent)
+    took = {round(end - at, 9) for end, (at, *_) in zip(over, sent, strict=True)}
+    assert took == {1.0, 2.5, 4.0, 4.5}  # at once; after one; after two failures; never
+    facts = fabric.facts()
+    assert facts["lost"] / 4000 == pytest.approx(0.3**3, abs=0.01)
+    assert facts["retries"] / 4000 == pytest.approx(0.3 + 0.3**2, abs=0.03)
+    assert facts["bytes"] == (4000 - facts["lost"]) * GB
+    assert ends(network, sent)[0] == over
+    assert ends(network, sent, seed=1)[0] != over
+
+
+@pytest.mark.parametrize("sharing", ["fifo", "fair"])
+def test_who_is_interrupted_gives_the_link_to_others(sharing: str) -> None:
+    environment = Environment()
+    fabric = Fabric(environment, Network(1.0, topology="shared", sharing=sharing))
+    over: list[float] = []
+
+    def one(gb: float) -> Events:
+        try:
+            yield from fabric.send(0, 1, gb * GB)
+        except simpy.Interrupt:
+            return
+        over.append(environment.now)
+
+    first, waiting = environment.process(one(10)), environment.process(one(10))
+    environment.process(one(1))
+
+    def interrupt() -> Events:
+        yield environment.timeout(0.75)
+        waiting.interrupt()
+        first.interrupt()
+
+    environment.process(interrupt())
+    environment.run()
+    assert over == pytest.approx([1.75 if sharing == "fifo" else 1.5])
+    assert fabric.links["network", 0].idle_since == pytest.approx(over[0])
+
+
+LOAD, SERVICE = 0.6, 0.5
+SEEDS = range(10)
+T_999 = 4.781
+"""Student's t for 9 degrees of freedom, both sides, 99.9 %."""
+
+
+def held(sharing: str, lanes: int, seed: int, count: int = 1500) -> float:
+    """Mean time from asking to the last byte, of Poisson transfers that are all alike."""
+    arrivals = np.random.default_rng(seed).exponential(SERVICE / LOAD / lanes, count).cumsum()
+    network = Network(1.0, topology="shared", sharing=sharing, lanes=lanes)
+    sent = [(float(at), 0, 1, SERVICE) for at in arrivals]
+    over, _ = ends(network, sent)
+    return float(np.mean((np.array(over) - arrivals)[count // 10 :]))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "expected"),
+    [
+        ("fifo", SERVICE + LOAD * SERVICE / 2 / (1 - LOAD)),  # M/D/1
+        ("fair", SERVICE / (1 - LOAD)),  # M/G/1 with processor sharing, whatever the lengths
+    ],
+)
+def test_waiting_is_that_of_queueing_theory(sharing: str, expected: float) -> None:
+    means = [held(sharing, 1, seed) for seed in SEEDS]
+    error = T_999 * float(np.std(means, ddof=1)) / sqrt(len(means))
+    assert 0 < error < 0.15 * expected
+    assert abs(float(np.mean(means)) - expected) < error
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("bandwidth_gb_s", 0, "must be a number above 0"),
+        ("bandwidth_gb_s", -1.5, "must be a number above 0"),
+        ("node_gb_s", "fast", "must be a number above 0"),
+        ("latency_us", -1, "must be a number of at least 0"),
+        ("failure_rate", 1.5, "must be a number from 0 to 1"),
+        ("lanes", 0, "must be a whole number of at least 1"),
+        ("retries", 0.5, "must be a whole number of at least 0"),
+        ("layerwise", "yes", "must be true or false"),
+    ],
+)
+def test_impossible_networks_are_refused(key: str, value: object, allowed: str) -> None:
+    given: dict[str, Any] = {"bandwidth_gb_s": 25.0, key: value}
+    with pytest.raises(ConfigError, match=f"^link.{key}={shown(value)}: {allowed}"):
+        Network(**given)
+
+
+@pytest.mark.parametrize(("key", "known"), [("topology", "nic"), ("sharing", "fair")])
+def test_unknown_words_are_refused(key: str, known: str) -> None:
+    make: Callable[..., Network] = Network
+    with pytest.raises(ConfigError, match=f"unknown link.{key} 'ring': .*{known}"):
+        make(25.0, **{key: "ring"})
