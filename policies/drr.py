@@ -51,7 +51,7 @@ class DRR(Policy):
         client = event.request.client
         if isinstance(event, Arrived):
             self._ring.setdefault(client, 0.0)
-        elif isinstance(event, Admitted):
+        elif isinstance(event, Admitted) and _takes_its_turn(event.request):
             self._take_turns(event.request)
         spent = self._clients.observe(event)
         if client in self._ring:
@@ -79,3 +79,8 @@ class DRR(Policy):
             self._ring[other] = self._ring.pop(other)
             if other == client:
                 break
+
+
+def _takes_its_turn(request: Request) -> bool:
+    """Not who comes with its keys and values: it had its turn where its prompt was computed."""
+    return request.preemptions > 0 or not request.generated

@@ -53,6 +53,6 @@ class VTC(Policy):
         if isinstance(event, Arrived) and not self._clients.waits(client):
             least = min(map(self.service, self._clients.who_wait), default=0.0)
             self._served[client] += max(least - self.service(client), 0.0)
-        elif isinstance(event, Admitted) and not request.preemptions:
+        elif isinstance(event, Admitted) and not (request.preemptions or request.generated):
             self._served[client] += self._worth(client, request.prompt_len, 0)
         self._served[client] += self._worth(client, 0, self._clients.observe(event))

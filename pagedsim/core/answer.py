@@ -25,12 +25,15 @@ Tokens = Mapping["RequestId", int | Continuation]
 
 
 def sampled_in(plan: StepPlan) -> list[Request]:
-    """The requests that a plan samples for, without those that were aborted or ended since."""
-    return [request for request in _samplers(plan) if request.finish_reason is None]
+    """The requests that a plan samples for, without those that ended or went away since."""
+    there = [request for request in _samplers(plan) if request.finish_reason is None]
+    return [request for request in there if request not in plan.gone] if plan.gone else there
 
 
 def samples(plan: StepPlan, request: Request) -> bool:
     """Whether a plan samples for a request."""
+    if request in plan.gone:
+        return False
     if request in plan.decodes:
         return True
     return any(chunk.samples and chunk.request is request for chunk in plan.chunks)

@@ -8,7 +8,7 @@ from pagedsim.core.request import Request
 
 
 class Arrived(NamedTuple):
-    """A request joined the waiting queue."""
+    """A request joined the waiting queue, or came with its keys and values and need not wait."""
 
     request: Request
     now: float
@@ -29,7 +29,8 @@ class Preempted(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A request finished, was aborted, or was rejected: `request.state` says which."""
+    """A request finished, was aborted, was rejected, or goes on elsewhere: `request.state` says
+    which."""
 
     request: Request
     now: float

@@ -13,13 +13,14 @@ def check_places(places: Places) -> None:
     """Raise IntegrityError if a queue, the clock or the memory contradicts another."""
     _check_queues(places)
     _check_batch(places)
+    _check_holdings(places)
     for request in places.waiting:
         if request.tables or request.cpu_tables or request.computed:
             raise IntegrityError(f"{request!r} waits, and holds blocks")
     for request in places.running:
         _check_tables(places, request)
     places.clock.check([request for request in places.running if request.decoding])
-    places.memory.check([*places.running, *places.leaving, *places.swapped])
+    places.memory.check(places.holders)
 
 
 def _check_tables(places: Places, request: Request) -> None:
@@ -53,6 +54,21 @@ def _check_queues(places: Places) -> None:
         raise IntegrityError(f"requests {sorted(lost, key=str)} are known or queued, but not both")
     if lost := places.requests.keys() ^ places._ends.keys():
         raise IntegrityError(f"requests {sorted(lost, key=str)} have an end or live, but not both")
+
+
+def _check_holdings(places: Places) -> None:
+    """Who stands in for a request has what its memory was, or is to be, and the request is away."""
+    holdings = places.holdings
+    for stand_in in holdings.stand_ins.values():
+        request = stand_in.of
+        if request.id in places.requests:
+            raise IntegrityError(f"{request!r} is served here, and memory is held for it")
+        blocks = sum(map(len, stand_in.tables))
+        if blocks < places.memory.blocks_for(stand_in.computed):
+            there = f"{stand_in.computed} tokens in {blocks} blocks"
+            raise IntegrityError(f"{request!r} has {there} that are held for it")
+    if stray := (holdings.asking.keys() | holdings.standing.keys()) - holdings.stand_ins.keys():
+        raise IntegrityError(f"{sorted(stray, key=str)} ask for what is not held for them")
 
 
 def _check_batch(places: Places) -> None:

@@ -6,6 +6,9 @@
                        (recompute)  └─▶ swapped
                                 (swap)
 
+Whoever leaves a batch alive, to go on elsewhere, is *away*; what is held for it meanwhile, here or
+there, is the affair of `holdings.py`.
+
 Nothing here knows a policy: `state.py` shows the places to one, and `queues.py` moves requests
 between them as it wants.
 """
@@ -19,9 +22,10 @@ from operator import attrgetter
 
 from pagedsim.core.answer import Continuation, samples
 from pagedsim.core.clock import Clock
+from pagedsim.core.holdings import Holdings, StandIn
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.plan import Chunk, StepPlan
-from pagedsim.core.prefill import prefill_tokens, rebuilds
+from pagedsim.core.prefill import prefill_tokens, rebuilds, stored
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.waiting import Queue
 
@@ -54,6 +58,7 @@ class Places:
         self.prefilling: dict[Request, None] = {}  # of those, the ones that do not decode yet
         self.swapped: deque[Request] = deque()
         self.leaving: dict[Request, None] = {}  # ended, and not told of yet: they hold memory
+        self.holdings = Holdings(memory)
         self.seats = 0  # sequences in the batch
         self.clock = Clock(memory.need, self._end_ahead, attrgetter("client"))
         self.copies: Copies = {}  # forks that the next step must copy
@@ -69,7 +74,7 @@ class Places:
 
     def end_of(self, request: Request) -> int:
         """The length at which a request ends."""
-        return self._ends[request.id]
+        return request.num_tokens if isinstance(request, StandIn) else self._ends[request.id]
 
     def _end_ahead(self, request: Request) -> int | None:
         return None if request in self._overdue else self._ends[request.id]
@@ -79,6 +84,11 @@ class Places:
         longest = min(self.max_model_len, self.memory.longest_of(request))
         output = max(longest - request.prompt_len, 1)
         return request.prompt_len + min(output, request.max_tokens or output)
+
+    @property
+    def holders(self) -> list[Request]:
+        """Everybody who holds memory."""
+        return [*self.running, *self.leaving, *self.swapped, *self.holdings.stand_ins.values()]
 
     def generated_by(self, client: str) -> int:
         """Tokens that those of a client in the batch have generated; they hold memory still."""
@@ -92,16 +102,20 @@ class Places:
 
     def enter(self, request: Request, output_len: int | None) -> None:
         """A newcomer waits. It ends after `output_len` tokens, or at its limit."""
-        limit = self.limit_of(request)
         if request.arrival is None:
             request.arrival = self.now
         request._order = self._orders
         self.waiting.append(request)  # first, since a policy's rank may fail
         self._orders += 1
+        request.state = State.WAITING
+        self._settle_in(request, output_len)
+
+    def _settle_in(self, request: Request, output_len: int | None) -> None:
+        """It is served here from now on."""
+        limit = self.limit_of(request)
         self._ends[request.id] = min(limit, request.prompt_len + (output_len or limit))
         if self.async_scheduling:
             self.looking_back += request.params.looks_back
-        request.state = State.WAITING
         self.requests[request.id] = request
 
     def take_out(self, request: Request) -> None:
@@ -118,12 +132,16 @@ class Places:
     def leave(self, request: Request, state: State, reason: str, now: float) -> None:
         """Who was taken out is served no more, and gives up all that it holds."""
         self.forget_copies(self.copies, request)
-        if self.untold:
-            self._cut(request)
+        self._settle_up(request)
         self.memory.release(request)
         request.state = state
         request.finish_reason = reason
         request.finished_at = now
+
+    def _settle_up(self, request: Request) -> None:
+        """Who was taken out is served here no more; it still holds what it holds."""
+        if self.untold:
+            self._cut(request)
         del self.requests[request.id], self._ends[request.id]
         self._overdue.discard(request)
         if self.async_scheduling:
@@ -131,10 +149,13 @@ class Places:
 
     def _cut(self, request: Request) -> None:
         """Forget the tokens that a request, who leaves, will not be told of any more."""
-        over = sum(samples(plan, request) for plan in self.untold)
-        if over:
+        if over := self.under_way(request):
             request._generated -= over
             request._prefilled = min(request._prefilled, request.num_tokens - 1)
+
+    def under_way(self, request: Request) -> int:
+        """Tokens that a request counts already and that are not told of yet."""
+        return sum(samples(plan, request) for plan in self.untold)
 
     @staticmethod
     def forget_copies(copies: Copies, request: Request) -> None:
@@ -143,6 +164,57 @@ class Places:
             for table in request.tables:
                 for block in table:
                     copies.pop(block, None)
+
+    # -- going on elsewhere ----------------------------------------------------------------------
+
+    def part(self, request: Request) -> int:
+        """Who decodes goes, and its blocks stay. Returns the length that its output comes to."""
+        end = self.end_of(request)
+        self.take_out(request)
+        self._settle_up(request)
+        self.memory.retract(request, request.computed)
+        self.memory.filled(request, request.computed)
+        self.holdings.keep(request)
+        request.state = State.AWAY
+        return end - request.prompt_len
+
+    def withdraw(self, request: Request) -> int:
+        """Anybody goes, without what it has in memory. Returns the same."""
+        end = self.end_of(request)
+        in_batch = request in self.running
+        self.take_out(request)
+        self.forget_copies(self.copies, request)
+        self._settle_up(request)
+        if in_batch:
+            self.memory.retract(request, request.computed)
+        self.lose(request)
+        request._hashes = []
+        request.state = State.AWAY
+        return end - request.prompt_len
+
+    def lose(self, request: Request) -> None:
+        """What a request has in memory is thrown away, to be computed again."""
+        self.count_lost(request)
+        self.memory.release(request)
+
+    def count_lost(self, request: Request) -> None:
+        """What a request had in memory is to be computed again."""
+        request.recomputed_tokens += max(stored(request, self.memory), request._rebuilt)
+        request._prefilled = request._rebuilt = 0
+
+    def expect(self, request: Request) -> StandIn:
+        """A request that is elsewhere is to come with its keys and values."""
+        self._orders += 1
+        return self.holdings.expect(request, self._orders - 1)
+
+    def board(self, stand_in: StandIn, output_len: int | None) -> None:
+        """A request joins the batch, and decodes, with the blocks that were held for it."""
+        request = stand_in.of
+        self.holdings.hand_out(stand_in)
+        self.memory.filled(request, request.computed)
+        self._settle_in(request, output_len)
+        self.seat(request)
+        self.clock.board(request)
 
     # -- the batch -------------------------------------------------------------------------------
 
@@ -191,7 +263,7 @@ class Places:
             if plan.held:
                 self.mix_up()
         for chunk in plan.chunks:
-            if chunk.request.state is State.RUNNING:
+            if chunk.request.state is State.RUNNING and chunk.request not in plan.gone:
                 self._computed(chunk)
         if clock.tick not in clock.ends:
             return

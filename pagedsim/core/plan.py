@@ -99,6 +99,8 @@ class StepPlan:
 
     ending: Sequence[Request] = ()
     """Reach their full length with it; known when it is launched."""
+    gone: Sequence[Request] = ()
+    """Left the scheduler alive since it was planned: what it computes for them is lost."""
 
     @property
     def empty(self) -> bool:

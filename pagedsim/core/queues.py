@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagedsim.core.errors import IntegrityError, PolicyError
-from pagedsim.core.events import Admitted, Left, Preempted
+from pagedsim.core.events import Admitted, Arrived, Left, Preempted
+from pagedsim.core.holdings import StandIn
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.places import Limits
 from pagedsim.core.plan import Rejection, StepPlan
 from pagedsim.core.policy import Keep, Policy, Preemption, overrides
-from pagedsim.core.prefill import next_chunks, rebuilds, span, stored
+from pagedsim.core.prefill import next_chunks, rebuilds, span
 from pagedsim.core.ranked import RankedPlaces
 from pagedsim.core.request import Request, State
 from pagedsim.core.slips import flag
@@ -58,6 +59,12 @@ class Queues(RankedPlaces):
                 f"blocks × {self.memory.block_size} tokens holds as many of {longest}"
             )
         return None
+
+    def outgrown(self, request: Request) -> str | None:
+        """Why a request that may have run elsewhere is beyond what this server may serve."""
+        if request.generated and request.num_tokens >= (limit := self.limit_of(request)):
+            return f"it has {request.num_tokens} tokens, and would end here at {limit}"
+        return self.excess(request)
 
     def admits(self, request: Request) -> bool:
         """Whether the policy lets a request start."""
@@ -159,9 +166,7 @@ class Queues(RankedPlaces):
             self.swapped.append(victim)
         else:
             self.forget_copies(plan.copies, victim)
-            victim.recomputed_tokens += max(stored(victim, self.memory), victim._rebuilt)
-            victim._prefilled = victim._rebuilt = 0
-            self.memory.release(victim)
+            self.lose(victim)
             victim.state = State.WAITING
             self.waiting.put_back(victim)
         if self.observing:
@@ -209,6 +214,34 @@ class Queues(RankedPlaces):
         need = self.memory.need(request)
         self.memory.retract(request, request.computed)
         self.clock.moved(request, need)
+
+    # -- who goes on elsewhere, or comes from there ------------------------------------------------
+
+    def part(self, request: Request) -> int:
+        output_len = super().part(request)
+        if self.observing:
+            self.policy.observe(Left(request, self.now))
+        return output_len
+
+    def withdraw(self, request: Request) -> int:
+        output_len = super().withdraw(request)
+        if self.observing:
+            self.policy.observe(Left(request, self.now))
+        return output_len
+
+    def reserve(self, stand_in: StandIn, tokens: int, margin: int) -> bool:
+        """Memory for `tokens` tokens of who is to come, if it is its turn and there is room."""
+        holdings = self.holdings
+        if self.next_to_hold(stand_in) and holdings.fill(stand_in, tokens, margin):
+            return True
+        holdings.asking[stand_in.id] = stand_in
+        return False
+
+    def board(self, stand_in: StandIn, output_len: int | None) -> None:
+        super().board(stand_in, output_len)
+        if self.observing:
+            self.policy.observe(Arrived(stand_in.of, self.now))
+            self.policy.observe(Admitted(stand_in.of, self.now))
 
     # -- who leaves --------------------------------------------------------------------------------
 

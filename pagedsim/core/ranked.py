@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 
 from pagedsim.core.drifting import DriftingQueue
 from pagedsim.core.errors import PolicyError
+from pagedsim.core.holdings import StandIn
 from pagedsim.core.memory import Memory
 from pagedsim.core.places import Limits, Places
 from pagedsim.core.policy import Policy, overrides, rank_key, speed_of
@@ -130,8 +131,10 @@ class RankedPlaces(Places):
 
     def swapped_first(self) -> bool:
         """Whether those on the CPU come before those who wait."""
-        if not self.swapped:
-            return False
+        return bool(self.swapped) and self._before_waiting(self.swapped)
+
+    def _before_waiting(self, some: Iterable[Request]) -> bool:
+        """Whether the first of `some`, who are not to wait for newcomers, comes before those."""
         if not self.waiting:
             return True
         if self.ranked:
@@ -140,4 +143,31 @@ class RankedPlaces(Places):
             return False
         if not self.ranked:
             return True
-        return self.order(self.next_swapped()) < self.order(self.waiting.head)
+        return min(map(self.order, some)) < self.order(self.waiting.head)
+
+    # -- who is to come with its keys and values -------------------------------------------------
+
+    def coming_first(self) -> bool:
+        """Whether somebody who lacks memory or a seat to come comes before those who wait."""
+        holdings = self.holdings
+        if not (holdings.asking or holdings.standing):
+            return False
+        return self._before_waiting([*holdings.asking.values(), *holdings.standing.values()])
+
+    def others_first(self) -> bool:
+        """Whether those who wait must not start yet."""
+        return self.swapped_first() or self.coming_first()
+
+    def next_to_hold(self, stand_in: StandIn) -> bool:
+        """Whether nobody goes before it to get memory."""
+        if self.waiting and self.waiting.head is self.favoured:
+            return False
+        if stand_in.tables:
+            return True  # who holds some already goes on first, to be done with it
+        rivals = [*self.holdings.asking.values(), stand_in]
+        if any(rival.tables for rival in rivals):
+            return False
+        if not self.ranked:
+            return rivals[0] is stand_in and not self.swapped
+        key = self.order(stand_in)
+        return key <= min(map(self.order, (*rivals, *self.swapped)))

@@ -23,12 +23,13 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class State(Enum):
-    """Where a request is. The first four are alive; a request never leaves the last three."""
+    """Where a request is. The first five are alive; a request never leaves the last three."""
 
     NEW = "new"
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
+    AWAY = "away"  # it has left a scheduler alive, and is on its way to another
     FINISHED = "finished"
     ABORTED = "aborted"
     REJECTED = "rejected"

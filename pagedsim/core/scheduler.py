@@ -1,5 +1,7 @@
 """The scheduler as an executor sees it: add and abort; plan, then commit, or launch and tell.
 
+How requests come and go is the gate's affair (`gate.py`).
+
 It decides who runs, who waits, and who yields its memory and how. It reads no clock (`now` is an
 argument) and does no work itself: an executor carries each plan out and commits it. Who is where,
 and the moves between, is the queues' affair (`queues.py`); how a step is composed of these moves
@@ -17,8 +19,8 @@ from operator import attrgetter
 
 from pagedsim.core.answer import Tokens, refuse_answer, refuse_parents, sampled_in
 from pagedsim.core.batching import Batching
-from pagedsim.core.errors import PlanError, RequestError, require_flag, require_whole
-from pagedsim.core.events import Arrived
+from pagedsim.core.errors import PlanError, require_flag, require_whole
+from pagedsim.core.gate import Gate
 from pagedsim.core.integrity import check_places
 from pagedsim.core.memory import Memory
 from pagedsim.core.misfits import refuse_misfits
@@ -32,7 +34,7 @@ from pagedsim.core.request import Request, RequestId, State
 _by_seat = attrgetter("_seat")
 
 
-class Scheduler:
+class Scheduler(Gate):
     """One server's queues and memory, under one policy.
 
     >>> from pagedsim.core import PagedMemory, PrefillFirst
@@ -67,9 +69,8 @@ class Scheduler:
         """
         require_whole("max_seqs", max_seqs, 1)
         require_flag("async_scheduling", async_scheduling)
-        self.policy = policy = policy or Policy()
+        policy = policy or Policy()
         self.preemption = preemption = preemption or Preemption()
-        self.batching = batching
         self.max_seqs = max_seqs
         self.max_model_len = memory.longest if max_model_len is None else max_model_len
         if max_batched_tokens is None:
@@ -83,11 +84,9 @@ class Scheduler:
         memory.claim(queues.end_of)
         memory.told_late = async_scheduling
 
-        self.queues = queues
+        super().__init__(queues, policy, batching)
         # For whoever looks from outside, each the same object as that of the queues.
-        self.memory = memory
         self.clock = queues.clock
-        self.requests = queues.requests
         self.waiting = queues.waiting
         self.running = queues.running
         self.swapped = queues.swapped
@@ -95,55 +94,11 @@ class Scheduler:
         self._displacing = batching.displacing(policy)
         self._patient = patient(policy, self._displacing)
         self._watched = overrides(policy, "served")
-        self._pending: StepPlan | None = None
-        self._disturbed = False  # whether anybody came or was aborted since the plan
 
     def __repr__(self) -> str:
         how = f"{type(self.policy).__name__}, {type(self.batching).__name__}"
         where = f"{len(self.waiting)} waiting, {len(self.running)} running"
         return f"Scheduler({how}: {where}, {len(self.swapped)} swapped)"
-
-    # -- requests --------------------------------------------------------------------------------
-
-    def add(self, request: Request, now: float, output_len: int | None = None) -> None:
-        """Queue a request.
-
-        In a simulation `output_len` is the length at which its output ends, which no policy sees;
-        an engine leaves it out and tells `commit` who finished. Either way it ends at its
-        `max_tokens` and at `max_model_len`.
-        """
-        if request.id in self.requests:
-            raise RequestError(f"request {request.id!r} is already here; ids must be unique")
-        if request.state is not State.NEW:
-            raise RequestError(f"request {request.id!r} was {request.state.value} already")
-        if output_len is not None and output_len < 1:
-            raise RequestError(f"request {request.id!r}: output_len={output_len}: at least 1")
-        self.queues.now = now
-        try:
-            self.queues.enter(request, output_len)
-        except TypeError:
-            self.queues.refuse_mixed_ranks(request)
-            raise
-        self._disturbed = True
-        if self.queues.observing:
-            self.policy.observe(Arrived(request, now))
-
-    def abort(self, request_id: RequestId, now: float) -> Request:
-        """End a request wherever it is, and free all that it holds."""
-        request = self.requests.get(request_id)
-        if request is None:
-            raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
-        in_batch = request in self.running
-        self.queues.take_out(request)
-        if in_batch:
-            self.memory.retract(request, request.computed)
-        self._disturbed = True
-        self.queues.leave(request, State.ABORTED, "abort", now)
-        return request
-
-    def infeasible(self, request: Request) -> str | None:
-        """Why a request can never be served, or None."""
-        return self.batching.infeasible(self.queues, request)
 
     @property
     def now(self) -> float:
@@ -294,7 +249,8 @@ class Scheduler:
         queues.now = now
         for chunk in plan.chunks:
             request = chunk.request
-            if chunk.samples and request.first_token_at is None and request.finish_reason is None:
+            there = request.finish_reason is None and request not in plan.gone
+            if chunk.samples and request.first_token_at is None and there:
                 request.first_token_at = now
         if tokens is not None:
             for request in sampled_in(plan):

@@ -20,6 +20,8 @@ class Batching(ABC):
     """What `Policy.displacing = None` means here."""
     grows_first = False
     """Whether the batch grows before anybody is let in, in each step."""
+    joins_midway = True
+    """Whether a request may join the batch that comes with its keys and values."""
 
     @abstractmethod
     def compose(self, queues: Queues, plan: StepPlan) -> None:
@@ -64,6 +66,10 @@ class Batching(ABC):
     def spare(self, queues: Queues) -> int:
         """Blocks that an admission must leave free."""
         return 0
+
+    def margin(self, queues: Queues) -> int:
+        """Blocks to leave free for the batch, so that it is not preempted at once."""
+        return self.spare(queues) if queues.running else 0
 
     def slack(self, queues: Queues) -> int:
         """Blocks that must stay free when the batch has grown for a step of decodes."""

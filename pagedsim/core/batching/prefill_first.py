@@ -65,8 +65,8 @@ class PrefillFirst(Batching):
         queues.decode(plan)
 
     def _admits(self, queues: Queues) -> bool:
-        """Whether to look for somebody to admit: not while those on the CPU come first."""
-        return bool(queues.waiting) and not queues.swapped_first() and self._open(queues)
+        """Whether to look for somebody to admit: not while those come first who were here."""
+        return bool(queues.waiting) and not queues.others_first() and self._open(queues)
 
     def _open(self, queues: Queues) -> bool:
         """Whether this step may let somebody in: who displaced others need not wait."""
@@ -81,16 +81,12 @@ class PrefillFirst(Batching):
     def _resumes(self, queues: Queues) -> bool:
         return bool(queues.swapped)
 
-    def _margin(self, queues: Queues) -> int:
-        """Blocks to leave free for the batch, so that it is not preempted at once."""
-        return self.spare(queues) if queues.running else 0
-
     def _prefill(self, queues: Queues, plan: StepPlan) -> None:
         """Admit from the head of waiting until one does not fit."""
         waiting, memory, policy = queues.waiting, queues.memory, queues.policy
         if not self.sorts_late(policy) and queues.seats < queues.max_seqs:
             waiting.arrange()
-        while waiting and not queues.swapped_first():
+        while waiting and not queues.others_first():
             request = waiting.head
             if reason := self.refused(queues, request):
                 queues.reject(plan, reason)
@@ -98,7 +94,7 @@ class PrefillFirst(Batching):
             if queues.seats + request.width > queues.max_seqs:
                 break
             hit = memory.lookup(request)
-            margin = self._margin(queues)
+            margin = self.margin(queues)
             if memory.fit(request, span(request), margin, hit) is not Fit.NOW:
                 break
             count = prefill_tokens(request, memory) - len(hit) * memory.block_size
@@ -149,7 +145,7 @@ class PrefillFirst(Batching):
         while queues.swapped:
             request = queues.next_swapped()
             need = memory.swap_need(request, request.num_tokens)
-            if memory.free - need < self._margin(queues):
+            if memory.free - need < self.margin(queues):
                 break
             if queues.seats + request.width > queues.max_seqs:
                 break

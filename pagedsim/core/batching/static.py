@@ -16,6 +16,7 @@ class Static(PrefillFirst):
     """
 
     displaces_by_default = False
+    joins_midway = False
 
     def __init__(self, watermark: float = 0.01) -> None:
         super().__init__(watermark)

@@ -116,7 +116,7 @@ class Unified(Batching):
         while budget > 0:
             if queues.swapped_first():
                 taken = self._resume(queues, plan, budget)
-            elif queues.waiting:
+            elif queues.waiting and not queues.coming_first():
                 taken = self._admit(queues, plan, budget)
             else:
                 break

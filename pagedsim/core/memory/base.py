@@ -41,6 +41,8 @@ class Memory(ABC):
     """
 
     can_swap = False
+    can_hold = False
+    """Whether blocks can be held for requests that are elsewhere."""
 
     def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
         require_whole("block_size", block_size, 1)
@@ -204,6 +206,20 @@ class Memory(ABC):
     def swap_need(self, request: Request, tokens: int) -> int:
         """GPU blocks that a swapped request takes to come back and hold `tokens` tokens."""
         raise IntegrityError(f"{type(self).__name__} cannot swap")
+
+    def holds(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> bool:
+        """Whether `hold` would find room, `spare` blocks left free."""
+        return False
+
+    def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        """Room for `tokens` tokens of one sequence; what fills it, beyond its `hit`, comes later.
+
+        Who has blocks already is given the rest, without a `hit`.
+        """
+        raise IntegrityError(f"{type(self).__name__} cannot hold blocks")
+
+    def filled(self, request: Request, tokens: int) -> None:
+        """Its first `tokens` tokens are in its blocks now."""
 
     @abstractmethod
     def usage(self, requests: Iterable[Request]) -> Usage:

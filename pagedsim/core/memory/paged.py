@@ -19,6 +19,7 @@ class PagedMemory(Memory):
     """
 
     can_swap = True
+    can_hold = True
 
     def __init__(
         self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: bool = False
@@ -230,6 +231,19 @@ class PagedMemory(Memory):
     def swap_need(self, request: Request, tokens: int) -> int:
         tables = request.cpu_tables
         return len(set(chain.from_iterable(tables))) + self._lacking(request, tables, tokens)
+
+    # -- for requests that are elsewhere -------------------------------------------------------
+
+    def holds(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> bool:
+        if not request.tables:
+            return self.fit(request, tokens, spare, hit) is Fit.NOW
+        return self.free - self.lacking(request, tokens) >= spare
+
+    def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        if not request.tables:
+            request.tables = [list(hit)]
+        table = request.tables[0]
+        table += self._take(self.blocks_for(tokens) - len(table))
 
     # -- looking -------------------------------------------------------------------------------
 

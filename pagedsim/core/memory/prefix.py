@@ -153,13 +153,17 @@ class PrefixMemory(PagedMemory):
         taken = need - len(hit) + sum(block in self._unused for block in hit)
         return Fit.NOW if self.free - taken >= spare else Fit.LATER
 
-    def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+    def _claim(self, hit: Sequence[int]) -> None:
+        """One more owner of blocks that were found."""
         for block in hit:
             if block in self._unused:
                 del self._unused[block]
                 self._idle_keys -= 1
             else:
                 self._share((block,))
+
+    def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        self._claim(hit)
         super().admit(request, tokens, hit)
         request._registered = len(hit)
         # A group that is rebuilt gets all its blocks now, and fills them later.
@@ -226,6 +230,15 @@ class PrefixMemory(PagedMemory):
         pairs = super().swap_in(request)
         self._register(request, request.computed)
         return pairs
+
+    def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        if not request.tables:
+            self._claim(hit)
+            request._registered = len(hit)
+        super().hold(request, tokens, hit)
+
+    def filled(self, request: Request, tokens: int) -> None:
+        self._register(request, tokens)
 
     def check(self, requests: Iterable[Request]) -> None:
         super().check(requests)

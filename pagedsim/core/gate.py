@@ -1,0 +1,312 @@
+"""How requests come to a scheduler and leave it; with their keys and values, if they can be read.
+
+A request that decodes may go on at another scheduler:
+
+        here                                     there
+        …decodes                                 reserve(request) -> True: room for all of it
+        part(request): out of the batch,
+        its blocks stay
+        its keys and values are copied ────────▶
+        let_go(request): its blocks are free     board(request): it decodes in the next step
+
+`reserve` may come before `part` or after it. Where copies are made while the request goes on
+decoding, `reserve` is asked again for the tokens that it has gained, and once more after `part`.
+Who was told "not now" comes before those who wait (under a policy with an order, if it ranks
+before their first), so that neither memory nor a seat is taken from it again and again; it comes
+after those who are swapped out. What it asks for holds them back until it is given, so it must
+ask again after each step and whenever memory has come free, or `let_go`. Several who hold a part
+of what they need can wait for each other: then one of them must let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pagedsim.core.batching import Batching
+from pagedsim.core.errors import ConfigError, RequestError, is_whole
+from pagedsim.core.events import Arrived
+from pagedsim.core.holdings import Parcel, StandIn
+from pagedsim.core.memory import Memory
+from pagedsim.core.plan import StepPlan
+from pagedsim.core.policy import Policy
+from pagedsim.core.queues import Queues
+from pagedsim.core.request import Request, RequestId, State
+
+
+class Gate:
+    """The part of a scheduler that requests pass when they come and go."""
+
+    def __init__(self, queues: Queues, policy: Policy, batching: Batching) -> None:
+        self.queues = queues
+        self.policy = policy
+        self.batching = batching
+        self.memory: Memory = queues.memory
+        self.requests: dict[RequestId, Request] = queues.requests
+        self._pending: StepPlan | None = None
+        self._disturbed = False  # whether anything came from outside since the plan
+
+    # -- one server's affairs --------------------------------------------------------------------
+
+    def add(self, request: Request, now: float, output_len: int | None = None) -> None:
+        """Queue a request: a new one, or one that is away and computes all its tokens again.
+
+        In a simulation `output_len` is the length at which its output ends, which no policy sees;
+        an engine leaves it out and tells `commit` who finished. Either way it ends at its
+        `max_tokens` and at `max_model_len`.
+        """
+        self._refuse_known(request)
+        if request.state is not State.NEW:
+            self._refuse_unfit(request)
+        _refuse_end(request, output_len)
+        self.queues.now = now
+        if request.computed:
+            self.queues.count_lost(request)
+        try:
+            self.queues.enter(request, output_len)
+        except TypeError:
+            self.queues.refuse_mixed_ranks(request)
+            raise
+        self._disturbed = True
+        if self.queues.observing:
+            self.policy.observe(Arrived(request, now))
+
+    def abort(self, request_id: RequestId, now: float) -> Request:
+        """End a request wherever it is, and free all that it holds here.
+
+        One that is away is ended as well; what another scheduler holds for it, that one is to let
+        go.
+        """
+        request = self.requests.get(request_id)
+        if request is None:
+            return self._abort_away(request_id, now)
+        in_batch = request in self.queues.running
+        self.queues.take_out(request)
+        if in_batch:
+            self.memory.retract(request, request.computed)
+        self._disturbed = True
+        self.queues.leave(request, State.ABORTED, "abort", now)
+        return request
+
+    def _abort_away(self, request_id: RequestId, now: float) -> Request:
+        stand_in = self.queues.holdings.stand_ins.get(request_id)
+        if stand_in is None:
+            raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
+        request = stand_in.of
+        if request.state is not State.AWAY:
+            raise RequestError(
+                f"cannot abort request {request_id!r}: it is {request.state.value} at another "
+                "scheduler; abort it there, and let it go here"
+            )
+        self.let_go(request)
+        request.state, request.finish_reason, request.finished_at = State.ABORTED, "abort", now
+        return request
+
+    def withdraw(self, request: Request, now: float) -> int:
+        """Take a living request out, wherever it is, so that it can be added to another scheduler.
+
+        All that it holds is freed, and what it has said stays said: it computes these tokens
+        again. Of a step that is under way its part is lost. Returns `output_len` for `add`: the
+        length at which its output would have ended here.
+        """
+        self._refuse_stranger(request)
+        self.queues.now = now
+        output_len = self.queues.withdraw(request)
+        self._strike(request)
+        return output_len
+
+    def infeasible(self, request: Request) -> str | None:
+        """Why a request can never be served, or None."""
+        if request.generated and request.id not in self.requests:
+            return self.queues.outgrown(request)
+        return self.batching.infeasible(self.queues, request)
+
+    # -- going on elsewhere ----------------------------------------------------------------------
+
+    @property
+    def no_part(self) -> str | None:
+        """Why nobody can go on elsewhere with its keys and values, or None."""
+        if self.memory.can_hold:
+            return None
+        name = type(self.memory).__name__
+        return f"{name} holds nothing for requests that are elsewhere: choose paged memory"
+
+    @property
+    def no_board(self) -> str | None:
+        """Why nobody can come with its keys and values, or None."""
+        if self.batching.joins_midway:
+            return self.no_part
+        return f"nobody joins a batch of {type(self.batching).__name__}: choose another batching"
+
+    @property
+    def held(self) -> Collection[Request]:
+        """For whom memory is held: who has parted, and who is to come."""
+        return [stand_in.of for stand_in in self.queues.holdings.stand_ins.values()]
+
+    @property
+    def asking(self) -> Collection[Request]:
+        """Who was told "not now" by `reserve` or `board`, and should ask again or be let go."""
+        holdings = self.queues.holdings
+        return [
+            stand_in.of for stand_in in (*holdings.asking.values(), *holdings.standing.values())
+        ]
+
+    def part(self, request: Request, now: float) -> int:
+        """Take a request that decodes out of the batch, so that it can go on elsewhere.
+
+        It is alive, and no longer among `requests`. Its blocks stay as they are until `let_go`,
+        or until it boards here again. Of a step that is under way its part is lost: it will decode
+        that token elsewhere. Returns `output_len` for `board`: the length at which its output
+        would have ended here.
+        """
+        if reason := self.no_part:
+            raise ConfigError(reason)
+        self._refuse_stranger(request)
+        if request.params.width > 1:
+            raise RequestError(f"request {request.id!r} cannot part: it is a group of sequences")
+        if not request.decoding or request.generated <= self.queues.under_way(request):
+            raise RequestError(f"request {request.id!r} cannot part: it does not decode yet")
+        self.queues.now = now
+        output_len = self.queues.part(request)
+        self._strike(request)
+        return output_len
+
+    def reserve(self, request: Request, now: float, tokens: int | None = None) -> bool:
+        """Hold memory for a request that is to come with its keys and values; False: not now.
+
+        It is for `tokens` tokens, or for those that the request has by now, of which the last is
+        computed here. The memory that was reserved before stays reserved, and is added to. The
+        beginning of a prompt that the prefix cache has need not be brought (see `parcel`). A seat
+        is not reserved. RequestError if the request can never be served here.
+        """
+        if reason := self.no_board:
+            raise ConfigError(reason)
+        stand_in = self.queues.holdings.stand_ins.get(request.id)
+        if stand_in is None:
+            self._refuse_known(request)
+        elif stand_in.of is not request:
+            raise RequestError(f"request {request.id!r}: memory is held for another of that id")
+        elif stand_in.kept:
+            raise RequestError(f"request {request.id!r}: its memory is kept here: board, or let go")
+        tokens = request.num_tokens if tokens is None else tokens
+        self._refuse_never(request, tokens)
+        self.queues.now = now
+        self._disturbed = True
+        stand_in = stand_in or self.queues.expect(request)
+        stand_in.follow()
+        return self.queues.reserve(stand_in, tokens, self.batching.margin(self.queues))
+
+    def parcel(self, request: Request, carried: int = 0) -> Parcel:
+        """What is still to be brought here of a request for which memory is reserved.
+
+        These are the keys and values of the tokens that it has computed by now, less the first
+        ones that the prefix cache had, or that have been `carried` before.
+        """
+        stand_in = self._held_for(request)
+        there = max(carried, stand_in.computed)
+        blocks = self.memory.blocks_for(request.computed) - there // self.memory.block_size
+        tokens = request.computed - there
+        return Parcel(tokens, blocks) if tokens > 0 else Parcel(0, 0)
+
+    def board(self, request: Request, now: float, output_len: int | None = None) -> bool:
+        """A request has come with its keys and values; False: no seat is free now.
+
+        It has parted elsewhere, and memory is reserved here for all of it, or it has parted here
+        and its blocks are kept. It joins the batch, and decodes from the next plan on. `output_len`
+        is what `part` returned.
+        """
+        stand_in = self._held_for(request)
+        if request.state is not State.AWAY or not request.ready:
+            what = "has no keys and values" if request.state is State.AWAY else "has not parted"
+            raise RequestError(f"request {request.id!r} cannot board: it {what}")
+        self._refuse_gap(stand_in)
+        _refuse_end(request, output_len)
+        queues = self.queues
+        queues.now = now
+        self._disturbed = True
+        stand_in.follow()
+        if queues.seats + request.width > queues.max_seqs:
+            queues.holdings.standing[request.id] = stand_in
+            return False
+        if queues.ranked:
+            queues.order(stand_in)  # first, since a policy's rank may fail
+        queues.board(stand_in, output_len)
+        if self._pending is not None and self._pending.decodes:
+            self._pending.held.append(request)  # the plan that is under way is without it
+        return True
+
+    def let_go(self, request: Request) -> None:
+        """Free what is held here for a request: it has been read, or is not needed any more."""
+        self._disturbed = True
+        self.queues.holdings.drop(self._held_for(request))
+
+    # -- what is refused -------------------------------------------------------------------------
+
+    def _held_for(self, request: Request) -> StandIn:
+        stand_in = self.queues.holdings.stand_ins.get(request.id)
+        if stand_in is None or stand_in.of is not request:
+            raise RequestError(f"request {request.id!r}: no memory is held for it here")
+        return stand_in
+
+    def _refuse_known(self, request: Request) -> None:
+        if request.id in self.requests:
+            raise RequestError(f"request {request.id!r} is already here; ids must be unique")
+        if request.id in self.queues.holdings.stand_ins:
+            raise RequestError(f"request {request.id!r}: memory is held for it here: let it go")
+
+    def _refuse_stranger(self, request: Request) -> None:
+        if self.requests.get(request.id) is not request:
+            raise RequestError(f"request {request.id!r}: not known here, or ended already")
+
+    def _refuse_unfit(self, request: Request) -> None:
+        """Raise RequestError for one that is not new, and not away or too long by now."""
+        if request.state is not State.AWAY:
+            raise RequestError(f"request {request.id!r} was {request.state.value} already")
+        if request.generated and (reason := self.queues.outgrown(request)):
+            raise RequestError(f"request {request.id!r}: {reason}")
+
+    def _refuse_never(self, request: Request, tokens: int) -> None:
+        """Raise RequestError for what could not be reserved in an empty memory either."""
+        if not request.alive:
+            raise RequestError(f"request {request.id!r} was {request.state.value} already")
+        if request.params.width > 1:
+            raise RequestError(f"request {request.id!r} cannot board: it is a group of sequences")
+        if reason := self.queues.outgrown(request):
+            raise RequestError(f"request {request.id!r} can never be served here: {reason}")
+        if not is_whole(tokens) or not 0 < tokens <= self.queues.max_model_len:
+            raise RequestError(
+                f"request {request.id!r}: tokens={tokens}: must be a whole number from 1 to "
+                f"max_model_len={self.queues.max_model_len}"
+            )
+
+    def _refuse_gap(self, stand_in: StandIn) -> None:
+        """Raise RequestError unless what is held can be all that the request has computed."""
+        computed, name = stand_in.of.computed, stand_in.id
+        if stand_in.kept and stand_in.computed != computed:
+            raise RequestError(
+                f"request {name!r} cannot board: {stand_in.computed} tokens are kept here, and it "
+                f"has computed {computed} by now"
+            )
+        blocks = sum(map(len, stand_in.tables))
+        if blocks < self.memory.blocks_for(computed):
+            raise RequestError(
+                f"request {name!r} cannot board: it has computed {computed} tokens, and memory is "
+                f"reserved for {blocks * self.memory.block_size}"
+            )
+
+    def _strike(self, request: Request) -> None:
+        """Plans that are under way have nothing to do with a request any more."""
+        self._disturbed = True
+        for plan in self.queues.untold:
+            plan.gone = (*plan.gone, request)
+            plan.ending = [one for one in plan.ending if one is not request]
+        if (pending := self._pending) is not None:
+            pending.gone = (*pending.gone, request)
+            pending.held = [one for one in pending.held if one is not request]
+
+
+def _refuse_end(request: Request, output_len: int | None) -> None:
+    """Raise RequestError if the output would have ended already."""
+    if output_len is not None and output_len <= request.generated:
+        raise RequestError(
+            f"request {request.id!r}: output_len={output_len}: at least {request.generated + 1}"
+        )
