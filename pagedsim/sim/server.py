@@ -38,6 +38,19 @@ class Recorder(Protocol):
         """A request finished or was rejected."""
 
 
+class Entrance(Protocol):
+    """Where requests come in: a server, or what stands in front of several."""
+
+    done: dict[object, simpy.Event]
+    """Who waits for a request to leave."""
+
+    def submit(self, request: Request, output_len: int) -> None:
+        """A request arrives, now."""
+
+    def close(self) -> None:
+        """Nobody arrives any more."""
+
+
 class Server:
     """Drives one scheduler through simulated time."""
 
@@ -158,21 +171,26 @@ class Server:
         else:
             end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
         self.recorder.step(plan, now, end, scheduler)
-        until = environment.peek()  # nothing happens before
         # In a beam search no step is like the one before it.
         still = self.fast_forward and not (self.searching and scheduler.clock.wide)
-        if still and (quiet := scheduler.quiet(plan)):
-            seconds, again = self.cost.decode_seconds, self.recorder.again
-            memory, sequences = scheduler.memory, plan.decode_count
-            while quiet and end < until:
-                if not scheduler.glide(plan, end):
+        quiet = scheduler.quiet(plan) if still else 0
+        seconds, again = self.cost.decode_seconds, self.recorder.again
+        memory, sequences = scheduler.memory, plan.decode_count
+        until = environment.peek()  # nothing happens before
+        while True:
+            if end >= until:
+                if now < end:
+                    yield environment.at(end, NORMAL)
+                if not quiet or scheduler.disturbed:
                     return end
-                quiet -= 1
-                end += seconds(sequences, plan.decode_context)
-                again(end, memory.used)
-        if now < end >= until:
-            yield environment.at(end, NORMAL)
-        return end
+                until = environment.peek()
+            elif not quiet:
+                return end
+            if not scheduler.glide(plan, end):
+                return end
+            quiet -= 1
+            end += seconds(sequences, plan.decode_context)
+            again(end, memory.used)
 
     def _begin(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move the blocks that a step moves; returns when the forward pass may begin."""
