@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.core.errors import require_flag, require_number, shown
+from pagedsim.metrics.steps import Batches
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.objects import make, said_of
 from pagedsim.run.server import server_of
@@ -109,7 +108,7 @@ class Simulation(Stage):
         bandwidth = self.replica.hardware.bandwidth * self.backend.copy_efficiency
         return 2 * self.replica.block_bytes / bandwidth
 
-    def work(self, steps: pa.Table) -> Mapping[str, float | None]:
+    def work(self, steps: Batches) -> Mapping[str, float | None]:
         done, hardware = total_work(self.replica, steps), self.replica.hardware
         known: dict[str, float | None] = {
             "flops": done.flop,
