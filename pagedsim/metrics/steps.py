@@ -84,6 +84,14 @@ class Steps:
         return len(self._ends)
 
     @property
+    def seconds(self) -> float:
+        """How long all of them took together."""
+        return sum(
+            float((part["end"].to_numpy() - part["start"].to_numpy()).sum())
+            for part in self.to_batches()
+        )
+
+    @property
     def schema(self) -> pa.Schema:
         """Names and types of the columns."""
         types = {name: pa.from_numpy_dtype(kind) for name, kind in STEP_COLUMNS.items()}

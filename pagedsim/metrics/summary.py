@@ -50,9 +50,9 @@ def summarise(
     `joules` are what its steps took, which with `idle_watts` for the time between them give the
     metrics of energy, and `euros_per_hour` of all its GPUs those of cost, likewise. `swapped_peak`
     is of the server's memory, where it can swap. Of a server that nobody can look into there are
-    no steps, its sizes are NaN, and `end` is when the run ended. Of several
-    `servers` `total_blocks`, `joules`, `idle_watts` and `euros_per_hour` are sums, `max_seqs` and
-    the peaks are means, and `block_size` has one for each.
+    no steps, its sizes are NaN, and `end` is when the run ended.
+    Of several `servers` sizes, work, power and price are sums, `max_seqs` and the peaks are means,
+    and `block_size` has one for each.
     """
     view = Requests.of(requests)
     sizes = block_size if isinstance(block_size, Sequence) else [block_size]

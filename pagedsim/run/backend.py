@@ -82,6 +82,8 @@ class Backend(ABC):
     """Whether a run needs the machine for itself, since its times are real."""
     elsewhere: ClassVar[bool] = False
     """Whether it is somebody else's server, so that only requests can differ between arms."""
+    fleets: ClassVar[bool] = False
+    """Whether there may be several replicas."""
     unread: ClassVar[tuple[str, ...]] = ()
     """Groups of the configuration, and keys beside them, that change nothing here."""
     unread_since: ClassVar[str] = "times are measured, not modelled"

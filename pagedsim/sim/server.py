@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 import simpy
@@ -84,6 +84,7 @@ class Server:
         self.fast_forward = fast_forward and getattr(cost, "by_totals", True)
         self.expecting = True  # whether requests may still arrive
         self.done: dict[object, simpy.Event] = {}  # who waits for a request to leave
+        self.heard: Callable[[Request], None] | None = None  # who is to hear of all who leave
         self._wake = environment.event()
         self.process = environment.process(self._serve())
 
@@ -131,7 +132,7 @@ class Server:
             if scheduler.in_flight(plan):
                 parents = self.beams.parents(plan) if self.searching else None
                 ended = scheduler.commit(plan, now, parents=parents)
-                if ended and self.done:
+                if ended and (self.done or self.heard):
                     yield from self._catch_up(now)
                 for request in ended:
                     self._leave(request)
@@ -229,3 +230,5 @@ class Server:
             self.beams.left(request)
         if event := self.done.pop(request.id, None):
             event.succeed()
+        if self.heard:
+            self.heard(request)
