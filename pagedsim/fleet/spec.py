@@ -22,7 +22,7 @@ class Pool:
 
     replicas: int = 1
     role: str = "both"
-    set: Sequence[str] = ()
+    set: Any = ()
     """What differs from the rest of the configuration, in the words of the command line."""
     config: Mapping[str, Any] | None = None
     """The whole configuration with that; filled in where it is composed."""
@@ -31,8 +31,7 @@ class Pool:
         require_whole("replicas", self.replicas, 1, MOST)
         if self.role not in ROLES:
             raise unknown("role", str(self.role), ROLES)
-        words: object = self.set
-        if not isinstance(words, Sequence) or isinstance(words, str):
+        if not isinstance(self.set, Sequence) or isinstance(self.set, str):
             raise ConfigError(
                 f"set={shown(self.set)}: must be a list of overrides, such as [hardware=h100]"
             )
@@ -44,7 +43,7 @@ class FleetSpec:
 
     replicas: int = 1
     """Where all are alike."""
-    pools: Mapping[str, Any] | None = None
+    pools: Any = None
     """By name, where they are not; `replicas` then says nothing."""
     staleness: float = 0.0
     """A router sees a replica as it was, at most so many seconds ago."""
