@@ -44,6 +44,24 @@ from policies.mlfq import MLFQ, SkipJoin
 from policies.past_future import PastFuture
 from policies.preemption import Cheapest, Recompute, Swap
 from policies.priority import Priority
+from policies.routing.central import Central
+from policies.routing.conductor import Conductor
+from policies.routing.dynamo import Dynamo
+from policies.routing.least_requests import LeastRequests
+from policies.routing.least_tokens import LeastTokens
+from policies.routing.least_work import LeastWork
+from policies.routing.llm_d import LlmD
+from policies.routing.llumnix import Llumnix
+from policies.routing.lmetric import LMetric
+from policies.routing.power_of_two import PowerOfTwo
+from policies.routing.preble import Preble
+from policies.routing.prefix_aware import PrefixAware
+from policies.routing.round_robin import RoundRobin
+from policies.routing.router import Router
+from policies.routing.splitwise import Splitwise
+from policies.routing.sticky import Sticky
+from policies.routing.uniform import Uniform
+from policies.routing.vllm_dp import VllmDP
 from policies.sjf import SJF
 from policies.slo import SLO
 from policies.srpt import SRPT
@@ -91,6 +109,25 @@ MEMORIES: Mapping[str, type[Memory]] = {
     "reserved_max": ReservedMax,
     "reserved_pow2": ReservedPow2,
     "reserved_oracle": ReservedOracle,
+}
+ROUTERS: Mapping[str, type[Router]] = {
+    "round_robin": RoundRobin,
+    "random": Uniform,
+    "power_of_two": PowerOfTwo,
+    "least_requests": LeastRequests,
+    "least_tokens": LeastTokens,
+    "least_work": LeastWork,
+    "central": Central,
+    "sticky": Sticky,
+    "prefix_aware": PrefixAware,
+    "vllm_dp": VllmDP,
+    "llm_d": LlmD,
+    "dynamo": Dynamo,
+    "lmetric": LMetric,
+    "preble": Preble,
+    "llumnix": Llumnix,
+    "splitwise": Splitwise,
+    "conductor": Conductor,
 }
 
 
@@ -166,6 +203,11 @@ def make_batching(name: str | Batching = "prefill_first", **settings: Any) -> Ba
 def make_memory(name: str | Memory = "paged", **settings: Any) -> Memory:
     """A memory by name or path."""
     return _make("memory", name, MEMORIES, Memory, settings)
+
+
+def make_router(name: str | Router = "round_robin", **settings: Any) -> Router:
+    """A router by name or path."""
+    return _make("router", name, ROUTERS, Router, settings)
 
 
 def memory_class(name: str) -> type[Memory]:

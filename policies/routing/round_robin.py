@@ -1,18 +1,22 @@
-"""Round robin: one after the other."""
+"""Round robin."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pagedsim.core import Request
-from policies.routing.router import Replica, Replicas, Router
+from policies.routing.router import Replica, Replicas, Role, Router
 
 
 class RoundRobin(Router):
-    """Each request goes to the replica after the last one's, whatever they have to do."""
+    """Each replica in its turn, whatever it has to do."""
+
+    paper = "what a load balancer does that asks nobody"
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._sent: Counter[Role] = Counter()
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-        chosen = replicas[self._turn % len(replicas)]
-        self._turn += 1
-        return chosen
+        turn = self._sent[replicas.role]
+        self._sent[replicas.role] = turn + 1
+        return replicas[turn % len(replicas)]

@@ -10,9 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from math import inf
+from typing import ClassVar, Literal, Protocol
 
 from pagedsim.core import Request
+
+Role = Literal["both", "prefill", "decode"]
 
 
 class Replica(Protocol):
@@ -30,7 +33,7 @@ class Replica(Protocol):
         """As reports call it."""
 
     @property
-    def role(self) -> str:
+    def role(self) -> Role:
         """What it does: "both", or "prefill" or "decode" alone."""
 
     @property
@@ -52,6 +55,10 @@ class Replica(Protocol):
     @property
     def max_seqs(self) -> int:
         """Sequences that may run at once."""
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Tokens that one step may compute."""
 
     @property
     def block_size(self) -> int:
@@ -104,12 +111,46 @@ class Replicas(Sequence[Replica], ABC):
     def everybody(self) -> Sequence[Replica]:
         """All that are alive, whatever their role."""
 
+    @property
+    def role(self) -> Role:
+        """What is to be done there: "both", or where these are apart one of them."""
+        return "both"
+
+    @property
+    def seen_at(self) -> float | None:
+        """The time as of which they are seen; None: they are seen as they are now."""
+        return None
+
+    def cached_tokens(self, request: Request) -> Sequence[int]:
+        """Leading tokens of a request that the prefix cache of each has, in their order.
+
+        A fleet answers from one index of all caches, which takes as long as the prompt has blocks.
+        """
+        return [replica.cached_tokens(request) for replica in self]
+
+    def copy_seconds(self, tokens: int) -> float:
+        """How long keys and values of so many tokens take from one to another; infinite where
+        no prefix can be copied."""
+        return inf
+
 
 @dataclass(frozen=True)
 class Refusal:
     """The fleet does not serve a request."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A replica gets a request, and before that from another what that has of its prompt."""
+
+    replica: Replica
+    source: Replica
+
+
+Answer = Replica | Fetch | Refusal | None
+"""What a router may say: who gets a request, that nobody does, or that nobody does yet."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +193,12 @@ class Router(ABC):
     """Seconds between two calls of `migrate`; None: it is never called."""
 
     @abstractmethod
-    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | Refusal | None:
+    def route(self, request: Request, replicas: Replicas, now: float) -> Answer:
         """Who of `replicas` gets it; None: nobody yet, and it waits in front of all of them.
 
         Whoever waits there is asked about again, in order of arrival, when somebody has left a
         replica. Where prefill and decode are apart, it is asked a second time, among those that
-        decode, when the first token is out (`request.generated` is 1 then).
+        decode (`replicas.role`), when the first token is out.
         """
 
     def observe(self, event: Event) -> None:
