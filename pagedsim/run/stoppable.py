@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from pagedsim.core import Scheduler, StepPlan
-from pagedsim.metrics.recorder import Lane, Recorder
+from pagedsim.metrics.recorder import Recorder
 
 
 class Stopped(Exception):
@@ -30,25 +28,19 @@ class StoppableRecorder(Recorder):
     @property
     def begun(self) -> bool:
         """Whether there is anything to keep."""
-        return self.now > 0 or any(one.last_end is not None for one in (self, *self.lanes))
+        return bool(self._ends) or self.now > 0
 
     @property
     def time(self) -> float:
         """The end of the last step, in seconds of the run."""
-        ends = (one.last_end for one in (self, *self.lanes))
-        return max((end for end in ends if end is not None), default=self.now)
+        return self._ends[-1] if self._ends else self.now
 
     def stop(self) -> None:
         """Raise `Stopped` at the next step, where everything recorded is whole."""
         self.stopping = True
-        everywhere: list[Recorder | Lane] = [self, *self.lanes]
-        for one in everywhere:
-            one.step = partial(_stop, one)  # type: ignore[method-assign]
+        self.step = self._stop  # type: ignore[method-assign]
 
-
-def _stop(
-    recorder: Recorder | Lane, plan: StepPlan, start: float, end: float, scheduler: Scheduler
-) -> None:
-    for rejection in plan.rejected:  # no longer the scheduler's, and not recorded yet
-        recorder.left(rejection.request)
-    raise Stopped
+    def _stop(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        for rejection in plan.rejected:  # no longer the scheduler's, and not recorded yet
+            self.left(rejection.request)
+        raise Stopped

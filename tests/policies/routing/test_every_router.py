@@ -1,0 +1,223 @@
+"""What holds for every router that has a name, listed from the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from inspect import getdoc, signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from pagedsim.build import ROUTERS, make_router
+from pagedsim.core import ConfigError, Request
+from pagedsim.run.routing import router_of
+from policies.routing.router import Fetch, Refusal, Router
+from tests.policies.routing.fakes import Fake, Fleet, fleet
+
+ROOT = Path(__file__).parents[3]
+CONF = ROOT / "conf" / "router"
+FILES = sorted((ROOT / "policies" / "routing").glob("*.py"))
+
+every_router = pytest.mark.parametrize("name", ROUTERS)
+
+
+def option(name: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+
+
+def defined() -> set[str]:
+    """The classes of the tree that answer `route`."""
+    return {
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(one, ast.FunctionDef) and one.name == "route" for one in node.body)
+    }
+
+
+def test_every_router_of_the_tree_has_a_name_and_an_option() -> None:
+    assert {kind.__name__ for kind in ROUTERS.values()} == defined() - {"Router"}
+    assert {path.stem for path in CONF.glob("*.yaml")} == ROUTERS.keys()
+
+
+@every_router
+def test_its_option_has_the_class_s_own_defaults_and_says_what_they_are(name: str) -> None:
+    said, kind = option(name), ROUTERS[name]
+    assert said.pop("_target_") == f"{kind.__module__}.{kind.__name__}"
+    assert said == {key: one.default for key, one in signature(kind).parameters.items()}
+    lines = (CONF / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert re.match(r"# [A-Z].*\.$", lines[0]), lines[0]
+    assert [line for line in lines[2:] if "# " not in line] == []
+
+
+@every_router
+def test_it_says_its_rule_in_a_sentence_and_where_it_is_from(name: str) -> None:
+    kind = ROUTERS[name]
+    rule = (getdoc(kind) or "").split("\n\n")[0]
+    assert rule.endswith("."), rule
+    assert len(rule) <= 400, rule
+    assert kind.paper
+
+
+@every_router
+def test_it_stands_on_the_page(name: str) -> None:
+    page = (ROOT / "docs" / "routing.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\|[^|]*`{name}`", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_fits_a_few_screens(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= (240 if path.name == "router.py" else 140)
+    assert ast.get_docstring(ast.parse(text))
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def requests(count: int) -> list[Request]:
+    """Some that share beginnings, with sessions of clients."""
+    return [
+        Request(n, [n % 5 * 1000 + at for at in range(200 + 30 * (n % 7))], client=f"c{n % 9}")
+        for n in range(count)
+    ]
+
+
+def unlike() -> Fleet:
+    """Of other sizes, speeds and numbers than their places."""
+    return Fleet(
+        [
+            Fake(3, total_blocks=50, free_blocks=50, speed=0.5, max_seqs=4),
+            Fake(5, block_size=32, speed=2.0),
+            Fake(8, total_blocks=4000, free_blocks=4000, max_batched_tokens=64),
+        ]
+    )
+
+
+FLEETS = {"one": lambda: fleet({}), "four": lambda: fleet({}, {}, {}, {}), "unlike": unlike}
+
+
+def answers(router: Router, there: Fleet, count: int = 60, dies: int | None = None) -> list[int]:
+    """Whom it names while requests pile up and leave, each named one being one of `there`."""
+    found = []
+    for number, request in enumerate(requests(count)):
+        if number == dies:
+            there = replace(there, fakes=there.fakes[1:])
+        answer = router.route(request, there, now=number * 0.1)
+        assert not isinstance(answer, Refusal | Fetch)
+        assert isinstance(answer, Fake) and answer in there.fakes
+        found.append(answer.index)
+        answer.waiting, answer.owed_tokens = answer.waiting + 1, answer.owed_tokens + 200
+        answer.free_blocks -= 2
+        if number % 3 == 2:
+            for one in there.fakes:
+                one.waiting = one.owed_tokens = 0
+    return found
+
+
+@every_router
+@pytest.mark.parametrize("kind", FLEETS)
+def test_it_names_one_of_those_that_may_be_named(name: str, kind: str) -> None:
+    answers(make_router(name), FLEETS[kind]())
+
+
+@every_router
+def test_it_names_nobody_who_is_dead(name: str) -> None:
+    found = answers(make_router(name), unlike(), dies=30)
+    assert 3 not in found[30:]
+
+
+@every_router
+def test_the_same_seed_gives_the_same_answers(name: str) -> None:
+    first, again, other = (
+        answers(router_of(option(name), seed), fleet({}, {}, {}, {})) for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert (first != other) is (name in DRAWS)
+
+
+DRAWS = {"random", "power_of_two", "llm_d", "dynamo", "lmetric"}
+"""Those that draw, among all or among equals."""
+
+
+def test_those_that_draw_have_a_seed() -> None:
+    assert {name for name in ROUTERS if "seed" in option(name)} == DRAWS
+
+
+@every_router
+def test_it_chooses_who_decodes_where_that_is_apart(name: str) -> None:
+    decoders = [Fake(4, role="decode"), Fake(6, role="decode")]
+    prefills = [Fake(1, role="prefill"), Fake(2, role="prefill")]
+    router = make_router(name)
+    for request in requests(12):
+        for there, others, role in (
+            (prefills, decoders, "prefill"),
+            (decoders, prefills, "decode"),
+        ):
+            seen = Fleet(there, role=role, others=others)  # type: ignore[arg-type]
+            assert router.route(request, seen, 0.0) in there
+
+
+@every_router
+def test_without_contents_it_names_somebody_all_the_same(name: str) -> None:
+    assert make_router(name).route(Request("a", 500), fleet({}, {}), 0.0) is not None
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def bad(value: Any) -> Any:
+    """What no setting of that kind may be."""
+    return {bool: 7}.get(type(value), "many" if not isinstance(value, str) else 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(name, key) for name in ROUTERS for key in option(name) if key != "_target_"],
+)
+def test_a_bad_setting_is_one_line(name: str, key: str) -> None:
+    settings = option(name)
+    settings[key] = bad(settings[key])
+    with pytest.raises(ConfigError) as error:
+        router_of(settings, 0)
+    text = str(error.value)
+    assert text.startswith(
+        f"router.{key}={settings[key]!r}".replace("'7'", "7")
+    ) or text.startswith(f"router.{key}={settings[key]}:"), text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"slots": 0}, "slots=0: must be a whole number of at least 1"),
+        ({"of": 1}, "of: no such setting of router=central; choose from slots"),
+    ],
+)
+def test_a_mistake_in_a_call_is_said(settings: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        make_router("central", **settings)
+
+
+def test_an_unknown_name_has_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown router 'dinamo': did you mean 'dynamo'"):
+        make_router("dinamo")
+
+
+@pytest.mark.parametrize("settings", ["central", None, {}, {"_target_": "policies.fcfs.FCFS"}])
+def test_settings_that_make_no_router_are_one_line(settings: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^router") as error:
+        router_of(settings, 0)
+    assert "\n" not in str(error.value)
+
+
+def test_a_router_of_one_s_own_goes_by_its_path() -> None:
+    path = "policies.routing.central.Central"
+    assert isinstance(make_router(path, slots=2), ROUTERS["central"])
+    made = make_router("central")
+    assert make_router(made) is made
