@@ -62,6 +62,8 @@ class Config:
     cost: Any = None
     workload: Any = None
     predictor: Any = None
+    fleet: Any = None
+    router: Any = None
     backend: Any = None
     tracking: Any = None
     study: Any = None

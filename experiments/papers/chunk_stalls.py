@@ -176,7 +176,7 @@ def full_budget(run: Run) -> float:
     """Seconds of a step that computes all of its budget at the end of the longest request."""
     backend = backend_of(run.config)
     assert isinstance(backend, Simulated)
-    stage = backend.stage(run.config, run.seed)
+    stage = backend.simulation(run.config, run.seed)
     table = run.requests("prompt_tokens", "output_tokens")
     prompt, output = (np.asarray(table[name].to_numpy()) for name in table.column_names)
     longest = int((prompt + output).max())

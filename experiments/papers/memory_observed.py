@@ -14,7 +14,8 @@ import pyarrow as pa
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.errors import require_whole
 from pagedsim.run.backend import Settings
-from pagedsim.run.simulated import Simulated, Simulation
+from pagedsim.run.simulated import Simulated
+from pagedsim.run.simulation import Simulation
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Workload
 
@@ -39,14 +40,14 @@ class Observed(Simulated):
             raise ConfigError("fast_forward=True: must be false: quiet steps cannot be looked at")
 
     def stage(self, config: Settings, seed: int) -> Simulation:
-        return _Observation(super().stage(config, seed), self.every)
+        return _Observation(super().simulation(config, seed), self.every)
 
 
 class _Observation(Simulation):
     """A simulation whose table of steps has the shares of the slots."""
 
     def __init__(self, plain: Simulation, every: int) -> None:
-        super().__init__(plain.backend, plain.replica, plain.cost, plain.scheduler, plain.beams)
+        super().__init__(plain.backend, plain.replica, plain.cost, plain.server, plain.beams)
         self._every = every
         self._columns: Mapping[str, array[float]] = {}
 

@@ -83,7 +83,7 @@ def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, ou
     """The server that a configuration describes, and what is asked of it."""
     backend = backend_of(dict(config))
     assert isinstance(backend, Simulated)
-    stage = backend.stage(dict(config), 0)
+    stage = backend.simulation(dict(config), 0)
     if not isinstance(stage.cost, Roofline):
         raise ConfigError(
             f"cost._target_={config['cost']['_target_']}: does not know what binds a step; "

@@ -126,6 +126,11 @@ class Scheduler(Gate):
         return bool(self.running or self.waiting or self.swapped)
 
     @property
+    def disturbed(self) -> bool:
+        """Whether anybody came or was aborted since the plan, so that the next is no repetition."""
+        return self._disturbed
+
+    @property
     def looks_back(self) -> bool:
         """Whether somebody is served whose next tokens depend on its last ones beyond being
         computed from them, so that a plan must wait until everything is told."""

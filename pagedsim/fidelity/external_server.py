@@ -12,7 +12,8 @@ from pagedsim.fidelity.external_log import Latencies, Log
 from pagedsim.fidelity.external_requests import LogRequests, guesses
 from pagedsim.run.backend import Settings
 from pagedsim.run.parts import backend_of
-from pagedsim.run.simulated import Simulated, Simulation
+from pagedsim.run.simulated import Simulated
+from pagedsim.run.simulation import Simulation
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.simulate import simulate
 
@@ -62,7 +63,7 @@ class ExternalServer:
 
     @property
     def _stage(self) -> Simulation:
-        return self.backend.stage(self.config, 0)
+        return self.backend.simulation(self.config, 0)
 
     def serve(
         self, cost: Settings | None = None, front: float | None = None, first: int | None = None
@@ -75,7 +76,7 @@ class ExternalServer:
         """
         config = self.config if cost is None else {**self.config, "cost": cost}
         backend = self.backend
-        stage = backend.stage(config, 0)
+        stage = backend.simulation(config, 0)
         if front is None:
             front = stage.cost.server_seconds
         named = config["memory"].get("kind") == "prefix"

@@ -76,7 +76,13 @@ def itl(served: Served) -> tuple[Floats, Floats]:
         return gaps, np.ones(len(gaps))
     several = served.finished & (served.requests["output_tokens"] > 1)
     names = ("first_token", "finished", "output_tokens", "preemptions")
-    return token_gaps(served.run.decode_ends, *(served.requests[name][several] for name in names))
+    values, counts = [], []
+    for mask, ends in served.run.lanes():
+        some = several & mask
+        gaps, came = token_gaps(ends, *(served.requests[name][some] for name in names))
+        values.append(gaps)
+        counts.append(came)
+    return np.concatenate(values), np.concatenate(counts)
 
 
 @METRICS.latency("E2E")

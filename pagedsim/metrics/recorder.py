@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.metrics.columns import Numbers, Words
 from pagedsim.metrics.service import service_of
-from pagedsim.metrics.steps import STEP_COLUMNS, Steps
+from pagedsim.metrics.steps import REPLICA, STEP_COLUMNS, Batches, FleetSteps, Steps
 
 _EACH_STEP = ("end", "used_blocks")
 """Kept for every step; of the other columns a run of quiet steps has one row."""
@@ -33,8 +33,8 @@ REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
 _NAN = float("nan")
 
 
-class Recorder:
-    """Collects steps and requests as they go by, and makes tables of them.
+class StepRecorder:
+    """Collects the steps of one server as they go by.
 
     Numbers lie in arrays: no object a step, nothing for the garbage collector. A run of quiet
     steps, which differ by one token a sequence, is one row and what differs in it. Making a table
@@ -46,11 +46,12 @@ class Recorder:
         self._first = array("i")  # for each row of these, its first step among all
         self._ends = array("d")  # for each step
         self._used = array("i")  # for each step, blocks in use
-        self._requests = Numbers(REQUEST_COLUMNS)
-        self._ids: array[int] | list[int | str] = array("q")  # a list where they are words
-        self._words = Words("client", "state", "reason")
         self._unfolded: Steps | None = None
-        self._requests_table: pa.Table | None = None
+
+    @property
+    def last_end(self) -> float | None:
+        """When the last step ended; None where there was none."""
+        return self._ends[-1] if self._ends else None
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was carried out; called before it is committed, or told of."""
@@ -90,6 +91,38 @@ class Recorder:
         self._ends.append(end)
         self._used.append(used_blocks)
 
+    def own_steps(self) -> Steps:
+        """The steps, in order."""
+        if self._unfolded is None:
+            self._unfolded = Steps(
+                {name: self._steps.take(name) for name in STEP_COLUMNS if name not in _EACH_STEP},
+                np.frombuffer(self._first, dtype=np.int32),
+                np.frombuffer(self._ends, dtype=np.float64),
+                np.frombuffer(self._used, dtype=np.int32),
+            )
+        return self._unfolded
+
+
+class Recorder(StepRecorder):
+    """Collects steps and requests as they go by, and makes tables of them.
+
+    The steps of a fleet go by in lanes, one a replica.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lanes: list[Lane] = []
+        self._requests = Numbers(REQUEST_COLUMNS)
+        self._ids: array[int] | list[int | str] = array("q")  # a list where they are words
+        self._words = Words("client", "state", "reason")
+        self._places = array("i")  # the replica of each, where there are several
+        self._requests_table: pa.Table | None = None
+
+    def lane(self) -> Lane:
+        """Another replica's, in the order in which they are asked for."""
+        self.lanes.append(Lane(self, len(self.lanes)))
+        return self.lanes[-1]
+
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected; or the run ends while it is alive."""
         if isinstance(request.id, str) and not isinstance(self._ids, list):
@@ -117,20 +150,15 @@ class Recorder:
         if len(requests.rows) == requests.full:
             requests.pack()
 
-    def steps(self) -> Steps:
-        """The steps, in order."""
-        if self._unfolded is None:
-            self._unfolded = Steps(
-                {name: self._steps.take(name) for name in STEP_COLUMNS if name not in _EACH_STEP},
-                np.frombuffer(self._first, dtype=np.int32),
-                np.frombuffer(self._ends, dtype=np.float64),
-                np.frombuffer(self._used, dtype=np.int32),
-            )
-        return self._unfolded
+    def steps(self) -> Batches:
+        """The steps, in order; those of a fleet replica by replica."""
+        if len(self.lanes) > 1:
+            return FleetSteps([lane.own_steps() for lane in self.lanes])
+        return self.lanes[0].own_steps() if self.lanes else self.own_steps()
 
     def steps_table(self) -> pa.Table:
         """One row a step, in order."""
-        return self.steps().table()
+        return pa.Table.from_batches(self.steps().to_batches(), self.steps().schema)
 
     def requests_table(self) -> pa.Table:
         """One row a request, in the order of their ids."""
@@ -142,8 +170,24 @@ class Recorder:
             service = service_of(numbers["prompt_tokens"], tokens, numbers["first_token"])
             words = self._words.columns(order)
             columns = {"request": ids.take(order), "client": words.pop("client")}
+            if len(self.lanes) > 1:
+                columns[REPLICA] = np.frombuffer(self._places, dtype=np.int32)[order]
             self._requests_table = pa.table(columns | numbers | {"service": service} | words)
         return self._requests_table
+
+
+class Lane(StepRecorder):
+    """The steps of one replica of a fleet; who leaves it stands in the table of all."""
+
+    def __init__(self, whole: Recorder, index: int) -> None:
+        super().__init__()
+        self._whole = whole
+        self._index = index
+
+    def left(self, request: Request) -> None:
+        """A request left this replica for good; or the run ends while it is alive here."""
+        self._whole.left(request)
+        self._whole._places.append(self._index)
 
 
 def _time(time: float | None) -> float:

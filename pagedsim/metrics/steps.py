@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +34,8 @@ STEP_COLUMNS: Mapping[str, type[np.generic]] = {
     "swap_in": np.int32,
     "rejected": np.int32,
 }
+REPLICA = "replica"
+"""The column that says where in a fleet a request was served, or a step was carried out."""
 PART = 1 << 18
 """Steps that are looked at in one go, since a run may have millions."""
 
@@ -47,8 +49,12 @@ class Batches(Protocol):
     def schema(self) -> pa.Schema:
         """Names and types of the columns."""
 
+    @property
+    def num_rows(self) -> int:
+        """How many steps there were."""
+
     def to_batches(self) -> Iterable[pa.RecordBatch]:
-        """All rows in order, some at a time."""
+        """All rows in order, some at a time; those of a fleet replica by replica."""
 
 
 class Steps:
@@ -76,6 +82,14 @@ class Steps:
     def num_rows(self) -> int:
         """How many steps there were."""
         return len(self._ends)
+
+    @property
+    def seconds(self) -> float:
+        """How long all of them took together."""
+        return sum(
+            float((part["end"].to_numpy() - part["start"].to_numpy()).sum())
+            for part in self.to_batches()
+        )
 
     @property
     def schema(self) -> pa.Schema:
@@ -127,3 +141,27 @@ class Steps:
         new = first >= begin
         made["start"][first[new] - begin] = self._rows["start"][rows][new]
         return made
+
+
+class FleetSteps:
+    """The steps of several replicas, one after the other, with a column that says whose."""
+
+    def __init__(self, replicas: Sequence[Steps]) -> None:
+        self.replicas = replicas
+
+    @property
+    def num_rows(self) -> int:
+        """How many steps there were in all."""
+        return sum(steps.num_rows for steps in self.replicas)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        return self.replicas[0].schema.append(pa.field(REPLICA, pa.int32()))
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows, at most `PART` of one replica at a time."""
+        for index, steps in enumerate(self.replicas):
+            for batch in steps.to_batches():
+                whose = pa.array(np.full(batch.num_rows, index, dtype=np.int32))
+                yield pa.record_batch([*batch.columns, whose], schema=self.schema)

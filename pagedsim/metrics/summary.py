@@ -19,7 +19,7 @@ from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import Whole
 from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.slo import Slo
-from pagedsim.metrics.steps import Batches
+from pagedsim.metrics.steps import REPLICA, Batches
 from pagedsim.metrics.tables import NAN, Floats, Mask, Requests, RunTables, Served, StepPart
 
 
@@ -28,7 +28,7 @@ def summarise(
     steps: Batches,
     *,
     total_blocks: float,
-    block_size: float,
+    block_size: float | Sequence[float],
     max_seqs: float,
     slo: Slo | None = None,
     flops: float | None = None,
@@ -41,6 +41,7 @@ def summarise(
     idle_watts: float | None = None,
     euros_per_hour: float | None = None,
     end: float = NAN,
+    servers: int = 1,
 ) -> dict[str, Any]:
     """The summary of one run.
 
@@ -50,11 +51,14 @@ def summarise(
     metrics of energy, and `euros_per_hour` of all its GPUs those of cost, likewise. `swapped_peak`
     is of the server's memory, where it can swap. Of a server that nobody can look into there are
     no steps, its sizes are NaN, and `end` is when the run ended.
+    Of several `servers` sizes, work, power and price are sums, `max_seqs` and the peaks are means,
+    and `block_size` has one for each.
     """
     view = Requests.of(requests)
-    ends, last, sums = _over_steps(steps, block_size, end)
+    sizes = block_size if isinstance(block_size, Sequence) else [block_size]
+    ends, last, sums = _over_steps(steps, sizes, end)
     work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
-    drawn = (joules, idle_watts, euros_per_hour)
+    drawn = (joules, idle_watts, euros_per_hour, servers)
     run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work, *drawn)
     summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()
@@ -64,7 +68,8 @@ def summarise(
         groups = {c: _of_requests(run, view.where("client", c)) for c in _by_urgency(requests)}
     for metric in METRICS.values():
         summary |= metric.of_run(run, sums.get(metric.name, ()))
-    summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
+    alike = sizes[0] if len(set(sizes)) == 1 else NAN
+    summary |= {"total_blocks": total_blocks, "block_size": alike, "max_seqs": max_seqs}
     return summary | {"clients": groups} | _classes(run)
 
 
@@ -86,20 +91,23 @@ def _of_requests(run: RunTables, mask: Mask) -> dict[str, Any]:
 
 
 def _over_steps(
-    steps: Batches, block_size: float, end: float
-) -> tuple[Floats, float, dict[str, Sequence[float]]]:
-    """Ends of the steps in which somebody decoded, that of the last of all, and metrics' sums."""
+    steps: Batches, sizes: Sequence[float], end: float
+) -> tuple[list[Floats], float, dict[str, Sequence[float]]]:
+    """Ends of the steps in which somebody decoded, replica by replica; that of the last of all; and
+    metrics' sums. `sizes` are those of each replica's blocks."""
     wholes = {name: one.how for name, one in METRICS.items() if isinstance(one.how, Whole)}
-    nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size)
+    nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), sizes[0])
     sums = {name: _sums(whole, nothing) for name, whole in wholes.items()}
-    decodes, last = [np.empty(0)], end
+    decodes, last = [[np.empty(0)] for _ in sizes], end
     for batch in steps.to_batches():
-        part = StepPart(batch, block_size)
-        decodes.append(part["end"][part["decode_seqs"] > 0])
-        last = float(part["end"][-1])
+        index = batch[REPLICA][0].as_py() if len(sizes) > 1 else 0
+        part = StepPart(batch, sizes[index])
+        decodes[index].append(part["end"][part["decode_seqs"] > 0])
+        ended = float(part["end"][-1])
+        last = last if last > ended else ended  # NaN is not
         for name, whole in wholes.items():
             sums[name] = tuple(map(add, sums[name], _sums(whole, part)))
-    return np.concatenate(decodes), last, sums
+    return [np.concatenate(ends) for ends in decodes], last, sums
 
 
 def _sums(whole: Whole, part: StepPart) -> Sequence[float]:

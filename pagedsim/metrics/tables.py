@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.service import ServiceOverTime, service_of
 from pagedsim.metrics.slo import Slo
+from pagedsim.metrics.steps import REPLICA
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -148,8 +149,8 @@ class RunTables:
     """A whole run."""
 
     requests: Requests
-    decode_ends: Floats
-    """When steps in which somebody decoded ended."""
+    decode_ends: Sequence[Floats]
+    """When steps in which somebody decoded ended, of each replica."""
     last_end: float
     """When the last of all steps did, or the run where none is known."""
     total_blocks: float
@@ -168,6 +169,22 @@ class RunTables:
     """What they draw between them."""
     euros_per_hour: float | None
     """What they cost, at work or not."""
+    servers: int = 1
+    """How many replicas there were."""
+
+    @property
+    def server_seconds(self) -> float:
+        """For how long all of them were there, together."""
+        return self.makespan * self.servers
+
+    def lanes(self) -> Iterator[tuple[Mask, Floats]]:
+        """Of each replica the requests that left it, and `decode_ends`."""
+        if len(self.decode_ends) == 1:
+            yield np.ones(len(self.requests["arrival"]), dtype=bool), self.decode_ends[0]
+            return
+        where = self.requests[REPLICA]
+        for index, ends in enumerate(self.decode_ends):
+            yield where == index, ends
 
     @cached_property
     def makespan(self) -> float:
@@ -198,20 +215,25 @@ class RunTables:
     @cached_property
     def service_over_time(self) -> ServiceOverTime:
         """What each of `clients` got over time."""
-        return service_over_time(self.requests, self._numbered[1], self.decode_ends)
+        # Whose steps a fleet's request was served in is not asked: its tokens come evenly.
+        ends = self.decode_ends[0] if len(self.decode_ends) == 1 else np.empty(0)
+        return service_over_time(self.requests, self._numbered[1], ends)
 
     @cached_property
     def qoe(self) -> Floats:
         """One value a request; NaN for who did not finish."""
-        some = self.requests.are("finished")
+        finished = self.requests.are("finished")
         names = ("arrival", "first_token", "finished", "output_tokens")
-        arrival, first, last, tokens = (self.requests[name][some] for name in names)
-        found = np.full(len(some), NAN)
-        if (times := self.token_times) is None:
-            found[some] = self.reader.qoe(arrival, first, last, tokens, self.decode_ends)
-        else:
-            came = [times.of(row) for row in np.flatnonzero(some).tolist()]
-            found[some] = self.reader.qoe_of_times(arrival, tokens, came)
+        found = np.full(len(finished), NAN)
+        if (times := self.token_times) is not None:
+            came = [times.of(row) for row in np.flatnonzero(finished).tolist()]
+            arrival, tokens = (self.requests[name][finished] for name in (names[0], names[3]))
+            found[finished] = self.reader.qoe_of_times(arrival, tokens, came)
+            return found
+        for mask, ends in self.lanes():
+            some = mask & finished
+            arrival, first, last, tokens = (self.requests[name][some] for name in names)
+            found[some] = self.reader.qoe(arrival, first, last, tokens, ends)
         return found
 
     @cached_property

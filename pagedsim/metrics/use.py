@@ -89,7 +89,7 @@ def energy_j(run: RunTables, busy: float) -> float | None:
     by their FLOP and bytes, and idle GPUs between them."""
     if run.joules is None or run.idle_watts is None:
         return None
-    return run.joules + run.idle_watts * max(run.makespan - busy, 0.0)
+    return run.joules + run.idle_watts / run.servers * max(run.server_seconds - busy, 0.0)
 
 
 @USE.whole("Mean power", "W", LESS, sums=_busy)
@@ -109,7 +109,9 @@ def tokens_per_joule(run: RunTables, busy: float) -> float | None:
 @USE.whole("Cost", "€", LESS)
 def cost_eur(run: RunTables) -> float | None:
     """What all GPUs cost over the makespan, at work or not."""
-    return None if run.euros_per_hour is None else run.euros_per_hour * run.makespan / 3600
+    if run.euros_per_hour is None:
+        return None
+    return run.euros_per_hour / run.servers * run.server_seconds / 3600
 
 
 @USE.whole("Tokens per euro", "1/€", MORE)

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pagedsim.core import RequestId, Scheduler
+from pagedsim.metrics.steps import Batches
+from pagedsim.metrics.tables import NAN
 from pagedsim.run.objects import make
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Predictor, Workload
@@ -28,7 +30,24 @@ class Stage(ABC):
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         """Serve every request; `recorder` is told of every step and of everyone who leaves."""
 
-    def work(self, steps: pa.Table) -> Mapping[str, float | None]:
+    def sizes(self) -> Settings:
+        """What `summarise` takes of the server's limits and memory."""
+        if not self.ours:
+            return {"total_blocks": NAN, "block_size": NAN, "max_seqs": NAN}
+        memory = self.scheduler.memory
+        return {
+            "total_blocks": memory.total,
+            "block_size": memory.block_size,
+            "max_seqs": self.scheduler.max_seqs,
+            "swapped_peak": memory.cpu_peak,
+        }
+
+    def leave_off(self, recorder: StoppableRecorder) -> None:
+        """The run ends: tell of everybody who is still alive."""
+        for request in self.scheduler.requests.values() if self.ours else ():
+            recorder.left(request)
+
+    def work(self, steps: Batches) -> Mapping[str, float | None]:
         """What `summarise` takes to tell how well the hardware was used, where that is known."""
         return {}
 
@@ -63,6 +82,8 @@ class Backend(ABC):
     """Whether a run needs the machine for itself, since its times are real."""
     elsewhere: ClassVar[bool] = False
     """Whether it is somebody else's server, so that only requests can differ between arms."""
+    fleets: ClassVar[bool] = False
+    """Whether there may be several replicas."""
     unread: ClassVar[tuple[str, ...]] = ()
     """Groups of the configuration, and keys beside them, that change nothing here."""
     unread_since: ClassVar[str] = "times are measured, not modelled"

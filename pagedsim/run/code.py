@@ -13,6 +13,7 @@ from pathlib import Path
 
 _OURS = (
     *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim"),
+    *("pagedsim.fleet", "pagedsim.run.fleet", "pagedsim.run.simulation"),
     *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels", "policies"),
     *("pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
     *("pagedsim.run.backend", "pagedsim.run.simulated", "pagedsim.run.serving"),

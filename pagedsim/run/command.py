@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import Settings
+from pagedsim.run.pools import with_pools
 from pagedsim.user_error import line
 
 _NO_MATTER = ("tracking", "jobs", "hydra")
@@ -63,7 +64,16 @@ class Command:
 
         Raises ConfigError, which names `whose` they are where they are at fault.
         """
-        base = self._composed(whose, tuple(overrides))
+
+        def composed(where: str, more: Sequence[str]) -> Settings:
+            return self._changed(where, (*overrides, *more), changes)
+
+        return with_pools(composed(whose, ()), composed)
+
+    def _changed(
+        self, whose: str, overrides: tuple[str, ...], changes: Mapping[str, Any] | None
+    ) -> Settings:
+        base = self._composed(whose, overrides)
         if changes:
             base = base.copy()
             with open_dict(base):

@@ -13,9 +13,8 @@ from pagedsim.core import Scheduler
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.notice import Notice, as_records, notice_of
-from pagedsim.metrics.steps import Steps
+from pagedsim.metrics.steps import Batches, Steps
 from pagedsim.metrics.summary import summarise
-from pagedsim.metrics.tables import NAN
 from pagedsim.run.backend import Settings
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.needs import remarks
@@ -83,15 +82,14 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
 
 def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool = False) -> Run:
     """Make the tables and write them; who is still alive is in them as unfinished."""
-    scheduler = parts.scheduler
-    for request in scheduler.requests.values() if scheduler else ():
-        recorder.left(request)
+    parts.stage.leave_off(recorder)
     requests, steps = recorder.requests_table(), recorder.steps()
     for name in parts.stage.unknown():
         place = requests.schema.get_field_index(name)
         nothing = pa.nulls(requests.num_rows, requests.schema.types[place])
         requests = requests.set_column(place, name, nothing)
     for name, values in parts.stage.step_columns().items():
+        assert isinstance(steps, Steps)  # a fleet has none
         steps = steps.append_column(name, values)
     for name, values in parts.stage.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
@@ -105,15 +103,10 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
     return Run(job.arm, job.number, job.folder, job.config, summary)
 
 
-def _summary(parts: Parts, requests: pa.Table, steps: Steps, end: float) -> Settings:
-    scheduler = parts.scheduler
-    known: Settings = {"total_blocks": NAN, "block_size": NAN, "max_seqs": NAN, "end": end}
-    if scheduler is not None:
-        memory = scheduler.memory
-        known = {"total_blocks": memory.total, "block_size": memory.block_size}
-        known |= {"max_seqs": scheduler.max_seqs, "swapped_peak": memory.cpu_peak}
-    known |= {"slo": parts.slo, "reader": parts.reader, **parts.stage.work(steps)}
-    return summarise(requests, steps, **known)
+def _summary(parts: Parts, requests: pa.Table, steps: Batches, end: float) -> Settings:
+    stage = parts.stage
+    known: Settings = {"end": end, "slo": parts.slo, "reader": parts.reader}
+    return summarise(requests, steps, **(known | stage.sizes() | dict(stage.work(steps))))
 
 
 def notices(parts: Parts, requests: pa.Table) -> list[Notice]:

@@ -30,6 +30,8 @@ GROUPS = {
     "cost": "how long a step takes",
     "workload": "which requests arrive, and when",
     "predictor": "who tells policies how long answers will be",
+    "fleet": "how many replicas there are, and how they differ",
+    "router": "which replica gets a request",
     "backend": "what carries the steps out: simulated time, a real engine, or a server over HTTP",
     "scale": "how much of the study is run: backend=engine takes a part, unless scale=full",
     "tracking": "Weights & Biases",

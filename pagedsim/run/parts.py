@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagedsim.core import Scheduler
+from pagedsim.core import ConfigError, Scheduler
+from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.slo import Slo, refuse_strangers, slo_of
 from pagedsim.run.backend import Backend, Settings, Stage
@@ -34,6 +35,8 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     slo = slo_of(config["slo"])
     reader = Reader(**config.get("qoe", {}))  # a configuration of before has none
     backend = backend_of(config)
+    if not backend.fleets:
+        _refuse_fleet(config)
     stage = backend.stage(config, seed)
     # Last, since a long trace takes longest to read.
     workload = workload or backend.workload(config, seed)
@@ -42,6 +45,16 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     if slo is not None:
         refuse_strangers(slo, workload.clients)
     return Parts(workload, stage, slo, reader)
+
+
+def _refuse_fleet(config: Settings) -> None:
+    """Raise ConfigError for several replicas where there is one server."""
+    settings = config.get("fleet")
+    if settings and not make("fleet", settings, FleetSpec).alone:
+        key = "pools" if settings.get("pools") else "replicas"
+        raise ConfigError(
+            f"fleet.{key}={settings[key]}: this backend is one server; backend=sim simulates many"
+        )
 
 
 def backend_of(config: Settings) -> Backend:

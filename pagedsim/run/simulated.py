@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import pyarrow as pa
-
-from pagedsim.core import ConfigError, Scheduler
+from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_flag, require_number, shown
-from pagedsim.run.backend import Backend, Settings, Stage
-from pagedsim.run.objects import make, said_of
+from pagedsim.fleet.spec import FleetSpec, Pool
+from pagedsim.run.backend import Backend, Settings
+from pagedsim.run.fleet import FleetStage, Place
+from pagedsim.run.objects import make, said_of, takes
 from pagedsim.run.server import server_of
-from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.run.simulation import Simulation
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.cost import CostModel
-from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.simulate import simulate
 from pagedsim.sim.sizing import sized
-from pagedsim.workload import Workload
+from policies.routing.router import Router
 
 
 @dataclass(frozen=True)
 class Simulated(Backend):
     """Where steps are simulated."""
+
+    fleets = True
 
     overlap: bool = False
     """Whether swaps out go on beside the computation."""
@@ -51,7 +52,20 @@ class Simulated(Backend):
                 f"power={shown(self.power)}: must be settings with a _target_, or null"
             )
 
-    def stage(self, config: Settings, seed: int) -> Simulation:
+    def stage(self, config: Settings, seed: int) -> Simulation | FleetStage:
+        settings = config.get("fleet")  # a configuration of before has none
+        spec = FleetSpec() if settings is None else make("fleet", settings, FleetSpec)
+        if spec.alone:
+            return self.simulation(config, seed)
+        places = [
+            place
+            for name, pool in spec.kinds.items()
+            for place in self._places(name, pool, config, seed)
+        ]
+        return FleetStage(spec, places, _router(config["router"], seed))
+
+    def simulation(self, config: Settings, seed: int) -> Simulation:
+        """One server."""
         server, memory = server_of(config), config["memory"]
         model = make("model", config["model"], ModelShape)
         hardware = make("hardware", config["hardware"], Hardware)
@@ -60,68 +74,29 @@ class Simulated(Backend):
         cost = make("cost", config["cost"], CostModel, replica=replica)
         with said_of("server", config["server"]), said_of("memory", memory):
             server = server.priced(cost.prices())
-            scheduler = sized(server, replica, memory.get("reserved_gib", 0.5)).scheduler()
-        return Simulation(self, replica, cost, scheduler, Beams(self.beam_turnover, seed))
+            server = sized(server, replica, memory.get("reserved_gib", 0.5))
+            return Simulation(self, replica, cost, server, Beams(self.beam_turnover, seed))
+
+    def _like(self, one: Simulation, config: Settings, seed: int) -> Simulation:
+        """Another such server, with a policy and a memory of its own."""
+        server = server_of(config).priced(one.cost.prices()).of_sizes(one.server.sizes())
+        return Simulation(self, one.replica, one.cost, server, Beams(self.beam_turnover, seed))
+
+    def _places(self, name: str, pool: Pool, config: Settings, seed: int) -> Iterator[Place]:
+        """The replicas of a pool; what fits and what a step takes is worked out once for all."""
+        own = {**config, **(pool.config or {})}
+        try:
+            first = self.simulation(own, seed)
+        except PagedsimError as error:
+            raise ConfigError(f"fleet.pools.{name}: {error}" if name else str(error)) from error
+        for index in range(pool.replicas):
+            simulation = self._like(first, own, seed) if index else first
+            yield Place(f"{name or 'replica'}-{index}", name, pool.role, simulation)
 
 
-class Simulation(Stage):
-    """One replica in simulated time."""
-
-    def __init__(
-        self,
-        backend: Simulated,
-        replica: Replica,
-        cost: CostModel,
-        scheduler: Scheduler,
-        beams: Beams,
-    ) -> None:
-        self.backend = backend
-        self.replica = replica
-        self.cost = cost
-        self.scheduler = scheduler
-        self.beams = beams
-
-    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
-        simulate(
-            self.scheduler,
-            workload,
-            self.cost,
-            recorder,
-            fast_forward=self.backend.fast_forward,
-            way=self.cost.server_seconds,
-            **self.settings,
-        )
-
-    @property
-    def settings(self) -> Settings:
-        """What a `Server` takes beside its scheduler and its costs."""
-        return {
-            "overlap": self.backend.overlap,
-            "copy_seconds": self._copy_seconds,
-            "beams": self.beams,
-        }
-
-    @property
-    def _copy_seconds(self) -> float:
-        """Reading a block and writing it elsewhere on the GPU."""
-        if self.backend.copy_efficiency is None:
-            return 0.0
-        bandwidth = self.replica.hardware.bandwidth * self.backend.copy_efficiency
-        return 2 * self.replica.block_bytes / bandwidth
-
-    def work(self, steps: pa.Table) -> Mapping[str, float | None]:
-        done, hardware = total_work(self.replica, steps), self.replica.hardware
-        known: dict[str, float | None] = {
-            "flops": done.flop,
-            "bytes": done.bytes,
-            "peak_flops": hardware.flop_rate,
-            "peak_bandwidth": hardware.bandwidth,
-            "euros_per_hour": self.replica.euros_per_hour,
-        }
-        if (power := self.backend.power) is not None:
-            known["joules"] = power.joules(self.replica, steps)
-            known["idle_watts"] = power.idle_watts(self.replica)
-        return known
-
-    def notices(self) -> list[str]:
-        return self.cost.notices
+def _router(settings: Any, seed: int) -> Router:
+    """Who says where requests go; one that draws does so by the run's seed."""
+    more = {}
+    if isinstance(settings, Mapping) and takes(str(settings.get("_target_")), "seed"):
+        more["seed"] = seed
+    return make("router", settings, Router, **more)

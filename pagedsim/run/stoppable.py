@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pagedsim.core import Scheduler, StepPlan
-from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.recorder import Lane, Recorder
 
 
 class Stopped(Exception):
@@ -28,19 +30,25 @@ class StoppableRecorder(Recorder):
     @property
     def begun(self) -> bool:
         """Whether there is anything to keep."""
-        return bool(self._ends) or self.now > 0
+        return self.now > 0 or any(one.last_end is not None for one in (self, *self.lanes))
 
     @property
     def time(self) -> float:
         """The end of the last step, in seconds of the run."""
-        return self._ends[-1] if self._ends else self.now
+        ends = (one.last_end for one in (self, *self.lanes))
+        return max((end for end in ends if end is not None), default=self.now)
 
     def stop(self) -> None:
         """Raise `Stopped` at the next step, where everything recorded is whole."""
         self.stopping = True
-        self.step = self._stop  # type: ignore[method-assign]
+        everywhere: list[Recorder | Lane] = [self, *self.lanes]
+        for one in everywhere:
+            one.step = partial(_stop, one)  # type: ignore[method-assign]
 
-    def _stop(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        for rejection in plan.rejected:  # no longer the scheduler's, and not recorded yet
-            self.left(rejection.request)
-        raise Stopped
+
+def _stop(
+    recorder: Recorder | Lane, plan: StepPlan, start: float, end: float, scheduler: Scheduler
+) -> None:
+    for rejection in plan.rejected:  # no longer the scheduler's, and not recorded yet
+        recorder.left(rejection.request)
+    raise Stopped

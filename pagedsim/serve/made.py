@@ -14,7 +14,7 @@ from pagedsim.engine.observer import Observer
 from pagedsim.run.parts import backend_of
 from pagedsim.run.server import policy_of
 from pagedsim.run.serving import Serving
-from pagedsim.run.simulated import Simulation
+from pagedsim.run.simulation import Simulation
 from pagedsim.serve.paced import PacedEngine
 from pagedsim.serve.served import Served, Tokenizer
 

@@ -70,7 +70,7 @@ class AheadServer(Server):
         self.recorder.step(plan, now, end, self.scheduler)
         parents = self.beams.parents(plan) if self.searching else None
         ended = self.scheduler.tell(plan, end, parents=parents)
-        if ended and self.done:
+        if ended and (self.done or self.heard):
             yield from self._catch_up(end)
         for request in ended:
             self._leave(request)

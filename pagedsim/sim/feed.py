@@ -9,10 +9,10 @@ import simpy
 
 from pagedsim.core.source import Job, Source, arrives
 from pagedsim.sim.environment import Environment
-from pagedsim.sim.server import Server
+from pagedsim.sim.server import Entrance
 
 
-def feed(environment: Environment, server: Server, source: Source, way: float = 0.0) -> None:
+def feed(environment: Environment, server: Entrance, source: Source, way: float = 0.0) -> None:
     """Send what `source` holds to `server`, and close it after the last.
 
     Each request takes `way` seconds to come there.
@@ -28,7 +28,7 @@ def feed(environment: Environment, server: Server, source: Source, way: float = 
 
 
 def _arrive(
-    environment: Environment, server: Server, jobs: Iterator[Job], at_once: bool, way: float
+    environment: Environment, server: Entrance, jobs: Iterator[Job], at_once: bool, way: float
 ) -> Generator[simpy.Event, None, None]:
     begin = environment.now
     for request, output_len in jobs:
@@ -45,7 +45,7 @@ class _Users:
     """People who ask, wait for the answer, think, and ask again; all take from the same jobs."""
 
     environment: Environment
-    server: Server
+    server: Entrance
     jobs: Iterator[Job]
     think_time: float
     way: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 import simpy
@@ -38,6 +38,19 @@ class Recorder(Protocol):
         """A request finished or was rejected."""
 
 
+class Entrance(Protocol):
+    """Where requests come in: a server, or what stands in front of several."""
+
+    done: dict[object, simpy.Event]
+    """Who waits for a request to leave."""
+
+    def submit(self, request: Request, output_len: int) -> None:
+        """A request arrives, now."""
+
+    def close(self) -> None:
+        """Nobody arrives any more."""
+
+
 class Server:
     """Drives one scheduler through simulated time."""
 
@@ -71,6 +84,7 @@ class Server:
         self.fast_forward = fast_forward and getattr(cost, "by_totals", True)
         self.expecting = True  # whether requests may still arrive
         self.done: dict[object, simpy.Event] = {}  # who waits for a request to leave
+        self.heard: Callable[[Request], None] | None = None  # who is to hear of all who leave
         self._wake = environment.event()
         self.process = environment.process(self._serve())
 
@@ -118,7 +132,7 @@ class Server:
             if scheduler.in_flight(plan):
                 parents = self.beams.parents(plan) if self.searching else None
                 ended = scheduler.commit(plan, now, parents=parents)
-                if ended and self.done:
+                if ended and (self.done or self.heard):
                     yield from self._catch_up(now)
                 for request in ended:
                     self._leave(request)
@@ -158,21 +172,26 @@ class Server:
         else:
             end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
         self.recorder.step(plan, now, end, scheduler)
-        until = environment.peek()  # nothing happens before
         # In a beam search no step is like the one before it.
         still = self.fast_forward and not (self.searching and scheduler.clock.wide)
-        if still and (quiet := scheduler.quiet(plan)):
-            seconds, again = self.cost.decode_seconds, self.recorder.again
-            memory, sequences = scheduler.memory, plan.decode_count
-            while quiet and end < until:
-                if not scheduler.glide(plan, end):
+        quiet = scheduler.quiet(plan) if still else 0
+        seconds, again = self.cost.decode_seconds, self.recorder.again
+        memory, sequences = scheduler.memory, plan.decode_count
+        until = environment.peek()  # nothing happens before
+        while True:
+            if end >= until:
+                if now < end:
+                    yield environment.at(end, NORMAL)
+                if not quiet or scheduler.disturbed:
                     return end
-                quiet -= 1
-                end += seconds(sequences, plan.decode_context)
-                again(end, memory.used)
-        if now < end >= until:
-            yield environment.at(end, NORMAL)
-        return end
+                until = environment.peek()
+            elif not quiet:
+                return end
+            if not scheduler.glide(plan, end):
+                return end
+            quiet -= 1
+            end += seconds(sequences, plan.decode_context)
+            again(end, memory.used)
 
     def _begin(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move the blocks that a step moves; returns when the forward pass may begin."""
@@ -211,3 +230,5 @@ class Server:
             self.beams.left(request)
         if event := self.done.pop(request.id, None):
             event.succeed()
+        if self.heard:
+            self.heard(request)

@@ -112,8 +112,8 @@ def test_parts_of_any_size_make_the_same_steps(size: int) -> None:
     recorder = Recorder()
     jobs = Jobs([(0.0, 4, 30), (3.5, 6, 9), (50.25, 4, 12)])
     simulate(scheduler(), jobs, Constant(), recorder)
-    parts = list(recorder.steps().to_batches(size))
-    assert max(part.num_rows for part in parts) == min(size, recorder.steps().num_rows)
+    parts = list(recorder.own_steps().to_batches(size))
+    assert max(part.num_rows for part in parts) == min(size, recorder.own_steps().num_rows)
     one_by_one = Recorder()
     simulate(scheduler(), jobs, Constant(), one_by_one, fast_forward=False)
     assert pa.Table.from_batches(parts).equals(one_by_one.steps_table())
@@ -121,7 +121,7 @@ def test_parts_of_any_size_make_the_same_steps(size: int) -> None:
 
 def test_parts_are_made_one_at_a_time() -> None:
     """A run's steps may be more than there is room for, unfolded."""
-    steps = served(4 * PACKED // 40).steps()
+    steps = served(4 * PACKED // 40).own_steps()
     whole = steps.table().nbytes
     tracemalloc.start()
     for part in steps.to_batches(PACKED // 16):
@@ -132,7 +132,7 @@ def test_parts_are_made_one_at_a_time() -> None:
 
 
 def test_a_column_of_ones_own_stands_beside_the_others() -> None:
-    steps = served(2).steps()
+    steps = served(2).own_steps()
     steps = steps.append_column("wall", pa.array(range(steps.num_rows)))
     parts = pa.Table.from_batches(steps.to_batches(7))
     assert parts["wall"].to_pylist() == parts["step"].to_pylist()

@@ -1,0 +1,68 @@
+"""What a replica owes: sums that a router may ask for at any time, kept as steps go by."""
+
+from __future__ import annotations
+
+from pagedsim.core import Request, Scheduler, State, StepPlan
+from pagedsim.core.request import RequestId
+from pagedsim.sim.server import Recorder
+
+
+class Account:
+    """Stands between a server and its recorder.
+
+    A walk over all who wait, for each request that is routed, would make long queues longer.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.again = recorder.again
+        self.wanted = 0  # tokens of prompts, and of what was lost, that no step has computed
+        self._under_way = 0  # of those computed, the ones of the last step
+        self._until = 0.0  # when that ends
+        self._lost: dict[RequestId, int] = {}  # what was lost of who is alive
+        self.promised = 0.0  # tokens that answers of all who are alive will have, as predicted
+
+    def owed(self, now: float) -> int:
+        """Tokens that are still to be computed before those who wait can decode."""
+        return self.wanted + (self._under_way if now < self._until else 0)
+
+    def came(self, request: Request) -> None:
+        """A request arrives, or comes from elsewhere."""
+        if not request.generated:
+            self.wanted += request.prompt_len
+        self.promised += predicted(request)
+
+    def went(self, request: Request) -> None:
+        """One that decodes goes on elsewhere."""
+        self._lost.pop(request.id, None)
+        self.promised -= predicted(request)
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        """A step is carried out."""
+        self._under_way = 0
+        if plan.chunks:
+            self._under_way, self._until = plan.prefill_tokens, end
+            self.wanted -= plan.prefill_tokens + sum([cached for _, cached in plan.hits])
+        if plan.preempted or plan.displaced:
+            self._lose(plan)
+        self._recorder.step(plan, start, end, scheduler)
+
+    def _lose(self, plan: StepPlan) -> None:
+        for request in (*plan.preempted, *plan.displaced):
+            before = self._lost.get(request.id, 0)
+            self._lost[request.id] = request.recomputed_tokens
+            # The token that was sampled last is computed with the others.
+            self.wanted += request.recomputed_tokens - before
+
+    def left(self, request: Request) -> None:
+        """A request leaves for good."""
+        self._lost.pop(request.id, None)
+        self.promised -= predicted(request)
+        if request.state is not State.FINISHED:
+            self.wanted -= request.num_tokens - request.computed
+        self._recorder.left(request)
+
+
+def predicted(request: Request) -> float:
+    """Tokens of its answer, as far as anybody says."""
+    return request.predicted_len or request.max_tokens or 0.0

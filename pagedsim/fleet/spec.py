@@ -1,0 +1,96 @@
+"""A fleet, as a configuration describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import refuse_settings, require_number, require_whole, shown, unknown
+
+ROLES = ("both", "prefill", "decode")
+"""What a replica may do."""
+MOST = 10_000
+"""Replicas: more is a slip."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Replicas that are alike."""
+
+    replicas: int = 1
+    role: str = "both"
+    set: Any = ()
+    """What differs from the rest of the configuration, in the words of the command line."""
+    config: Mapping[str, Any] | None = None
+    """The whole configuration with that; filled in where it is composed."""
+
+    def __post_init__(self) -> None:
+        require_whole("replicas", self.replicas, 1, MOST)
+        if self.role not in ROLES:
+            raise unknown("role", str(self.role), ROLES)
+        if not isinstance(self.set, Sequence) or isinstance(self.set, str):
+            raise ConfigError(
+                f"set={shown(self.set)}: must be a list of overrides, such as [hardware=h100]"
+            )
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """How many replicas there are, and how they differ."""
+
+    replicas: int = 1
+    """Where all are alike."""
+    pools: Any = None
+    """By name, where they are not; `replicas` then says nothing."""
+    staleness: float = 0.0
+    """A router sees a replica as it was, at most so many seconds ago."""
+
+    def __post_init__(self) -> None:
+        require_whole("replicas", self.replicas, 1, MOST)
+        require_number("staleness", self.staleness, 0)
+        self._refuse_lonely_roles()
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Pool]:
+        """The pools by name; "" where all are alike."""
+        if self.pools is None:
+            return {"": Pool(self.replicas)}
+        if not isinstance(self.pools, Mapping) or not self.pools:
+            raise ConfigError(
+                f"pools={shown(self.pools)}: must be a mapping of names to settings, such as "
+                "{fast: {replicas: 2, set: [hardware=h100]}}"
+            )
+        return {str(name): _pool(str(name), settings) for name, settings in self.pools.items()}
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is one server, for which nothing of a fleet is needed."""
+        return self.pools is None and self.replicas == 1
+
+    def _refuse_lonely_roles(self) -> None:
+        """Raise ConfigError where prompts or decodes have nobody to compute them."""
+        roles = {pool.role for pool in self.kinds.values()}
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+            if role in roles and not roles & {other, "both"}:
+                raise ConfigError(
+                    f"pools: role={role} has no counterpart; another pool must have role={other} "
+                    "or role=both"
+                )
+
+
+def _pool(name: str, settings: Any) -> Pool:
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"pools.{name}={shown(settings)}: must be settings, such as {{replicas: 2}}"
+        )
+    given = {str(key): value for key, value in settings.items()}
+    refuse_settings(
+        f"pools.{name}", given, Pool, hidden=("config",) if "config" not in given else ()
+    )
+    try:
+        return Pool(**given)
+    except ConfigError as error:
+        raise ConfigError(f"pools.{name}.{error}") from error

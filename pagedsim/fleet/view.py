@@ -1,0 +1,165 @@
+"""What a router sees of a fleet: exact, or as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf
+from typing import Any, overload
+
+from pagedsim.core import Request
+from pagedsim.fleet.member import Member
+from pagedsim.sim.step import step
+from policies.routing.router import Replica, Replicas
+
+
+class Seen:
+    """A replica as it is at this moment: the router's `Replica`."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.index = member.index
+        self.name = member.name
+        self.role = member.role
+        scheduler = member.scheduler
+        self.max_seqs = scheduler.max_seqs
+        self.max_batched_tokens = scheduler.max_batched_tokens
+        self.block_size = scheduler.memory.block_size
+        self.total_blocks = scheduler.memory.total
+
+    def __repr__(self) -> str:
+        return f"Replica({self.name}: {self.waiting} waiting, {self.running} running)"
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their admission."""
+        return len(self._member.scheduler.waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests in its batch."""
+        return len(self._member.scheduler.running)
+
+    @property
+    def swapped(self) -> int:
+        """Requests whose memory is on the CPU."""
+        return len(self._member.scheduler.swapped)
+
+    @property
+    def requests(self) -> int:
+        """All of these together."""
+        return self._member.scheduler.unfinished
+
+    @property
+    def free_blocks(self) -> int:
+        """GPU blocks that can be handed out."""
+        return self._member.scheduler.memory.free
+
+    @property
+    def wanted_blocks(self) -> int:
+        """Blocks that those who wait would take. Costs a walk over them."""
+        scheduler = self._member.scheduler
+        blocks_for = scheduler.memory.blocks_for
+        return sum(blocks_for(request.num_tokens) for request in scheduler.waiting)
+
+    @property
+    def owed_tokens(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return self._member.account.owed(self._member.server.environment.now)
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens that those who decode have in memory."""
+        return self._member.scheduler.clock.context
+
+    @property
+    def predicted_tokens(self) -> float:
+        """Tokens that all who are here will still generate, as far as anybody says."""
+        clock = self._member.scheduler.clock
+        return max(self._member.account.promised - clock.generated_in_all, 0.0)
+
+    @property
+    def batch(self) -> Collection[Request]:
+        """The requests that run, in the order of the batch."""
+        return self._member.scheduler.running.keys()
+
+    def cached_tokens(self, request: Request) -> int:
+        """Leading tokens of a request that its prefix cache has."""
+        memory = self._member.scheduler.memory
+        return len(memory.lookup(request)) * memory.block_size
+
+    def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
+        """How long a step takes it that computes `tokens` of a prompt after `cached` ones."""
+        return self._member.cost.step_seconds(step(tokens, cached=cached))
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        """How long a step of decodes takes it."""
+        return self._member.cost.decode_seconds(sequences, context)
+
+
+def _as_it_was(name: str) -> Any:
+    return property(lambda self: self.counts()[name])
+
+
+class Stale(Seen):
+    """A replica as it was when it was last looked at, which is not long ago.
+
+    What its cache holds is known exactly: real ones tell that as it happens, and counts now and
+    then.
+    """
+
+    def __init__(self, member: Member, staleness: float) -> None:
+        super().__init__(member)
+        self._staleness = staleness
+        self._looked = -inf
+        self._counts: Mapping[str, Any] = {}
+
+    def counts(self) -> Mapping[str, Any]:
+        """What was seen then; looked at again if that is too long ago."""
+        now = self._member.server.environment.now
+        if now - self._looked >= self._staleness:
+            self._looked = now
+            self._counts = {name: seen.fget(self) for name, seen in _COUNTS.items()}
+        return self._counts
+
+    waiting = _as_it_was("waiting")
+    running = _as_it_was("running")
+    swapped = _as_it_was("swapped")
+    requests = _as_it_was("requests")
+    free_blocks = _as_it_was("free_blocks")
+    wanted_blocks = _as_it_was("wanted_blocks")
+    owed_tokens = _as_it_was("owed_tokens")
+    stored_tokens = _as_it_was("stored_tokens")
+    predicted_tokens = _as_it_was("predicted_tokens")
+
+
+_COUNTS = {
+    name: getattr(Seen, name)
+    for name in vars(Stale)
+    if isinstance(getattr(Seen, name, None), property)
+}
+
+
+class Candidates(Replicas):
+    """Some of the replicas, as a router sees them."""
+
+    def __init__(self, views: Sequence[Seen], everybody: Sequence[Seen]) -> None:
+        self._views = views
+        self._everybody = everybody
+
+    @property
+    def everybody(self) -> Sequence[Replica]:
+        """All that are alive, whatever their role."""
+        return self._everybody
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._views)
+
+    @overload
+    def __getitem__(self, index: int) -> Replica: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Replica]: ...
+    def __getitem__(self, index: int | slice) -> Replica | Sequence[Replica]:
+        return self._views[index]

@@ -1,0 +1,116 @@
+"""A fleet in simulated time, as a backend's stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pagedsim.core import ConfigError
+from pagedsim.fleet.member import Unit
+from pagedsim.fleet.simulate import simulate_fleet
+from pagedsim.fleet.spec import FleetSpec
+from pagedsim.metrics.recorder import Lane
+from pagedsim.metrics.steps import Batches, FleetSteps
+from pagedsim.run.backend import Settings, Stage
+from pagedsim.run.simulation import Simulation
+from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.workload import Workload
+from policies.routing.router import Router
+
+
+@dataclass(frozen=True)
+class Place:
+    """One replica of a fleet."""
+
+    name: str
+    pool: str
+    role: str
+    simulation: Simulation
+
+
+class FleetStage(Stage):
+    """Many replicas in simulated time, and who sends requests to them."""
+
+    def __init__(self, spec: FleetSpec, places: Sequence[Place], router: Router) -> None:
+        self.spec = spec
+        self.places = places
+        self.router = router
+        self.scheduler = places[0].simulation.scheduler
+        self._lanes: Sequence[Lane] = ()
+        for place in places:
+            if not place.simulation.cost.by_totals:
+                raise ConfigError("cost: times of recorded steps are one server's, not a fleet's")
+
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        self._lanes = [recorder.lane() for _ in self.places]
+        simulate_fleet(
+            [self._unit(place) for place in self.places],
+            workload,
+            self.router,
+            self._lanes,
+            recorder,
+            staleness=self.spec.staleness,
+            way=self.places[0].simulation.cost.server_seconds,
+        )
+
+    def _unit(self, place: Place) -> Unit:
+        one = place.simulation
+        settings = {"fast_forward": one.backend.fast_forward, **one.settings}
+        return Unit(place.name, place.role, one.scheduler, one.cost, settings)
+
+    def sizes(self) -> Settings:
+        each = [place.simulation.sizes() for place in self.places]
+        peaks = [one["swapped_peak"] for one in each if one["swapped_peak"] is not None]
+        return {
+            "total_blocks": sum(one["total_blocks"] for one in each),
+            "block_size": [one["block_size"] for one in each],
+            "max_seqs": float(np.mean([one["max_seqs"] for one in each])),
+            "swapped_peak": max(peaks, default=None),
+            "servers": len(each),
+        }
+
+    def leave_off(self, recorder: StoppableRecorder) -> None:
+        for place, lane in zip(self.places, self._lanes, strict=True):
+            for request in place.simulation.scheduler.requests.values():
+                lane.left(request)
+
+    def work(self, steps: Batches) -> Mapping[str, float | None]:
+        """Work and energy are sums; a peak is the mean over the time that steps took."""
+        assert isinstance(steps, FleetSteps)
+        each = [
+            place.simulation.work(own)
+            for place, own in zip(self.places, steps.replicas, strict=True)
+        ]
+        busy = [own.seconds for own in steps.replicas]
+        known = {name: _sum(each, name) for name in ("flops", "bytes", "euros_per_hour")}
+        for peak in ("peak_flops", "peak_bandwidth"):
+            weighted = [
+                seconds * (one[peak] or 0.0) for seconds, one in zip(busy, each, strict=True)
+            ]
+            known[peak] = sum(weighted) / sum(busy) if sum(busy) else None
+        return known | self._energy(each, busy)
+
+    @staticmethod
+    def _energy(
+        each: Sequence[Mapping[str, float | None]], busy: Sequence[float]
+    ) -> dict[str, float | None]:
+        """Idle GPUs draw a mean in the summary; what each one's differ by in steps is put right."""
+        if any(one.get("joules") is None or one.get("idle_watts") is None for one in each):
+            return {}
+        idle = [one["idle_watts"] or 0.0 for one in each]
+        mean = sum(idle) / len(idle)
+        joules = sum(one["joules"] or 0.0 for one in each)
+        joules += sum((mean - own) * seconds for own, seconds in zip(idle, busy, strict=True))
+        return {"joules": joules, "idle_watts": sum(idle)}
+
+    def notices(self) -> list[str]:
+        told = [line for place in self.places for line in place.simulation.notices()]
+        return list(dict.fromkeys(told))
+
+
+def _sum(each: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [one[name] for one in each]
+    return None if None in values else sum(values)
