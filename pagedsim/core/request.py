@@ -47,6 +47,7 @@ class Request(Rider):
     """
 
     __slots__ = (
+        "_answer",
         "_hashes",
         "_key",
         "_order",
@@ -71,9 +72,11 @@ class Request(Rider):
         "prompt",
         "recomputed_tokens",
         "scheduled_at",
+        "session",
         "state",
         "swapped_blocks",
         "tables",
+        "turn",
     )
 
     def __init__(
@@ -87,11 +90,17 @@ class Request(Rider):
         client: str = "",
         deadline: float | None = None,
         predicted_len: float | None = None,
+        session: str | None = None,
+        turn: int = 0,
+        answer: Sequence[int] | None = None,
     ) -> None:
         """`prompt` is its token ids, or just their number where nobody needs to know them.
 
         A smaller `priority` is more urgent; `arrival` defaults to the time of `Scheduler.add`;
         `predicted_len` is a predictor's guess of the output length, `deadline` a point in time.
+        It is the `turn`th, from 1 on, of a `session`: a conversation, or an agent's program.
+        `answer` is what it will say where no executor tells the tokens, so that a prefix cache
+        finds it in prompts that quote it: at least as long as it will be, and hidden from policies.
         """
         self.id = id
         self.prompt: Sequence[int] | None = None
@@ -112,6 +121,8 @@ class Request(Rider):
         self.client = client
         self.deadline = deadline
         self.predicted_len = predicted_len
+        self.session = session
+        self.turn = turn
 
         self.state = State.NEW
         self.finish_reason: str | None = None
@@ -127,6 +138,7 @@ class Request(Rider):
         self.cpu_tables: list[list[int]] = []  # where they are while swapped out
         self.outputs: list[list[int]] = []  # sampled ids a sequence, where an executor tells them
 
+        self._answer = answer
         self._rebuilt = 0  # of a group's work to compute its lost memory again, what is done
         self._order = 0
         self._key: Key = (0, 0, 0)
@@ -158,7 +170,8 @@ class Request(Rider):
         if end <= self.prompt_len:
             return tuple(self.prompt[start:end])
         offset = self.prompt_len
-        generated = self.outputs[0][max(start - offset, 0) : end - offset]
+        said = self.outputs[0] if self._answer is None or self.outputs else self._answer
+        generated = said[max(start - offset, 0) : end - offset]
         return (*self.prompt[start:], *generated)
 
     def __repr__(self) -> str:

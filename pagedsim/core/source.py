@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 from pagedsim.core.request import Request
@@ -11,6 +11,19 @@ Job = tuple[Request, int]
 """A request, and the length that its output will have."""
 
 Mode = Literal["open", "closed", "burst"]
+
+
+class Turns(Protocol):
+    """Which requests of a workload go on from others; each is known by its id, a number."""
+
+    def after(self, row: int) -> Sequence[int]:
+        """Those that must have left before it is sent."""
+
+    def followers(self, row: int) -> Sequence[int]:
+        """Those that wait for it."""
+
+    def pause(self, row: int) -> float:
+        """Seconds between the last answer that it waits for and its arrival."""
 
 
 class Source(Protocol):
@@ -27,6 +40,13 @@ class Source(Protocol):
     @property
     def think_time(self) -> float:
         """Seconds between an answer and the next question."""
+
+    @property
+    def turns(self) -> Turns | None:
+        """Which requests wait for answers to others; None where none does.
+
+        These arrive no sooner than they say, and all of them no sooner than those before them.
+        """
 
     def requests(self) -> Iterator[Job]:
         """The requests in order of arrival, made one by one."""

@@ -32,6 +32,7 @@ class LogRequests:
     mode: Mode = "open"
     users: int | None = None
     think_time: float = 0.0
+    turns: None = None
 
     def requests(self) -> Iterator[Job]:
         log, token = self.log, 0

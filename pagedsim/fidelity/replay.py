@@ -132,6 +132,8 @@ class _Filled:
     def think_time(self) -> float:
         return self._workload.think_time
 
+    turns = None  # which no recorded run has
+
     def requests(self) -> Iterator[Job]:
         return ((self._fill(request), length) for request, length in self._workload.requests())
 

@@ -3,8 +3,8 @@
 A new one is a function more, in the order in which a summary shall have it; its docstring is what
 a report says of it. `latency` is for one value a request, `tally` for one number of some requests,
 `whole` for one of the run. What they are given is in `tables.py`, and the names of the columns in
-`recorder.py` and `steps.py`. Those of how clients fared are in `fairness.py`, and those of memory,
-batches and hardware in `use.py`.
+`recorder.py` and `steps.py`. Those of how clients fared are in `fairness.py`, those of sessions in
+`sessions.py`, and those of memory, batches and hardware in `use.py`.
 
 `output_tokens` are those of one sequence; rates of tokens, and service, count all `sequences`.
 Latencies count requests that finished; whoever was rejected, aborted or left unfinished is only
@@ -19,6 +19,7 @@ from pagedsim.metrics.fairness import FAIRNESS
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.littles_law import littles_law
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
+from pagedsim.metrics.sessions import SESSIONS
 from pagedsim.metrics.tables import NAN, Floats, Requests, RunTables, Served, ratio
 from pagedsim.metrics.use import USE
 
@@ -101,6 +102,9 @@ def normalized_latency(each: Requests) -> Floats:
 def queue_time(each: Requests) -> Floats:
     """From arrival until first scheduled."""
     return np.asarray(each["scheduled"] - each["arrival"])
+
+
+METRICS.update(SESSIONS)
 
 
 @METRICS.tally("Requests", "1/s", MORE)

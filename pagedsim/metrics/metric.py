@@ -19,8 +19,8 @@ MORE: Way = 1
 """Which is better."""
 
 Number = int | float
-EachValue = Callable[[Served], tuple[Floats, Floats]]
-"""Values of some requests, and how often each came."""
+EachValue = Callable[[Served], tuple[Floats, Floats] | None]
+"""Values of some requests, and how often each came; None where it cannot be told."""
 OfRequests = Callable[[Served], Number | None]
 """A number; None where it cannot be told, and the summary has no such key."""
 OfRun = Callable[..., Number | None]
@@ -52,8 +52,8 @@ class Spread:
 
     of: EachValue
 
-    def values(self, served: Served) -> tuple[Floats, Floats]:
-        """The values, and how often each came."""
+    def values(self, served: Served) -> tuple[Floats, Floats] | None:
+        """The values, and how often each came; None where it cannot be told."""
         return self.of(served)
 
 
@@ -101,7 +101,9 @@ class Metric:
             return {}
         if isinstance(self.how, Tally):
             return _told(self.name, self.how.of(served))
-        values, weights = self.how.values(served)
+        if (told := self.how.values(served)) is None:
+            return {}
+        values, weights = told
         percentiles = weighted_percentiles(values, weights, _PERCENTS)
         found = (weighted_mean(values, weights), *map(float, percentiles))
         return {f"{self.name}_{which}": one for which, one in zip(STATISTICS, found, strict=True)}

@@ -116,6 +116,8 @@ class Recorder(StepRecorder):
         self._ids: array[int] | list[int | str] = array("q")  # a list where they are words
         self._words = Words("client", "state", "reason")
         self._places = array("i")  # the replica of each, where there are several
+        self._sessions: list[str | None] = []  # and turns: empty, where nobody is of a session
+        self._turns = array("i")
         self._requests_table: pa.Table | None = None
 
     def lane(self) -> Lane:
@@ -125,6 +127,10 @@ class Recorder(StepRecorder):
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected; or the run ends while it is alive."""
+        if request.session is not None or self._sessions:
+            before = len(self._ids) - len(self._sessions)
+            self._sessions += [*[None] * before, request.session]
+            self._turns.extend([*[0] * before, request.turn])
         if isinstance(request.id, str) and not isinstance(self._ids, list):
             self._ids = list(self._ids)
         self._ids.append(request.id)  # type: ignore[arg-type]
@@ -172,6 +178,9 @@ class Recorder(StepRecorder):
             columns = {"request": ids.take(order), "client": words.pop("client")}
             if len(self.lanes) > 1:
                 columns[REPLICA] = np.frombuffer(self._places, dtype=np.int32)[order]
+            if self._sessions:
+                columns["session"] = pa.array(self._sessions, pa.string()).take(pa.array(order))
+                columns["turn"] = np.array(self._turns)[order]
             self._requests_table = pa.table(columns | numbers | {"service": service} | words)
         return self._requests_table
 

@@ -100,6 +100,15 @@ class Requests:
         coded = pc.dictionary_encode(self._column(name).combine_chunks())
         return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), dtype=np.int64)
 
+    @cached_property
+    def session(self) -> NDArray[np.int64] | None:
+        """The number of each request's session, -1 for one of none; None where there are none."""
+        try:
+            coded = pc.dictionary_encode(self._column("session").combine_chunks())
+        except KeyError:
+            return None
+        return np.asarray(pc.fill_null(coded.indices, -1).to_numpy(), dtype=np.int64)
+
     def each(self, of: EachRequest) -> Floats:
         """One value a request, worked out once; NaN for who did not finish."""
         if of not in self._values:

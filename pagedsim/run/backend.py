@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pagedsim.core import RequestId, Scheduler
+from pagedsim.core import ConfigError, RequestId, Scheduler
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN
 from pagedsim.run.objects import make
@@ -104,3 +104,12 @@ class Backend(ABC):
     def traffic(self, settings: Settings, seed: int) -> Workload:
         """As much of the workload as this backend is to serve."""
         return make("workload", settings, Workload, seed=seed)
+
+
+def refuse_sessions(workload: Workload, backend: str) -> None:
+    """Raise ConfigError for prompts that quote answers which only a run gives."""
+    if workload.turns is not None:
+        raise ConfigError(
+            f"workload: its requests are turns of sessions, and backend={backend} cannot put what "
+            "was answered into the next prompt: take backend=sim"
+        )

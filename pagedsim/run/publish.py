@@ -87,11 +87,13 @@ def arms_of(study: Study, runs: Runs) -> Arms:
 
 
 def _more_metrics(study: Study, runs: Runs, arms: Arms) -> Iterator[str]:
-    """What is worth a column beside the study's own where there are several clients, unless the
-    study chose its columns, and where there is an objective."""
-    several = len(arms.clients) > 1
-    if several and tuple(study.metrics) == DEFAULT_METRICS:
+    """What is worth a column beside the study's own where there are several clients or sessions,
+    unless the study chose its columns, and where there is an objective."""
+    several, chosen = len(arms.clients) > 1, tuple(study.metrics) != DEFAULT_METRICS
+    if several and not chosen:
         yield from FAIRNESS_METRICS
+    if not chosen and any("sessions_finished" in run.summary for run in runs.finished.values()):
+        yield "session_time"
     if any("goodput_per_s" in run.summary for run in runs.finished.values()):
         yield from ("goodput_per_s", "slo_attainment") if several else ("goodput_per_s",)
 

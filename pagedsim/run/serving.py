@@ -17,7 +17,7 @@ from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
-from pagedsim.run.backend import Backend, Settings, Stage
+from pagedsim.run.backend import Backend, Settings, Stage, refuse_sessions
 from pagedsim.run.clocks import CLOCKS, WallClock
 from pagedsim.run.machine import facts_of, give_back, the_machine, threads
 from pagedsim.run.model_cache import ModelCache
@@ -74,7 +74,8 @@ class Engine(Backend):
             raise unknown("clock", self.clock, CLOCKS)
 
     def traffic(self, settings: Settings, seed: int) -> Workload:
-        whole = super().traffic(self._limited(settings), seed)
+        whole = super().traffic(self._limited(settings, seed), seed)
+        refuse_sessions(whole, "engine")
         told = [f"prompts and answers are {self.shrink} times shorter"] * (self.shrink > 1)
         told += [f"arrivals come {self.hurry:g} times sooner"] * (self.hurry > 1)
         if not told:
@@ -102,11 +103,12 @@ class Engine(Backend):
             )
         return shrunk
 
-    def _limited(self, settings: Settings) -> Settings:
+    def _limited(self, settings: Settings, seed: int) -> Settings:
         """The workload's settings with no more than `limit` requests."""
         if self.limit is None or "_target_" not in settings:
             return settings
         if not takes(settings["_target_"], "requests"):
+            refuse_sessions(super().traffic(settings, seed), "engine")
             raise ConfigError(
                 f"backend.limit={self.limit}: must be null for a workload without requests="
             )

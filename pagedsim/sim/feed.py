@@ -1,12 +1,16 @@
-"""How requests come to a server: at their times, all at once, or from users who wait."""
+"""How requests come to a server: at their times, all at once, from users who wait, in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 
 import simpy
 
+from pagedsim.core import Request
+from pagedsim.core.agenda import Agenda
 from pagedsim.core.source import Job, Source, arrives
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Entrance
@@ -17,6 +21,9 @@ def feed(environment: Environment, server: Entrance, source: Source, way: float 
 
     Each request takes `way` seconds to come there.
     """
+    if source.turns is not None:
+        _Sessions(environment, server, Agenda(source, source.turns), way).go_on()
+        return
     jobs = source.requests()
     if source.mode == "closed":
         users = _Users(environment, server, jobs, source.think_time, way)
@@ -74,3 +81,42 @@ class _Users:
     def _close(self) -> None:
         if self.asked and not self.coming:
             self.server.close()
+
+
+@dataclass
+class _Sessions:
+    """Those whose requests go on from answers to others."""
+
+    environment: Environment
+    server: Entrance
+    agenda: Agenda
+    way: float
+    looks_at: float = inf
+    """When it will next look who is due."""
+
+    def go_on(self) -> None:
+        """See to it that the next are sent when they are due."""
+        at = self.agenda.at
+        if at is not None and at < self.looks_at:
+            self.looks_at = at
+            event = self.environment.at(at + self.way)
+            assert event.callbacks is not None
+            event.callbacks.append(self._send)
+        elif self.agenda.over:
+            self.server.close()
+
+    def _send(self, event: simpy.Event) -> None:
+        if self.looks_at + self.way > self.environment.now:
+            return  # somebody was due before, and it was looked again since
+        self.looks_at = inf
+        while (at := self.agenda.at) is not None and at + self.way <= self.environment.now:
+            request, output_len = self.agenda.take()
+            answered = self.server.done[request.id] = self.environment.event()
+            assert answered.callbacks is not None
+            answered.callbacks.append(partial(self._answered, request))
+            self.server.submit(request, output_len)
+        self.go_on()
+
+    def _answered(self, request: Request, event: simpy.Event) -> None:
+        self.agenda.left(request, self.environment.now)
+        self.go_on()

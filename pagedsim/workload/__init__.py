@@ -1,7 +1,8 @@
 """Workloads: who arrives when, with how long a prompt and how long an answer.
 
-`synthetic` draws one, `mix` draws one of several classes, `trace` reads one from a file; each
-gives a `Workload`, whose `requests()` are what a server is fed with.
+`synthetic` draws one, `mix` draws one of several classes, `chat_sessions` and `agents` draw one of
+sessions whose turns wait for answers, `trace` reads one from a file; each gives a `Workload`, whose
+`requests()` are what a server is fed with.
 """
 
 from pagedsim.workload.arrivals import (
@@ -15,6 +16,7 @@ from pagedsim.workload.arrivals import (
     make_arrivals,
 )
 from pagedsim.workload.choices import SharedPrefixes
+from pagedsim.workload.conversations import agents, chat_sessions
 from pagedsim.workload.generated import mix, synthetic
 from pagedsim.workload.lengths import (
     SHAPES,
@@ -27,8 +29,15 @@ from pagedsim.workload.lengths import (
 )
 from pagedsim.workload.predictor import Bucket, Nobody, Noisy, Oracle, Predictor, Rank
 from pagedsim.workload.recorded import trace
+from pagedsim.workload.sessions import Sessions
 from pagedsim.workload.streams import stream
-from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts, Prompts, TokenRuns
+from pagedsim.workload.tokens import (
+    BlockPrompts,
+    GrowingPrompts,
+    PrefixedPrompts,
+    Prompts,
+    TokenRuns,
+)
 from pagedsim.workload.traces import FORMATS
 from pagedsim.workload.traffic import Traffic
 from pagedsim.workload.workload import Workload
@@ -45,6 +54,7 @@ __all__ = [
     "Fixed",
     "FixedInterval",
     "Gamma",
+    "GrowingPrompts",
     "Lengths",
     "LogNormal",
     "Mode",
@@ -56,11 +66,14 @@ __all__ = [
     "PrefixedPrompts",
     "Prompts",
     "Rank",
+    "Sessions",
     "SharedPrefixes",
     "TokenRuns",
     "Traffic",
     "Uniform",
     "Workload",
+    "agents",
+    "chat_sessions",
     "make_arrivals",
     "make_lengths",
     "mix",

@@ -108,6 +108,10 @@ class Prompts(ABC):
     def __getitem__(self, row: int) -> TokenRuns:
         """The prompt of request `row`."""
 
+    def answer(self, row: int) -> TokenRuns | None:
+        """What is said to it, without an end, where other prompts quote it."""
+        return None
+
     def shrunk(self, times: int, prompt_len: NDArray[np.int32]) -> Prompts | None:
         """The same so many times shorter, now of these lengths; None where that cannot be."""
         return None
@@ -160,3 +164,48 @@ class BlockPrompts(Prompts):
     def __getitem__(self, row: int) -> TokenRuns:
         names = self.ids[self.starts[row] : self.starts[row + 1]].tolist()
         return TokenRuns.blocks(names, self.block, int(self.prompt_len[row]))
+
+
+class GrowingPrompts(Prompts):
+    """Each prompt goes on from an earlier one and the answer to it, or begins anew.
+
+    Request `row` goes on from row `base[row]`, or begins (-1) with the shared stream
+    `prefix[row]`, where there is one, in its first `prefix_len[row]` tokens. Then come new tokens
+    up to `prompt_len`: those of equal `asks` ask the same.
+    """
+
+    def __init__(
+        self,
+        base: NDArray[np.int64],
+        asks: NDArray[np.int64],
+        prefix: NDArray[np.int32],
+        prefix_len: NDArray[np.int32],
+        prompt_len: NDArray[np.int32],
+        output_len: NDArray[np.int32],
+    ) -> None:
+        self.base = base
+        self.asks = asks
+        self.prefix = prefix
+        self.prefix_len = prefix_len
+        self.prompt_len = prompt_len
+        self.output_len = output_len
+        self._first_own = int(prefix.max(initial=-1)) + 1
+        self._first_answer = self._first_own + len(base)
+
+    def __getitem__(self, row: int) -> TokenRuns:
+        backwards, at = list[tuple[int, int]](), row
+        while (base := int(self.base[at])) >= 0:
+            length, said = int(self.prompt_len[base]), int(self.output_len[base])
+            backwards.append((self._asked(at), int(self.prompt_len[at]) - length - said))
+            backwards.append((self._first_answer + base, said))
+            at = base
+        length, prefix = int(self.prompt_len[at]), int(self.prefix[at])
+        shared = min(int(self.prefix_len[at]), length) if prefix >= 0 else 0
+        backwards.append((self._asked(at), length - shared))
+        return TokenRuns([(prefix, shared), *reversed(backwards)])
+
+    def _asked(self, row: int) -> int:
+        return self._first_own + int(self.asks[row])
+
+    def answer(self, row: int) -> TokenRuns:
+        return TokenRuns(((self._first_answer + row, STRIDE - 1),))

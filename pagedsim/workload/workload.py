@@ -13,6 +13,7 @@ from pagedsim.core import ConfigError, Request, SamplingParams
 from pagedsim.core.request import GREEDY
 from pagedsim.workload.arrivals import Mode
 from pagedsim.workload.limits import LATEST
+from pagedsim.workload.sessions import Sessions
 from pagedsim.workload.tokens import Prompts
 
 T = TypeVar("T", bound=np.generic)
@@ -24,6 +25,8 @@ CHUNK = 4096
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Workload:
     """Who asks what and when; the same rows for every arm of a comparison.
+
+    Where `turns` has rows go on from others, `arrival` is the earliest that they may come.
 
     Build one with `Workload.of`, which checks, or with `synthetic`, `mix` or `trace`.
     """
@@ -39,6 +42,7 @@ class Workload:
     sampling: NDArray[np.int32]  # index into `asked`
     asked: tuple[SamplingParams, ...]  # how many sequences, sampled or as beams
     prompts: Prompts | None = None  # what is in the prompts, where it matters
+    turns: Sessions | None = None  # who goes on from whose answers, where requests are of sessions
     mode: Mode = "open"
     users: int | None = None  # closed loop: how many wait for answers
     think_time: float = 0.0  # closed loop: seconds between an answer and the next question
@@ -62,6 +66,7 @@ class Workload:
         sampling: ArrayLike = 0,
         asked: Sequence[SamplingParams] = (GREEDY,),
         prompts: Prompts | None = None,
+        turns: Sessions | None = None,
         mode: Mode = "open",
         users: int | None = None,
         think_time: float = 0.0,
@@ -96,6 +101,7 @@ class Workload:
             sampling=_column("sampling", sampling, np.int32, rows),
             asked=tuple(asked),
             prompts=prompts,
+            turns=turns,
             mode=mode,
             users=users,
             think_time=think_time,
@@ -115,6 +121,8 @@ class Workload:
             raise ConfigError(f"client: must be an index into {len(made.clients)} names")
         if made.sampling.min() < 0 or made.sampling.max() >= len(made.asked):
             raise ConfigError(f"sampling: must be an index into {len(made.asked)} settings")
+        if turns is not None and len(turns) != rows:
+            raise ConfigError(f"turns: {len(turns)} for {rows} requests")
         return made
 
     def __len__(self) -> int:
@@ -125,7 +133,7 @@ class Workload:
 
         A request's id is its row. In a closed loop it has no arrival: it arrives when it is sent.
         """
-        clients, prompts, asked = self.clients, self.prompts, self.asked
+        clients, prompts, asked, turns = self.clients, self.prompts, self.asked, self.turns
         closed = self.mode == "closed"
         for start in range(0, len(self), CHUNK):
             rows = slice(start, start + CHUNK)
@@ -152,6 +160,9 @@ class Workload:
                     client=clients[who],
                     predicted_len=guess if guess == guess else None,  # NaN is not itself
                     deadline=due if due == due else None,
+                    session=None if turns is None else turns.name(row),
+                    turn=0 if turns is None else int(turns.turn[row]),
+                    answer=None if prompts is None else prompts.answer(row),
                 )
                 yield request, output
 
@@ -171,7 +182,8 @@ class Workload:
         """Bytes that the columns hold; a column of one repeated value holds one."""
         columns = (self.arrival, self.prompt_len, self.output_len, self.priority, self.client)
         held = (*columns, self.predicted_len, self.deadline, self.sampling)
-        return sum(c.itemsize if c.strides == (0,) else c.nbytes for c in held)
+        turns = 0 if self.turns is None else self.turns.nbytes
+        return turns + sum(c.itemsize if c.strides == (0,) else c.nbytes for c in held)
 
     def __repr__(self) -> str:
         when = {
@@ -179,8 +191,10 @@ class Workload:
             "burst": "at once",
             "closed": f"from {self.users} users",
         }
+        of = "" if self.turns is None else f"of {self.turns.count} sessions "
+        who = f"{len(self)} requests {of}{when[self.mode]}"
         return (
-            f"Workload({len(self)} requests {when[self.mode]}, {self.prompt_len.mean():.6g} tokens "
+            f"Workload({who}, {self.prompt_len.mean():.6g} tokens "
             f"in and {self.output_len.mean():.6g} out on average)"
         )
 

@@ -24,6 +24,7 @@ class Asked:
     mode: Mode = "open"
     users: int | None = None
     think_time: float = 0.0
+    turns: None = None
 
     def requests(self) -> Iterator[Job]:
         return iter(self.jobs)

@@ -17,7 +17,8 @@ SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients"}
 def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
     peaks |= {"joules": 1.0, "idle_watts": 1.0, "euros_per_hour": 1.0}
-    waiting = requests_of(*({"client": client, "scheduled": 1.0} for client in "ab"))
+    row = {"scheduled": 1.0, "session": "0"}
+    waiting = requests_of(*({"client": client, **row} for client in "ab"))
     summary = summarise(waiting, STEPS, **SIZES, slo=Slo(), swapped_peak=0, **peaks)
     known = {metric_of(key).name for key in summary.keys() - SETTINGS}
     assert known == set(METRICS)

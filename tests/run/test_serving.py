@@ -377,3 +377,11 @@ def simulated_job(folder: Path, *overrides: str) -> Job:
     words = ["experiment=single", "workload.requests=8", *own]
     plain: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
     return Job("a", 0, plain, folder / "runs/a/seed-0")
+
+
+@pytest.mark.parametrize("limit", ["8", "null"])
+def test_sessions_are_refused_since_their_answers_stand_in_their_prompts(limit: str) -> None:
+    overrides = ["experiment=single", "workload=agents", "backend=engine", f"backend.limit={limit}"]
+    config: Any = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
+    with pytest.raises(ConfigError, match="turns of sessions, and backend=engine cannot"):
+        backend_of(config).traffic(config["workload"], 0)

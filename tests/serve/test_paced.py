@@ -47,6 +47,7 @@ class Rows:
     mode: Literal["open"] = "open"
     users = None
     think_time = 0.0
+    turns = None
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows

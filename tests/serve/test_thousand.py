@@ -49,6 +49,7 @@ class Rows:
     mode: Literal["open"] = "open"
     users = None
     think_time = 0.0
+    turns = None
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows

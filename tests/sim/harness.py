@@ -50,6 +50,7 @@ class Jobs:
     mode: Literal["open", "closed", "burst"] = "open"
     users: int | None = None
     think_time: float = 0.0
+    turns: None = None
     priorities: Sequence[int] = field(default_factory=lambda: (0,))
     due: float | None = None
 

@@ -20,6 +20,8 @@ FILES = {
     "mooncake": MOONCAKE,
 }
 
+SESSIONS = {"chat_sessions", "agents"}
+
 
 def built(option: str, *overrides: str, **settings: Any) -> Workload:
     with initialize_config_module("conf", version_base=None):
@@ -31,7 +33,7 @@ def built(option: str, *overrides: str, **settings: Any) -> Workload:
 
 def test_every_option_is_here() -> None:
     synthetic = {"sharegpt", "alpaca", "openchat", "fixed", "chat_and_batch", "four_clients"}
-    assert set(OPTIONS) == synthetic | set(FILES)
+    assert set(OPTIONS) == synthetic | set(FILES) | SESSIONS
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -40,8 +42,9 @@ def test_every_option_builds(option: str, tmp_path: Path) -> None:
         made = built(option, f"workload.path={written(tmp_path, FILES[option])}")
         assert len(made) in (3, 4)
     else:
-        made, other = (built(option, "workload.requests=200", seed=seed) for seed in (1, 2))
-        assert len(made) == 200
+        count = f"workload.{'sessions' if option in SESSIONS else 'requests'}=200"
+        made, other = (built(option, count, seed=seed) for seed in (1, 2))
+        assert (made.turns.count if made.turns else len(made)) == 200
         assert (made.arrival.tolist() != other.arrival.tolist()) == (option != "fixed")
 
 

@@ -4,8 +4,9 @@ A full block is known by a chained key: its tokens and the key of the block befo
 their key after they are freed, until they are handed out again; the order of the free list is the
 order of eviction (vLLM 0.33's rules).
 
-Where no executor tells the sampled tokens, what a request generates is its own: nobody else can
-find it, so its blocks are registered when it leaves, and no step pays for it.
+Where no executor tells the sampled tokens, what a request generates is its own, or what its
+workload says (the next turn of its session quotes it): nobody else can find it before it has left,
+so its blocks are registered then, and no step pays for it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class PrefixMemory(PagedMemory):
         return keys
 
     def _known(self, request: Request) -> int:
-        """How many of its tokens have been told."""
+        """How many of its tokens have been told, or are known beforehand."""
+        if request._answer is not None and not self.with_tokens:
+            return request.num_tokens
         return request.prompt_len + request.told
 
     def lookup(self, request: Request) -> Sequence[int]:

@@ -134,6 +134,7 @@ class RowRequests:
     mode: Mode
     users: int | None
     think_time: float = 0.0
+    turns: None = None
 
     @classmethod
     def of(cls, cell: Cell) -> RowRequests:

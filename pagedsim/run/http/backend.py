@@ -9,7 +9,7 @@ from typing import Any
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
-from pagedsim.run.backend import Backend, Settings
+from pagedsim.run.backend import Backend, Settings, refuse_sessions
 from pagedsim.run.http.address import Address
 from pagedsim.run.http.body import PATHS
 from pagedsim.run.http.sending import Sending, Way
@@ -69,6 +69,7 @@ class Http(Backend):
 
     def traffic(self, settings: Settings, seed: int) -> Workload:
         workload = super().traffic(settings, seed)
+        refuse_sessions(workload, "http")
         if any(params.beam_search for params in workload.asked):
             raise ConfigError("workload.beam: must be null with backend=http, which asks for none")
         return workload

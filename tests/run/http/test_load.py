@@ -23,6 +23,7 @@ class Some:
     mode: Mode = "open"
     users: int | None = None
     think_time: float = 0.0
+    turns: None = None
 
     def requests(self) -> Iterator[Job]:
         for id, arrival in enumerate(self.arrivals):

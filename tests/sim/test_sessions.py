@@ -1,0 +1,148 @@
+"""Requests that are sent once others are answered."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pagedsim.build import make_memory, make_preemption, make_scheduler
+from pagedsim.core import Scheduler, StepPlan
+from pagedsim.workload import Sessions, Workload, agents, chat_sessions
+from tests.sim.harness import Affine, Constant, content, run
+
+FIXED = {"shape": "fixed", "prompt": 8, "output": 4}
+
+
+def scheduler(blocks: int = 64, **settings: Any) -> Scheduler:
+    cpu = settings.pop("cpu_blocks", 0)
+    memory = make_memory("prefix", blocks=blocks, block_size=4, cpu_blocks=cpu)
+    return make_scheduler(memory=memory, **settings)
+
+
+def served(made: Workload, **settings: Any) -> pa.Table:
+    requests, _ = run(settings.pop("scheduler", None) or scheduler(), made, **settings)  # type: ignore[arg-type]
+    return requests
+
+
+def test_a_turn_comes_when_the_last_is_answered_and_its_user_has_thought() -> None:
+    made = chat_sessions(sessions=1, arrivals="burst", turns=3, think=10, lengths=FIXED)
+    requests = served(made)  # a prefill and three decodes of a second each
+    assert requests["arrival"].to_pylist() == [0.0, 14.0, 28.0]
+    assert requests["finished"].to_pylist() == [4.0, 18.0, 32.0]
+
+
+def test_a_turn_finds_its_prompt_and_its_answer_in_the_cache() -> None:
+    made = chat_sessions(sessions=1, arrivals="burst", turns=3, lengths=FIXED)
+    # 8 + 4 tokens, of which the last was never put into memory: 2 whole blocks of 4. Then 20 + 4.
+    assert served(made)["cached_tokens"].to_pylist() == [0, 8, 20]
+    longer = {"shape": "fixed", "prompt": 7, "output": 6}  # 12 of 13 tokens: a block of both
+    made = chat_sessions(sessions=2, rate=0.01, turns=2, lengths=longer)
+    assert served(made)["cached_tokens"].to_pylist() == [0, 12, 0, 12]
+
+
+def test_two_who_go_on_from_one_answer_both_find_it() -> None:
+    kind = {"shape": "tree", "breadth": 2, "depth": 2, "keep": 2, "lengths": FIXED}
+    made = agents(programs={"one": kind}, sessions=1, arrivals="burst")
+    requests = served(made, scheduler=scheduler(batching="one_by_one"))
+    assert requests["cached_tokens"].to_pylist() == [0, 4, 8, 16, 8, 16, 20]
+
+
+def test_a_call_waits_for_all_that_it_goes_on_from() -> None:
+    kind = {"shape": "map_reduce", "width": 3, "tool": 2, "lengths": FIXED}
+    made = agents(programs={"one": kind}, sessions=1, arrivals="burst")
+    requests = served(made, scheduler=scheduler(max_seqs=2))
+    finished = requests["finished"].to_pylist()
+    assert len(set(finished[:3])) > 1
+    assert requests["arrival"].to_pylist() == [0.0, 0.0, 0.0, max(finished[:3]) + 2]
+
+
+def test_nobody_comes_before_its_own_time() -> None:
+    """As where a trace has times of its own, and sessions whose turns lie between each other."""
+    turns = Sessions([0, 1, 0, 1], [1, 1, 2, 2], [[], [], [0], [1]], [0, 0, 0, 3])
+    made = Workload.of([0.0, 1.0, 50.0, 51.0], 4, [4, 60, 4, 4], turns=turns)
+    requests = served(made)
+    finished = requests["finished"].to_pylist()
+    assert finished[0] < 50 and finished[1] > 51
+    assert requests["arrival"].to_pylist() == [0.0, 1.0, 50.0, finished[1] + 3]
+
+
+def test_each_user_has_one_session_at_a_time() -> None:
+    made = chat_sessions(
+        sessions=3, arrivals="closed", users=2, think_time=100, turns=2, lengths=FIXED
+    )
+    requests = served(made)
+    arrival, finished = requests["arrival"].to_pylist(), requests["finished"].to_pylist()
+    assert arrival[0] == arrival[2] == 0.0
+    assert arrival[4] == min(finished[1], finished[3]) + 100
+    assert arrival[5] == finished[4]
+
+
+def test_requests_are_queued_when_they_have_come_their_way() -> None:
+    made = chat_sessions(sessions=1, arrivals="burst", turns=2, think=1, lengths=FIXED)
+    requests = served(made, way=0.25)
+    assert requests["arrival"].to_pylist() == [0.0, 5.25]
+    assert requests["scheduled"].to_pylist() == [0.25, 5.5]
+
+
+def test_a_session_goes_on_when_a_turn_of_it_is_rejected() -> None:
+    turns = Sessions([0, 0], [1, 2], [[], [0]], [0, 1])
+    made = Workload.of([0.0, 0.0], [4000, 4], 4, turns=turns)
+    requests = served(made)
+    assert requests["state"].to_pylist() == ["rejected", "finished"]
+    assert requests["arrival"].to_pylist() == [0.0, 1.0]
+
+
+class Checked(Constant):
+    """Checks the scheduler at each step."""
+
+    scheduler: Scheduler
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        self.scheduler.check()
+        return super().step_seconds(plan)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tight_memory_breaks_no_invariant_and_everybody_is_served(seed: int) -> None:
+    """Also where requests lose their memory, or have it swapped, before their answer is over."""
+    lengths = {"shape": "uniform", "prompt_min": 1, "prompt_max": 20, "output_min": 1}
+    made = agents(
+        programs={
+            "chat": {
+                "share": 0.5, "shape": "chain", "turns": 4, "tool": 3, "prefixes": {"tokens": 10},
+                "lengths": {**lengths, "output_max": 20},
+            },
+            "tree": {
+                "share": 0.5, "shape": "tree", "breadth": 3, "depth": 2,
+                "lengths": {**lengths, "output_max": 9},
+            },
+        },
+        sessions=12, rate=0.3, seed=seed,
+    )  # fmt: skip
+    for batching, preemption in product(("unified", "prefill_first"), ("recompute", "swap")):
+        tight = scheduler(
+            blocks=48, cpu_blocks=48 if preemption == "swap" else 0, batching=batching,
+            preemption=make_preemption(preemption), async_scheduling=batching == "unified",
+        )  # fmt: skip
+        cost = Checked()
+        cost.scheduler = tight
+        requests = served(made, scheduler=tight, cost=cost, fast_forward=False)
+        assert set(requests["state"].to_pylist()) == {"finished"}
+        assert sum(requests["cached_tokens"].to_pylist()) > 0
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "closed", "burst"])
+def test_fast_forward_leaves_no_trace(arrivals: str) -> None:
+    made = chat_sessions(
+        sessions=20, arrivals=arrivals, rate=0.2, turns={"shape": "geometric", "mean": 3},
+        think={"shape": "exponential", "mean": 2}, lengths="alpaca", max_len=250,
+        users=3 if arrivals == "closed" else None,
+    )  # fmt: skip
+    tables = [
+        run(scheduler(128), made, Affine(), fast_forward=fast)  # type: ignore[arg-type]
+        for fast in (True, False)
+    ]
+    assert [content(table) for table in tables[0]] == [content(table) for table in tables[1]]

@@ -1,0 +1,206 @@
+"""Workloads of sessions: who waits for whom, and what stands in the prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagedsim.core import ConfigError
+from pagedsim.workload import Sessions, Workload, agents, chat_sessions
+from pagedsim.workload.draws import make_draw
+
+FIXED = {"shape": "fixed", "prompt": 10, "output": 5}
+
+
+def waits(made: Workload) -> list[list[int]]:
+    assert made.turns is not None
+    return [made.turns.after(row) for row in range(len(made))]
+
+
+def runs(made: Workload) -> list[list[tuple[int, int]]]:
+    assert made.prompts is not None
+    return [list(made.prompts[row].runs) for row in range(len(made))]
+
+
+def program(**settings: Any) -> Workload:
+    kind = {"one": {"lengths": FIXED, **settings}}
+    return agents(programs=kind, sessions=1, arrivals="burst")
+
+
+def test_each_turn_asks_with_all_that_was_said_before() -> None:
+    made = chat_sessions(
+        sessions=2, arrivals="burst", turns=3, lengths=FIXED, prefixes={"tokens": 8}
+    )
+    assert made.prompt_len.tolist() == [18, 33, 48] * 2
+    assert waits(made) == [[], [0], [1], [], [3], [4]]
+    first, second, third = runs(made)[:3]
+    assert second[: len(first)] == first and third[: len(second)] == second
+    assert runs(made)[3][0] == first[0], "the system prompt is the same"
+    assert runs(made)[3][1] != first[1]
+    assert made.prompts is not None
+    for row in (0, 1):
+        (said,) = made.prompts.answer(row).runs  # type: ignore[union-attr]
+        assert runs(made)[row + 1][-2] == (said[0], 5)
+
+
+def test_requests_know_their_session_and_turn() -> None:
+    made = chat_sessions(sessions=2, arrivals="burst", turns=2, lengths=FIXED)
+    known = [(one.session, one.turn) for one, _ in made.requests()]
+    assert known == [("0", 1), ("0", 2), ("1", 1), ("1", 2)]
+
+
+def test_a_reducer_waits_for_all_parts_and_reads_their_answers() -> None:
+    made = program(shape="map_reduce", width=3)
+    assert waits(made) == [[], [], [], [0, 1, 2]]
+    assert made.prompt_len.tolist() == [10, 10, 10, 10 + 3 * 5]
+    assert len({run for one in runs(made) for run, _ in one}) == 4, "nothing is shared"
+
+
+def test_a_tree_goes_on_from_the_best_when_all_of_a_level_are_answered() -> None:
+    made = program(shape="tree", breadth=2, depth=2, keep=2)
+    assert waits(made) == [[], [], *[[0, 1]] * 4, [2, 3, 4, 5]]
+    assert made.prompt_len.tolist() == [10, 10, *[25] * 4, 40]
+    first, second, of_first, again, of_second, _, last = runs(made)
+    assert first == second, "the same question"
+    assert of_first == again != of_second
+    assert of_first[:1] == of_second[:1] and of_first[1] != of_second[1]
+    assert last[: len(of_first)] == of_first
+
+
+def test_calls_of_one_turn_come_at_once() -> None:
+    made = program(shape="tree", breadth=3, depth=2, tool={"shape": "exponential", "mean": 5})
+    assert made.turns is not None
+    pauses = [made.turns.pause(row) for row in range(len(made))]
+    assert len(set(pauses[3:6])) == 1 and pauses[3] != pauses[6]
+
+
+def test_a_session_ends_before_it_is_too_long() -> None:
+    made = chat_sessions(sessions=3, arrivals="burst", turns=9, lengths=FIXED, max_len=40)
+    assert made.prompt_len.tolist() == [10, 25] * 3
+    assert made.notices == (
+        "of 3 sessions 3 ended early: their next turn would have passed max_len=40 tokens",
+    )
+    cut = chat_sessions(sessions=1, arrivals="burst", lengths=FIXED, max_len=12)
+    assert (cut.prompt_len.tolist(), cut.output_len.tolist(), cut.clipped) == ([7], [5], 1)
+
+
+def test_a_turn_of_which_one_call_is_too_long_is_left_out_whole() -> None:
+    lengths = {"shape": "uniform", "prompt_min": 1, "prompt_max": 60, "output_min": 1}
+    kind = {"shape": "tree", "breadth": 6, "depth": 4, "keep": 6}
+    made = agents(
+        programs={"one": {**kind, "lengths": {**lengths, "output_max": 30}}},
+        sessions=20, arrivals="burst", max_len=100,
+    )  # fmt: skip
+    assert made.turns is not None and (made.prompt_len + made.output_len).max() <= 100
+    for session in range(20):
+        counts = np.bincount(made.turns.turn[made.turns.session == session])[1:].tolist()
+        assert counts == [6, 36, 36, 36, 1][: len(counts)]
+
+
+def test_more_sessions_are_a_continuation_of_fewer() -> None:
+    few, many = (
+        chat_sessions(
+            sessions=count, rate=1, turns={"shape": "geometric", "mean": 3}, lengths="sharegpt",
+            think={"shape": "exponential", "mean": 9}, max_len=4000, prefixes={"tokens": 9}, seed=3,
+        )
+        for count in (10, 30)
+    )  # fmt: skip
+    rows = len(few)
+    for column in ("arrival", "prompt_len", "output_len"):
+        assert getattr(many, column)[:rows].tolist() == getattr(few, column).tolist()
+    assert few.turns is not None and many.turns is not None
+    assert many.turns.pauses[:rows].tolist() == few.turns.pauses.tolist()
+    assert waits(many)[:rows] == waits(few)
+
+
+def test_programs_have_their_shares_and_their_names_as_clients() -> None:
+    chain = {"shape": "chain", "turns": 1, "lengths": FIXED}
+    made = agents(
+        programs={"a": {**chain, "share": 0.25}, "b": {**chain, "share": 0.75, "priority": 2}},
+        sessions=4000, rate=9.0,
+    )  # fmt: skip
+    assert made.clients == ("a", "b")
+    assert np.mean(made.client == 0) == pytest.approx(0.25, abs=0.03)
+    assert (made.priority == np.where(made.client == 0, 0, 2)).all()
+
+
+def test_a_deadline_counts_from_each_arrival() -> None:
+    made = chat_sessions(sessions=1, rate=1.0, turns=2, lengths=FIXED, deadline=7)
+    assert (made.deadline - made.arrival).tolist() == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("given", "mean", "spread"),
+    [
+        (3, 3, 0),
+        ({"shape": "uniform", "min": 2, "max": 4}, 3, 2 / np.sqrt(12)),
+        ({"shape": "exponential", "mean": 3}, 3, 3),
+        ({"shape": "geometric", "mean": 3}, 3, np.sqrt(6)),
+        ({"shape": "lognormal", "mean": 3, "cv": 0.5}, 3, 1.5),
+    ],
+)
+def test_numbers_have_the_mean_and_the_spread_that_they_say(
+    given: Any, mean: float, spread: float
+) -> None:
+    drawn = make_draw("turns", given).sample(200_000, np.random.default_rng(1))
+    assert drawn.mean() == pytest.approx(mean, rel=0.01)
+    assert drawn.std() == pytest.approx(spread, rel=0.02, abs=1e-9)
+
+
+def test_counts_are_whole_and_at_least_one() -> None:
+    rng = np.random.default_rng(1)
+    drawn = make_draw("turns", {"shape": "lognormal", "mean": 1, "cv": 2}).counts(1000, rng)
+    assert drawn.min() == 1 and drawn.max() > 5
+    width = make_draw("width", {"shape": "uniform", "min": 4, "max": 6}).counts(9000, rng)
+    assert np.bincount(width)[4:].tolist() == pytest.approx([3000] * 3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"turns": "many"}, "turns=many: must be a number, or shape: and its settings"),
+        ({"turns": {"shape": "cauchy"}}, "unknown turns.shape 'cauchy': choose from exponential"),
+        ({"turns": {"shape": "geometric", "mean": 0.5}}, "turns.mean=0.5: must be a number of"),
+        ({"think": {"shape": "fixed", "mean": 2}}, "think.mean: no such setting of think.shape"),
+        ({"think": -1}, "think.value=-1: must be a number of at least 0"),
+        ({"sessions": None}, "sessions: must be given, or duration where sessions have a rate"),
+        ({"max_len": 1}, "max_len=1: must be a whole number from 2"),
+    ],
+)
+def test_what_cannot_be_is_one_line(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        chat_sessions(**{"sessions": 2, "arrivals": "burst", "lengths": FIXED, **settings})
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("programs", "says"),
+    [
+        ({}, "programs: must be a mapping of names to settings, with at least one"),
+        ({"a": {"share": 1}}, "programs.a: shape: must be given: chain, map_reduce or tree"),
+        ({"a": {"shape": "ring"}}, "programs.a: unknown shape 'ring': choose from chain, map_red"),
+        ({"a": {"shape": "chain"}}, "programs.a: turns: must be given, for shape=chain"),
+        ({"a": {"shape": "chain", "turns": 1, "width": 3}}, "programs.a: width: no such setting"),
+        (
+            {"a": {"shape": "tree", "breadth": 2, "depth": 1, "keep": 3}},
+            "programs.a: keep=3: must be a whole number from 1 to 2",
+        ),
+        (
+            {"a": {"shape": "chain", "turns": 1, "share": 0.5}},
+            "programs.share: the probabilities sum to 0.5: must sum to 1",
+        ),
+    ],
+)
+def test_what_a_program_cannot_be_is_one_line(programs: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        agents(programs=programs, sessions=2, arrivals="burst")
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+def test_nobody_waits_for_who_comes_after() -> None:
+    with pytest.raises(ConfigError, match="row 0 waits for row 1: must be one before it"):
+        Sessions([0, 0], [1, 2], [[1], []], 0.0 * np.ones(2))
+    with pytest.raises(ConfigError, match=r"turns: 1 for 2 requests"):
+        Workload.of([0, 1], 4, 4, turns=Sessions([0], [1], [[]], [0.0]))
