@@ -66,7 +66,7 @@ class Front:
             return True
         member = self._member(answer)
         if self._observing:
-            self.router.observe(Placed(request, answer, now))
+            self.router.observe(Placed(request, self._views[member.index], now))
         member.submit(request, output_len)
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pagedsim.core import Request
-from policies.routing.router import Replica, Replicas, Role, Router
+from policies.routing.router import Replica, Replicas, Router
 
 
 class RoundRobin(Router):
@@ -14,7 +14,7 @@ class RoundRobin(Router):
     paper = "what a load balancer does that asks nobody"
 
     def __init__(self) -> None:
-        self._sent: Counter[Role] = Counter()
+        self._sent: Counter[str] = Counter()
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
         turn = self._sent[replicas.role]

@@ -11,11 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
 from pagedsim.core import Request
-
-Role = Literal["both", "prefill", "decode"]
 
 
 class Replica(Protocol):
@@ -33,7 +31,7 @@ class Replica(Protocol):
         """As reports call it."""
 
     @property
-    def role(self) -> Role:
+    def role(self) -> str:
         """What it does: "both", or "prefill" or "decode" alone."""
 
     @property
@@ -112,7 +110,7 @@ class Replicas(Sequence[Replica], ABC):
         """All that are alive, whatever their role."""
 
     @property
-    def role(self) -> Role:
+    def role(self) -> str:
         """What is to be done there: "both", or where these are apart one of them."""
         return "both"
 

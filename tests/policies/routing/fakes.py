@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, overload
 
 from pagedsim.core import Request
-from policies.routing.router import Replica, Replicas, Role, Router
+from policies.routing.router import Replica, Replicas, Router
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Fake:
     """One replica, which takes a millisecond a token and no time for its weights."""
 
     index: int = 0
-    role: Role = "both"
+    role: str = "both"
     waiting: int = 0
     running: int = 0
     swapped: int = 0
@@ -58,7 +58,7 @@ class Fleet(Replicas):
     """Those that may be named."""
 
     fakes: list[Fake]
-    role: Role = "both"
+    role: str = "both"
     seen_at: float | None = None
     others: list[Fake] = field(default_factory=list)
     """Who else is alive."""

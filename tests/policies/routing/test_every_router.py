@@ -159,7 +159,7 @@ def test_it_chooses_who_decodes_where_that_is_apart(name: str) -> None:
             (prefills, decoders, "prefill"),
             (decoders, prefills, "decode"),
         ):
-            seen = Fleet(there, role=role, others=others)  # type: ignore[arg-type]
+            seen = Fleet(there, role=role, others=others)
             assert router.route(request, seen, 0.0) in there
 
 
