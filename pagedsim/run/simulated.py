@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_flag, require_number, shown
 from pagedsim.fleet.spec import FleetSpec, Pool
 from pagedsim.run.backend import Backend, Settings
 from pagedsim.run.fleet import FleetStage, Place
-from pagedsim.run.objects import make, said_of, takes
+from pagedsim.run.objects import make, said_of
+from pagedsim.run.routing import router_of
 from pagedsim.run.server import server_of
 from pagedsim.run.simulation import Simulation
 from pagedsim.sim.beams import TURNOVER, Beams
@@ -21,7 +21,6 @@ from pagedsim.sim.model import ModelShape
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.sizing import sized
-from policies.routing.router import Router
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Simulated(Backend):
             for name, pool in spec.kinds.items()
             for place in self._places(name, pool, config, seed)
         ]
-        return FleetStage(spec, places, _router(config["router"], seed))
+        return FleetStage(spec, places, router_of(config["router"], seed))
 
     def simulation(self, config: Settings, seed: int) -> Simulation:
         """One server."""
@@ -92,11 +91,3 @@ class Simulated(Backend):
         for index in range(pool.replicas):
             simulation = self._like(first, own, seed) if index else first
             yield Place(f"{name or 'replica'}-{index}", name, pool.role, simulation)
-
-
-def _router(settings: Any, seed: int) -> Router:
-    """Who says where requests go; one that draws does so by the run's seed."""
-    more = {}
-    if isinstance(settings, Mapping) and takes(str(settings.get("_target_")), "seed"):
-        more["seed"] = seed
-    return make("router", settings, Router, **more)
