@@ -29,6 +29,7 @@ from pagedsim.core import (
     ReservedPow2,
     Scheduler,
     Static,
+    TieredMemory,
     Unified,
 )
 from pagedsim.core.errors import refuse_settings, unknown
@@ -106,6 +107,7 @@ BATCHINGS: Mapping[str, type[Batching]] = {
 MEMORIES: Mapping[str, type[Memory]] = {
     "paged": PagedMemory,
     "prefix": PrefixMemory,
+    "tiered": TieredMemory,
     "reserved_max": ReservedMax,
     "reserved_pow2": ReservedPow2,
     "reserved_oracle": ReservedOracle,

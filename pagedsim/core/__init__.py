@@ -18,6 +18,8 @@ from pagedsim.core.memory import (
     ReservedMax,
     ReservedOracle,
     ReservedPow2,
+    Tier,
+    TieredMemory,
     Usage,
 )
 from pagedsim.core.plan import Chunk, Rejection, StepPlan
@@ -63,6 +65,8 @@ __all__ = [
     "State",
     "Static",
     "StepPlan",
+    "Tier",
+    "TieredMemory",
     "Unified",
     "Usage",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pagedsim.core.memory.base import Copies, Pairs
+from pagedsim.core.memory.base import Copies, Move, Pairs
 from pagedsim.core.request import Request
 
 
@@ -55,6 +55,9 @@ class StepPlan:
     ahead: bool = False
     """Whether it was planned while the step before it was under way."""
 
+    moves: list[Move] = field(default_factory=list)
+    """Between the GPU and the tiers below it, one after another, before anything else: to the GPU
+    what the cache found below, down what it forgets or (write-through) has learned."""
     swap_out: Pairs = field(default_factory=list)
     """(GPU block, CPU block): read before anything of this step is written."""
     copies: Copies = field(default_factory=dict)
@@ -111,6 +114,11 @@ class StepPlan:
     def idle(self) -> bool:
         """Whether nothing was decided either: nothing can be until somebody comes or ends."""
         return self.empty and not (self.took_memory or self.rejected)
+
+    @property
+    def loads(self) -> list[Move]:
+        """The moves to the GPU: complete before the forward pass, or layer by layer within it."""
+        return [move for move in self.moves if not move.target.level]
 
     @property
     def swapped_blocks(self) -> int:

@@ -94,6 +94,7 @@ class Scheduler(Gate):
         self._displacing = batching.displacing(policy)
         self._patient = patient(policy, self._displacing)
         self._watched = overrides(policy, "served")
+        self._tiered = bool(memory.tiers)
 
     def __repr__(self) -> str:
         how = f"{type(self.policy).__name__}, {type(self.batching).__name__}"
@@ -162,6 +163,8 @@ class Scheduler(Gate):
         plan.used_blocks, plan.shared_blocks = memory.used, memory.shared
         if memory.cpu_total:
             plan.free_cpu_blocks = memory.cpu_free
+        if self._tiered:
+            plan.moves = memory.drain()
         queues.step += 1
         self._pending = plan
         return plan
@@ -347,6 +350,8 @@ class Scheduler(Gate):
         plan.now = now
         plan.decode_context += plan.decode_count
         queues.step += 1
+        if self._tiered:
+            plan.moves, plan.used_blocks = self.memory.drain(), self.memory.used
         return True
 
     def check(self) -> None:

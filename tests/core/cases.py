@@ -21,7 +21,17 @@ from pagedsim.build import (
     make_preemption,
     takes,
 )
-from pagedsim.core import Batching, Memory, Policy, Preemption, Request, SamplingParams, Scheduler
+from pagedsim.core import (
+    Batching,
+    Memory,
+    Policy,
+    Preemption,
+    Request,
+    SamplingParams,
+    Scheduler,
+    Tier,
+)
+from pagedsim.core.memory.tiered import WRITES
 from policies.victims import VICTIMS
 from tests.core.odd_policies import (
     Aging,
@@ -46,7 +56,8 @@ SHORT = {"quantum": 2.0, "starve": 9, "period": 3, "most": 3, "rate": 0.5}
 
 @dataclass(frozen=True)
 class Prices:
-    """Stub prices: a block on the bus costs what `ratio` recomputed tokens cost."""
+    """Stub prices: a block on the bus costs what `ratio` recomputed tokens cost, and `ratio` more
+    for each tier that is farther away."""
 
     ratio: int
 
@@ -55,6 +66,9 @@ class Prices:
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self.ratio
+
+    def load_seconds(self, level: int, blocks: int) -> float:
+        return level * blocks * self.ratio
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,14 @@ class Server:
     victim: str | None = None
     of: str = "fcfs"
     """What a policy that stands around another stands around."""
+    tiers: tuple[int, ...] = ()
+    """Blocks of each, where memory has them."""
+    pool: Tier | None = None
+    """Below these, one that others use, too."""
+    write: str = "evicted"
+    spill: bool = True
+    weighs: bool = False
+    """Whether what is found below the GPU is loaded only where that is cheaper."""
 
     def build(self, seed: int, ahead: bool = False) -> Scheduler:
         return Scheduler(
@@ -97,6 +119,12 @@ class Server:
         size = {"blocks": self.blocks, "block_size": self.block_size}
         if self.memory.startswith("reserved"):
             return make_memory(self.memory, **size, max_model_len=self.reserved_len)
+        if self.memory == "tiered":
+            tiers = [Tier(f"tier{level}", blocks) for level, blocks in enumerate(self.tiers)]
+            tiers += [self.pool] if self.pool else []
+            prices = Prices(self.ratio) if self.weighs else None
+            how = {"write": self.write, "spill": self.spill, "prices": prices}
+            return make_memory("tiered", **size, tiers=tiers, **how)
         swap = {"cpu_blocks": self.cpu_blocks, "swap_bound": self.swap_bound}
         return make_memory(self.memory, **size, **swap)
 
@@ -219,7 +247,7 @@ _ABORTS = _up_to(3, st.tuples(_whole(0, 40), _whole(0, 6)))
 def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
     server = draw(servers(batching, memory))
     # A prefix cache lives by what it is told.
-    tells = draw(_one_of(True, True, False) if memory == "prefix" else _truth)
+    tells = draw(_one_of(True, True, False) if memory in ("prefix", "tiered") else _truth)
     longest = server.max_model_len or server.reserved_len or server.blocks * server.block_size
     # Cases of one kind reach what a mixture of all kinds seldom does.
     prompts = draw(_one_of(5, 1 + longest // 2, 1 + longest // 2))
@@ -259,6 +287,7 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
     capacity = blocks * size
     reserved_len = 0
     cpu_blocks, preemption = 0, "recompute"
+    tiers: list[int] = []
     if memory.startswith("reserved"):
         capacity = (1 << blocks.bit_length() - 1) * size
         reserved_len = draw(_whole(1, capacity))
@@ -266,6 +295,8 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
     else:
         preemption = draw(_one_of(*PREEMPTIONS))
         cpu_blocks = draw(_whole(0 if preemption == "recompute" else 1, 2 * blocks))
+    if memory == "tiered":
+        tiers = draw(_up_to(3, _whole(1, 2 * blocks), preemption != "recompute"))
     max_seqs = draw(_one_of(1, 2, 3, 4, 4, 6, 8, 8))
     max_model_len = draw(_maybe(_none, _whole(-(-capacity // 2), capacity)))
     policy = draw(_one_of(*POLICIES, *ODD))
@@ -288,6 +319,10 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         max_batched_tokens=_budget(draw, batching, max_model_len or capacity, max_seqs),
         max_model_len=max_model_len,
         reserved_len=reserved_len,
+        tiers=tuple(tiers),
+        write=draw(_one_of(*WRITES)) if tiers else "evicted",
+        spill=draw(_truth) if tiers else True,
+        weighs=draw(_one_of(False, False, True)) if tiers else False,
     )
 
 

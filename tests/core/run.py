@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from random import Random
 
-from pagedsim.core import Continuation, Memory, Request, RequestId, Scheduler, State, StepPlan
+from pagedsim.core import (
+    Continuation,
+    Memory,
+    Request,
+    RequestId,
+    Scheduler,
+    State,
+    StepPlan,
+    TieredMemory,
+)
 from pagedsim.core.memory.buddy import power_of_two
 from pagedsim.core.memory.reserved import ReservedMemory
 from tests.core.cases import Case, Job, token
@@ -38,11 +47,13 @@ class Run:
     ahead = False
     """Whether steps are planned before the one before is told of."""
 
-    def __init__(self, case: Case, glides: bool = False) -> None:
+    def __init__(
+        self, case: Case, glides: bool = False, scheduler: Scheduler | None = None
+    ) -> None:
         self.case = case
         self.glides = glides
         self.random = Random(case.seed)
-        self.scheduler: Scheduler = case.server.build(case.seed, self.ahead)
+        self.scheduler = scheduler or case.server.build(case.seed, self.ahead)
         self.shadow = Shadow(self.scheduler.memory)
         self.known: dict[RequestId, Known] = {}
         self.now = 0.0
@@ -56,19 +67,27 @@ class Run:
         """Each step in short, to compare runs."""
         self._arrivals: dict[str, tuple[int, Job]] = {}  # and at which step
 
-    def go(self) -> Run:
-        """Until nobody is left."""
         at = 0
-        for index, job in enumerate(self.case.jobs):
+        for index, job in enumerate(case.jobs):
             at += job.gap
             self._arrivals[str(index)] = (at, job)
-        while self._arrivals or self.scheduler.unfinished:
-            self._arrive()
-            if self.scheduler.unfinished:
-                self._step()
-            self.steps += 1
-        self._audit_end()
+
+    def go(self) -> Run:
+        """Until nobody is left."""
+        while self.advance():
+            pass
+        self.audit_end()
         return self
+
+    def advance(self) -> bool:
+        """A step, or a pause; whether there was anything left to come."""
+        if not (self._arrivals or self.scheduler.unfinished):
+            return False
+        self._arrive()
+        if self.scheduler.unfinished:
+            self._step()
+        self.steps += 1
+        return True
 
     # -- what an executor and its clients do -----------------------------------------------------
 
@@ -229,10 +248,19 @@ class Run:
             "swap out": plan.swap_out,
             "copy": plan.copies,
             "hit": [request for request, tokens in plan.hits if tokens],
+            "load": plan.loads,
+            "write down": [move for move in plan.moves if not move.source.level],
+            "push down": [move for move in plan.moves if move.source.level and move.target.level],
+            "spill": [cpu for _, cpu in plan.swap_out if self._far(cpu)],
             "rebuild": [chunk for chunk in plan.chunks if chunk.sequence],
             "chunk": [chunk for chunk in plan.chunks if not chunk.samples and chunk.start],
         }
         self.seen.update({move: len(found) for move, found in moves.items() if found})
+
+    def _far(self, cpu: int) -> bool:
+        """Whether a swapped block lies below the first tier."""
+        memory = self.scheduler.memory
+        return isinstance(memory, TieredMemory) and memory.place(cpu).level > 1
 
     def _summary(self, plan: StepPlan) -> tuple[object, ...]:
         requests = (plan.decodes, plan.held, plan.preempted, plan.displaced, plan.resumed)
@@ -244,6 +272,7 @@ class Run:
             {r.id: [list(table) for table in r.tables] for r in self.scheduler.running},
             self.scheduler.memory.free,
             self.scheduler.memory.cpu_free,
+            list(plan.moves),
         )
 
     def _audit_totals(self, plan: StepPlan) -> None:
@@ -319,6 +348,9 @@ class Run:
         assert 0 <= memory.cached <= memory.free
         there = set(chain.from_iterable(t for r in alive for t in r.cpu_tables))
         assert len(there) + memory.cpu_free == memory.cpu_total, "CPU blocks do not add up"
+        for tier in memory.tiers:
+            assert tier.free + tier.used + tier.cached == tier.total, tier
+            assert min(tier.free, tier.used, tier.cached) >= 0, tier
         self._audit_usage(memory)
         running = [*scheduler.running, *scheduler.queues.leaving]
         places = Counter([*scheduler.waiting, *running, *scheduler.swapped])
@@ -330,13 +362,15 @@ class Run:
         assert sum(usage) == memory.total * memory.block_size, usage
         assert min(usage) >= 0, usage
 
-    def _audit_end(self) -> None:
+    def audit_end(self) -> None:
         scheduler = self.scheduler
         assert all(known.request.state in OVER for known in self.known.values())
         assert len(self.known) == len(self.case.jobs)
         assert scheduler.memory.free == scheduler.memory.total
         assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
         assert not scheduler.queues.copies, "copies are pending for nobody"
+        scheduler.memory.drain()  # gives back what was swapped out to the end
+        assert not any(tier.used for tier in scheduler.memory.tiers)
         if isinstance(scheduler.policy, Counting):
             assert scheduler.policy.arrived == scheduler.policy.left == len(self.known)
 

@@ -200,6 +200,7 @@ def test_invariants_hold_for_many_more(batching: str, memory: str, data: st.Data
 
 
 PRESSED = {"preempt", "displace", "swap out", "resume", "copy", "rebuild", "reject"}
+TIERED = {"load", "write down", "push down", "swap out", "resume", "spill"}
 ABORTED = {"abort before commit", "abort after commit"}
 
 
@@ -212,6 +213,8 @@ ABORTED = {"abort before commit", "abort after commit"}
         ("static", "paged", {"preempt", "resume"}),
         ("unified", "paged", {"chunk", "hold", "rebuild", "swap out", "displace"}),
         ("unified", "prefix", {"hit"}),
+        ("unified", "tiered", TIERED),
+        ("prefill_first", "tiered", TIERED),
     ],
 )
 def test_the_workloads_make_every_move(batching: str, memory: str, moves: set[str]) -> None:

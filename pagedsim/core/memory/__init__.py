@@ -1,19 +1,26 @@
-"""GPU and CPU memory in blocks: paged (with or without a prefix cache) and reserved."""
+"""GPU and CPU memory in blocks: paged (with a prefix cache, or over tiers) and reserved."""
 
-from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
+from pagedsim.core.memory.base import Copies, Fit, Memory, Move, Pairs, Place, Usage
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.memory.prefix import PrefixMemory
 from pagedsim.core.memory.reserved import ReservedMax, ReservedOracle, ReservedPow2
+from pagedsim.core.memory.tier import Tier
+from pagedsim.core.memory.tiered import LoadPrices, TieredMemory
 
 __all__ = [
     "Copies",
     "Fit",
+    "LoadPrices",
     "Memory",
+    "Move",
     "PagedMemory",
     "Pairs",
+    "Place",
     "PrefixMemory",
     "ReservedMax",
     "ReservedOracle",
     "ReservedPow2",
+    "Tier",
+    "TieredMemory",
     "Usage",
 ]

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from pagedsim.core.errors import ConfigError, IntegrityError, require_whole
+from pagedsim.core.memory.tier import Tier
 from pagedsim.core.request import Request
 
 Copies = dict[int, int]
@@ -15,6 +16,21 @@ Copies = dict[int, int]
 
 Pairs = list[tuple[int, int]]
 """Block moves between the pools, in the order of the block table: (from, to)."""
+
+
+class Place(NamedTuple):
+    """Where a block lies."""
+
+    level: int
+    """0: on the GPU; 1: in the first of the memory's tiers, and so on."""
+    block: int
+
+
+class Move(NamedTuple):
+    """A block that is copied from one level to another."""
+
+    source: Place
+    target: Place
 
 
 class Fit(Enum):
@@ -43,6 +59,8 @@ class Memory(ABC):
     can_swap = False
     can_hold = False
     """Whether blocks can be held for requests that are elsewhere."""
+    tiers: Sequence[Tier] = ()
+    """Where blocks go that leave the GPU, the nearest first."""
 
     def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
         require_whole("block_size", block_size, 1)
@@ -61,8 +79,10 @@ class Memory(ABC):
         self.told_late = False
         """Whether tokens are told one step late; the scheduler sets it."""
 
-    cache_changes = 0
-    """How often a prefix cache has learned or forgotten a block."""
+    @property
+    def cache_changes(self) -> int:
+        """How often a prefix cache has learned or forgotten a block."""
+        return 0
 
     def claim(self, end_of: Callable[[Request], int]) -> None:
         """A scheduler takes the memory; `end_of` tells the length at which a request ends."""
@@ -220,6 +240,10 @@ class Memory(ABC):
 
     def filled(self, request: Request, tokens: int) -> None:
         """Its first `tokens` tokens are in its blocks now."""
+
+    def drain(self) -> list[Move]:
+        """The moves between levels that were decided since it was last asked, in their order."""
+        return []
 
     @abstractmethod
     def usage(self, requests: Iterable[Request]) -> Usage:

@@ -191,7 +191,7 @@ class PagedMemory(Memory):
             self._drop(table)
         request.tables = []
         if request.cpu_tables:
-            self._cpu_free += dict.fromkeys(chain.from_iterable(request.cpu_tables))
+            self._give_cpu(dict.fromkeys(chain.from_iterable(request.cpu_tables)))
             request.cpu_tables = []
         request._split_at = 0
 
@@ -203,13 +203,21 @@ class PagedMemory(Memory):
     def filled_blocks(self, request: Request) -> int:
         return len(set(chain.from_iterable(self._filled(request))))
 
+    def _take_cpu(self) -> int:
+        """A free CPU block; the caller has made sure that there is one."""
+        return self._cpu_free.pop()
+
+    def _give_cpu(self, blocks: Iterable[int]) -> None:
+        """CPU blocks that nobody needs any more."""
+        self._cpu_free += blocks
+
     def cpu_room(self, request: Request) -> bool:
-        return self.filled_blocks(request) <= len(self._cpu_free)
+        return self.filled_blocks(request) <= self.cpu_free
 
     def swap_out(self, request: Request, copies: Copies) -> Pairs:
         filled = self._filled(request)
-        there = {block: self._cpu_free.pop() for block in dict.fromkeys(chain(*filled))}
-        self._cpu_peak = max(self._cpu_peak, self.cpu_total - len(self._cpu_free))
+        there = {block: self._take_cpu() for block in dict.fromkeys(chain(*filled))}
+        self._cpu_peak = max(self._cpu_peak, self.cpu_total - self.cpu_free)
         split_at = request._split_at
         self.release(request)
         request.cpu_tables = [[there[block] for block in table] for table in filled]
@@ -222,7 +230,7 @@ class PagedMemory(Memory):
         here = dict(zip(owners, self._take(len(owners)), strict=True))
         request.tables = [[here[block] for block in table] for table in request.cpu_tables]
         request.cpu_tables = []
-        self._cpu_free += owners
+        self._give_cpu(owners)
         again = {here[block]: count - 1 for block, count in owners.items() if count > 1}
         self._shared |= again
         self._saved += sum(again.values())
@@ -271,7 +279,10 @@ class PagedMemory(Memory):
         cpu: Counter[int] = Counter()
         for request in requests:
             cpu.update(set(chain.from_iterable(request.cpu_tables)))
-        check_pool("CPU", self.cpu_total, self._cpu_free, cpu)
+        self._check_cpu(cpu)
         if twice := [block for block, count in cpu.items() if count > 1]:
             raise IntegrityError(f"CPU blocks {twice} belong to two requests")
         check_shared(self._shared, self._saved, owners)
+
+    def _check_cpu(self, owners: Counter[int]) -> None:
+        check_pool("CPU", self.cpu_total, self._cpu_free, owners)

@@ -34,6 +34,11 @@ class PrefixMemory(PagedMemory):
         self._key_of: dict[int, Hashable] = {}
         self._blocks_of: dict[Hashable, list[int]] = {}  # equal blocks, first registered first
         self._idle_keys = 0
+        self._changes = 0
+
+    @property
+    def cache_changes(self) -> int:
+        return self._changes
 
     @property
     def free(self) -> int:
@@ -56,8 +61,12 @@ class PrefixMemory(PagedMemory):
         for block in blocks:
             if block in self._key_of:
                 self._idle_keys -= 1
-                self._forget(block)
+                self._evict(block)
         return blocks
+
+    def _evict(self, block: int) -> None:
+        """A block that is known is handed out to be written to."""
+        self._forget(block)
 
     def _drop(self, blocks: list[int]) -> None:
         # The tail goes first: the beginning of a prompt is what others may share.
@@ -69,8 +78,13 @@ class PrefixMemory(PagedMemory):
                 else:
                     self._unused.move_to_end(block, last=False)
 
+    def _learn(self, block: int, key: Hashable) -> None:
+        self._changes += 1
+        self._key_of[block] = key
+        self._blocks_of.setdefault(key, []).append(block)
+
     def _forget(self, block: int) -> None:
-        self.cache_changes += 1
+        self._changes += 1
         key = self._key_of.pop(block)
         equals = self._blocks_of[key]
         equals.remove(block)
@@ -141,9 +155,7 @@ class PrefixMemory(PagedMemory):
         for index in range(known, full):
             block = table[index]
             if block not in self._key_of:
-                self.cache_changes += 1
-                self._key_of[block] = keys[index]
-                self._blocks_of.setdefault(keys[index], []).append(block)
+                self._learn(block, keys[index])
         request._registered = full
 
     # -- admission and growth ------------------------------------------------------------------
@@ -152,22 +164,25 @@ class PrefixMemory(PagedMemory):
         need = self.blocks_at_length(request, tokens)
         if self.total - need < spare:
             return Fit.NEVER
-        # A hit that nobody holds stands in the free list, so it takes a free block as well.
-        taken = need - len(hit) + sum(block in self._unused for block in hit)
+        taken = need - len(hit) + self._unheld(hit)
         return Fit.NOW if self.free - taken >= spare else Fit.LATER
 
-    def _claim(self, hit: Sequence[int]) -> None:
-        """One more owner of blocks that were found."""
+    def _unheld(self, hit: Sequence[int]) -> int:
+        """Blocks of a hit that stand in the free list, so that they take a free block as well."""
+        return sum(block in self._unused for block in hit)
+
+    def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
+        """The blocks of a hit, of which each has one more owner from now on."""
         for block in hit:
             if block in self._unused:
                 del self._unused[block]
                 self._idle_keys -= 1
             else:
                 self._share((block,))
+        return hit
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
-        self._claim(hit)
-        super().admit(request, tokens, hit)
+        super().admit(request, tokens, self._claimed(hit))
         request._registered = len(hit)
         # A group that is rebuilt gets all its blocks now, and fills them later.
         if not (request.width > 1 and request.generated):
@@ -218,7 +233,7 @@ class PrefixMemory(PagedMemory):
         request._registered = min(request._registered, full)
 
     def forget(self) -> None:
-        self.cache_changes += 1
+        self._changes += 1
         self._key_of.clear()
         self._blocks_of.clear()
         self._idle_keys = 0
@@ -236,7 +251,7 @@ class PrefixMemory(PagedMemory):
 
     def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         if not request.tables:
-            self._claim(hit)
+            hit = self._claimed(hit)
             request._registered = len(hit)
         super().hold(request, tokens, hit)
 

@@ -1,0 +1,114 @@
+"""A pool of blocks below the GPU: CPU memory, a disk, or a store that several servers share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from pagedsim.core.errors import ConfigError, IntegrityError, require_whole, shown
+
+
+class Taken(NamedTuple):
+    """A block that was handed out to be written, and what could be found in it until then."""
+
+    block: int
+    key: Hashable | None
+
+
+class Tier:
+    """Blocks that are free, used (by a request that is swapped out) or cached (known by a key).
+
+    Of the cached ones the least recently used is forgotten first. One object may be given to the
+    memories of several servers: what one of them has written, all of them find.
+    """
+
+    def __init__(self, name: str, blocks: int) -> None:
+        if not name.isidentifier():
+            raise ConfigError(f"tier {shown(name)}: must have a name of letters, digits and _")
+        require_whole(f"tiers.{name}.blocks", blocks, 1)
+        self.name = name
+        self.total = blocks
+        self.changes = 0
+        """How often a block became known, or was forgotten."""
+        self._free: list[int] = []  # of those that were ever handed out
+        self._begun = 0  # blocks from here on never were
+        self._used: set[int] = set()
+        self._key_of: OrderedDict[int, Hashable] = OrderedDict()  # least recently used first
+        self._block_of: dict[Hashable, int] = {}
+
+    def __repr__(self) -> str:
+        return f"Tier({self.name!r}, {self.used} used + {self.cached} cached of {self.total})"
+
+    @property
+    def free(self) -> int:
+        """Blocks in which nothing is."""
+        return self.total - self.used - self.cached
+
+    @property
+    def used(self) -> int:
+        """Blocks that somebody holds, so that they are not handed out."""
+        return len(self._used)
+
+    @property
+    def cached(self) -> int:
+        """Blocks whose content can be found; the oldest is handed out when none is free."""
+        return len(self._key_of)
+
+    def uses(self, block: int) -> bool:
+        """Whether somebody holds a block."""
+        return block in self._used
+
+    def find(self, key: Hashable) -> int | None:
+        """The block that is known by `key`."""
+        return self._block_of.get(key)
+
+    def touch(self, block: int) -> None:
+        """A cached block was used, just now."""
+        self._key_of.move_to_end(block)
+
+    def hold(self, block: int) -> Hashable:
+        """A cached block is used until `keep` is called with its key, which is returned."""
+        key = self._key_of.pop(block)
+        del self._block_of[key]
+        self._used.add(block)
+        return key
+
+    def take(self) -> Taken | None:
+        """A block to write to, used until `keep` or `give`: a free one, or else the oldest.
+
+        None where all are used.
+        """
+        if self._free:
+            taken = Taken(self._free.pop(), None)
+        elif self._begun < self.total:
+            taken = Taken(self._begun, None)
+            self._begun += 1
+        elif self._key_of:
+            taken = Taken(*self._key_of.popitem(last=False))
+            del self._block_of[taken.key]
+            self.changes += 1
+        else:
+            return None
+        self._used.add(taken.block)
+        return taken
+
+    def keep(self, block: int, key: Hashable) -> None:
+        """What a used block has got can be found from now on."""
+        self._used.remove(block)
+        self._key_of[block] = key
+        self._block_of[key] = block
+        self.changes += 1
+
+    def give(self, block: int) -> None:
+        """Nobody needs what a used block holds."""
+        self._used.remove(block)
+        self._free.append(block)
+
+    def check(self) -> None:
+        """Raise IntegrityError unless each block is free, used or cached, and only one of these."""
+        there = [*self._free, *self._used, *self._key_of]
+        if len(set(there)) != len(there) or set(there) != set(range(self._begun)):
+            raise IntegrityError(f"{self!r}: blocks are lost, or in two places: {sorted(there)}")
+        if {block: key for key, block in self._block_of.items()} != self._key_of:
+            raise IntegrityError(f"{self!r}: its two indexes disagree")

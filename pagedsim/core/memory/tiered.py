@@ -1,0 +1,225 @@
+"""A prefix cache that does not end at the GPU: what it forgets goes down, tier after tier.
+
+A prompt's beginning is looked up in all of them, and what is found below is loaded: a GPU block is
+taken for it and a move stands in the plan. A block that was loaded, or written down, stays where it
+was as well, until that tier needs its room. Only blocks whose tokens are known go down: what a
+request generated untold is its own, and nobody else could find it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import accumulate, groupby
+from typing import Protocol
+
+from pagedsim.core.errors import ConfigError, IntegrityError, require_flag, unknown
+from pagedsim.core.memory.base import Move, Place
+from pagedsim.core.memory.prefix import PrefixMemory
+from pagedsim.core.memory.tier import Tier
+from pagedsim.core.request import Request
+
+WRITES = ("evicted", "through")
+"""When a block is written: to the next tier when it is forgotten, or to all when it is computed."""
+
+
+class LoadPrices(Protocol):
+    """What it takes to have tokens on the GPU again; both in seconds."""
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Time to prefill `tokens` tokens."""
+
+    def load_seconds(self, level: int, blocks: int) -> float:
+        """Time to load so many blocks from the tier of that level; 1 is the first."""
+
+
+class TieredMemory(PrefixMemory):
+    """A prefix cache over the GPU and tiers below it, to which preemption swaps, too.
+
+    Where a swapped block lies is one number, as in `Request.cpu_tables`: the tiers' blocks are
+    counted through, those of the first tier first.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int = 16,
+        tiers: Sequence[Tier] = (),
+        write: str = "evicted",
+        spill: bool = True,
+        prices: LoadPrices | None = None,
+    ) -> None:
+        """`write` is one of `WRITES`. Without `spill` only the first tier takes what is swapped.
+
+        With `prices` a block is loaded only as long as that is cheaper than to compute it.
+        """
+        super().__init__(blocks, block_size)
+        if write not in WRITES:
+            raise unknown("write", str(write), WRITES)
+        names = [tier.name for tier in tiers]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"tiers={', '.join(names)}: must have different names")
+        self.tiers = tuple(tiers)
+        self._through = write == "through"
+        self._prices = prices
+        self._firsts = [0, *accumulate(tier.total for tier in tiers)]
+        self._swapping = self.tiers if require_flag("spill", spill) else self.tiers[:1]
+        self.cpu_total = sum(tier.total for tier in self._swapping)
+        self._moves: list[Move] = []
+        self._given: list[int] = []  # places whose content a step may still have to read
+        self._learned: dict[int, Hashable] = {}  # GPU blocks, since the last drain
+        self._unwritten: dict[int, Hashable] = {}  # and those before, which the GPU holds by now
+
+    @property
+    def cache_changes(self) -> int:
+        return self._changes + sum(tier.changes for tier in self.tiers)
+
+    @property
+    def cpu_free(self) -> int:
+        return sum(tier.free + tier.cached for tier in self._swapping) + len(self._given)
+
+    def place(self, number: int) -> Place:
+        """Where a swapped block lies."""
+        level = next(n for n, first in enumerate(self._firsts[1:], 1) if number < first)
+        return Place(level, number - self._firsts[level - 1])
+
+    def _number(self, place: Place) -> int:
+        return self._firsts[place.level - 1] + place.block
+
+    # -- what is found below -------------------------------------------------------------------
+
+    def lookup(self, request: Request) -> Sequence[int]:
+        """Blocks on the GPU, and from `total` on those below it, by their number."""
+        hit = list(super().lookup(request))
+        most = (request.num_tokens - 1) // self.block_size
+        if request.prompt is None or (request.width > 1 and request.generated):
+            return hit
+        for key in request._hashes[len(hit) : most]:
+            if equals := self._blocks_of.get(key):
+                hit.append(equals[0])
+            elif (number := self._below(key)) is not None:
+                hit.append(self.total + number)
+            else:
+                break
+        return hit if self._prices is None else hit[: self._worth(self._prices, hit)]
+
+    def _below(self, key: Hashable) -> int | None:
+        for level, tier in enumerate(self.tiers, 1):
+            if (block := tier.find(key)) is not None:
+                return self._number(Place(level, block))
+        return None
+
+    def _level(self, found: int) -> int:
+        """Where a block of a hit lies."""
+        return 0 if found < self.total else self.place(found - self.total).level
+
+    def _worth(self, prices: LoadPrices, hit: Sequence[int]) -> int:
+        """How many blocks of a hit to take, so that it costs least to have all of them."""
+        best = taken = 0
+        most = 0.0
+        loads: Counter[int] = Counter()
+        for level, run in groupby(map(self._level, hit)):
+            count = sum(1 for _ in run)
+            taken += count
+            if level:
+                loads[level] += count
+            saved = prices.recompute_seconds(taken * self.block_size)
+            saved -= sum(prices.load_seconds(*load) for load in loads.items())
+            if saved > most or not loads:
+                best, most = taken, saved
+        return best
+
+    def _unheld(self, hit: Sequence[int]) -> int:
+        return super()._unheld(hit) + sum(found >= self.total for found in hit)
+
+    def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
+        super()._claimed([found for found in hit if found < self.total])
+        below = [found for found in hit if found >= self.total]
+        # Who makes room on the GPU for them pushes others down, and must not push these out.
+        places = [self.place(found - self.total) for found in below]
+        keys = [self.tiers[place.level - 1].hold(place.block) for place in places]
+        blocks = self._take(len(below))
+        for place, key, block in zip(places, keys, blocks, strict=True):
+            self._moves.append(Move(place, Place(0, block)))
+            self.tiers[place.level - 1].keep(place.block, key)
+            self._learn(block, key)
+        here = dict(zip(below, blocks, strict=True))
+        return [here.get(found, found) for found in hit]
+
+    # -- what goes down ------------------------------------------------------------------------
+
+    def _learn(self, block: int, key: Hashable) -> None:
+        super()._learn(block, key)
+        self._unwritten.pop(block, None)  # what it is to get now is not in it yet
+        if self._through and _known_to_others(key):
+            self._learned[block] = key
+
+    def _evict(self, block: int) -> None:
+        key = self._key_of[block]
+        super()._evict(block)
+        if _known_to_others(key) and key not in self._blocks_of:
+            self._write(1, Place(0, block), key)
+
+    def _write(self, level: int, source: Place, key: Hashable) -> None:
+        """Write a block to the tier of that level; what it forgets for that goes further down."""
+        for lower in range(level, len(self.tiers) + 1):
+            tier = self.tiers[lower - 1]
+            if (there := tier.find(key)) is not None:
+                tier.touch(there)
+                return
+            if (taken := tier.take()) is None:
+                continue  # it is full of what is swapped out
+            target = Place(lower, taken.block)
+            if taken.key is not None:
+                self._write(lower + 1, target, taken.key)
+            self._moves.append(Move(source, target))
+            tier.keep(taken.block, key)
+            return
+
+    def drain(self) -> list[Move]:
+        for block, key in self._unwritten.items():
+            if self._key_of.get(block) == key:
+                for level in range(1, len(self.tiers) + 1):
+                    self._write(level, Place(0, block), key)
+        self._unwritten, self._learned = self._learned, {}
+        self._settle()
+        moves, self._moves = self._moves, []
+        return moves
+
+    # -- what is swapped -----------------------------------------------------------------------
+
+    def _take_cpu(self) -> int:
+        if self._given:
+            return self._given.pop()
+        for level, tier in enumerate(self._swapping, 1):
+            if (taken := tier.take()) is not None:
+                place = Place(level, taken.block)
+                if taken.key is not None:
+                    self._write(level + 1, place, taken.key)
+                return self._number(place)
+        raise IntegrityError("no tier has room for what is swapped out")
+
+    def _give_cpu(self, blocks: Iterable[int]) -> None:
+        # Moves come first in a step, so nothing may be written where it swaps in from.
+        self._given += blocks
+
+    def _settle(self) -> None:
+        for number in self._given:
+            place = self.place(number)
+            self.tiers[place.level - 1].give(place.block)
+        self._given.clear()
+
+    def _check_cpu(self, owners: Counter[int]) -> None:
+        if both := owners.keys() & set(self._given):
+            raise IntegrityError(f"blocks {sorted(both)} below the GPU are free and in use")
+        for number in (*owners, *self._given):
+            place = self.place(number)
+            if not self.tiers[place.level - 1].uses(place.block):
+                raise IntegrityError(f"{place} is in use, and its tier does not know it")
+        for tier in self.tiers:
+            tier.check()
+
+
+def _known_to_others(key: Hashable) -> bool:
+    """Whether a block's key is made of its tokens, so that another request may have the same."""
+    return isinstance(key, bytes)

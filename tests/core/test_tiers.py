@@ -1,0 +1,269 @@
+"""A prefix cache over tiers: what goes down, what is found there, and what is swapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedsim.core import ConfigError, IntegrityError, Request, Tier, TieredMemory
+from pagedsim.core.memory import Move, Place
+from policies.preemption import Swap
+from tests.core.cases import Case, Prices, cases
+from tests.core.drive import Server
+from tests.core.run import Run
+from tests.core.shadow import Shadow
+
+GPU, CPU, DISK = 0, 1, 2
+
+
+def tiered(blocks: int, *sizes: int, **settings: object) -> TieredMemory:
+    """Blocks of 4 tokens, over a tier of each size."""
+    names = ("cpu", "disk", "pool")
+    tiers = [Tier(name, size) for name, size in zip(names, sizes, strict=False)]
+    return TieredMemory(blocks, 4, tiers, **settings)  # type: ignore[arg-type]
+
+
+def prompt(name: str, text: int, blocks: int) -> Request:
+    """So many blocks of a text, and one token more."""
+    return Request(name, [1000 * text + at for at in range(4 * blocks)] + [text])
+
+
+def serve(memory: TieredMemory, request: Request) -> list[Move]:
+    """Let a request in, compute its prompt, and let it go; the moves that it took."""
+    memory.admit(request, request.num_tokens, memory.lookup(request))
+    moves = memory.drain()
+    request._prefilled = request.num_tokens
+    memory.release(request)
+    memory.check([])
+    return moves
+
+
+def written(moves: Sequence[Move]) -> list[tuple[int, int]]:
+    """From which level to which."""
+    return [(source.level, target.level) for source, target in moves]
+
+
+def found(memory: TieredMemory, request: Request) -> list[int]:
+    """The level of each block that is found."""
+    return [memory._level(block) for block in memory.lookup(request)]
+
+
+def test_what_the_gpu_forgets_is_found_below_and_loaded() -> None:
+    memory = tiered(4, 8)
+    assert serve(memory, prompt("a", 1, 3)) == []
+    moves = serve(memory, prompt("b", 2, 3))  # takes one free block, then a's tail, then its head
+    assert written(moves) == [(GPU, CPU)] * 3
+    again = prompt("a2", 1, 3)
+    assert found(memory, again) == [CPU, CPU, CPU]
+    moves = serve(memory, again)
+    loads = [move for move in moves if move.target.level == GPU]
+    assert [load.source.block for load in loads] == [2, 1, 0]  # the tail went down first
+    assert found(memory, prompt("a3", 1, 3)) == [GPU, GPU, GPU]
+    (tier,) = memory.tiers
+    assert (tier.free, tier.used, tier.cached) == (2, 0, 6)
+
+
+def test_a_block_that_is_there_already_is_not_written_again() -> None:
+    memory = tiered(4, 8)
+    for name in "abab":
+        moves = serve(memory, prompt(name, ord(name), 3))
+    downs = [move for move in moves if move.target.level == CPU]
+    assert downs == []  # both are below by now, and stay there when they are loaded
+
+
+def test_one_of_equal_blocks_stays_on_the_gpu_and_nothing_is_written() -> None:
+    memory = tiered(4, 8)
+    a, b = prompt("a", 1, 1), prompt("b", 1, 1)
+    memory.admit(a, 5, ())
+    memory.admit(b, 5, ())
+    memory.release(a)
+    memory.admit(Request("x", 8), 8, ())  # takes a's block, which b has, too
+    assert memory.drain() == []
+
+
+def test_the_least_recently_used_goes_on_to_the_next_tier_and_out_of_the_last() -> None:
+    memory = tiered(2, 2, 1)
+    cpu, disk = memory.tiers
+    for name in "abc":  # one block each, and one for the token more
+        serve(memory, prompt(name, ord(name), 1))
+    assert (cpu.cached, disk.cached) == (2, 0)
+    serve(memory, prompt("a", ord("a"), 1))  # a is used, so b is the oldest
+    serve(memory, prompt("d", ord("d"), 1))
+    levels = {name: found(memory, prompt(name, ord(name), 1)) for name in "abcd"}
+    assert levels == {"a": [CPU], "b": [DISK], "c": [CPU], "d": [GPU]}
+    moves = serve(memory, prompt("e", ord("e"), 1))
+    assert written(moves) == [(CPU, DISK), (GPU, CPU)]  # in the order that keeps what they read
+    levels = {name: found(memory, prompt(name, ord(name), 1)) for name in "abcd"}
+    assert levels == {"a": [CPU], "b": [], "c": [DISK], "d": [CPU]}
+
+
+def test_through_writes_to_every_tier_when_the_block_is_computed() -> None:
+    memory = tiered(4, 8, 8, write="through")
+    assert serve(memory, prompt("a", 1, 3)) == []  # nothing is in them before the step
+    moves = memory.drain()
+    assert written(moves) == [(GPU, CPU), (GPU, DISK)] * 3
+    assert memory.drain() == []
+    assert written(serve(memory, prompt("b", 2, 3))) == []  # to forget a takes no time
+
+
+def test_through_waits_for_what_was_planned_twice() -> None:
+    memory = tiered(4, 8, write="through")
+    a = prompt("a", 1, 1)
+    for _ in range(2):  # at first it yields in the step that was to compute it
+        memory.admit(a, 5, ())
+        memory.retract(a, 0)
+        memory.release(a)
+        memory.drain()
+    memory.admit(a, 5, ())
+    assert memory.drain() == []
+    assert written(memory.drain()) == [(GPU, CPU)]
+
+
+def test_only_blocks_whose_tokens_are_known_go_down() -> None:
+    memory = tiered(3, 8)
+    memory.claim(lambda request: 100)
+    a = Request("a", range(4))
+    memory.admit(a, 4, ())
+    a._generated, a._prefilled = 5, 8  # nobody was told of these
+    memory.extend(a, 9, {})
+    memory.release(a)
+    assert memory.cached == 2
+    memory.admit(Request("x", 12), 12, ())
+    assert written(memory.drain()) == [(GPU, CPU)]
+
+
+def test_a_hit_below_takes_a_free_block_like_any_other() -> None:
+    memory = tiered(4, 8)
+    serve(memory, prompt("a", 1, 3))
+    serve(memory, prompt("b", 2, 3))
+    memory.admit(Request("x", 4), 4, ())
+    a = prompt("a", 1, 3)
+    hit = memory.lookup(a)
+    assert len(hit) == 3
+    assert memory.fit(a, a.num_tokens, 0, hit).value == "later"
+    assert memory.fit(a, a.num_tokens, 1, hit).value == "never"
+
+
+@pytest.mark.parametrize(("ratio", "levels"), [(1, [CPU, CPU, DISK]), (3, [CPU, CPU]), (6, [])])
+def test_what_costs_less_to_compute_is_not_loaded(ratio: int, levels: list[int]) -> None:
+    """A block saves 4 tokens, and its load costs `ratio` of them, and twice that from the disk."""
+    memory = tiered(1, 2, 8, prices=Prices(ratio))
+    cpu, disk = memory.tiers
+    a = prompt("a", 1, 3)
+    keys = memory._keys(a, 3)
+    for tier, key in ((cpu, keys[0]), (cpu, keys[1]), (disk, keys[2])):
+        taken = tier.take()
+        assert taken is not None
+        tier.keep(taken.block, key)
+    assert found(memory, a) == levels
+
+
+def test_a_full_first_tier_spills_to_the_next_or_not() -> None:
+    server, memory = swapping(spill=True)
+    plan = server.plan()
+    there = [memory.place(cpu).level for _, cpu in plan.swap_out]
+    assert there == [CPU, DISK, DISK]
+    server, memory = swapping(spill=False)
+    plan = server.plan()
+    assert (plan.swap_out, len(plan.preempted)) == ([], 1)
+
+
+def swapping(spill: bool) -> tuple[Server, TieredMemory]:
+    """Two requests that outgrow the GPU, over a tier of one block and a disk."""
+    memory = tiered(6, 1, 8, spill=spill)
+    server = Server(memory=memory, preemption=Swap())
+    for name in "ab":
+        server.add(name, prompt=11, output=9)
+    server.step()
+    return server, memory
+
+
+def test_what_is_swapped_pushes_down_what_is_cached() -> None:
+    memory = tiered(3, 2, 4)
+    serve(memory, prompt("a", 1, 2))
+    serve(memory, prompt("b", 2, 2))
+    b = Request("c", 12)
+    memory.admit(b, 12, ())
+    b._prefilled = 12
+    memory.drain()
+    copies: dict[int, int] = {}
+    pairs = memory.swap_out(b, copies)
+    cpu, disk = memory.tiers
+    assert [memory.place(place).level for _, place in pairs] == [CPU, CPU, DISK]
+    assert written(memory.drain())[-2:] == [(CPU, DISK)] * 2
+    assert (cpu.used, disk.used) == (2, 1)
+    memory.check([b])
+    memory.swap_in(b)
+    memory.check([b])
+    memory.drain()
+    assert (cpu.used, disk.used, memory.cpu_free) == (0, 0, 6)
+
+
+def test_two_servers_find_in_a_pool_what_either_has_written() -> None:
+    pool = Tier("pool", 16)
+    one, other = (TieredMemory(4, 4, [Tier("cpu", 2), pool], write="through") for _ in range(2))
+    serve(one, prompt("a", 1, 3))
+    before = other.cache_changes
+    assert found(other, prompt("a", 1, 3)) == []
+    one.drain()
+    assert found(other, prompt("a", 1, 3)) == [DISK, DISK, DISK]
+    assert other.cache_changes > before  # so that policies look again
+    moves = serve(other, prompt("a", 1, 3))
+    assert [move for move in moves if move.target.level == GPU] == [
+        Move(Place(DISK, block), Place(GPU, block)) for block in range(3)
+    ]
+
+
+@given(data=st.data(), batching=st.sampled_from(["prefill_first", "unified"]))
+def test_servers_that_share_a_pool_read_what_they_should(
+    data: st.DataObject, batching: str
+) -> None:
+    """Whatever comes to each: they take turns, and neither finds rubbish in the pool."""
+    first = data.draw(cases(batching, "tiered"))
+    second = data.draw(cases(batching, "tiered"))
+    pool = Tier("pool", data.draw(st.integers(1, 30)))
+    runs = [sharing(case, first.server.block_size, pool) for case in (first, second)]
+    runs[1].shadow = Shadow(runs[1].scheduler.memory, beside=runs[0].shadow)
+    going = runs
+    while going:
+        going = [run for run in going if run.advance()]
+        pool.check()
+    for run in runs:
+        run.audit_end()
+
+
+def sharing(case: Case, block_size: int, pool: Tier) -> Run:
+    """A run of a case on a server that also has a pool, and never swaps."""
+    server = replace(case.server, block_size=block_size, preemption="recompute")
+    blocks = max(-(-case.server.blocks * case.server.block_size // block_size), 1)
+    scheduler = replace(server, blocks=blocks, pool=pool).build(case.seed)
+    return Run(replace(case, server=server), scheduler=scheduler)
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="unknown write 'throgh': did you mean 'through'"):
+        tiered(4, 8, write="throgh")
+    with pytest.raises(ConfigError, match=r"tiers\.cpu\.blocks=0: must be a whole number"):
+        Tier("cpu", 0)
+    with pytest.raises(ConfigError, match="tier 'a b': must have a name of letters"):
+        Tier("a b", 1)
+    with pytest.raises(ConfigError, match="tiers=x, x: must have different names"):
+        TieredMemory(4, 4, [Tier("x", 1), Tier("x", 1)])
+
+
+def test_check_finds_what_is_wrong() -> None:
+    memory = tiered(4, 8)
+    serve(memory, prompt("a", 1, 3))
+    serve(memory, prompt("b", 2, 3))
+    (tier,) = memory.tiers
+    tier._free.append(0)
+    with pytest.raises(IntegrityError, match="blocks are lost, or in two places"):
+        memory.check([])
+    tier._free.clear()
+    tier._block_of.clear()
+    with pytest.raises(IntegrityError, match="its two indexes disagree"):
+        memory.check([])
