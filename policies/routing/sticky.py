@@ -30,7 +30,7 @@ class Sticky(Router):
         self._ring: list[tuple[int, int]] = []  # a place, and whose
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-        session = getattr(request, "session", None) or request.client
+        session = request.session or request.client
         if not session:
             return min(replicas, key=fewest_requests)
         indices = [replica.index for replica in replicas]
