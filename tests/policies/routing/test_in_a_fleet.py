@@ -1,0 +1,85 @@
+"""Every router in a fleet that serves, on prompts that share their beginnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+
+from pagedsim.build import ROUTERS, make_memory, make_router, make_scheduler
+from pagedsim.core import Request, Scheduler
+from tests.fleet.fleets import served
+from tests.sim.harness import Jobs
+
+every_router = pytest.mark.parametrize("name", ROUTERS)
+
+GROUPS, SHARED, OWN = 24, 192, 32
+
+
+@dataclass
+class Shared(Jobs):
+    """Prompts of groups, whose members begin alike; each group is a session."""
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        random = Random(5)
+        for number, (arrival, prompt, output) in enumerate(self.rows):
+            group = random.randrange(GROUPS)
+            begin = [10_000 * (group + 1) + at for at in range(SHARED)]
+            own = [1_000_000 * (number + 1) + at for at in range(prompt)]
+            yield (
+                Request(number, begin + own, arrival=arrival, session=f"s{group}"),
+                output,
+            )
+
+
+def scheduler(blocks: int = 160, block_size: int = 16, **more: Any) -> Scheduler:
+    """One that has room for some of the groups."""
+    memory = make_memory("prefix", blocks=blocks, block_size=block_size)
+    return make_scheduler(
+        memory=memory, batching="unified", max_seqs=16, max_batched_tokens=512, **more
+    )
+
+
+def table(name: str, schedulers: list[Scheduler], rate: float = 40.0, **settings: Any) -> Any:
+    """The requests of a run, after a look that all are served once and nothing is left over."""
+    random = Random(3)
+    rows, at = [], 0.0
+    for _ in range(300):
+        at += random.expovariate(rate)
+        rows.append((at, OWN + random.randrange(32), 1 + random.randrange(24)))
+    requests, _ = served(schedulers, Shared(rows), make_router(name), **settings)
+    assert sorted(requests["request"].to_pylist()) == list(range(300))
+    assert set(requests["state"].to_pylist()) == {"finished"}
+    for one in schedulers:
+        one.check()
+        assert not one.unfinished
+    return requests
+
+
+def cached(requests: Any) -> int:
+    return sum(requests["cached_tokens"].to_pylist())
+
+
+@every_router
+def test_it_serves_everybody(name: str) -> None:
+    table(name, [scheduler() for _ in range(4)])
+
+
+@every_router
+def test_it_serves_with_unlike_replicas_and_old_news(name: str) -> None:
+    unlike = [scheduler(), scheduler(90, 32), scheduler(500, 8, policy="priority")]
+    table(name, unlike, rate=15.0, staleness=0.1)
+
+
+@pytest.mark.parametrize(
+    "name", ["prefix_aware", "llm_d", "dynamo", "lmetric", "preble", "conductor", "sticky"]
+)
+def test_who_goes_by_prefixes_finds_more_in_caches(name: str) -> None:
+    found, blind = (
+        cached(table(one, [scheduler() for _ in range(4)], rate=15.0))
+        for one in (name, "round_robin")
+    )
+    assert found > 1.3 * blind
