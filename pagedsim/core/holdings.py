@@ -106,5 +106,6 @@ def _pass_blocks(giver: Request, taker: Request) -> None:
     """All that a memory knows of a request goes over to another."""
     taker.tables, giver.tables = giver.tables, []
     taker._hashes, giver._hashes = giver._hashes, []
+    taker._hashed_by = giver._hashed_by
     taker._registered, giver._registered = giver._registered, 0
     taker._order = giver._order

@@ -48,6 +48,7 @@ class Request(Rider):
 
     __slots__ = (
         "_answer",
+        "_hashed_by",
         "_hashes",
         "_key",
         "_order",
@@ -144,6 +145,7 @@ class Request(Rider):
         self._key: Key = (0, 0, 0)
         self._seat = 0  # place in the running batch
         self._hashes: list[Hashable] = []  # chain keys of its full blocks, for the prefix cache
+        self._hashed_by = 0  # tokens of such a block
         self._registered = 0  # of its blocks, those that the prefix cache knows
         self._split_at = (
             0  # length at which a fork's shared last block must be split; 0: nothing shared

@@ -390,6 +390,18 @@ def test_untold_output_is_found_by_its_own_request_alone() -> None:
     assert server.step()["hits"] == {"b": 4}
 
 
+def test_memories_of_other_blocks_may_be_asked_in_turn() -> None:
+    prompt = list(range(200))
+    memories = [PrefixMemory(40, 16), PrefixMemory(20, 32)]
+    for memory in memories:
+        first = Request("first", prompt)
+        memory.admit(first, 200, ())
+        memory.release(first)
+    request = Request("next", prompt)
+    for memory in (*memories, *memories):
+        assert len(memory.lookup(request)) * memory.block_size == 192
+
+
 # Reservations
 
 

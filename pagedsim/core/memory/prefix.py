@@ -94,9 +94,14 @@ class PrefixMemory(PagedMemory):
     # -- keys ----------------------------------------------------------------------------------
 
     def _keys(self, request: Request, blocks: int) -> list[Hashable]:
-        """The keys of its first `blocks` blocks, each made once in its life."""
-        keys = request._hashes
+        """The keys of its first `blocks` blocks, each made once in its life.
+
+        A memory with other blocks, which was asked what it has of the request, made others.
+        """
         size = self.block_size
+        if request._hashed_by != size:
+            request._hashes, request._hashed_by = [], size
+        keys = request._hashes
         known = self._known(request)
         for index in range(len(keys), blocks):
             if (index + 1) * size <= known:
