@@ -120,10 +120,7 @@ class Replicas(Sequence[Replica], ABC):
         return None
 
     def cached_tokens(self, request: Request) -> Sequence[int]:
-        """Leading tokens of a request that the prefix cache of each has, in their order.
-
-        A fleet answers from one index of all caches, which takes as long as the prompt has blocks.
-        """
+        """Leading tokens of a request that the prefix cache of each has, in their order."""
         return [replica.cached_tokens(request) for replica in self]
 
     def copy_seconds(self, tokens: int) -> float:
