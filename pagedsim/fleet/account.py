@@ -27,9 +27,12 @@ class Account:
         return self.wanted + (self._under_way if now < self._until else 0)
 
     def came(self, request: Request) -> None:
-        """A request arrives, or comes from elsewhere."""
-        if not request.generated:
-            self.wanted += request.prompt_len
+        """A request arrives; all of it is to be computed."""
+        self.wanted += request.num_tokens
+        self.promised += predicted(request)
+
+    def boarded(self, request: Request) -> None:
+        """One comes with its keys and values."""
         self.promised += predicted(request)
 
     def went(self, request: Request) -> None:

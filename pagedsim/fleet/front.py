@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from functools import partial
+from typing import Literal
 
 import simpy
 
 from pagedsim.core import PagedsimError, Request, State
 from pagedsim.core.source import Job
+from pagedsim.fleet.handover import Handover
 from pagedsim.fleet.member import Member
 from pagedsim.fleet.view import Candidates, Seen, Stale
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder
-from policies.routing.router import Left, Placed, Refusal, Router
+from policies.routing.router import Fetch, Left, Placed, Refusal, Router
+
+Stage = Literal["prefill", "decode"]
 
 
 class Front:
@@ -34,13 +39,23 @@ class Front:
         self.done: dict[object, simpy.Event] = {}
         self.held: deque[Job] = deque()  # who waits for a replica
         self.here = 0  # requests that are in the fleet
+        self.handover: Handover | None = None
         self._observing = type(router).observe is not Router.observe
         self._closed = False
-        self._views = [Stale(one, staleness) if staleness else Seen(one) for one in members]
-        self._candidates = Candidates(self._views, self._views)
+        views = [Stale(one, staleness) if staleness else Seen(one) for one in members]
+        self._views = views
+        apart = any(one.role != "both" for one in members)
+        self._candidates = {
+            role: Candidates(
+                [view for view in views if view.role in (role, "both")],
+                views,
+                role if apart else "both",
+            )
+            for role in ("prefill", "decode")
+        }
         for member in members:
             member.server.done = self.done
-            member.server.heard = lambda request, member=member: self._left(request, member)
+            member.server.heard = partial(self._left, member)
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives, now."""
@@ -57,29 +72,31 @@ class Front:
 
     def _placed(self, request: Request, output_len: int) -> bool:
         """Whether somebody takes it, or it was refused; else it has to wait."""
-        now = self.environment.now
-        answer = self.router.route(request, self._candidates, now)
-        if answer is None:
-            return False
+        answer = self.asked(request, "prefill")
         if isinstance(answer, Refusal):
-            self._refuse(request, answer.reason)
-            return True
-        member = self._member(answer)
+            self.refuse(request, answer.reason)
+        elif answer is not None:
+            answer.submit(request, output_len)
+        return answer is not None
+
+    def asked(self, request: Request, role: Stage) -> Member | Refusal | None:
+        """Whom the router names for what is to be done with a request."""
+        now, candidates = self.environment.now, self._candidates[role]
+        answer = self.router.route(request, candidates, now)
+        if answer is None or isinstance(answer, Refusal):
+            return answer
+        if isinstance(answer, Fetch) or not (isinstance(answer, Seen) and answer in candidates):
+            name = f"{type(self.router).__name__}.route"
+            raise PagedsimError(
+                f"{name} gave {answer!r}: must be one of the replicas that it was given, a "
+                "Refusal, or None"
+            )
         if self._observing:
-            self.router.observe(Placed(request, self._views[member.index], now))
-        member.submit(request, output_len)
-        return True
+            self.router.observe(Placed(request, self._views[answer.index], now))
+        return self.members[answer.index]
 
-    def _member(self, answer: object) -> Member:
-        if isinstance(answer, Seen) and answer in self._views:
-            return self.members[answer.index]
-        name = f"{type(self.router).__name__}.route"
-        raise PagedsimError(
-            f"{name} gave {answer!r}: must be one of the replicas that it was given, a Refusal, "
-            "or None"
-        )
-
-    def _refuse(self, request: Request, reason: str) -> None:
+    def refuse(self, request: Request, reason: str) -> None:
+        """A request is not served."""
         request.state = State.REJECTED
         request.finish_reason = reason
         request.finished_at = self.environment.now
@@ -89,16 +106,40 @@ class Front:
             event.succeed()
         self._end_if_empty()
 
-    def _left(self, request: Request, member: Member) -> None:
+    def again(self, request: Request, output_len: int) -> None:
+        """What a request had in memory was lost on its way: it computes all of it anew."""
+        if self.held or not self._placed(request, output_len):
+            self.held.append((request, output_len))
+
+    def moves(self, every: float) -> Generator[simpy.Event, None, None]:
+        """Ask the router now and then who should go on elsewhere."""
+        handover = self.handover
+        assert handover is not None
+        while not self.over:
+            yield self.environment.timeout(every)
+            for move in self.router.migrate(self._candidates["decode"], self.environment.now):
+                source, target = (self.members[one.index] for one in (move.source, move.target))
+                handover.migrate(move.request, source, target)
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody is here, and nobody will come."""
+        return self._closed and not self.here
+
+    def _left(self, member: Member, request: Request) -> None:
         """A request has left a replica for good."""
         self.here -= 1
+        if self.handover is not None:
+            self.handover.gone(request)
         if self._observing:
             self.router.observe(Left(request, self._views[member.index], self.environment.now))
         while self.held and self._placed(*self.held[0]):
             self.held.popleft()
+        if self.handover is not None:
+            self.handover.place()
         self._end_if_empty()
 
     def _end_if_empty(self) -> None:
-        if self._closed and not self.here:
+        if self.over:
             for member in self.members:
                 member.server.close()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagedsim.core import Request, Scheduler
+import simpy
+
+from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.fleet.account import Account
 from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder, Server
+from policies.routing.router import Role
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,15 @@ class Unit:
     """What a replica is made of, before there is a time."""
 
     name: str
-    role: str
+    role: Role
     scheduler: Scheduler
     cost: CostModel
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What a `Server` takes besides."""
+    token_bytes: float = 0.0
+    """Keys and values of a token on each of its GPUs."""
+    layers: int = 1
+    """Of the model."""
 
 
 class Member:
@@ -35,13 +42,54 @@ class Member:
         self.index = index
         self.name = unit.name
         self.role = unit.role
+        self.unit = unit
         self.scheduler = unit.scheduler
         self.cost = unit.cost
         self.account = Account(recorder)
         kind = AheadServer if unit.scheduler.async_scheduling else Server
         self.server = kind(environment, unit.scheduler, unit.cost, self.account, **unit.settings)
+        self.sampled: Callable[[StepPlan], None] | None = None
+        """Who takes over when prompts are computed."""
+        self.coming = 0
+        """Requests that are on their way here from other replicas."""
+        self._boundaries: list[simpy.Event] = []
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives here, now."""
         self.account.came(request)
         self.server.submit(request, output_len)
+
+    # -- what others wait for ----------------------------------------------------------------------
+
+    def boundary(self) -> simpy.Event:
+        """The end of the next step, or the next time that memory comes free between steps."""
+        event = self.server.environment.event()
+        self._boundaries.append(event)
+        self.server.outside = self
+        return event
+
+    def waits_for(self, plan: StepPlan) -> bool:
+        """Whether anything is to be done when this step has ended."""
+        return bool(self._boundaries or (self.sampled and plan.chunks))
+
+    def committed(self, plan: StepPlan) -> None:
+        """The step has ended, now."""
+        if self.sampled and plan.chunks:
+            self.sampled(plan)
+        self._ring()
+
+    def hand_over(self, sampled: Callable[[StepPlan], None]) -> None:
+        """Whoever has its first token here goes on elsewhere."""
+        self.sampled = sampled
+        self.server.outside = self
+
+    def let_go(self, request: Request) -> None:
+        """What is held here for a request is not needed any more."""
+        self.scheduler.let_go(request)
+        self._ring()
+        self.server.wake()
+
+    def _ring(self) -> None:
+        ringing, self._boundaries = self._boundaries, []
+        for event in ringing:
+            event.succeed()

@@ -6,9 +6,11 @@ import gc
 from collections.abc import Sequence
 from math import inf
 
-from pagedsim.core import PagedsimError
+from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.source import Source
 from pagedsim.fleet.front import Front
+from pagedsim.fleet.handover import Handover
+from pagedsim.fleet.link import Fabric, Network
 from pagedsim.fleet.member import Member, Unit
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed
@@ -24,12 +26,15 @@ def simulate_fleet(
     refused: Recorder,
     *,
     staleness: float = 0.0,
+    network: Network | None = None,
     way: float = 0.0,
-) -> float:
-    """Run until everything is served; returns the simulated time at which that was.
+    seed: int = 0,
+) -> Front:
+    """Run until everything is served; returns what was seen of that from the door.
 
     `recorders` has one for each replica; `refused` is told of whoever reaches none. Each request
-    takes `way` seconds to come to the router.
+    takes `way` seconds to come to the router. `network` joins replicas that send each other keys
+    and values; what fails there is drawn by the `seed`.
     """
     environment = Environment()
     members = [
@@ -37,6 +42,7 @@ def simulate_fleet(
         for index, (unit, recorder) in enumerate(zip(units, recorders, strict=True))
     ]
     front = Front(environment, members, router, refused, staleness)
+    _join(front, network, seed)
     feed(environment, front, source, way)
     over = environment.all_of([member.server.process for member in members])
     collecting = gc.isenabled()
@@ -50,7 +56,23 @@ def simulate_fleet(
     finally:
         if collecting:
             gc.enable()
-    return environment.now
+    return front
+
+
+def _join(front: Front, network: Network | None, seed: int) -> None:
+    """Have requests go on at other replicas, where prompts and decodes are apart or some move."""
+    apart = [member for member in front.members if member.role == "prefill"]
+    every = front.router.migrates_every
+    if not apart and every is None:
+        return
+    if network is None:
+        raise ConfigError("link: must be given where requests go from replica to replica")
+    fabric = Fabric(front.environment, network, seed)
+    front.handover = Handover(front, fabric)
+    for member in apart:
+        member.hand_over(front.handover.takes(member))
+    if every is not None:
+        front.environment.process(front.moves(every))
 
 
 def _stuck(front: Front) -> str:

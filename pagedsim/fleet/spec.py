@@ -9,6 +9,7 @@ from typing import Any
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import refuse_settings, require_number, require_whole, shown, unknown
+from pagedsim.fleet.link import Network
 
 ROLES = ("both", "prefill", "decode")
 """What a replica may do."""
@@ -47,10 +48,14 @@ class FleetSpec:
     """By name, where they are not; `replicas` then says nothing."""
     staleness: float = 0.0
     """A router sees a replica as it was, at most so many seconds ago."""
+    link: Network | None = None
+    """What replicas send keys and values over; None: each keeps its own."""
 
     def __post_init__(self) -> None:
         require_whole("replicas", self.replicas, 1, MOST)
         require_number("staleness", self.staleness, 0)
+        if not isinstance(self.link, Network | None):
+            raise ConfigError(f"link={shown(self.link)}: must be settings with a _target_, or null")
         self._refuse_lonely_roles()
 
     @cached_property

@@ -9,7 +9,7 @@ from typing import Any, overload
 from pagedsim.core import Request
 from pagedsim.fleet.member import Member
 from pagedsim.sim.step import step
-from policies.routing.router import Replica, Replicas
+from policies.routing.router import Replica, Replicas, Role
 
 
 class Seen:
@@ -19,20 +19,25 @@ class Seen:
         self._member = member
         self.index = member.index
         self.name = member.name
-        self.role = member.role
+        self.role: Role = member.role
         scheduler = member.scheduler
         self.max_seqs = scheduler.max_seqs
         self.max_batched_tokens = scheduler.max_batched_tokens
         self.block_size = scheduler.memory.block_size
         self.total_blocks = scheduler.memory.total
 
+    @property
+    def seen_at(self) -> float | None:
+        """The time as of which its counts are seen; None: as they are now."""
+        return None
+
     def __repr__(self) -> str:
         return f"Replica({self.name}: {self.waiting} waiting, {self.running} running)"
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their admission."""
-        return len(self._member.scheduler.waiting)
+        """Requests that wait for their admission, those on their way to it included."""
+        return len(self._member.scheduler.waiting) + self._member.coming
 
     @property
     def running(self) -> int:
@@ -47,7 +52,7 @@ class Seen:
     @property
     def requests(self) -> int:
         """All of these together."""
-        return self._member.scheduler.unfinished
+        return self._member.scheduler.unfinished + self._member.coming
 
     @property
     def free_blocks(self) -> int:
@@ -113,6 +118,11 @@ class Stale(Seen):
         self._looked = -inf
         self._counts: Mapping[str, Any] = {}
 
+    @property
+    def seen_at(self) -> float | None:
+        self.counts()
+        return self._looked
+
     def counts(self) -> Mapping[str, Any]:
         """What was seen then; looked at again if that is too long ago."""
         now = self._member.server.environment.now
@@ -142,9 +152,20 @@ _COUNTS = {
 class Candidates(Replicas):
     """Some of the replicas, as a router sees them."""
 
-    def __init__(self, views: Sequence[Seen], everybody: Sequence[Seen]) -> None:
+    def __init__(self, views: Sequence[Seen], everybody: Sequence[Seen], role: Role) -> None:
         self._views = views
         self._everybody = everybody
+        self._role: Role = role
+
+    @property
+    def role(self) -> Role:
+        """What is to be done there."""
+        return self._role
+
+    @property
+    def seen_at(self) -> float | None:
+        """The time as of which they are seen; None: they are seen as they are now."""
+        return self._views[0].seen_at if self._views else None
 
     @property
     def everybody(self) -> Sequence[Replica]:

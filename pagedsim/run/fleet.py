@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from pagedsim.core import ConfigError
+from pagedsim.core import ConfigError, RequestId
+from pagedsim.fleet.front import Front
 from pagedsim.fleet.member import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.fleet.spec import FleetSpec
@@ -18,7 +20,7 @@ from pagedsim.run.backend import Settings, Stage
 from pagedsim.run.simulation import Simulation
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Workload
-from policies.routing.router import Router
+from policies.routing.router import Role, Router
 
 
 @dataclass(frozen=True)
@@ -27,39 +29,63 @@ class Place:
 
     name: str
     pool: str
-    role: str
+    role: Role
     simulation: Simulation
 
 
 class FleetStage(Stage):
     """Many replicas in simulated time, and who sends requests to them."""
 
-    def __init__(self, spec: FleetSpec, places: Sequence[Place], router: Router) -> None:
+    def __init__(self, spec: FleetSpec, places: Sequence[Place], router: Router, seed: int) -> None:
         self.spec = spec
         self.places = places
         self.router = router
+        self.seed = seed
         self.scheduler = places[0].simulation.scheduler
         self._lanes: Sequence[Lane] = ()
+        self._front: Front | None = None
         for place in places:
             if not place.simulation.cost.by_totals:
                 raise ConfigError("cost: times of recorded steps are one server's, not a fleet's")
+        self._refuse_misfits()
+
+    def _refuse_misfits(self) -> None:
+        """Raise ConfigError for who could not hand over, or take over, what it has to."""
+        moving = self.router.migrates_every is not None
+        for place in self.places:
+            gate = place.simulation.scheduler
+            gives = gate.no_part if moving or place.role == "prefill" else None
+            takes = gate.no_board if moving or place.role == "decode" else None
+            if reason := gives or takes:
+                why = "its router moves requests" if moving else f"role={place.role}"
+                raise ConfigError(f"fleet.pools.{place.pool or place.name}: {why}: {reason}")
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         self._lanes = [recorder.lane() for _ in self.places]
-        simulate_fleet(
+        self._front = simulate_fleet(
             [self._unit(place) for place in self.places],
             workload,
             self.router,
             self._lanes,
             recorder,
             staleness=self.spec.staleness,
+            network=self.spec.link,
+            seed=self.seed,
             way=self.places[0].simulation.cost.server_seconds,
         )
 
     def _unit(self, place: Place) -> Unit:
         one = place.simulation
         settings = {"fast_forward": one.backend.fast_forward, **one.settings}
-        return Unit(place.name, place.role, one.scheduler, one.cost, settings)
+        return Unit(
+            place.name,
+            place.role,
+            one.scheduler,
+            one.cost,
+            settings,
+            token_bytes=one.replica.kv_bytes_per_token,
+            layers=one.replica.model.layers,
+        )
 
     def sizes(self) -> Settings:
         each = [place.simulation.sizes() for place in self.places]
@@ -70,6 +96,17 @@ class FleetStage(Stage):
             "max_seqs": float(np.mean([one["max_seqs"] for one in each])),
             "swapped_peak": max(peaks, default=None),
             "servers": len(each),
+        }
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        handover = self._front.handover if self._front is not None else None
+        if handover is None:
+            return {}
+        seen = [handover.journeys.get(one) for one in ids]
+        return {
+            "came_from": pa.array([one and one.source for one in seen], pa.int32()),
+            "left": pa.array([one and one.left for one in seen], pa.float64()),
+            "boarded": pa.array([one and one.boarded for one in seen], pa.float64()),
         }
 
     def leave_off(self, recorder: StoppableRecorder) -> None:

@@ -61,7 +61,7 @@ class Simulated(Backend):
             for name, pool in spec.kinds.items()
             for place in self._places(name, pool, config, seed)
         ]
-        return FleetStage(spec, places, router_of(config["router"], seed))
+        return FleetStage(spec, places, router_of(config["router"], seed), seed)
 
     def simulation(self, config: Settings, seed: int) -> Simulation:
         """One server."""

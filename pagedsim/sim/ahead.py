@@ -74,4 +74,8 @@ class AheadServer(Server):
             yield from self._catch_up(end)
         for request in ended:
             self._leave(request)
+        if self.outside is not None and self.outside.waits_for(plan):
+            yield from self._catch_up(end)
+            self.outside.committed(plan)
+            yield self.environment.at(end, NORMAL)  # whoever waited goes first
         return end

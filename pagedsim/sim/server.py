@@ -51,6 +51,16 @@ class Entrance(Protocol):
         """Nobody arrives any more."""
 
 
+class Outside(Protocol):
+    """Who acts from outside at the ends of steps."""
+
+    def waits_for(self, plan: StepPlan) -> bool:
+        """Whether anything is to be done when this step has ended."""
+
+    def committed(self, plan: StepPlan) -> None:
+        """The step has ended, now, and the next one is not planned."""
+
+
 class Server:
     """Drives one scheduler through simulated time."""
 
@@ -85,6 +95,7 @@ class Server:
         self.expecting = True  # whether requests may still arrive
         self.done: dict[object, simpy.Event] = {}  # who waits for a request to leave
         self.heard: Callable[[Request], None] | None = None  # who is to hear of all who leave
+        self.outside: Outside | None = None
         self._wake = environment.event()
         self.process = environment.process(self._serve())
 
@@ -136,6 +147,10 @@ class Server:
                     yield from self._catch_up(now)
                 for request in ended:
                     self._leave(request)
+                if self.outside is not None and self.outside.waits_for(plan):
+                    yield from self._catch_up(now)
+                    self.outside.committed(plan)
+                    yield self.environment.at(now, NORMAL)  # whoever waited goes first
         self._refuse_leftovers(now)
 
     def _rest(self, now: float) -> Generator[simpy.Event, None, float | None]:
@@ -182,7 +197,7 @@ class Server:
             if end >= until:
                 if now < end:
                     yield environment.at(end, NORMAL)
-                if not quiet or scheduler.disturbed:
+                if not quiet or scheduler.disturbed or self._awaited(plan):
                     return end
                 until = environment.peek()
             elif not quiet:
@@ -212,6 +227,10 @@ class Server:
         if back:
             yield from self._transfer(back)
         return self.environment.now
+
+    def _awaited(self, plan: StepPlan) -> bool:
+        """Whether somebody acts when this step has ended."""
+        return self.outside is not None and self.outside.waits_for(plan)
 
     def _catch_up(self, now: float) -> Generator[simpy.Event, None, None]:
         if now > self.environment.now:

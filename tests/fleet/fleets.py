@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -12,7 +12,8 @@ from pagedsim.core.source import Source
 from pagedsim.fleet.member import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
-from policies.routing.router import Router
+from pagedsim.sim.cost import CostModel
+from policies.routing.router import Role, Router
 from tests.sim.harness import Affine, Constant
 
 
@@ -22,14 +23,22 @@ def served(
     router: Router,
     cost: Constant | None = None,
     roles: Sequence[str] = (),
-    recorder: Callable[[], Recorder] = Recorder,
+    token_bytes: float = 0.0,
+    layers: int = 1,
     **settings: Any,
 ) -> tuple[pa.Table, Any]:
     """The tables of requests and steps of a fleet."""
-    whole = recorder()
+    whole = Recorder()
     costs = cost or Affine()
     units = [
-        Unit(f"replica-{index}", roles[index] if roles else "both", one, costs)  # type: ignore[arg-type]
+        Unit(
+            f"replica-{index}",
+            cast(Role, roles[index] if roles else "both"),
+            one,
+            cast(CostModel, costs),
+            token_bytes=token_bytes,
+            layers=layers,
+        )
         for index, one in enumerate(schedulers)
     ]
     lanes = [whole.lane() for _ in units]

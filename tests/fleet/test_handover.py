@@ -1,0 +1,162 @@
+"""Prompts here, answers there: who goes on elsewhere, over which link, and who waits for room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import ConfigError, Request, Scheduler
+from pagedsim.fleet.link import Network
+from policies.routing.llumnix import Llumnix
+from policies.routing.round_robin import RoundRobin
+from policies.routing.router import Move, Replica, Replicas, Router
+from tests.fleet.fleets import served
+from tests.sim.harness import Constant, Jobs
+
+
+def scheduler(blocks: int = 24, memory: str = "paged", **more: Any) -> Scheduler:
+    made = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=16)
+    return make_scheduler(memory=made, **{"max_seqs": 8, "batching": "unified", **more})
+
+
+NETWORK = Network(bandwidth_gb_s=1e-9 * 8)  # 8 bytes a second
+
+
+def test_a_request_decodes_after_its_keys_and_values_have_come() -> None:
+    """A prompt of 4 tokens, a byte each: a step of a second, half a second on the way."""
+    requests, steps = served(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 4, 3)]),
+        RoundRobin(),
+        Constant(),
+        roles=("prefill", "decode"),
+        token_bytes=1.0,
+        network=NETWORK,
+    )
+    assert requests["first_token"].to_pylist() == [1.0]
+    assert requests["finished"].to_pylist() == [3.5]
+    assert requests["replica"].to_pylist() == [1]
+    table = steps.replicas[1].table()
+    assert table["start"].to_pylist() == [1.5, 2.5]
+
+
+def test_who_finds_no_room_stays_where_its_prompt_was_computed() -> None:
+    """Each takes three blocks of four; the second has to wait for the first to end."""
+    requests, _ = served(
+        [scheduler(), scheduler(blocks=4)],
+        Jobs([(0.0, 8, 4), (0.0, 8, 4)]),
+        RoundRobin(),
+        Constant(),
+        roles=("prefill", "decode"),
+        token_bytes=0.0,
+        network=NETWORK,
+    )
+    assert requests["first_token"].to_pylist() == [1.0, 1.0]
+    assert requests["finished"].to_pylist() == [4.0, 7.0]
+
+
+def test_one_token_is_all_and_nothing_moves() -> None:
+    requests, _ = served(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 4, 1)]),
+        RoundRobin(),
+        Constant(),
+        roles=("prefill", "decode"),
+        network=NETWORK,
+    )
+    assert requests["replica"].to_pylist() == [0]
+
+
+def test_without_a_link_nothing_can_go_elsewhere() -> None:
+    with pytest.raises(ConfigError, match="link: must be given"):
+        served(
+            [scheduler(), scheduler()],
+            Jobs([(0.0, 4, 3)]),
+            RoundRobin(),
+            roles=("prefill", "decode"),
+        )
+
+
+class Moves(Router):
+    """Everybody starts at the first replica, and moves to the second one."""
+
+    migrates_every = 2.25
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+        return replicas[0]
+
+    def migrate(self, replicas: Replicas, now: float) -> list[Move]:
+        return [Move(one, replicas[0], replicas[1]) for one in replicas[0].batch]
+
+
+def test_who_moves_decodes_on_while_it_is_copied() -> None:
+    """At 2.25 s it has computed 5 tokens, which take 5/8 s; at that step's end one more."""
+    requests, steps = served(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 4, 8)]),
+        Moves(),
+        Constant(),
+        token_bytes=1.0,
+        network=NETWORK,
+    )
+    first, second = (one.table() for one in steps.replicas)
+    assert requests["replica"].to_pylist() == [1]
+    assert first["end"].to_pylist() == [1.0, 2.0, 3.0]
+    assert second["start"].to_pylist()[0] == 3.125
+    assert sum(first["decode_seqs"].to_pylist()) + sum(second["decode_seqs"].to_pylist()) == 7
+    assert requests["output_tokens"].to_pylist() == [8]
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"policy": "priority", "preemption": "swap"},
+    {"batching": "prefill_first"},
+    {"memory": "prefix"},
+    {"async_scheduling": True},
+    {"async_scheduling": True, "memory": "prefix"},
+]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4),
+    roles=st.lists(st.sampled_from(["both", "prefill", "decode"]), min_size=4, max_size=4),
+    moving=st.booleans(),
+    failures=st.sampled_from([0.0, 0.3]),
+    layerwise=st.booleans(),
+    sharing=st.sampled_from(["fifo", "fair"]),
+    jobs=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 30)),
+        min_size=1,
+        max_size=25,
+    ),
+)
+def test_nobody_is_lost_and_nobody_is_served_twice(
+    kinds: list[dict[str, Any]],
+    roles: list[str],
+    moving: bool,
+    failures: float,
+    layerwise: bool,
+    sharing: str,
+    jobs: list[tuple[int, int, int]],
+) -> None:
+    roles = [*roles[: len(kinds) - 2], "prefill", "decode"] if not moving else ["both"] * len(kinds)
+    rows = sorted((0.05 * at, prompt, output) for at, prompt, output in jobs)
+    schedulers = [scheduler(**kind) for kind in kinds]
+    network = Network(
+        4e-8, sharing=sharing, layerwise=layerwise, failure_rate=failures, retries=1, timeout_s=0.1
+    )
+    router = Llumnix(every=0.11) if moving else RoundRobin()
+    requests, _ = served(
+        schedulers, Jobs(rows), router, roles=roles, token_bytes=1.0, layers=2, network=network
+    )
+    assert requests["request"].to_pylist() == list(range(len(rows)))
+    assert set(requests["state"].to_pylist()) == {"finished"}
+    assert requests["output_tokens"].to_pylist() == [output for _, _, output in rows]
+    for one in schedulers:
+        one.check()
+        assert not one.held and one.memory.used == 0
