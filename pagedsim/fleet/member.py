@@ -14,7 +14,6 @@ from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder, Server
-from policies.routing.router import Role
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Unit:
     """What a replica is made of, before there is a time."""
 
     name: str
-    role: Role
+    role: str
     scheduler: Scheduler
     cost: CostModel
     settings: Mapping[str, Any] = field(default_factory=dict)

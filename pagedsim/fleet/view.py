@@ -9,7 +9,7 @@ from typing import Any, overload
 from pagedsim.core import Request
 from pagedsim.fleet.member import Member
 from pagedsim.sim.step import step
-from policies.routing.router import Replica, Replicas, Role
+from policies.routing.router import Replica, Replicas
 
 
 class Seen:
@@ -19,7 +19,7 @@ class Seen:
         self._member = member
         self.index = member.index
         self.name = member.name
-        self.role: Role = member.role
+        self.role: str = member.role
         scheduler = member.scheduler
         self.max_seqs = scheduler.max_seqs
         self.max_batched_tokens = scheduler.max_batched_tokens
@@ -152,13 +152,13 @@ _COUNTS = {
 class Candidates(Replicas):
     """Some of the replicas, as a router sees them."""
 
-    def __init__(self, views: Sequence[Seen], everybody: Sequence[Seen], role: Role) -> None:
+    def __init__(self, views: Sequence[Seen], everybody: Sequence[Seen], role: str) -> None:
         self._views = views
         self._everybody = everybody
-        self._role: Role = role
+        self._role: str = role
 
     @property
-    def role(self) -> Role:
+    def role(self) -> str:
         """What is to be done there."""
         return self._role
 

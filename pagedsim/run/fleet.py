@@ -20,7 +20,7 @@ from pagedsim.run.backend import Settings, Stage
 from pagedsim.run.simulation import Simulation
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Workload
-from policies.routing.router import Role, Router
+from policies.routing.router import Router
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Place:
 
     name: str
     pool: str
-    role: Role
+    role: str
     simulation: Simulation
 
 

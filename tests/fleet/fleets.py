@@ -13,7 +13,7 @@ from pagedsim.fleet.member import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import CostModel
-from policies.routing.router import Role, Router
+from policies.routing.router import Router
 from tests.sim.harness import Affine, Constant
 
 
@@ -33,7 +33,7 @@ def served(
     units = [
         Unit(
             f"replica-{index}",
-            cast(Role, roles[index] if roles else "both"),
+            roles[index] if roles else "both",
             one,
             cast(CostModel, costs),
             token_bytes=token_bytes,
