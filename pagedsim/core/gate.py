@@ -128,14 +128,14 @@ class Gate:
         if self.memory.can_hold:
             return None
         name = type(self.memory).__name__
-        return f"{name} holds nothing for requests that are elsewhere: choose paged memory"
+        return f"{name} holds nothing for requests that are elsewhere: choose paged or prefix"
 
     @property
     def no_board(self) -> str | None:
         """Why nobody can come with its keys and values, or None."""
         if self.batching.joins_midway:
             return self.no_part
-        return f"nobody joins a batch of {type(self.batching).__name__}: choose another batching"
+        return f"{type(self.batching).__name__} lets nobody join a batch: choose another batching"
 
     @property
     def held(self) -> Collection[Request]:
@@ -175,8 +175,9 @@ class Gate:
 
         It is for `tokens` tokens, or for those that the request has by now, of which the last is
         computed here. The memory that was reserved before stays reserved, and is added to. The
-        beginning of a prompt that the prefix cache has need not be brought (see `parcel`). A seat
-        is not reserved. RequestError if the request can never be served here.
+        beginning of a prompt that the prefix cache has need not be brought (see `parcel`); what is
+        brought may be written when the next plan has made its moves. A seat is not reserved.
+        RequestError if the request can never be served here.
         """
         if reason := self.no_board:
             raise ConfigError(reason)
@@ -286,11 +287,11 @@ class Gate:
                 f"request {name!r} cannot board: {stand_in.computed} tokens are kept here, and it "
                 f"has computed {computed} by now"
             )
-        blocks = sum(map(len, stand_in.tables))
-        if blocks < self.memory.blocks_for(computed):
+        if not self.queues.holdings.covers(stand_in, computed):
+            reserved = sum(map(len, stand_in.tables)) * self.memory.block_size
             raise RequestError(
                 f"request {name!r} cannot board: it has computed {computed} tokens, and memory is "
-                f"reserved for {blocks * self.memory.block_size}"
+                f"reserved for {reserved}"
             )
 
     def _strike(self, request: Request) -> None:

@@ -38,12 +38,16 @@ class StandIn(Request):
             client=of.client,
             deadline=of.deadline,
             predicted_len=of.predicted_len,
+            session=of.session,
+            turn=of.turn,
+            answer=of._answer,
         )
         self.of = of
         self.kept = kept
         self.prompt = of.prompt
         self.scheduled_at = of.scheduled_at
         self._order = order
+        self._mark = of._mark = of._mark or object()  # its own blocks are the same everywhere
         self.follow()
 
     def follow(self) -> None:
@@ -73,6 +77,10 @@ class Holdings:
         """A request is to come; whoever stands in for it has no blocks yet."""
         stand_in = self.stand_ins[request.id] = StandIn(request, order)
         return stand_in
+
+    def covers(self, stand_in: StandIn, tokens: int) -> bool:
+        """Whether it has blocks for so many tokens."""
+        return sum(map(len, stand_in.tables)) >= self.memory.blocks_for(tokens)
 
     def fill(self, stand_in: StandIn, tokens: int, margin: int) -> bool:
         """Give it blocks for `tokens` tokens if that leaves `margin` of them free."""

@@ -74,7 +74,10 @@ class Places:
 
     def end_of(self, request: Request) -> int:
         """The length at which a request ends."""
-        return request.num_tokens if isinstance(request, StandIn) else self._ends[request.id]
+        if isinstance(request, StandIn):
+            return request.num_tokens
+        end = self._ends.get(request.id)
+        return self.limit_of(request) if end is None else end  # it may never come
 
     def _end_ahead(self, request: Request) -> int | None:
         return None if request in self._overdue else self._ends[request.id]
@@ -187,15 +190,10 @@ class Places:
         self._settle_up(request)
         if in_batch:
             self.memory.retract(request, request.computed)
-        self.lose(request)
-        request._hashes = []
+        self.memory.release(request)
+        self.count_lost(request)
         request.state = State.AWAY
         return end - request.prompt_len
-
-    def lose(self, request: Request) -> None:
-        """What a request has in memory is thrown away, to be computed again."""
-        self.count_lost(request)
-        self.memory.release(request)
 
     def count_lost(self, request: Request) -> None:
         """What a request had in memory is to be computed again."""

@@ -62,9 +62,11 @@ class Queues(RankedPlaces):
 
     def outgrown(self, request: Request) -> str | None:
         """Why a request that may have run elsewhere is beyond what this server may serve."""
+        if reason := self.excess(request):
+            return reason
         if request.generated and request.num_tokens >= (limit := self.limit_of(request)):
             return f"it has {request.num_tokens} tokens, and would end here at {limit}"
-        return self.excess(request)
+        return None
 
     def admits(self, request: Request) -> bool:
         """Whether the policy lets a request start."""
@@ -166,7 +168,8 @@ class Queues(RankedPlaces):
             self.swapped.append(victim)
         else:
             self.forget_copies(plan.copies, victim)
-            self.lose(victim)
+            self.count_lost(victim)
+            self.memory.release(victim)
             victim.state = State.WAITING
             self.waiting.put_back(victim)
         if self.observing:
@@ -232,6 +235,9 @@ class Queues(RankedPlaces):
     def reserve(self, stand_in: StandIn, tokens: int, margin: int) -> bool:
         """Memory for `tokens` tokens of who is to come, if it is its turn and there is room."""
         holdings = self.holdings
+        if holdings.covers(stand_in, tokens):
+            holdings.asking.pop(stand_in.id, None)
+            return True
         if self.next_to_hold(stand_in) and holdings.fill(stand_in, tokens, margin):
             return True
         holdings.asking[stand_in.id] = stand_in

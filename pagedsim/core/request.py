@@ -51,6 +51,7 @@ class Request(Rider):
         "_hashed_by",
         "_hashes",
         "_key",
+        "_mark",
         "_order",
         "_rebuilt",
         "_registered",
@@ -146,6 +147,7 @@ class Request(Rider):
         self._seat = 0  # place in the running batch
         self._hashes: list[Hashable] = []  # chain keys of its full blocks, for the prefix cache
         self._hashed_by = 0  # tokens of such a block
+        self._mark: object = None  # what is in the keys of blocks that are its own
         self._registered = 0  # of its blocks, those that the prefix cache knows
         self._split_at = (
             0  # length at which a fork's shared last block must be split; 0: nothing shared

@@ -53,6 +53,7 @@ class Server:
         max_seqs: int = 8,
         budget: int | None = None,
         max_model_len: int | None = None,
+        async_scheduling: bool = False,
     ) -> None:
         if memory is None:
             memory = (PrefixMemory if cache else PagedMemory)(blocks, block_size, cpu_blocks)
@@ -65,6 +66,7 @@ class Server:
             max_seqs=max_seqs,
             max_batched_tokens=budget,
             max_model_len=max_model_len,
+            async_scheduling=async_scheduling,
         )
         self.now = 0.0
 

@@ -18,6 +18,7 @@ from pagedsim.core import (
     State,
     Unified,
 )
+from pagedsim.core.holdings import StandIn
 from pagedsim.core.memory.buddy import BuddyAllocator
 from pagedsim.core.memory.reserved import ReservedMemory
 from policies.preemption import Recompute, Swap
@@ -173,6 +174,53 @@ def waits_with_blocks(busy: Busy) -> None:
 @pytest.mark.parametrize("server", [paged, reserved])
 def test_queues(server: Callable[[], Busy], plant: Callable[[Busy], None], named: str) -> None:
     must_find(server(), plant, named)
+
+
+# -- what is held for others -------------------------------------------------------------------
+
+
+def held(busy: Busy) -> StandIn:
+    """`solo` has gone, and its blocks stay."""
+    busy.scheduler.part(busy.solo, busy.scheduler.now)
+    busy.scheduler.check()
+    return busy.scheduler.queues.holdings.stand_ins["solo"]
+
+
+def held_and_served(busy: Busy) -> None:
+    busy.scheduler.queues.holdings.stand_ins["long"] = StandIn(busy.long, order=9)
+
+
+def holds_less_than_there_is(busy: Busy) -> None:
+    stand_in = held(busy)
+    busy.paged._drop([stand_in.tables[0].pop()])
+
+
+def holds_what_is_free(busy: Busy) -> None:
+    busy.paged._free += held(busy).tables[0]
+
+
+def loses_what_is_held(busy: Busy) -> None:
+    held(busy).tables[0].append(busy.paged._free[0])
+
+
+def asks_for_nothing(busy: Busy) -> None:
+    stand_in = held(busy)
+    busy.scheduler.let_go(busy.solo)
+    busy.scheduler.queues.holdings.asking["solo"] = stand_in
+
+
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (held_and_served, r"'long', running.* is served here, and memory is held for it"),
+        (holds_less_than_there_is, r"'solo', away.* has 6 tokens in 2 blocks that are held for it"),
+        (holds_what_is_free, r"GPU pool: blocks .* are free and in use"),
+        (loses_what_is_held, r"GPU pool: blocks .* are free and in use"),
+        (asks_for_nothing, r"\['solo'\] ask for what is not held for them"),
+    ],
+)
+def test_holdings(plant: Callable[[Busy], None], named: str) -> None:
+    must_find(paged(), plant, named)
 
 
 # -- the clock ---------------------------------------------------------------------------------

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
 
-from pagedsim.core import Request, RequestError, State
+from pagedsim.core import (
+    ConfigError,
+    Request,
+    RequestError,
+    ReservedMax,
+    State,
+)
+from policies.vtc import VTC
 from tests.core.drive import Server
+from tests.core.odd_policies import Counting
+from tests.core.travel import Travel, Trip, trips
+
+EXAMPLES = settings().max_examples
+MORE = settings(max_examples=8 * EXAMPLES)
 
 
 def decoding(server: Server, name: str = "r", prompt: int = 6, output: int = 9) -> Request:
     """A request that has sampled its first token."""
     request = server.add(name, prompt, output)
-    server.step()
+    while not request.generated:
+        server.step()
     return request
 
 
@@ -41,14 +55,440 @@ def test_a_request_goes_on_elsewhere(batching: str, cache: bool) -> None:
     assert there.free == 100
 
 
+# -- what stays ----------------------------------------------------------------------------------
+
+
 def test_its_blocks_stay_until_they_are_let_go() -> None:
     here = Server()
     request = decoding(here)
     here.scheduler.part(request, here.now)
     assert (here.free, request.tables, request.state) == (98, [], State.AWAY)
     assert here.queues == {}
+    assert list(here.scheduler.held) == [request]
     here.step()
     here.scheduler.let_go(request)
     assert here.free == 100
     with pytest.raises(RequestError, match="'r': no memory is held for it here"):
         here.scheduler.let_go(request)
+
+
+def test_who_has_parted_may_come_back_to_its_blocks() -> None:
+    here = Server()
+    request = decoding(here)
+    blocks = request.tables
+    output_len = here.scheduler.part(request, here.now)
+    assert here.scheduler.board(request, here.now, output_len)
+    assert request.tables == blocks
+    assert here.drain() == ["r"]
+    assert request.generated == 9
+
+
+def test_blocks_of_who_was_elsewhere_meanwhile_are_not_its_own() -> None:
+    here, there = Server(), Server()
+    request = decoding(here)
+    output_len = here.scheduler.part(request, 1.0)
+    assert there.scheduler.reserve(request, 1.0)
+    assert there.scheduler.board(request, 1.0, output_len)
+    there.step()
+    there.scheduler.part(request, 2.0)
+    with pytest.raises(RequestError, match="6 tokens are kept here, and it has computed 7 by now"):
+        here.scheduler.board(request, 2.0, output_len)
+    with pytest.raises(RequestError, match="its memory is kept here: board, or let go"):
+        here.scheduler.reserve(request, 2.0)
+
+
+def test_memory_that_is_let_go_is_there_in_the_next_step() -> None:
+    here = Server(blocks=4)
+    request = decoding(here, prompt=14)
+    here.add("next", 9, 1)
+    here.scheduler.part(request, here.now)
+    plan = here.plan()
+    assert plan.idle
+    here.scheduler.let_go(request)
+    here.commit(plan)
+    assert here.step() == {"prefill": {"next": 9}, "finished": ["next"]}
+
+
+# -- what comes ----------------------------------------------------------------------------------
+
+
+def test_no_room_now_is_told_from_no_room_ever() -> None:
+    here, there = Server(), Server(blocks=4)
+    request = decoding(here, prompt=11)
+    other = decoding(there, "other", prompt=8, output=3)
+    assert not there.scheduler.reserve(request, 1.0)
+    assert list(there.scheduler.asking) == [request]
+    there.drain()
+    assert not other.alive
+    assert there.scheduler.reserve(request, 3.0)
+    assert not there.scheduler.asking
+    assert there.free == 1
+    longer = decoding(here, "longer", prompt=15)
+    with pytest.raises(RequestError, match="'longer' can never be served here: prompt of 15 tok"):
+        Server(blocks=3).scheduler.reserve(longer, 4.0)
+    with pytest.raises(RequestError, match="it has 16 tokens, and would end here at 16"):
+        Server(blocks=4).scheduler.reserve(longer, 4.0)
+    assert there.scheduler.infeasible(longer) == "it has 16 tokens, and would end here at 16"
+
+
+def test_a_reservation_leaves_the_margin_and_is_not_asked_for_it_twice() -> None:
+    here, there = Server(), Server(blocks=10, watermark=0.3)
+    request = decoding(here, prompt=15)
+    decoding(there, "other", prompt=12, output=90)
+    assert there.free == 7
+    assert there.scheduler.reserve(request, 1.0)
+    assert there.free == 3
+    there.step()
+    assert there.free == 2
+    assert there.scheduler.reserve(request, 2.0)  # it has all that it needs
+    assert not there.scheduler.reserve(decoding(here, "next", prompt=2), 2.0)
+
+
+def test_copies_go_on_while_it_decodes() -> None:
+    here, there = Server(), Server(block_size=2)
+    request = decoding(here)
+    assert there.scheduler.reserve(request, 1.0)
+    assert there.scheduler.parcel(request) == (6, 3)
+    here.steps(3)
+    assert there.scheduler.reserve(request, 4.0)
+    assert there.scheduler.parcel(request, carried=6) == (3, 2)
+    here.step()
+    output_len = here.scheduler.part(request, 5.0)
+    assert there.scheduler.reserve(request, 5.0)
+    assert there.scheduler.parcel(request, carried=9) == (1, 1)
+    assert there.scheduler.parcel(request, carried=10) == (0, 0)
+    assert there.scheduler.board(request, 5.0, output_len)
+    assert there.drain() == ["r"]
+
+
+def test_what_the_cache_has_need_not_be_brought() -> None:
+    prompt = list(range(11))
+    here, there = Server(), Server(cache=True)
+    there.add("before", prompt, 1)
+    there.drain()
+    request = here.add("r", prompt, 9)
+    here.step()
+    assert there.scheduler.reserve(request, 1.0)
+    assert there.scheduler.parcel(request) == (11 - 8, 1)
+    move(request, here, there)
+    assert there.drain() == ["r"]
+    later = there.add("later", [*prompt, 5, 6], 1)
+    there.step()
+    assert later.cached_tokens == 8
+
+
+def test_what_was_brought_is_found_once_it_has_come() -> None:
+    prompt = list(range(9))
+    here, there = Server(), Server(cache=True)
+    request = here.add("r", prompt, 9)
+    here.step()
+    twin = Request("twin", prompt)
+    assert there.scheduler.reserve(request, 1.0)
+    assert not there.memory.lookup(twin)
+    move(request, here, there)
+    assert len(there.memory.lookup(twin)) == 2
+
+
+def test_keys_are_made_for_the_blocks_of_each_memory() -> None:
+    """A request may be looked up, and run, where blocks are of other sizes."""
+    prompt = list(range(16))
+    small, large = Server(block_size=2, cache=True), Server(block_size=8, cache=True)
+    request = Request("r", prompt)
+    for server in (small, large, small):
+        assert not server.memory.lookup(request)
+    large.scheduler.add(request, 0.0, 3)
+    large.drain()
+    half = large.add("half", [*prompt[:8], *range(90, 98), 1], 1)
+    large.step()
+    assert half.cached_tokens == 8
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batching", ["unified", "prefill_first"])
+def test_newcomers_wait_behind_who_asks_for_memory(batching: str) -> None:
+    here, there = Server(), Server(blocks=9, batching=batching)
+    request = decoding(here, prompt=20)
+    for index in range(4):
+        there.add(f"first{index}", 6, 2 + index % 2)
+    there.step()
+    for index in range(4):
+        there.add(f"later{index}", 6, 2)
+    rounds = 0
+    while not there.scheduler.reserve(request, there.now):
+        assert not there.step().get("prefill"), "a newcomer took what was asked for"
+        rounds += 1
+    assert 0 < rounds <= 4
+    assert there.drain() == [f"later{index}" for index in range(4)]
+
+
+def test_newcomers_wait_behind_who_asks_for_a_seat() -> None:
+    here, there = Server(), Server(max_seqs=1)
+    request = decoding(here)
+    decoding(there, "other", output=3)
+    there.add("newcomer", 3, 2)
+    output_len = here.scheduler.part(request, 1.0)
+    assert there.scheduler.reserve(request, 1.0)
+    while not there.scheduler.board(request, there.now, output_len):
+        assert there.scheduler.asking
+        there.step()
+    assert there.running == ["r"]
+    assert there.drain() == ["r", "newcomer"]
+
+
+def test_whoever_ranks_first_of_those_who_ask_gets_memory_first() -> None:
+    here, there = Server(), Server(blocks=4, policy="priority")
+    requests = [here.add(name, 9, 9, priority=level) for name, level in (("low", 5), ("high", 1))]
+    here.steps(2)
+    decoding(there, "other", prompt=8, output=4)
+    low, high = requests
+    assert not there.scheduler.reserve(low, there.now)
+    assert not there.scheduler.reserve(high, there.now)
+    there.drain()
+    assert not there.scheduler.reserve(low, there.now)
+    assert there.scheduler.reserve(high, there.now)
+    urgent = there.add("urgent", 3, 1, priority=0)
+    there.step()
+    assert not urgent.alive  # it ranks before the one who asks
+
+
+def test_those_who_are_swapped_out_come_before_those_who_ask() -> None:
+    here = Server()
+    request = decoding(here, prompt=4)
+    there = Server(blocks=4, cpu_blocks=4, preemption="swap")
+    for name in "ab":
+        there.add(name, 7, 12)
+    while not there.swapped:
+        there.step()
+    assert there.free >= 1
+    assert not there.scheduler.reserve(request, there.now)
+    there.scheduler.let_go(request)
+    assert not there.scheduler.asking
+    assert sorted(there.drain()) == ["a", "b"]
+
+
+# -- under way -----------------------------------------------------------------------------------
+
+
+def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it() -> None:
+    here, there = Server(), Server()
+    request = decoding(here)
+    stays = here.add("stays", 3, 9)
+    here.step()
+    other = decoding(there, "other")
+    plans = [here.plan(), there.plan()]
+    output_len = here.scheduler.part(request, 2.5)
+    assert there.scheduler.reserve(request, 2.5)
+    assert there.scheduler.board(request, 2.5, output_len)
+    assert not here.scheduler.quiet(plans[0])
+    assert not there.scheduler.quiet(plans[1])
+    here.commit(plans[0])
+    there.commit(plans[1])
+    assert (request.generated, stays.generated, other.generated) == (1, 2, 2)
+    assert there.step() == {"decode": ["other", "r"]}
+    assert request.generated == 2
+
+
+def test_an_executor_may_tell_tokens_of_who_has_gone() -> None:
+    here = Server()
+    request = here.add("r", 4)
+    here.step({"r": 7})
+    plan = here.plan()
+    here.scheduler.part(request, here.now)
+    here.commit(plan, {"r": 8}, finished={"r": "stop"})
+    assert request.outputs == [[7]]
+    assert request.alive
+
+
+def test_steps_that_were_planned_ahead_go_on_without_it() -> None:
+    here = Server(async_scheduling=True)
+    request = here.add("r", 4, 9)
+    scheduler = here.scheduler
+    first = scheduler.plan(0.0)
+    scheduler.launch(first)
+    second = scheduler.plan(0.0)
+    scheduler.launch(second)
+    with pytest.raises(RequestError, match="'r' cannot part: it does not decode yet"):
+        scheduler.part(request, 0.5)
+    scheduler.tell(first, 1.0)
+    assert request.generated == 2
+    scheduler.part(request, 1.0)
+    assert request.generated == 1
+    scheduler.tell(second, 2.0)
+    assert request.generated == 1
+    assert request.first_token_at == 1.0
+    scheduler.let_go(request)
+    assert here.free == 100
+
+
+# -- what becomes of it --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_who_came_is_preempted_as_anybody_is(preemption: str) -> None:
+    here = Server()
+    there = Server(blocks=6, cpu_blocks=6, preemption=preemption)
+    there.add("first", 7, 12)
+    there.step()
+    request = decoding(here, prompt=7, output=12)
+    move(request, here, there)
+    ended = there.drain()
+    assert ended == ["first", "r"]
+    assert request.preemptions > 0
+    assert request.generated == 12
+    assert request.swapped_blocks > 0 if preemption == "swap" else request.recomputed_tokens > 0
+
+
+def test_abort_wherever_it_is() -> None:
+    here, there = Server(), Server()
+    request = decoding(here)
+    assert there.scheduler.reserve(request, 1.0)
+    with pytest.raises(RequestError, match="it is running at another scheduler; abort it there"):
+        there.scheduler.abort("r", 1.0)
+    here.scheduler.part(request, 1.0)
+    there.scheduler.abort("r", 2.0)
+    assert (request.state, request.finish_reason) == (State.ABORTED, "abort")
+    assert request.finished_at == 2.0
+    assert (here.free, there.free) == (98, 100)
+    here.scheduler.let_go(request)
+    assert here.free == 100
+    kept = decoding(here, "kept")
+    here.scheduler.part(kept, 3.0)
+    here.scheduler.abort("kept", 4.0)
+    assert here.free == 100
+    with pytest.raises(RequestError, match="cannot abort request 'kept': not known, or ended"):
+        here.scheduler.abort("kept", 4.0)
+
+
+def test_who_has_lost_its_keys_and_values_computes_them_again() -> None:
+    here, there = Server(), Server()
+    request = decoding(here)
+    here.steps(2)
+    output_len = here.scheduler.part(request, 3.0)
+    here.scheduler.let_go(request)
+    there.scheduler.add(request, 3.0, output_len)
+    assert there.step() == {"prefill": {"r": 9}}
+    assert there.drain() == ["r"]
+    assert (request.generated, request.recomputed_tokens) == (9, 8)
+
+
+def test_anybody_can_be_withdrawn_and_added_elsewhere() -> None:
+    here, there = Server(blocks=6, cpu_blocks=6, preemption="swap", max_seqs=2), Server()
+    for name in "abc":
+        here.add(name, 9, 12)
+    while not here.swapped:
+        here.step()
+    assert here.queues == {"waiting": ["c"], "running": ["a"], "swapped": ["b"]}
+    for request in list(here.scheduler.requests.values()):
+        there.scheduler.add(request, here.now, here.scheduler.withdraw(request, here.now))
+        here.scheduler.check()
+    assert here.free == 6
+    assert there.drain() == ["a", "b", "c"]
+    assert there.scheduler.unfinished == 0
+
+
+# -- policies ------------------------------------------------------------------------------------
+
+
+def test_policies_see_it_leave_and_come() -> None:
+    policies = Counting(), Counting()
+    here, there = (Server(policy=policy) for policy in policies)
+    request = decoding(here)
+    move(request, here, there)
+    assert [(policy.arrived, policy.left) for policy in policies] == [(1, 1), (1, 0)]
+    there.drain()
+    assert (policies[1].arrived, policies[1].left) == (1, 1)
+
+
+def test_a_prompt_is_charged_for_where_it_is_computed() -> None:
+    policies = VTC(), VTC()
+    here, there = (Server(policy=policy) for policy in policies)
+    request = here.add("r", 6, 9, client="a")
+    here.steps(2)
+    move(request, here, there)
+    there.drain()
+    assert policies[0].service("a") == 6 + 2 * 2
+    assert policies[1].service("a") == 2 * 7
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def test_what_cannot_part_or_board() -> None:
+    here, there = Server(), Server()
+    group = here.add("group", 6, 9, n=2)
+    here.step()
+    with pytest.raises(RequestError, match="'group' cannot part: it is a group of sequences"):
+        here.scheduler.part(group, 1.0)
+    with pytest.raises(RequestError, match="'group' cannot board: it is a group of sequences"):
+        there.scheduler.reserve(group, 1.0)
+    waits = here.add("waits", 6, 9)
+    with pytest.raises(RequestError, match="'waits' cannot part: it does not decode yet"):
+        here.scheduler.part(waits, 1.0)
+    with pytest.raises(RequestError, match="'waits': not known here, or ended already"):
+        there.scheduler.part(waits, 1.0)
+    with pytest.raises(RequestError, match="tokens=101: must be a whole number from 1 to max_mod"):
+        Server(blocks=25).scheduler.reserve(waits, 1.0, tokens=101)
+    assert there.scheduler.reserve(waits, 1.0, tokens=7)
+    with pytest.raises(RequestError, match="'waits' cannot board: it has not parted"):
+        there.scheduler.board(waits, 1.0)
+    with pytest.raises(RequestError, match="'waits': memory is held for it here: let it go"):
+        there.add("waits", 6)
+    here.scheduler.withdraw(waits, 1.0)
+    with pytest.raises(RequestError, match="'waits' cannot board: it has no keys and values"):
+        there.scheduler.board(waits, 1.0)
+    there.scheduler.let_go(waits)
+    request = decoding(there, output=3)
+    there.scheduler.part(request, 1.0)
+    assert here.scheduler.reserve(request, 1.0, tokens=3)
+    with pytest.raises(RequestError, match="has computed 6 tokens, and memory is reserved for 4"):
+        here.scheduler.board(request, 1.0, 3)
+    assert here.scheduler.reserve(request, 1.0)
+    with pytest.raises(RequestError, match="'r': output_len=1: at least 2"):
+        here.scheduler.board(request, 1.0, 1)
+
+
+def test_servers_that_let_nobody_board_or_part() -> None:
+    request = decoding(Server())
+    static = Server(batching="static")
+    assert static.scheduler.no_part is None
+    with pytest.raises(ConfigError, match="Static lets nobody join a batch: choose another"):
+        static.scheduler.reserve(request, 0.0)
+    reserved = Server(memory=ReservedMax(16, max_model_len=16))
+    message = "ReservedMax holds nothing for requests that are elsewhere: choose paged or prefix"
+    with pytest.raises(ConfigError, match=message):
+        reserved.scheduler.part(decoding(reserved), 0.0)
+    with pytest.raises(ConfigError, match=message):
+        reserved.scheduler.reserve(request, 0.0)
+
+
+# -- all at random -------------------------------------------------------------------------------
+
+
+@given(trip=trips())
+def test_whoever_goes_on_elsewhere_ends_once_and_whole(trip: Trip) -> None:
+    Travel(trip).go()
+
+
+@given(trip=trips(ahead=True))
+def test_the_same_where_steps_are_planned_ahead(trip: Trip) -> None:
+    Travel(trip).go()
+
+
+@given(trip=trips(untold=True))
+def test_gliding_over_quiet_steps_changes_nothing(trip: Trip) -> None:
+    compare_gliding(trip)
+
+
+def compare_gliding(trip: Trip) -> None:
+    assert Travel(trip, glides=True).go().trace == Travel(trip).go().trace
+
+
+@pytest.mark.slow
+@MORE
+@given(trip=trips(), ahead=trips(ahead=True), untold=trips(untold=True))
+def test_many_more(trip: Trip, ahead: Trip, untold: Trip) -> None:
+    Travel(trip).go()
+    Travel(ahead).go()
+    compare_gliding(untold)

@@ -109,7 +109,8 @@ class PrefixMemory(PagedMemory):
                 digest = blake2b(repr((keys[-1:], tokens)).encode(), digest_size=16)
                 keys.append(digest.digest())
             else:
-                keys.append((request._order, index))
+                request._mark = request._mark or object()
+                keys.append((request._mark, index))
         return keys
 
     def _known(self, request: Request) -> int:
