@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.core.errors import require_flag, require_number, shown
+from pagedsim.core.errors import require_flag, require_number, shown, unknown
 from pagedsim.fleet.spec import FleetSpec, Pool
 from pagedsim.run.backend import Backend, Settings
 from pagedsim.run.fleet import FleetStage, Place
@@ -15,12 +17,15 @@ from pagedsim.run.routing import router_of
 from pagedsim.run.server import server_of
 from pagedsim.run.simulation import Simulation
 from pagedsim.sim.beams import TURNOVER, Beams
-from pagedsim.sim.cost import CostModel
+from pagedsim.sim.cost import CostModel, Decodes
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.sizing import sized
+from pagedsim.workload import Workload
+
+PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Simulated(Backend):
     """The part of the GPU's bandwidth that copies of its blocks reach; None: they take no time."""
     power: EnergyRoofline | None = None
     """What GPUs draw; None: no energy is told."""
+    only: str | None = None
+    """The one of `PHASES` that is done here, as if another server did the other; None: both."""
 
     def __post_init__(self) -> None:
         for key in ("overlap", "fast_forward"):
@@ -50,6 +57,16 @@ class Simulated(Backend):
             raise ConfigError(
                 f"power={shown(self.power)}: must be settings with a _target_, or null"
             )
+        if self.only is not None and str(self.only) not in PHASES:
+            raise unknown("only", str(self.only), PHASES)
+
+    def traffic(self, settings: Settings, seed: int) -> Workload:
+        whole = super().traffic(settings, seed)
+        if self.only != "prefill":
+            return whole
+        told = "backend.only=prefill: every answer ends with its first token"
+        ones = np.ones_like(whole.output_len)
+        return replace(whole, output_len=ones, notices=(*whole.notices, told))
 
     def stage(self, config: Settings, seed: int) -> Simulation | FleetStage:
         settings = config.get("fleet")  # a configuration of before has none
@@ -71,6 +88,8 @@ class Simulated(Backend):
         with said_of("memory", memory):
             replica = Replica.of(server, model, hardware)
         cost = make("cost", config["cost"], CostModel, replica=replica)
+        if self.only == "decode":
+            cost = Decodes(cost)
         with said_of("server", config["server"]), said_of("memory", memory):
             server = server.priced(cost.prices())
             server = sized(server, replica, memory.get("reserved_gib", 0.5))

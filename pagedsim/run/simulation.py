@@ -76,6 +76,8 @@ class Simulation(Stage):
             "peak_bandwidth": hardware.bandwidth,
             "euros_per_hour": self.replica.euros_per_hour,
         }
+        if self.backend.only == "decode":  # steps have prompts that were computed elsewhere
+            return known | {"flops": None, "bytes": None}
         if (power := self.backend.power) is not None:
             known["joules"] = power.joules(self.replica, steps)
             known["idle_watts"] = power.idle_watts(self.replica)

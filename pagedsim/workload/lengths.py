@@ -145,6 +145,63 @@ class Empirical(Lengths):
         return self.prompt[rows], self.output[rows]
 
 
+class Quantiles(Lengths):
+    """Lengths of which percentiles are known, all between two of them equally often; prompt and
+    answer independent. With `max_len`, an answer takes what the prompt leaves of it.
+    """
+
+    def __init__(
+        self,
+        prompt: Mapping[float, int],
+        output: Mapping[float, int],
+        max_len: int | None = None,
+    ) -> None:
+        self.prompt = _percentiles("lengths.prompt", prompt)
+        self.output = _percentiles("lengths.output", output)
+        self.max_len = None if max_len is None else require_whole("max_len", max_len, 2, LONGEST)
+        if max_len is not None and self.prompt[1][-1] >= max_len:
+            raise ConfigError(
+                f"lengths.prompt: its longest has {self.prompt[1][-1]:g} tokens: must be below "
+                f"max_len={max_len}"
+            )
+
+    def sample(self, count: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+        chance = 100 * rng.random((count, 2))
+        prompt, output = (
+            np.rint(np.interp(chance[:, i], *known)).astype(np.int32)
+            for i, known in enumerate((self.prompt, self.output))
+        )
+        return prompt, output if self.max_len is None else np.minimum(output, self.max_len - prompt)
+
+    def capped(self, prompt: Tokens, output: Tokens) -> int:
+        if self.max_len is None:
+            return 0
+        return int(np.count_nonzero(prompt + output == self.max_len))
+
+
+def _percentiles(where: str, given: object) -> tuple[list[float], list[float]]:
+    """Percents and lengths, both rising."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={given}: must be lengths by percent, as in {{0: 1, 100: 2048}}")
+    percents = sorted(require_number(where, _number(percent), 0, 100) for percent in given)
+    if len(percents) != len(given) or percents[:1] != [0] or percents[-1:] != [100]:
+        raise ConfigError(f"{where}: must have the percents 0 and 100")
+    by_percent = {float(_number(percent)): tokens for percent, tokens in given.items()}
+    least, lengths = 1, []
+    for percent in percents:
+        least = require_whole(f"{where}.{percent:g}", by_percent[percent], least, LONGEST)
+        lengths.append(float(least))
+    return percents, lengths
+
+
+def _number(percent: Any) -> Any:
+    """A key of a configuration, which may be a word."""
+    try:
+        return float(str(percent))
+    except ValueError:
+        return percent
+
+
 def sharegpt(max_len: int | None = None) -> LogNormal:
     """ShareGPT as in the PagedAttention paper: 161.31 tokens in, 337.99 out on average.
 
@@ -175,6 +232,7 @@ SHAPES: Mapping[str, Callable[..., Lengths]] = {
     "uniform": Uniform,
     "lognormal": LogNormal,
     "empirical": Empirical,
+    "quantiles": Quantiles,
     "sharegpt": sharegpt,
     "alpaca": alpaca,
 }
@@ -194,6 +252,6 @@ def make_lengths(lengths: str | Mapping[str, Any] | Lengths, max_len: int | None
     shape = str(given.pop("shape"))
     if "max_len" in given:
         raise ConfigError("lengths.max_len: is a setting of the workload: max_len")
-    if shape in ("lognormal", "sharegpt", "alpaca"):
+    if shape in ("lognormal", "quantiles", "sharegpt", "alpaca"):
         given["max_len"] = max_len
     return make("lengths.shape", shape, SHAPES, given)

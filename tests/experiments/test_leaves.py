@@ -60,6 +60,10 @@ SMALLEST: dict[str, tuple[str, ...]] = {
         'study.loads.decode-heavy.overrides=["workload.requests=60"]',
         *("workload.max_len=2048", "memory.blocks=200"),
     ),
+    "placement": (
+        *(*FEW, "study.tolerance=0.3", "study.baseline=null"),
+        "study.arms={a: ['cost=distserve-own-opt-13b-tp1']}",
+    ),
     "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),
     "preemption": FEW,
     "predict": (

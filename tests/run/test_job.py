@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hydra import compose
 from omegaconf import OmegaConf
@@ -56,6 +57,23 @@ def test_energy_is_not_told_where_power_is_not_known(tmp_path: Path, word: str) 
     told = _summary(tmp_path, "experiment=single", "workload.requests=3", word)
     assert "mfu" in told
     assert set(ENERGY).isdisjoint(told)
+
+
+def test_a_phase_alone_takes_the_time_of_that_phase(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=20", "workload.rate=2", "hardware=a100-80gb"]
+    told = {
+        only: _summary(tmp_path, *words, f"backend.only={only}")
+        for only in ("prefill", "decode", "null")
+    }
+    prefill, decode, both = told.values()
+    assert prefill["e2e_mean"] == prefill["ttft_mean"] <= both["ttft_mean"]
+    assert np.isnan(prefill["tpot_mean"])
+    assert decode["tpot_mean"] < both["tpot_mean"]
+    assert decode["ttft_mean"] < prefill["ttft_mean"]
+    assert {"mfu", "energy_j"}.isdisjoint(decode)
+    assert {"mfu", "energy_j"} <= prefill.keys()
+    for summary, word in ((prefill, "its first token"), (decode, "prompts take no time")):
+        assert any(word in notice["what"] for notice in summary["notices"])
 
 
 def test_cost_is_that_of_all_gpus_over_the_makespan(tmp_path: Path) -> None:

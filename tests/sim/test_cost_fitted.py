@@ -24,6 +24,9 @@ DISTSERVE = {
     "distserve-opt-13b-tp1": ("opt-13b", 1),
     "distserve-opt-13b-tp2": ("opt-13b", 2),
     "distserve-opt-66b-tp4": ("opt-66b", 4),
+    "distserve-own-opt-13b-tp1": ("opt-13b", 1),
+    "distserve-own-opt-13b-tp2": ("opt-13b", 2),
+    "distserve-own-opt-13b-tp4": ("opt-13b", 4),
 }
 
 
@@ -44,6 +47,9 @@ def distserve(name: str) -> Fitted:
         ("distserve-opt-13b-tp1", 22.05 + 210.75 + 10.1, 23.48 + 2.965 + 0.607, 54.9325),
         ("distserve-opt-13b-tp2", 27.44 + 135.9 + 10.5625, 24.54 + 1.12 + 0.872, 50.2975),
         ("distserve-opt-66b-tp4", 42.97 + 319.35 + 57.5, 39.58 + 3.475 + 1.36, 79.6675),
+        ("distserve-own-opt-13b-tp1", 21.10 + 153.0 + 8.9, 21.93 + 3.635 + 0.385, 56.5085),
+        ("distserve-own-opt-13b-tp2", 17.74 + 103.05 + 3.0625, 15.29 + 2.205 + 0.63, 40.342),
+        ("distserve-own-opt-13b-tp4", 15.06 + 57.3 + 0.65375, 12.26 + 1.44 + 0.327, 29.694),
     ],
 )
 def test_distserve_coefficients_give_the_times_of_its_formula(

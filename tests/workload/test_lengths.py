@@ -70,6 +70,20 @@ def test_fixed_and_uniform() -> None:
     assert set(output.tolist()) == {10}
 
 
+def test_quantiles_are_met_and_straight_between() -> None:
+    shape = {"shape": "quantiles", "prompt": {0: 1, 50: 101, "90": 501, 100: 1001}}
+    lengths = make_lengths({**shape, "output": {0: 8, 100: 8}}, None)
+    prompt, output = sample(lengths, 0)
+    assert (prompt.min(), prompt.max(), set(output)) == (1, 1001, {8})
+    for percent, tokens in ((25, 51), (50, 101), (70, 301), (90, 501), (95, 751)):
+        assert np.percentile(prompt, percent) == pytest.approx(tokens, rel=0.02)
+    assert close(prompt, 0.5 * 51 + 0.4 * 301 + 0.1 * 751)
+    cut = make_lengths({**shape, "output": {0: 1, 100: 2000}}, 1200)
+    prompt, output = sample(cut, 0)
+    assert (prompt + output).max() == 1200
+    assert cut.capped(prompt, output) == np.count_nonzero(prompt + output == 1200) > 0
+
+
 def test_empirical_keeps_pairs_together(tmp_path: Path) -> None:
     path = written(tmp_path, LENGTHS)
     by_sniffing = make_lengths({"shape": "empirical", "path": path}, None)
@@ -81,11 +95,12 @@ def test_empirical_keeps_pairs_together(tmp_path: Path) -> None:
         assert np.bincount(prompt // 100)[1:] == pytest.approx(1000, abs=150)
 
 
-@pytest.mark.parametrize("shape", ["sharegpt", "uniform", "empirical"])
+@pytest.mark.parametrize("shape", ["sharegpt", "uniform", "quantiles", "empirical"])
 def test_fewer_are_the_beginning_of_more(shape: str, tmp_path: Path) -> None:
     settings: dict[str, dict[str, Any]] = {
         "sharegpt": {},
         "uniform": {"prompt_min": 1, "prompt_max": 9, "output_min": 1, "output_max": 9},
+        "quantiles": {"prompt": {0: 1, 100: 9}, "output": {0: 1, 100: 9}},
         "empirical": {"path": written(tmp_path, LENGTHS)},
     }
     lengths = make_lengths({"shape": shape, **settings[shape]}, 2048)
@@ -107,6 +122,14 @@ def test_fewer_are_the_beginning_of_more(shape: str, tmp_path: Path) -> None:
         ({"shape": "empirical", "path": "/nowhere/x.csv"}, "there is no folder /nowhere"),
         ({"shape": "sharegpt", "max_len": 5}, "is a setting of the workload"),
         (7, "lengths=7: must be a shape"),
+        ({"shape": "quantiles", "prompt": {0: 1, 90: 5}, "output": {0: 1, 100: 2}},
+         "lengths.prompt: must have the percents 0 and 100"),
+        ({"shape": "quantiles", "prompt": {0: 7, 50: 5, 100: 9}, "output": {0: 1, 100: 2}},
+         "lengths.prompt.50=5: must be a whole number from 7"),
+        ({"shape": "quantiles", "prompt": {0: 1, "half": 5, 100: 9}, "output": {0: 1, 100: 2}},
+         "lengths.prompt='half': must be a number from 0 to 100"),
+        ({"shape": "quantiles", "prompt": 5, "output": {0: 1, 100: 2}},
+         "lengths.prompt=5: must be lengths by percent"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(lengths: object, message: str) -> None:

@@ -1,6 +1,7 @@
 """How long a step takes: from data sheets, from a fit, or from a recording."""
 
 from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term
+from pagedsim.sim.cost.decodes import Decodes
 from pagedsim.sim.cost.fitted import Coefficients, Fitted
 from pagedsim.sim.cost.fitting import Fit, Sample
 from pagedsim.sim.cost.replay import Replay
@@ -10,6 +11,7 @@ __all__ = [
     "Breakdown",
     "Coefficients",
     "CostModel",
+    "Decodes",
     "Fit",
     "Fitted",
     "ModelledPrices",

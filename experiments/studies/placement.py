@@ -1,0 +1,210 @@
+"""Placement: how prefill and decode are to be split over GPUs, apart and together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from experiments.studies.capacity import Capacity
+from pagedsim.core.errors import require_number, require_whole
+from pagedsim.fleet.placement import Option, Placement, limit, pair, placed
+from pagedsim.metrics.result import Listing, Row
+from pagedsim.report.percent import signed
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import Reading
+
+PHASES = {"prefill": "prefill", "decode": "decode", "both": "null"}
+"""What a server does, and `backend.only` for it."""
+
+
+@dataclass(frozen=True)
+class Place(Capacity):
+    """A search for capacity of every option that does prefill alone, decode alone, or both.
+
+    `arms` are the options, such as tensor_parallel=2, and `target` is the rate for which servers
+    are counted.
+    """
+
+    source: str = ""
+    target: float = 10.0
+    node: int | None = None
+    """GPUs that one server for each phase may have together; None: any number."""
+    published: Mapping[str, Any] | None = None
+    """Of such a pair: requests/s a GPU (`per_gpu`), and the GPUs of each (`prefill`, `decode`)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("target", self.target, above=0)
+        if self.node is not None:
+            require_whole("node", self.node, 2)
+
+    @cached_property
+    def options(self) -> Mapping[str, Sequence[str]]:
+        """Their changes, by name."""
+        return self.usual if self.arms is None else self.arms
+
+    @property
+    def searched(self) -> Mapping[str, Sequence[str]]:
+        """Each option for each phase."""
+        return {
+            f"{phase}, {name}": [*changes, f"backend.only={only}"]
+            for phase, only in PHASES.items()
+            for name, changes in self.options.items()
+        }
+
+    def key_of(self, arm: str) -> str:
+        return f"study.arms.{arm.rpartition(' at ')[0].partition(', ')[2]}"
+
+    def read(self, runs: Runs) -> Reading | None:
+        reading = super().read(runs)
+        if reading is None:
+            return None
+        found = Found(self, runs, reading.data)
+        return replace(
+            reading,
+            finding=found.finding(),
+            rows=found.rows(),
+            listings=[*found.listings(), *reading.listings],
+            notes=[*found.notes(), *reading.notes],
+            data={**reading.data, "placement": found.data()},
+        )
+
+
+class Found:
+    """Options with what they sustain, and what is placed by that."""
+
+    def __init__(self, study: Place, runs: Runs, capacity: Mapping[str, Any]) -> None:
+        self.study = study
+        arms = capacity["arms"]
+        self.unbound = [name for name, arm in arms.items() if arm["nowhere"] and _rate(arm)]
+        self.options = {
+            phase: [
+                Option(name, gpus, _rate(arms[f"{phase}, {name}"]), euros)
+                for name, (gpus, euros) in self._servers(runs).items()
+                if f"{phase}, {name}" in arms
+            ]
+            for phase in PHASES
+        }
+        apart = self.options["prefill"], self.options["decode"]
+        self.together = placed(study.target, self.options["both"])
+        self.apart = placed(study.target, *apart)
+        self.pair = pair(*apart, study.node)
+        self.limits = {"apart": limit(*apart), "together": limit(self.options["both"])}
+
+    def _servers(self, runs: Runs) -> dict[str, tuple[int, float | None]]:
+        """GPUs of each option, and what they cost."""
+        found = {}
+        for name, changes in self.study.options.items():
+            config = runs.command.configured(f"study.arms.{name}", changes, {})
+            gpus = config["tensor_parallel"] * config.get("pipeline_parallel", 1)
+            price = config["hardware"].get("price_per_hour")
+            found[name] = gpus, None if price is None else gpus * price
+        return found
+
+    def finding(self) -> list[str]:
+        """What one would remember."""
+        lines = []
+        if self.apart is not None:
+            lines.append(f"Apart, {self._placed(self.apart, ('prefill', 'decode'))}.")
+        if self.together is not None:
+            lines.append(f"Together, {self._placed(self.together, ('both phases',))}.")
+        apart, together = self.limits["apart"], self.limits["together"]
+        if apart and together:
+            lines.append(
+                f"In the best proportion servers apart sustain {apart:.3g} requests/s a GPU, "
+                f"{signed(apart / together - 1)} against {together:.3g} together."
+            )
+        missing = [phase for phase, options in self.options.items() if not _able(options)]
+        return lines + [f"Nothing does {phase} within the objective." for phase in missing]
+
+    def _placed(self, one: Placement, phases: Sequence[str]) -> str:
+        told = " and ".join(
+            f"{share.servers} × {share.option.name} for {phase}"
+            for share, phase in zip(one.shares, phases, strict=True)
+        )
+        euros = one.euros_per_hour
+        cost = "" if euros is None else f" for {euros:,.2f} € an hour"
+        return f"{one.rate:g} requests/s take {one.gpus} GPUs{cost}: {told}"
+
+    def rows(self) -> list[Row]:
+        """Beside what was published for one server of each phase."""
+        told = self.study.published or {}
+        rows = []
+        if self.pair is not None:
+            most = "" if self.study.node is None else f", {self.study.node} GPUs at most"
+            what = f"one server for each phase{most}: requests/s a GPU"
+            rows.append(Row(what, self.pair.per_gpu, told.get("per_gpu")))
+            for share, phase in zip(self.pair.shares, ("prefill", "decode"), strict=True):
+                rows.append(Row(f"of these, GPUs for {phase}", share.gpus, told.get(phase)))
+        return rows
+
+    def listings(self) -> list[Listing]:
+        """Options by phase."""
+        table = [
+            [
+                phase,
+                option.name,
+                str(option.gpus),
+                f"{option.goodput:.3g}" if option.goodput else "–",
+                f"{option.per_gpu:.3g}" if option.goodput else "–",
+            ]
+            for phase, options in self.options.items()
+            for option in options
+        ]
+        head = ["server of", "option", "GPUs", "requests/s", "a GPU"]
+        return [Listing("What one server sustains", head, table)]
+
+    def notes(self) -> list[str]:
+        """What a reader must know of the numbers."""
+        told = [
+            "each phase is simulated alone: requests come to decodes as they arrive, without a "
+            "transfer, and prefills never wait for memory that others decode in"
+        ]
+        if self.unbound:
+            told.append(
+                f"no rate misses the objective of {', '.join(self.unbound)}: the highest that was "
+                "tried stands for what it sustains; more requests would overload it"
+            )
+        return told
+
+    def data(self) -> dict[str, Any]:
+        """For result.json."""
+        return {
+            "options": {
+                phase: {
+                    option.name: {"gpus": option.gpus, "requests_per_s": option.goodput}
+                    for option in options
+                }
+                for phase, options in self.options.items()
+            },
+            "apart": _data(self.apart),
+            "together": _data(self.together),
+            "pair": _data(self.pair),
+            "requests_per_s_a_gpu": self.limits,
+        }
+
+
+def _rate(arm: Mapping[str, Any]) -> float:
+    """The mean over seeds; 0 where no rate meets the objective under one of them."""
+    met = [seed["met_up_to"] or 0.0 for seed in arm["seeds"].values()]
+    return fmean(met) if all(met) else 0.0
+
+
+def _able(options: Sequence[Option]) -> bool:
+    return any(option.goodput for option in options)
+
+
+def _data(one: Placement | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    shares = [{"option": share.option.name, "servers": share.servers} for share in one.shares]
+    return {
+        "requests_per_s": one.rate,
+        "gpus": one.gpus,
+        "a_gpu": one.per_gpu,
+        "euros_per_hour": one.euros_per_hour,
+        "shares": shares,
+    }

@@ -1,0 +1,48 @@
+"""Decodes alone: what a server does whose prompts another one has computed."""
+
+from __future__ import annotations
+
+from copy import copy
+
+from pagedsim.core import StepPlan
+from pagedsim.sim.cost.base import Breakdown, CostModel
+from pagedsim.sim.cost.work import Work
+
+
+class Decodes(CostModel):
+    """Steps take the time of their decodes; prefills take none."""
+
+    __slots__ = ("_whole", "by_totals")
+
+    def __init__(self, whole: CostModel) -> None:
+        self._whole = whole
+        self.by_totals = whole.by_totals
+
+    @property
+    def notices(self) -> list[str]:
+        return ["prompts take no time, as if they came computed", *self._whole.notices]
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return self._whole.step_seconds(_without_chunks(plan)) if plan.decode_count else 0.0
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        return self._whole.decode_seconds(sequences, context)
+
+    def swap_seconds(self, blocks: int) -> float:
+        return self._whole.swap_seconds(blocks)
+
+    def recompute_seconds(self, tokens: int) -> float:
+        return 0.0
+
+    def explain(self, plan: StepPlan) -> Breakdown:
+        return self._whole.explain(_without_chunks(plan))
+
+    def work(self, plan: StepPlan) -> Work:
+        return self._whole.work(_without_chunks(plan))
+
+
+def _without_chunks(plan: StepPlan) -> StepPlan:
+    part = copy(plan)
+    part.chunks, part.prefill_tokens, part.prefill_context = [], 0, 0
+    part.prefill_attention = part.prefill_pairs = 0
+    return part

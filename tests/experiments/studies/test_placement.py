@@ -1,0 +1,77 @@
+"""Placement: the command, against the arithmetic of its own runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Call = Callable[..., tuple[int, str, str]]
+
+ARMS = (
+    'study.arms={TP 1: ["tensor_parallel=1", "cost=distserve-own-opt-13b-tp1"], '
+    'TP 2: ["tensor_parallel=2", "cost=distserve-own-opt-13b-tp2"]}'
+)
+FEW = (
+    *("experiment=placement", "workload=fixed", "workload.requests=150", "seeds=1"),
+    *("workload.arrivals=fixed", "workload.lengths.prompt=1000", "workload.lengths.output=101"),
+    *("study.tolerance=0.05", "study.baseline=null", "report=false", "tracking=none"),
+    "hydra.run.dir=out",
+)
+
+ONE = ("server.max_model_len=1200", "server.max_batched_tokens=1200")
+"""Room for one prompt a step."""
+
+
+def test_each_phase_is_searched_alone_and_placed_by_that(call: Call) -> None:
+    code, text, errors = call(*FEW, ARMS, "study.target=40", *ONE)
+    assert (code, errors) == (0, ""), text
+    found = json.loads(Path("out/result.json").read_text())["data"]["placement"]
+    rates = {
+        phase: {name: each["requests_per_s"] for name, each in options.items()}
+        for phase, options in found["options"].items()
+    }
+    # One prompt a step and evenly spaced: no faster than a + b 1000 + c 1000², in ms.
+    for name, most in (("TP 1", 1e3 / (21.10 + 102.0 + 7.12)), ("TP 2", 1e3 / 88.79)):
+        assert most * 0.95 < rates["prefill"][name] < most * 1.3
+        assert rates["decode"][name] > rates["both"][name] > 0
+    shares = {each["option"]: each["servers"] for each in found["apart"]["shares"]}
+    assert sum(shares.values()) >= 2
+    assert found["apart"]["a_gpu"] == pytest.approx(40 / found["apart"]["gpus"], rel=1e-5)
+    # 2.79 dollars for each A100-80GB.
+    euros = 2.372 * found["apart"]["gpus"]
+    assert found["apart"]["euros_per_hour"] == pytest.approx(euros, rel=1e-5)
+    assert f"40 requests/s take {found['apart']['gpus']} GPUs for {euros:,.2f} €" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("study.node=1", "node=1: must be a whole number of at least 2"),
+        ("study.target=0", "target=0: must be a number above 0"),
+        ("study.arms={a: ['workload.rate=3']}", "arms.prefill, a: workload.rate=3: is what"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(call: Call, word: str, complaint: str) -> None:
+    code, text, errors = call(*FEW, word)
+    assert code == 1, text
+    assert len(errors.splitlines()) == 1
+    assert complaint in errors
+
+
+@pytest.mark.slow
+def test_where_no_rate_misses_the_objective_the_highest_is_taken_for_a_bound(call: Call) -> None:
+    words = "study.arms={TP 1: ['cost=distserve-own-opt-13b-tp1']}", "workload.requests=6"
+    code, text, errors = call(*FEW, *words, "study.bounds.ttft_p90=60", "study.bounds.tpot_p90=9")
+    assert (code, errors) == (0, ""), text
+    options = json.loads(Path("out/result.json").read_text())["data"]["placement"]["options"]
+    assert all(each["TP 1"]["requests_per_s"] > 1000 for each in options.values())
+    assert "no rate misses the objective of prefill, TP 1" in " ".join(text.split())
+
+
+def test_a_phase_is_one_of_two(call: Call) -> None:
+    code, _, errors = call("experiment=single", "backend.only=swap", "hydra.run.dir=out")
+    assert code == 1
+    assert "backend.only=swap: unknown; choose from decode, prefill" in errors
