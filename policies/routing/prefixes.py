@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 
 from pagedsim.core import Request
 from pagedsim.core.errors import unknown
+from pagedsim.core.memory.prefix_index import depths
 from policies.routing.router import Replica, Replicas
 
 BLOCK = 64
@@ -55,17 +56,8 @@ class Sent(Prefixes):
 
     def tokens(self, request: Request, replicas: Replicas) -> Sequence[int]:
         self._forget_the_absent(replicas)
-        keys = self.keys(request)
-        left = self._present
-        matched: dict[int, int] = {}
-        for depth, key in enumerate(keys):
-            here = left & self._where.get(key, 0)
-            _note(matched, left & ~here, depth)
-            left = here
-            if not left:
-                break
-        _note(matched, left, len(keys))
-        return [matched[replica.index] for replica in replicas]
+        found = dict(depths(self.keys(request), self._where, self._present))
+        return [BLOCK * found.get(replica.index, 0) for replica in replicas]
 
     def sent(self, request: Request, replica: Replica) -> None:
         blocks = self._blocks.setdefault(replica.index, OrderedDict())
@@ -121,14 +113,6 @@ def _chain(prompt: Sequence[Hashable]) -> Sequence[int]:
         key = hash((key, *prompt[end - BLOCK : end]))
         keys.append(key)
     return keys
-
-
-def _note(matched: dict[int, int], bits: int, depth: int) -> None:
-    """Those of the bits have so many blocks."""
-    while bits:
-        lowest = bits & -bits
-        matched[lowest.bit_length() - 1] = depth * BLOCK
-        bits ^= lowest
 
 
 def _room(replica: Replica) -> int:

@@ -35,6 +35,8 @@ class PrefixMemory(PagedMemory):
         self._blocks_of: dict[Hashable, list[int]] = {}  # equal blocks, first registered first
         self._idle_keys = 0
         self._changes = 0
+        self._where: dict[Hashable, int] | None = None  # whom to tell which keys are known here,
+        self._bit = 0  # and by which bit
 
     @property
     def cache_changes(self) -> int:
@@ -82,6 +84,8 @@ class PrefixMemory(PagedMemory):
         self._changes += 1
         self._key_of[block] = key
         self._blocks_of.setdefault(key, []).append(block)
+        if self._where is not None:
+            self._tell(key, self._where)
 
     def _forget(self, block: int) -> None:
         self._changes += 1
@@ -90,6 +94,25 @@ class PrefixMemory(PagedMemory):
         equals.remove(block)
         if not equals:
             del self._blocks_of[key]
+            self._untell(key)
+
+    def tell(self, where: dict[Hashable, int], bit: int) -> None:
+        """From now on, `where` has of each key that is known here this bit."""
+        self._where, self._bit = where, bit
+        for key in self._blocks_of:
+            self._tell(key, where)
+
+    def _tell(self, key: Hashable, where: dict[Hashable, int]) -> None:
+        if isinstance(key, bytes):  # by what a block holds; others mean something here alone
+            where[key] = where.get(key, 0) | self._bit
+
+    def _untell(self, key: Hashable) -> None:
+        if self._where is None or key not in self._where:
+            return
+        if left := self._where[key] & ~self._bit:
+            self._where[key] = left
+        else:
+            del self._where[key]
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -119,15 +142,19 @@ class PrefixMemory(PagedMemory):
             return request.num_tokens
         return request.prompt_len + request.told
 
-    def lookup(self, request: Request) -> Sequence[int]:
+    def findable(self, request: Request) -> Sequence[Hashable]:
+        """The keys of those of its blocks that a cache may have."""
         # At least one token must be computed, or there would be nothing to sample from.
         most = (request.num_tokens - 1) // self.block_size
         if request.prompt is None or (request.width > 1 and request.generated):
             return ()
-        hit: list[int] = []
         keys = self._keys(request, most)
-        for index in range(most):
-            equals = self._blocks_of.get(keys[index])
+        return keys if len(keys) == most else keys[:most]
+
+    def lookup(self, request: Request) -> Sequence[int]:
+        hit: list[int] = []
+        for key in self.findable(request):
+            equals = self._blocks_of.get(key)
             if equals is None:
                 break
             hit.append(equals[0])
@@ -240,6 +267,8 @@ class PrefixMemory(PagedMemory):
 
     def forget(self) -> None:
         self._changes += 1
+        for key in self._blocks_of:
+            self._untell(key)
         self._key_of.clear()
         self._blocks_of.clear()
         self._idle_keys = 0
