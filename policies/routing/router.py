@@ -11,12 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
 from pagedsim.core import Request
-
-Role = Literal["both", "prefill", "decode"]
-"""What a replica does, and what is to be done."""
 
 
 class Replica(Protocol):
