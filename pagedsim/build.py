@@ -35,6 +35,7 @@ from pagedsim.core import (
 from pagedsim.core.errors import refuse_settings, unknown
 from policies.admission import Cap, Reserve
 from policies.aging import Aging
+from policies.continuum import Continuum
 from policies.drr import DRR
 from policies.edf import EDF
 from policies.fcfs import FCFS
@@ -43,6 +44,7 @@ from policies.longest_prefix import LongestPrefix
 from policies.ltr import LTR
 from policies.mlfq import MLFQ, SkipJoin
 from policies.past_future import PastFuture
+from policies.plas import PLAS
 from policies.preemption import Cheapest, Recompute, Swap
 from policies.priority import Priority
 from policies.routing.central import Central
@@ -83,6 +85,8 @@ POLICIES: Mapping[str, type[Policy]] = {
     "ltr": LTR,
     "mlfq": MLFQ,
     "skip_join": SkipJoin,
+    "plas": PLAS,
+    "continuum": Continuum,
     "edf": EDF,
     "slo": SLO,
     "longest_prefix": LongestPrefix,

@@ -19,6 +19,11 @@ def refuse_misfits(limits: Limits, memory: Memory, policy: Policy, preemption: P
             f"{type(policy).__name__} overrides displaces, which is never asked: "
             "set displacing = True"
         )
+    if overrides(policy, "lingers") and not memory.can_guard:
+        raise ConfigError(
+            f"{type(policy).__name__} keeps what requests leave in a prefix cache, which "
+            f"{type(memory).__name__} has not: choose memory=prefix"
+        )
     if limits.max_model_len > memory.longest:
         raise ConfigError(
             f"max_model_len={limits.max_model_len}: memory of {memory.total} blocks × "

@@ -21,7 +21,7 @@ from pagedsim.core.state import ServerState
 RankChanges = Literal[
     "never", "when stale", "while decoding", "while running", "with time", "always"
 ]
-Need = Literal["predictor", "deadline", "client", "prompts", "priority"]
+Need = Literal["predictor", "deadline", "client", "prompts", "priority", "session"]
 
 
 class Keep(Enum):
@@ -118,6 +118,11 @@ class Policy:
         """Recompute or swap? None: as `preemption=` says."""
         return None
 
+    def lingers(self, request: Request, state: ServerState) -> float:
+        """For how many seconds may nobody new have what the request, which is finished, leaves in
+        the prefix cache? Those who run already may, as soon as nothing else is free."""
+        return 0.0
+
     def observe(self, event: Event) -> None:
         """Told of who arrives, joins the batch, is preempted, and leaves, if overridden."""
 
@@ -180,6 +185,9 @@ class Around(Policy):
 
     def keep(self, victim: Request, state: ServerState) -> Keep | None:
         return self.of.keep(victim, state)
+
+    def lingers(self, request: Request, state: ServerState) -> float:
+        return self.of.lingers(request, state)
 
     def observe(self, event: Event) -> None:
         self.of.observe(event)

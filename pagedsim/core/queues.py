@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagedsim.core.errors import IntegrityError, PolicyError
+from pagedsim.core.errors import IntegrityError, PolicyError, is_number
 from pagedsim.core.events import Admitted, Arrived, Left, Preempted
 from pagedsim.core.holdings import StandIn
 from pagedsim.core.memory import Copies, Memory
@@ -37,6 +37,7 @@ class Queues(RankedPlaces):
         self.preemption = preemption
         self.observing = overrides(policy, "observe")
         self.shedding = overrides(policy, "sheds")
+        self.guarding = overrides(policy, "lingers")
         self.feasible: Request | None = None  # the last head of waiting found to be
 
     # -- who waits ---------------------------------------------------------------------------------
@@ -251,7 +252,18 @@ class Queues(RankedPlaces):
 
     # -- who leaves --------------------------------------------------------------------------------
 
+    def guarded(self, hit: Sequence[int]) -> int:
+        """Free blocks that nobody new may have beside its `hit`; none where nobody runs, or there
+        might be nothing to do."""
+        return self.memory.guarded(hit) if self.guarding and self.running else 0
+
     def leave(self, request: Request, state: State, reason: str, now: float) -> None:
+        if self.guarding and state is State.FINISHED:
+            seconds = self.policy.lingers(request, self.state)
+            if not is_number(seconds) or seconds < 0:
+                name = f"{type(self.policy).__name__}.lingers"
+                raise PolicyError(f"{name} gave {seconds!r}: must be seconds of at least 0")
+            self.memory.guard(request, now + seconds)
         super().leave(request, state, reason, now)
         if self.observing:
             self.policy.observe(Left(request, now))

@@ -152,6 +152,8 @@ class Scheduler(Gate):
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
         try:
+            if queues.guarding:
+                self.memory.unguard(now)
             queues.expire()
             self.batching.compose(queues, plan)
         except TypeError:

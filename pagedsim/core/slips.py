@@ -11,7 +11,7 @@ from pagedsim.core.policy import Around, Policy, RankChanges
 
 HOOKS = (
     *("rank", "stale", "speed", "admit", "sheds"),
-    *("displaces", "victim", "keep", "observe", "served"),
+    *("displaces", "victim", "keep", "lingers", "observe", "served"),
 )
 
 

@@ -30,6 +30,10 @@ LACKS: Mapping[Need, tuple[Callable[[Workload], bool], str]] = {
         "goes by what prompts have in common, and these have no contents; "
         "set workload.prefixes, or take a trace with them",
     ),
+    "session": (
+        lambda workload: workload.turns is None,
+        "goes by sessions, and no request is of one; take workload=chat_sessions or agents",
+    ),
     "client": (
         lambda workload: len(np.unique(workload.client)) < 2,
         "goes by clients, and all requests are of one; set workload.client=, or "
@@ -42,7 +46,7 @@ LACKS: Mapping[Need, tuple[Callable[[Workload], bool], str]] = {
     ),
 }
 """Whether a workload lacks what a word of `Policy.needs` means, and what to say of it."""
-_REFUSED: tuple[Need, ...] = ("predictor", "deadline", "prompts")
+_REFUSED: tuple[Need, ...] = ("predictor", "deadline", "prompts", "session")
 """Of one client, or one priority, a policy is still itself."""
 
 

@@ -104,6 +104,8 @@ def serve_or_refuse(policy: Policy, batching: str) -> None:
                 client="abc"[number % 3],
                 predicted_len=1.0 + number % 4,
                 deadline=50.0,
+                session=str(number % 2),
+                turn=1 + number // 2,
             ),
             now=0.0,
             output_len=1 + number % 7,

@@ -128,6 +128,7 @@ class Batching(ABC):
         if queues.seats + request.width > queues.max_seqs:
             return False
         hit = memory.lookup(request)
+        spare += queues.guarded(hit)
         if memory.fit(request, span(request), spare, hit) is not Fit.NOW:
             return False
         if queues.policy.displacing is None or not steps:

@@ -94,7 +94,7 @@ class PrefillFirst(Batching):
             if queues.seats + request.width > queues.max_seqs:
                 break
             hit = memory.lookup(request)
-            margin = self.margin(queues)
+            margin = self.margin(queues) + queues.guarded(hit)
             if memory.fit(request, span(request), margin, hit) is not Fit.NOW:
                 break
             count = prefill_tokens(request, memory) - len(hit) * memory.block_size

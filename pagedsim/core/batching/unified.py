@@ -149,7 +149,7 @@ class Unified(Batching):
             return 0
         hit = memory.lookup(request)
         # All of the prompt must fit, although only a chunk of it may run.
-        if memory.fit(request, span(request), 0, hit) is not Fit.NOW:
+        if memory.fit(request, span(request), queues.guarded(hit), hit) is not Fit.NOW:
             return 0
         if not queues.admits(request):
             return 0

@@ -57,6 +57,7 @@ class Memory(ABC):
     """
 
     can_swap = False
+    can_guard = False
     can_hold = False
     """Whether blocks can be held for requests that are elsewhere."""
     tiers: Sequence[Tier] = ()
@@ -200,6 +201,18 @@ class Memory(ABC):
     @abstractmethod
     def release(self, request: Request) -> None:
         """Take back everything that the request holds, on both pools."""
+
+    def guard(self, request: Request, until: float) -> None:
+        """Once nobody holds them, what it leaves in the cache is the last to be evicted, until
+        then; those that would be evicted for somebody new are `guarded`."""
+        raise IntegrityError(f"{type(self).__name__} keeps nothing that could be guarded")
+
+    def guarded(self, hit: Sequence[int]) -> int:
+        """Free blocks that are guarded, but for those of a `hit`."""
+        return 0
+
+    def unguard(self, now: float) -> None:
+        """What was guarded until now is so no more."""
 
     def retract(self, request: Request, tokens: int) -> None:
         """What lies beyond `tokens` tokens was planned, but will not be computed."""

@@ -17,12 +17,15 @@ from hashlib import blake2b
 
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Pairs
+from pagedsim.core.memory.guard import Guard
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.request import Request
 
 
 class PrefixMemory(PagedMemory):
     """Paged memory with a prefix cache."""
+
+    can_guard = True
 
     def __init__(
         self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: bool = False
@@ -34,6 +37,7 @@ class PrefixMemory(PagedMemory):
         self._key_of: dict[int, Hashable] = {}
         self._blocks_of: dict[Hashable, list[int]] = {}  # equal blocks, first registered first
         self._idle_keys = 0
+        self._guard = Guard()
         self._changes = 0
         self._where: dict[Hashable, int] | None = None  # whom to tell which keys are known here,
         self._bit = 0  # and by which bit
@@ -44,7 +48,7 @@ class PrefixMemory(PagedMemory):
 
     @property
     def free(self) -> int:
-        return len(self._unused)
+        return len(self._unused) + len(self._guard)
 
     @property
     def cached(self) -> int:
@@ -56,10 +60,15 @@ class PrefixMemory(PagedMemory):
     # -- the pool ------------------------------------------------------------------------------
 
     def _free_blocks(self) -> list[int]:
-        return list(self._unused)
+        return [*self._unused, *self._guard]
+
+    def _is_free(self, block: int) -> bool:
+        return block in self._unused or block in self._guard
 
     def _take(self, count: int) -> list[int]:
-        blocks = [self._unused.popitem(last=False)[0] for _ in range(count)]
+        first = min(count, len(self._unused))
+        blocks = [self._unused.popitem(last=False)[0] for _ in range(first)]
+        blocks += [self._guard.pop() for _ in range(count - first)]
         for block in blocks:
             if block in self._key_of:
                 self._idle_keys -= 1
@@ -74,10 +83,12 @@ class PrefixMemory(PagedMemory):
         # The tail goes first: the beginning of a prompt is what others may share.
         for block in reversed(blocks):
             if self._unreferenced(block):
+                known = block in self._key_of
+                self._idle_keys += known
+                if known and self._guard.takes(block):
+                    continue
                 self._unused[block] = None
-                if block in self._key_of:
-                    self._idle_keys += 1
-                else:
+                if not known:
                     self._unused.move_to_end(block, last=False)
 
     def _learn(self, block: int, key: Hashable) -> None:
@@ -89,6 +100,7 @@ class PrefixMemory(PagedMemory):
 
     def _forget(self, block: int) -> None:
         self._changes += 1
+        self._guard.forget(block)
         key = self._key_of.pop(block)
         equals = self._blocks_of[key]
         equals.remove(block)
@@ -163,9 +175,11 @@ class PrefixMemory(PagedMemory):
     def wavers(self, request: Request) -> bool:
         # Of equal blocks the first is found. Once it is handed out, the next one is, which may be
         # in use already and then takes no free block. The last step may have done so.
+        if self._guard:
+            return True  # what is guarded may be so no more
         hit = self.lookup(request)
         return bool(hit) and (
-            any(block in self._unused and self._doubled(block) for block in hit)
+            any(self._is_free(block) and self._doubled(block) for block in hit)
             or self.fit(request, request.num_tokens, 0, hit) is Fit.NOW
         )
 
@@ -202,13 +216,14 @@ class PrefixMemory(PagedMemory):
 
     def _unheld(self, hit: Sequence[int]) -> int:
         """Blocks of a hit that stand in the free list, so that they take a free block as well."""
-        return sum(block in self._unused for block in hit)
+        return sum(map(self._is_free, hit))
 
     def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
         """The blocks of a hit, of which each has one more owner from now on."""
         for block in hit:
-            if block in self._unused:
-                del self._unused[block]
+            if self._is_free(block):
+                if not self._guard.gives(block):
+                    del self._unused[block]
                 self._idle_keys -= 1
             else:
                 self._share((block,))
@@ -269,9 +284,23 @@ class PrefixMemory(PagedMemory):
         self._changes += 1
         for key in self._blocks_of:
             self._untell(key)
+        self._unused.update(dict.fromkeys(self._guard))
+        self._guard = Guard()
         self._key_of.clear()
         self._blocks_of.clear()
         self._idle_keys = 0
+
+    def guard(self, request: Request, until: float) -> None:
+        if request.tables:
+            self._register(request, request.computed)
+            for block in request.tables[0][: request._registered]:
+                self._guard.set(block, until)
+
+    def guarded(self, hit: Sequence[int]) -> int:
+        return len(self._guard) - sum(block in self._guard for block in hit)
+
+    def unguard(self, now: float) -> None:
+        self._unused.update(dict.fromkeys(self._guard.expired(now)))
 
     def release(self, request: Request) -> None:
         if request.tables:
@@ -295,7 +324,7 @@ class PrefixMemory(PagedMemory):
 
     def check(self, requests: Iterable[Request]) -> None:
         super().check(requests)
-        idle = sum(block in self._unused for block in self._key_of)
+        idle = sum(map(self._is_free, self._key_of))
         if idle != self._idle_keys:
             raise IntegrityError(f"{idle} free blocks are cached, {self._idle_keys} counted")
         listed = {block: key for key, blocks in self._blocks_of.items() for block in blocks}

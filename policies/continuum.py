@@ -1,0 +1,65 @@
+"""Sessions keep what they have in memory while their tools run."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from math import inf
+
+from pagedsim.core import Arrived, Event, Left, Policy, Request, ServerState
+from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.policy import RankChanges
+
+
+class Continuum(Policy):
+    """Sessions go in the order in which they began, and before all others who come back in time:
+    for that long nobody new gets the memory that they left in the prefix cache.
+
+    In time is within `ttl` seconds of the last answer and then, once some of its client's sessions
+    have come back, within the mean of how long the last `window` of these took.
+    """
+
+    paper = "Li et al., Continuum, 2025 (2511.02230)"
+    needs = ("session",)
+    rank_changes: RankChanges = "never"
+    displacing = False
+
+    def __init__(self, ttl: float = 2.0, window: int = 100) -> None:
+        self.ttl = require_number("ttl", ttl, low=0)
+        self.window = require_whole("window", window, 1)
+        self._began: dict[str, float] = {}  # when each session first came
+        self._answered: dict[str, float] = {}  # when its last request ended, unless one came since
+        self._until: dict[str, float] = {}
+        self._gaps: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=self.window))
+        self._ranks: dict[Request, tuple[bool, float]] = {}
+
+    def time_to_live(self, client: str) -> float:
+        """Seconds for which the memory of a client's sessions is kept."""
+        gaps = self._gaps.get(client)
+        return sum(gaps) / len(gaps) if gaps else self.ttl
+
+    def rank(self, request: Request, state: ServerState) -> tuple[bool, float]:
+        if request not in self._ranks:  # it arrives
+            came, session = request.arrival or 0.0, request.session
+            late = session is None or state.now > self._until.get(session, -inf)
+            began = came if session is None else self._began.setdefault(session, came)
+            self._ranks[request] = (late, began)
+        return self._ranks[request]
+
+    def lingers(self, request: Request, state: ServerState) -> float:
+        if request.session is None:
+            return 0.0
+        seconds = self.time_to_live(request.client)
+        self._until[request.session] = state.now + seconds
+        return seconds
+
+    def observe(self, event: Event) -> None:
+        request, now = event
+        session = request.session
+        if isinstance(event, Left):
+            del self._ranks[request]
+        if session is None:
+            return
+        if isinstance(event, Left):
+            self._answered[session] = now
+        elif isinstance(event, Arrived) and session in self._answered:
+            self._gaps[request.client].append(now - self._answered.pop(session))

@@ -1,0 +1,225 @@
+"""Policies that know sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pytest
+
+from pagedsim.build import make_memory, make_policy, make_scheduler
+from pagedsim.core import (
+    ConfigError,
+    Policy,
+    Request,
+    Scheduler,
+    ServerState,
+    StepPlan,
+)
+from pagedsim.core.errors import PolicyError
+from pagedsim.core.memory.guard import Guard
+from pagedsim.workload import Sessions, Workload, agents, chat_sessions
+from policies.continuum import Continuum
+from policies.plas import PLAS
+from tests.sim.harness import Affine, content, run
+
+
+def scheduler(policy: str | Policy = "fcfs", blocks: int = 64, **settings: Any) -> Scheduler:
+    memory = make_memory("prefix", blocks=blocks, block_size=4)
+    if isinstance(policy, str):
+        policy = make_policy(policy)
+    return make_scheduler(memory=memory, policy=policy, **settings)
+
+
+def served(made: Workload, to: Scheduler, **settings: Any) -> pa.Table:
+    requests, _ = run(to, made, **settings)  # type: ignore[arg-type]
+    return requests
+
+
+# -- served least first ----------------------------------------------------------------------------
+
+
+def with_a_past(**settings: Any) -> PLAS:
+    """A policy that has seen session a served for 8 s, b for 2 s and 2 s at once."""
+    policy = PLAS(quantum=1.0, levels=4, **settings)
+    turns = Sessions([0, 1, 1], [1, 1, 1], [[]] * 3, [0, 0, 0])
+    served(Workload.of([0.0] * 3, 4, [8, 2, 2], turns=turns), scheduler(policy))
+    return policy
+
+
+def test_a_request_joins_the_level_of_what_its_session_was_served() -> None:
+    """Levels of 1, 2 and 4 s, and one without an end."""
+    policy = with_a_past()
+    levels = [policy.entry(Request(9, 4, session=name)) for name in ("0", "1", "2", None)]
+    assert levels == [3, 2, 0, 0]
+
+
+def test_on_the_critical_path_what_goes_in_parallel_counts_once() -> None:
+    policy = with_a_past(critical_path=True)
+    assert [policy.entry(Request(9, 4, session=name)) for name in ("0", "1")] == [3, 1]
+
+
+def test_a_chain_adds_up_on_the_critical_path_too() -> None:
+    policy = PLAS(quantum=1.0, levels=8, critical_path=True)
+    made = chat_sessions(
+        sessions=1, arrivals="burst", turns=3, lengths={"shape": "fixed", "prompt": 4, "output": 5}
+    )
+    served(made, scheduler(policy))
+    assert policy.entry(Request(9, 4, session="0")) == 4  # 15 s: levels end at 1, 3, 7, 15
+
+
+def test_a_new_session_overtakes_one_that_was_served_long() -> None:
+    turns = Sessions([0, 0, 1], [1, 2, 1], [[], [0], []], [0, 0, 0])
+    made = Workload.of([0.0, 0.0, 9.0], 4, [8, 8, 3], turns=turns)
+    ends = {
+        name: served(made, scheduler(name, max_seqs=1))["finished"].to_pylist()
+        for name in ("fcfs", "plas")
+    }
+    assert ends["fcfs"] == [8, 16, 19]
+    assert ends["plas"][2] < ends["plas"][1]
+
+
+# -- memory that is kept ---------------------------------------------------------------------------
+
+
+def test_a_guard_gives_the_soonest_to_expire_and_lets_it_go_in_time() -> None:
+    guard = Guard()
+    for block, until in ((1, 9.0), (2, 5.0), (3, 7.0)):
+        guard.set(block, until)
+        assert guard.takes(block)
+    assert not guard.takes(4)
+    assert (len(guard), guard.pop(), guard.gives(1), guard.gives(2)) == (3, 2, True, False)
+    assert guard.expired(6.9) == [] and guard.expired(7.0) == [3] and not guard
+    guard.set(5, 6.0)
+    assert not guard.takes(5), "it is past"
+
+
+@dataclass
+class Asked:
+    """Requests written down: (arrival, prompt, output, session) a row."""
+
+    rows: Sequence[tuple[float, range, int, str]]
+    mode: Literal["open"] = "open"
+    users: None = None
+    think_time: float = 0.0
+    turns: None = None
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        for number, (arrival, prompt, output, session) in enumerate(self.rows):
+            yield Request(number, prompt, arrival=arrival, session=session), output
+
+
+CHAT = range(36)
+"""9 blocks of 4."""
+
+
+def own(number: int, length: int) -> range:
+    """A prompt that begins as nobody else's."""
+    return range(1000 * number, 1000 * number + length)
+
+
+def asked(to: Scheduler, *rows: tuple[float, range, int, str]) -> list[dict[str, Any]]:
+    """In steps of one second."""
+    found: list[dict[str, Any]] = run(to, Asked(rows))[0].to_pylist()  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("batching", ["unified", "prefill_first"])
+@pytest.mark.parametrize(("policy", "comes", "cached"), [
+    ("fcfs", 6.5, 0), ("continuum", 6.5, 36), ("continuum", 9.5, 0),
+])  # fmt: skip
+def test_who_comes_back_in_time_finds_what_it_left(
+    batching: str, policy: str, comes: float, cached: int
+) -> None:
+    """It leaves 9 or 10 of 16 blocks at second 5, and strangers wait for 5 each."""
+    strangers = [(4.0, own(number, 16), 12, f"s{number}") for number in range(1, 5)]
+    rows = [(0.0, CHAT, 5, "a"), *strangers, (comes, range(41), 3, "a")]
+    last = asked(scheduler(policy, 16, batching=batching), *rows)[-1]
+    assert last["cached_tokens"] == cached
+
+
+def test_nobody_waits_for_memory_that_is_kept_where_nobody_runs() -> None:
+    to = scheduler(Continuum(ttl=1000.0), 16)
+    rows = asked(to, (0.0, CHAT, 5, "a"), (10.0, own(1, 60), 2, "b"))
+    assert rows[1]["scheduled"] == 10.0
+
+
+def test_who_runs_takes_what_is_kept_before_it_loses_its_own() -> None:
+    to = scheduler(Continuum(ttl=1000.0), 16)
+    rows = asked(to, (0.0, CHAT, 2, "a"), (0.0, own(1, 12), 40, "b"))
+    assert [row["preemptions"] for row in rows] == [0, 0]
+    assert to.policy.time_to_live("") == 1000.0  # type: ignore[attr-defined]
+
+
+def test_memory_is_kept_for_as_long_as_sessions_took_to_come_back() -> None:
+    policy = Continuum(ttl=2.0, window=2)
+    row = (range(8), 1, "a")
+    asked(scheduler(policy), *[(at, *row) for at in (0.0, 10.0, 13.0, 19.0)])
+    assert policy.time_to_live("") == pytest.approx((2 + 5) / 2)  # each is answered in a second
+
+
+def test_the_oldest_session_goes_first() -> None:
+    rows = [(0.0, own(1, 8), 4, "a"), (1.0, own(2, 8), 4, "b"), (9.0, own(3, 8), 4, "b")]
+    rows += [(9.0, own(4, 8), 9, "c"), (9.0, own(5, 8), 4, "a")]
+    found = asked(scheduler(Continuum(ttl=0.0), max_seqs=1), *rows)
+    began = [row["scheduled"] for row in found]
+    assert began[4] < began[2] < began[3]
+
+
+def test_memory_must_have_something_to_keep() -> None:
+    with pytest.raises(ConfigError, match="Continuum keeps what requests leave in a prefix cache"):
+        make_scheduler(memory=make_memory("paged", blocks=8), policy=Continuum())
+
+
+def test_seconds_are_seconds() -> None:
+    class Slip(Policy):
+        def lingers(self, request: Request, state: ServerState) -> float:
+            return -1.0
+
+    with pytest.raises(PolicyError, match=r"Slip.lingers gave -1.0: must be seconds of at least 0"):
+        asked(scheduler(Slip()), (0.0, CHAT, 2, "a"))
+
+
+# -- both ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batching", ["unified", "prefill_first"])
+@pytest.mark.parametrize("policy", ["plas", "continuum"])
+def test_fast_forward_leaves_no_trace_and_no_invariant_is_broken(
+    policy: str, batching: str
+) -> None:
+    lengths = {"shape": "uniform", "prompt_min": 1, "prompt_max": 30, "output_min": 1}
+    made = agents(
+        programs={
+            "chat": {
+                "share": 0.6, "shape": "chain", "turns": 5, "prefixes": {"tokens": 20},
+                "tool": {"shape": "exponential", "mean": 0.4},
+                "lengths": {**lengths, "output_max": 40},
+            },
+            "tree": {
+                "share": 0.4, "shape": "tree", "breadth": 3, "depth": 2,
+                "lengths": {**lengths, "output_max": 20},
+            },
+        },
+        sessions=40, rate=2.0, seed=4,
+    )  # fmt: skip
+    tables = []
+    for fast in (True, False):
+        to = scheduler(policy, 90, batching=batching, preemption="recompute")
+        cost = Affine() if fast else Checked()
+        cost.scheduler = to  # type: ignore[attr-defined]
+        tables.append(run(to, made, cost, fast_forward=fast))  # type: ignore[arg-type]
+    assert [content(table) for table in tables[0]] == [content(table) for table in tables[1]]
+    assert sum(tables[0][0]["cached_tokens"].to_pylist()) > 0
+
+
+class Checked(Affine):
+    """Checks the scheduler at each step."""
+
+    scheduler: Scheduler
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        self.scheduler.check()
+        return super().step_seconds(plan)
