@@ -35,6 +35,7 @@ NEEDS: dict[Need, str] = {
     "predictor": "predictor= other than none",
     "deadline": "workload.deadline=",
     "client": "workload.client= of several",
+    "session": "workload= of sessions",
     "prompts": "prompts with contents, memory=prefix",
     "priority": "workload.priority= of several",
 }

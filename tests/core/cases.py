@@ -183,6 +183,7 @@ class Job:
             priority=self.priority,
             predicted_len=float(self.predicted),
             client="ab"[self.priority % 2],
+            session="xyz"[self.priority % 3],
             deadline=float(self.predicted * 3),
         )
 
@@ -299,7 +300,9 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         tiers = draw(_up_to(3, _whole(1, 2 * blocks), preemption != "recompute"))
     max_seqs = draw(_one_of(1, 2, 3, 4, 4, 6, 8, 8))
     max_model_len = draw(_maybe(_none, _whole(-(-capacity // 2), capacity)))
-    policy = draw(_one_of(*POLICIES, *ODD))
+    cached = memory in ("prefix", "tiered")
+    fitting = [name for name in POLICIES if cached or name != "continuum"]
+    policy = draw(_one_of(*fitting, *ODD))
     inner = ("fcfs", "priority", "sjf", "vtc", *(() if batching == "static" else ("srpt",)))
     of = draw(_one_of(*inner))
     return Server(

@@ -54,13 +54,14 @@ def served(
     seconds: Seconds = busy,
     blocks: int = 1000,
     block_size: int = 4,
+    memory: str = "paged",
     look: Callable[[Scheduler, StepPlan], None] = lambda scheduler, plan: None,
     **settings: Any,
 ) -> Outcome:
     """Serve all jobs; `look` is called after every step."""
     cpu_blocks = settings.pop("cpu_blocks", 0)
-    memory = make_memory(blocks=blocks, block_size=block_size, cpu_blocks=cpu_blocks)
-    scheduler = make_scheduler(memory=memory, policy=policy, **settings)
+    made = make_memory(memory, blocks=blocks, block_size=block_size, cpu_blocks=cpu_blocks)
+    scheduler = make_scheduler(memory=made, policy=policy, **settings)
     coming = sorted(enumerate(jobs), key=lambda pair: pair[1].at)
     outcome = Outcome(scheduler, [])
     now = 0.0

@@ -60,7 +60,7 @@ def test_sjf_finishes_what_it_began_and_srpt_does_not() -> None:
 @pytest.mark.parametrize("name", [name for name, kind in POLICIES.items() if kind.needs])
 def test_without_what_it_needs_it_is_first_come_first_served(name: str) -> None:
     jobs = [Job(at, 4, 3) for at in range(6)]
-    assert started(served(jobs, name, max_seqs=2)) == list(range(6))
+    assert started(served(jobs, name, max_seqs=2, memory="prefix")) == list(range(6))
 
 
 def test_the_response_ratio_grows_with_the_wait_and_falls_with_the_prompt() -> None:
