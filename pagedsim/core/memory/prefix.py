@@ -109,7 +109,8 @@ class PrefixMemory(PagedMemory):
             self._untell(key)
 
     def tell(self, where: dict[Hashable, int], bit: int) -> None:
-        """From now on, `where` has of each key that is known here this bit."""
+        """From now on, `where` has of each key that is known here this bit; nobody else is told."""
+        assert self._where is None, "another index is told already"
         self._where, self._bit = where, bit
         for key in self._blocks_of:
             self._tell(key, where)
