@@ -25,8 +25,6 @@ class Pool:
     role: str = "both"
     set: Any = ()
     """What differs from the rest of the configuration, in the words of the command line."""
-    config: Mapping[str, Any] | None = None
-    """The whole configuration with that; filled in where it is composed."""
 
     def __post_init__(self) -> None:
         require_whole("replicas", self.replicas, 1, MOST)
@@ -92,9 +90,7 @@ def _pool(name: str, settings: Any) -> Pool:
             f"pools.{name}={shown(settings)}: must be settings, such as {{replicas: 2}}"
         )
     given = {str(key): value for key, value in settings.items()}
-    refuse_settings(
-        f"pools.{name}", given, Pool, hidden=("config",) if "config" not in given else ()
-    )
+    refuse_settings("a pool", given, Pool, f"pools.{name}")
     try:
         return Pool(**given)
     except ConfigError as error:

@@ -13,6 +13,8 @@ OF_A_REPLICA = (
     *("server", "tensor_parallel", "kv_cache_dtype", "quantization"),
 )
 """Keys and groups that may differ from replica to replica; all others are the fleet's."""
+OWN = "config"
+"""Where a pool has them, once they are composed."""
 
 
 def with_pools(config: Settings, composed: Callable[[str, Sequence[str]], Settings]) -> Settings:
@@ -28,6 +30,26 @@ def with_pools(config: Settings, composed: Callable[[str, Sequence[str]], Settin
     return {**config, "fleet": {**config["fleet"], "pools": made}}
 
 
+def without_configurations(fleet: Settings) -> Settings:
+    """A fleet's settings alone: what its pools are configured to is made a replica at a time."""
+    pools = fleet.get("pools")
+    if not isinstance(pools, Mapping):
+        return fleet
+    bare = {
+        name: {key: value for key, value in pool.items() if key != OWN}
+        if isinstance(pool, Mapping)
+        else pool
+        for name, pool in pools.items()
+    }
+    return {**fleet, "pools": bare}
+
+
+def configured(config: Settings, pool: str) -> Settings:
+    """The configuration of one of the replicas of a pool."""
+    pools = config["fleet"].get("pools") or {}
+    return {**config, **pools.get(pool, {}).get(OWN, {})}
+
+
 def _with_own(name: str, pool: Any, composed: Callable[[str, Sequence[str]], Settings]) -> Any:
     words = pool.get("set") if isinstance(pool, Mapping) else None
     if not words or not isinstance(words, Sequence) or isinstance(words, str):
@@ -40,4 +62,4 @@ def _with_own(name: str, pool: Any, composed: Callable[[str, Sequence[str]], Set
                 f"{where}: {word}: is not a replica's own; it may set {', '.join(OF_A_REPLICA)}"
             )
     own = composed(where, list(map(str, words)))
-    return {**pool, "config": {key: own[key] for key in OF_A_REPLICA if key in own}}
+    return {**pool, OWN: {key: own[key] for key in OF_A_REPLICA if key in own}}

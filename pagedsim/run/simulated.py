@@ -13,6 +13,7 @@ from pagedsim.fleet.spec import FleetSpec, Pool
 from pagedsim.run.backend import Backend, Settings
 from pagedsim.run.fleet import FleetStage, Place
 from pagedsim.run.objects import make, said_of
+from pagedsim.run.pools import configured, without_configurations
 from pagedsim.run.routing import router_of
 from pagedsim.run.server import server_of
 from pagedsim.run.simulation import Simulation
@@ -70,7 +71,11 @@ class Simulated(Backend):
 
     def stage(self, config: Settings, seed: int) -> Simulation | FleetStage:
         settings = config.get("fleet")  # a configuration of before has none
-        spec = FleetSpec() if settings is None else make("fleet", settings, FleetSpec)
+        spec = (
+            FleetSpec()
+            if settings is None
+            else make("fleet", without_configurations(settings), FleetSpec)
+        )
         if spec.alone:
             return self.simulation(config, seed)
         places = [
@@ -102,7 +107,7 @@ class Simulated(Backend):
 
     def _places(self, name: str, pool: Pool, config: Settings, seed: int) -> Iterator[Place]:
         """The replicas of a pool; what fits and what a step takes is worked out once for all."""
-        own = {**config, **(pool.config or {})}
+        own = configured(config, name)
         try:
             first = self.simulation(own, seed)
         except PagedsimError as error:
