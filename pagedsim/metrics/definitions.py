@@ -4,7 +4,8 @@ A new one is a function more, in the order in which a summary shall have it; its
 a report says of it. `latency` is for one value a request, `tally` for one number of some requests,
 `whole` for one of the run. What they are given is in `tables.py`, and the names of the columns in
 `recorder.py` and `steps.py`. Those of how clients fared are in `fairness.py`, those of sessions in
-`sessions.py`, and those of memory, batches and hardware in `use.py`.
+`sessions.py`, those of memory, batches and hardware in `use.py`, and those of how evenly replicas
+were loaded in `balance.py`.
 
 `output_tokens` are those of one sequence; rates of tokens, and service, count all `sequences`.
 Latencies count requests that finished; whoever was rejected, aborted or left unfinished is only
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagedsim.metrics.balance import BALANCE
 from pagedsim.metrics.fairness import FAIRNESS
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.littles_law import littles_law
@@ -78,8 +80,8 @@ def itl(served: Served) -> tuple[Floats, Floats]:
     several = served.finished & (served.requests["output_tokens"] > 1)
     names = ("first_token", "finished", "output_tokens", "preemptions")
     values, counts = [], []
-    for mask, ends in served.run.lanes():
-        some = several & mask
+    for rows, ends in served.run.by_replica():
+        some = rows[several[rows]]
         gaps, came = token_gaps(ends, *(served.requests[name][some] for name in names))
         values.append(gaps)
         counts.append(came)
@@ -159,6 +161,14 @@ def cached_tokens(served: Served) -> float:
     return served.total("cached_tokens")
 
 
+@METRICS.tally("Prefix hits", "share", MORE)
+def hit_rate(served: Served) -> float:
+    """Cached tokens, as a share of the prompt tokens of all who were not rejected."""
+    wanted = served.mask & ~served.requests.are("rejected")
+    prompts = served.requests["prompt_tokens"][wanted].sum()
+    return ratio(served.total("cached_tokens"), float(prompts))
+
+
 @METRICS.whole("Swapped at once", "count", LESS)
 def swapped_peak(run: RunTables) -> int | None:
     """The most blocks that were on the CPU at once."""
@@ -181,6 +191,7 @@ def in_system_mean(run: RunTables) -> float:
 
 
 METRICS.update(USE)
+METRICS.update(BALANCE)
 
 
 def _met(served: Served) -> int | None:

@@ -40,15 +40,21 @@ class Reader:
         require_number("qoe.tokens_per_s", self.tokens_per_s, above=0)
 
     def qoe(
-        self, arrival: Floats, first: Floats, last: Floats, tokens: Counts, ends: Floats
+        self,
+        arrival: Floats,
+        first: Floats,
+        last: Floats,
+        tokens: Counts,
+        begin: Counts,
+        steps: Counts,
+        ends: Floats,
     ) -> Floats:
-        """The QoE of answers whose tokens came at their first token and at `ends` of decode steps.
+        """The QoE of answers whose tokens came at their first token and at ends of decode steps:
+        so many `steps` of `ends`, from `begin` on.
 
         Exact for whoever decoded in each step between. One that missed some, because it was
         preempted or held, has its tokens spread evenly over these steps.
         """
-        begin = np.searchsorted(ends, first, side="right")
-        steps = np.searchsorted(ends, last, side="right") - begin
         late = self._late(arrival + self.ttft, first, last, tokens, begin, steps, ends)
         reading = tokens * (tokens - 1.0) / (2 * self.tokens_per_s)
         whole = tokens * self.ttft + reading + late
@@ -108,6 +114,13 @@ class Reader:
             sums[here] += delay[here]
         total[some] = sums
         return total
+
+
+def decoded(ends: Floats, first: Floats, last: Floats) -> tuple[Counts, Counts]:
+    """Of the ends of decode steps, where those after the first token of each answer begin, and how
+    many there are up to its last."""
+    begin = np.searchsorted(ends, first, side="right")
+    return begin, np.searchsorted(ends, last, side="right") - begin
 
 
 def _highest(values: Floats, begin: Counts, count: Counts) -> Floats:

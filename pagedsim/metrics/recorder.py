@@ -115,7 +115,7 @@ class Recorder(StepRecorder):
         self._requests = Numbers(REQUEST_COLUMNS)
         self._ids: array[int] | list[int | str] = array("q")  # a list where they are words
         self._words = Words("client", "state", "reason")
-        self._places = array("i")  # the replica of each, where there are several
+        self._places = array("i")  # where there are replicas, that of each; -1: of none
         self._sessions: list[str | None] = []  # and turns: empty, where nobody is of a session
         self._turns = array("i")
         self._requests_table: pa.Table | None = None
@@ -134,6 +134,8 @@ class Recorder(StepRecorder):
         if isinstance(request.id, str) and not isinstance(self._ids, list):
             self._ids = list(self._ids)
         self._ids.append(request.id)  # type: ignore[arg-type]
+        if self.lanes:
+            self._places.append(-1)  # at the door, unless a lane knows better
         state = "unfinished" if request.alive else request.state.value
         self._words.append((request.client, state, request.finish_reason or ""))
         requests = self._requests
@@ -196,7 +198,7 @@ class Lane(StepRecorder):
     def left(self, request: Request) -> None:
         """A request left this replica for good; or the run ends while it is alive here."""
         self._whole.left(request)
-        self._whole._places.append(self._index)
+        self._whole._places[-1] = self._index
 
 
 def _time(time: float | None) -> float:

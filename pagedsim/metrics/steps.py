@@ -36,6 +36,8 @@ STEP_COLUMNS: Mapping[str, type[np.generic]] = {
 }
 REPLICA = "replica"
 """The column that says where in a fleet a request was served, or a step was carried out."""
+CAME_FROM = "came_from"
+"""The column that says where a request was before, where replicas hand requests on."""
 PART = 1 << 18
 """Steps that are looked at in one go, since a run may have millions."""
 

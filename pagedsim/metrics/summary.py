@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pagedsim.metrics.definitions import METRICS
+from pagedsim.metrics.lanes import Lanes, ReplicaFacts
 from pagedsim.metrics.metric import Whole
 from pagedsim.metrics.qoe import Reader
+from pagedsim.metrics.replicas import replica_rows
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.steps import REPLICA, Batches
 from pagedsim.metrics.tables import NAN, Floats, Mask, Requests, RunTables, Served, StepPart
@@ -28,7 +30,7 @@ def summarise(
     steps: Batches,
     *,
     total_blocks: float,
-    block_size: float | Sequence[float],
+    block_size: float,
     max_seqs: float,
     slo: Slo | None = None,
     flops: float | None = None,
@@ -41,7 +43,7 @@ def summarise(
     idle_watts: float | None = None,
     euros_per_hour: float | None = None,
     end: float = NAN,
-    servers: int = 1,
+    replicas: Sequence[ReplicaFacts] = (),
 ) -> dict[str, Any]:
     """The summary of one run.
 
@@ -51,14 +53,14 @@ def summarise(
     metrics of energy, and `euros_per_hour` of all its GPUs those of cost, likewise. `swapped_peak`
     is of the server's memory, where it can swap. Of a server that nobody can look into there are
     no steps, its sizes are NaN, and `end` is when the run ended.
-    Of several `servers` sizes, work, power and price are sums, `max_seqs` and the peaks are means,
-    and `block_size` has one for each.
+    Of several `replicas` blocks, work, power and price are sums, `max_seqs` and the peaks are
+    means, `block_size` is NaN where theirs differ, and the key `replicas` has a row for each.
     """
     view = Requests.of(requests)
-    sizes = block_size if isinstance(block_size, Sequence) else [block_size]
-    ends, last, sums = _over_steps(steps, sizes, end)
+    lanes = Lanes(replicas) if len(replicas) > 1 else None
+    ends, last, sums = _over_steps(steps, block_size, lanes, end)
     work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
-    drawn = (joules, idle_watts, euros_per_hour, servers)
+    drawn = (joules, idle_watts, euros_per_hour, lanes)
     run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work, *drawn)
     summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()
@@ -68,9 +70,9 @@ def summarise(
         groups = {c: _of_requests(run, view.where("client", c)) for c in _by_urgency(requests)}
     for metric in METRICS.values():
         summary |= metric.of_run(run, sums.get(metric.name, ()))
-    alike = sizes[0] if len(set(sizes)) == 1 else NAN
-    summary |= {"total_blocks": total_blocks, "block_size": alike, "max_seqs": max_seqs}
-    return summary | {"clients": groups} | _classes(run)
+    summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
+    rows = {} if lanes is None else {"replicas": replica_rows(run, lanes)}
+    return summary | {"clients": groups} | _classes(run) | rows
 
 
 def _classes(run: RunTables) -> dict[str, Any]:
@@ -91,17 +93,22 @@ def _of_requests(run: RunTables, mask: Mask) -> dict[str, Any]:
 
 
 def _over_steps(
-    steps: Batches, sizes: Sequence[float], end: float
+    steps: Batches, block_size: float, lanes: Lanes | None, end: float
 ) -> tuple[list[Floats], float, dict[str, Sequence[float]]]:
     """Ends of the steps in which somebody decoded, replica by replica; that of the last of all; and
-    metrics' sums. `sizes` are those of each replica's blocks."""
+    metrics' sums. `lanes` are told of all."""
     wholes = {name: one.how for name, one in METRICS.items() if isinstance(one.how, Whole)}
-    nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), sizes[0])
+    nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size)
     sums = {name: _sums(whole, nothing) for name, whole in wholes.items()}
-    decodes, last = [[np.empty(0)] for _ in sizes], end
+    decodes, last = [[np.empty(0)] for _ in (lanes.facts if lanes else [None])], end
     for batch in steps.to_batches():
-        index = batch[REPLICA][0].as_py() if len(sizes) > 1 else 0
-        part = StepPart(batch, sizes[index])
+        index, size = 0, block_size
+        if lanes is not None:
+            index = batch[REPLICA][0].as_py()
+            size = lanes.facts[index].block_size
+        part = StepPart(batch, size)
+        if lanes is not None:
+            lanes.add(index, part)
         decodes[index].append(part["end"][part["decode_seqs"] > 0])
         ended = float(part["end"][-1])
         last = last if last > ended else ended  # NaN is not

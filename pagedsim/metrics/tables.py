@@ -12,13 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.metrics.qoe import Reader
+from pagedsim.metrics.lanes import Lanes
+from pagedsim.metrics.qoe import Reader, decoded
 from pagedsim.metrics.service import ServiceOverTime, service_of
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.steps import REPLICA
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Rows = NDArray[np.int64]
+"""Numbers of requests, as they stand in their table."""
 EachRequest = Callable[["Requests"], Floats]
 """One value a request; NaN for one that has none."""
 
@@ -94,6 +97,13 @@ class Requests:
         except KeyError:
             return None
         return np.asarray(column.offsets, dtype=np.int64), np.asarray(column.values)
+
+    def optional(self, name: str) -> NDArray[Any] | None:
+        """A column that there may be or not."""
+        try:
+            return self[name]
+        except KeyError:
+            return None
 
     def numbered(self, name: str) -> tuple[list[str], NDArray[np.int64]]:
         """The words of a column, each once as they come, and which one each request has."""
@@ -178,22 +188,34 @@ class RunTables:
     """What they draw between them."""
     euros_per_hour: float | None
     """What they cost, at work or not."""
-    servers: int = 1
-    """How many replicas there were."""
+    lanes: Lanes | None = None
+    """What each replica did, where there are several."""
+
+    @property
+    def servers(self) -> int:
+        """How many replicas there were."""
+        return len(self.lanes.facts) if self.lanes is not None else 1
 
     @property
     def server_seconds(self) -> float:
         """For how long all of them were there, together."""
         return self.makespan * self.servers
 
-    def lanes(self) -> Iterator[tuple[Mask, Floats]]:
+    def by_replica(self) -> Iterator[tuple[Rows, Floats]]:
         """Of each replica the requests that left it, and `decode_ends`."""
         if len(self.decode_ends) == 1:
-            yield np.ones(len(self.requests["arrival"]), dtype=bool), self.decode_ends[0]
+            yield np.arange(len(self.requests["arrival"])), self.decode_ends[0]
             return
-        where = self.requests[REPLICA]
+        order, bounds = self._grouped
         for index, ends in enumerate(self.decode_ends):
-            yield where == index, ends
+            yield order[bounds[index] : bounds[index + 1]], ends
+
+    @cached_property
+    def _grouped(self) -> tuple[Rows, Rows]:
+        """The requests replica by replica, and where those of each begin."""
+        where = self.requests[REPLICA]
+        order = np.argsort(where, kind="stable")
+        return order, np.searchsorted(where[order], np.arange(len(self.decode_ends) + 1))
 
     @cached_property
     def makespan(self) -> float:
@@ -232,18 +254,30 @@ class RunTables:
     def qoe(self) -> Floats:
         """One value a request; NaN for who did not finish."""
         finished = self.requests.are("finished")
-        names = ("arrival", "first_token", "finished", "output_tokens")
+        names = ("arrival", "output_tokens", "first_token", "finished")
         found = np.full(len(finished), NAN)
         if (times := self.token_times) is not None:
             came = [times.of(row) for row in np.flatnonzero(finished).tolist()]
-            arrival, tokens = (self.requests[name][finished] for name in (names[0], names[3]))
+            arrival, tokens = (self.requests[name][finished] for name in names[:2])
             found[finished] = self.reader.qoe_of_times(arrival, tokens, came)
             return found
-        for mask, ends in self.lanes():
-            some = mask & finished
-            arrival, first, last, tokens = (self.requests[name][some] for name in names)
-            found[some] = self.reader.qoe(arrival, first, last, tokens, ends)
+        begin, steps = (some[finished] for some in self._decoded)
+        arrival, tokens, first, last = (self.requests[name][finished] for name in names)
+        ends = np.concatenate(self.decode_ends)
+        found[finished] = self.reader.qoe(arrival, first, last, tokens, begin, steps, ends)
         return found
+
+    @cached_property
+    def _decoded(self) -> tuple[Rows, Rows]:
+        """What `decoded` says of each request, in all `decode_ends` one after the other."""
+        begin = np.zeros(len(self.requests["arrival"]), dtype=np.int64)
+        steps, before = np.zeros_like(begin), 0
+        for rows, ends in self.by_replica():
+            first, last = (self.requests[name][rows] for name in ("first_token", "finished"))
+            begin[rows], steps[rows] = decoded(ends, first, last)
+            begin[rows] += before
+            before += len(ends)
+        return begin, steps
 
     @cached_property
     def token_times(self) -> TokenTimes | None:

@@ -14,8 +14,10 @@ from pagedsim.fleet.front import Front
 from pagedsim.fleet.member import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.fleet.spec import FleetSpec
+from pagedsim.metrics.lanes import ReplicaFacts
 from pagedsim.metrics.recorder import Lane
-from pagedsim.metrics.steps import Batches, FleetSteps
+from pagedsim.metrics.steps import Batches
+from pagedsim.metrics.tables import NAN
 from pagedsim.run.backend import Settings, Stage
 from pagedsim.run.simulation import Simulation
 from pagedsim.run.stoppable import StoppableRecorder
@@ -31,6 +33,20 @@ class Place:
     pool: str
     role: str
     simulation: Simulation
+
+    def described(self) -> ReplicaFacts:
+        """What a summary has to know of it."""
+        sizes, replica = self.simulation.sizes(), self.simulation.replica
+        gpus = f"{replica.tensor_parallel} × " if replica.tensor_parallel > 1 else ""
+        return ReplicaFacts(
+            self.name,
+            total_blocks=sizes["total_blocks"],
+            block_size=sizes["block_size"],
+            max_seqs=sizes["max_seqs"],
+            pool=self.pool,
+            role=self.role,
+            hardware=f"{gpus}{replica.hardware.name}",
+        )
 
 
 class FleetStage(Stage):
@@ -90,12 +106,13 @@ class FleetStage(Stage):
     def sizes(self) -> Settings:
         each = [place.simulation.sizes() for place in self.places]
         peaks = [one["swapped_peak"] for one in each if one["swapped_peak"] is not None]
+        sizes = {one["block_size"] for one in each}
         return {
             "total_blocks": sum(one["total_blocks"] for one in each),
-            "block_size": [one["block_size"] for one in each],
+            "block_size": sizes.pop() if len(sizes) == 1 else NAN,
             "max_seqs": float(np.mean([one["max_seqs"] for one in each])),
             "swapped_peak": max(peaks, default=None),
-            "servers": len(each),
+            "replicas": [place.described() for place in self.places],
         }
 
     def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
@@ -116,12 +133,9 @@ class FleetStage(Stage):
 
     def work(self, steps: Batches) -> Mapping[str, float | None]:
         """Work and energy are sums; a peak is the mean over the time that steps took."""
-        assert isinstance(steps, FleetSteps)
-        each = [
-            place.simulation.work(own)
-            for place, own in zip(self.places, steps.replicas, strict=True)
-        ]
-        busy = [own.seconds for own in steps.replicas]
+        lanes = [lane.own_steps() for lane in self._lanes]
+        each = [place.simulation.work(own) for place, own in zip(self.places, lanes, strict=True)]
+        busy = [own.seconds for own in lanes]
         known = {name: _sum(each, name) for name in ("flops", "bytes", "euros_per_hour")}
         for peak in ("peak_flops", "peak_bandwidth"):
             weighted = [

@@ -9,17 +9,18 @@ from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import STATISTICS
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
-from tests.metrics.tables import SIZES, STEPS, requests_of
+from tests.metrics.fleets import FLEET, STEPS, fleet_steps
+from tests.metrics.tables import requests_of
 
-SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients"}
+SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients", "replicas"}
 
 
 def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
     peaks |= {"joules": 1.0, "idle_watts": 1.0, "euros_per_hour": 1.0}
-    row = {"scheduled": 1.0, "session": "0"}
+    row = {"scheduled": 1.0, "session": "0", "replica": 0}
     waiting = requests_of(*({"client": client, **row} for client in "ab"))
-    summary = summarise(waiting, STEPS, **SIZES, slo=Slo(), swapped_peak=0, **peaks)
+    summary = summarise(waiting, fleet_steps(*STEPS), **FLEET, slo=Slo(), swapped_peak=0, **peaks)
     known = {metric_of(key).name for key in summary.keys() - SETTINGS}
     assert known == set(METRICS)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pagedsim.config import Qoe
 from pagedsim.core import ConfigError
-from pagedsim.metrics.qoe import Reader
+from pagedsim.metrics.qoe import Reader, decoded
 from pagedsim.metrics.summary import summarise
 from tests.metrics.tables import NAN, SIZES, requests_of, steps_of
 
@@ -115,7 +115,7 @@ def test_it_is_what_reading_token_by_token_gives(
     arrival = np.array([one for one, _ in answers])
     first, last = (np.array([came[at] for _, came in answers]) for at in (0, -1))
     tokens = np.array([len(came) for _, came in answers])
-    found = reader.qoe(arrival, first, last, tokens, ends)
+    found = reader.qoe(arrival, first, last, tokens, *decoded(ends, first, last), ends)
     assert found == pytest.approx([read(reader, *one) for one in answers], abs=1e-12)
     assert ((found >= 0) & (found <= 1)).all()
 
@@ -132,7 +132,8 @@ def test_who_missed_steps_has_its_tokens_spread_over_them(
     places = [-(-number * steps // gaps) - 1 for number in range(1, gaps)]
     came = [float(ends[place]) if steps else last for place in places]
     begin, end = np.array([first]), np.array([last])
-    (found,) = READER.qoe(np.zeros(1), begin, end, np.array([tokens]), ends)
+    between = decoded(ends, begin, end)
+    (found,) = READER.qoe(np.zeros(1), begin, end, np.array([tokens]), *between, ends)
     assert found == pytest.approx(read(READER, 0.0, [first, *came, last]), abs=1e-12)
 
 
@@ -143,7 +144,8 @@ def test_who_missed_steps_has_its_tokens_spread_over_them(
 def test_times_that_a_client_saw_give_what_steps_give(first: float, gaps: list[float]) -> None:
     times = np.cumsum([first, *gaps])
     arrival, tokens = np.zeros(1), np.array([len(times)])
-    steps = READER.qoe(arrival, times[:1], times[-1:], tokens, times[1:])
+    ends, around = times[1:], (times[:1], times[-1:])
+    steps = READER.qoe(arrival, *around, tokens, *decoded(ends, *around), ends)
     assert READER.qoe_of_times(arrival, tokens, [times]) == pytest.approx(steps)
 
 

@@ -1,0 +1,174 @@
+"""The summary of a fleet, replica by replica, and how evenly replicas are loaded."""
+
+from __future__ import annotations
+
+from math import isnan, sqrt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.metrics.lanes import ReplicaFacts
+from pagedsim.metrics.replicas import percentiles
+from pagedsim.metrics.steps import FleetSteps
+from pagedsim.metrics.summary import summarise
+from policies.routing.round_robin import RoundRobin
+from tests.fleet.fleets import served
+from tests.metrics.fleets import FLEET, REQUESTS, STEPS, fleet_steps, many
+from tests.metrics.tables import SIZES, requests_of, steps_of
+from tests.metrics.tables import STEPS as ALONE
+from tests.sim.harness import Jobs
+
+SAME = (
+    *("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "e2e_mean", "e2e_p99"),
+    *("batch_size_mean", "requests", "preemptions", "cached_tokens", "hit_rate"),
+)
+
+
+def test_each_replica_has_a_row() -> None:
+    fast, slow = summarise(REQUESTS, fleet_steps(*STEPS), **FLEET)["replicas"]
+    assert fast == {
+        **{"name": "fast-0", "pool": "fast", "role": "both", "hardware": "H100"},
+        **{"requests": 2, "prompt_tokens": 20, "cached_tokens": 5, "hit_rate": 0.25},
+        **{"output_tokens": 5, "computed_tokens": 16, "preemptions": 1},
+        **{"busy": 0.5, "kv_utilisation_mean": 6 / 40, "batch_size_mean": 1.5},
+        **{"in_system_mean": 3 / 4, "ttft_mean": 1.0, "ttft_p99": 1.0},
+        **{"tpot_mean": 0.25, "tpot_p99": pytest.approx(0.495)},
+        **{"e2e_mean": 1.5, "e2e_p99": pytest.approx(1.99)},
+    }
+    assert (slow["name"], slow["busy"], slow["computed_tokens"]) == ("slow-0", 0.75, 13)
+    assert slow["kv_utilisation_mean"] == 12 / 80
+    assert slow["ttft_mean"] == 1.5
+
+
+@settings(max_examples=30)
+@given(
+    count=st.integers(2, 4),
+    jobs=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 30)), max_size=40
+    ),
+)
+def test_a_row_says_what_the_replica_s_own_summary_would(
+    count: int, jobs: list[tuple[int, int, int]]
+) -> None:
+    schedulers = [
+        make_scheduler(memory=make_memory("prefix", blocks=24, block_size=4), max_seqs=8)
+        for _ in range(count)
+    ]
+    rows = sorted((0.05 * at, prompt, output) for at, prompt, output in jobs)
+    requests, steps = served(schedulers, Jobs(rows), RoundRobin())
+    facts = [ReplicaFacts(f"replica-{index}", 24, 4, 8) for index in range(count)]
+    sizes: dict[str, Any] = {"block_size": 4, "max_seqs": 8}
+    whole = summarise(requests, steps, total_blocks=24 * count, replicas=facts, **sizes)
+    assert isinstance(steps, FleetSteps)
+    for index, row in enumerate(whole["replicas"]):
+        own = requests.filter(pc.equal(requests["replica"], index))
+        alone = summarise(own, steps.replicas[index], total_blocks=24, **sizes)
+        for key in SAME:
+            assert row[key] == pytest.approx(alone[key], nan_ok=True), key
+        ours = row["kv_utilisation_mean"] * whole["makespan"]
+        theirs = alone["kv_utilisation_mean"] * alone["makespan"]
+        assert isnan(theirs) or ours == pytest.approx(theirs)
+
+
+def test_the_busiest_replica_is_held_against_the_mean() -> None:
+    summary = summarise(REQUESTS, fleet_steps(*STEPS), **FLEET)
+    assert summary["load_imbalance"] == 16 / 14.5
+
+
+def test_imbalance_over_time_is_of_the_requests_that_are_there() -> None:
+    # Numbers are 2, 0; 1, 1; 0, 2; 0, 2: deviations of 1, 0, 1, 1, and means of 1 throughout.
+    summary = summarise(REQUESTS, fleet_steps(*STEPS), **FLEET)
+    assert summary["imbalance_over_time"] == 3 / 4
+    # While all are idle, nothing counts.
+    waits = steps_of({"end": 1.0, "running": 1}, {"start": 9.0, "end": 10.0, "waiting": 1})
+    works = steps_of({"end": 1.0, "running": 1}, {"start": 9.0, "end": 10.0, "swapped": 3})
+    summary = summarise(REQUESTS, fleet_steps(waits, works), **FLEET)
+    assert summary["imbalance_over_time"] == (0 + 1) / (1 + 2)
+
+
+def test_roles_are_not_held_against_each_other() -> None:
+    """Those that compute prompts have all the tokens, and those that decode all the requests."""
+    roles = ("prefill", "prefill", "decode", "decode")
+    sizes = FLEET | {"replicas": [ReplicaFacts(role, 9, 4, 4, role=role) for role in roles]}
+    busy = steps_of({"end": 1.0, "running": 4, "prefill_tokens": 60})
+    light = steps_of({"end": 1.0, "running": 1, "decode_seqs": 1})
+    more = steps_of({"end": 1.0, "running": 3, "decode_seqs": 3})
+    requests = requests_of({"replica": 0})
+    summary = summarise(requests, fleet_steps(busy, busy, light, light), **sizes)
+    assert (summary["load_imbalance"], summary["imbalance_over_time"]) == (1, 0)
+    summary = summarise(requests, fleet_steps(busy, busy, light, more), **sizes)
+    assert summary["load_imbalance"] == 1.5
+    assert summary["imbalance_over_time"] == pytest.approx(2 * 1 / 12)
+
+
+def test_prompts_belong_to_whom_requests_came_from() -> None:
+    requests = requests_of(
+        {"replica": 1, "came_from": 0.0, "output_tokens": 3, "finished": 3.0},
+        {
+            "replica": 1,
+            "came_from": float("nan"),
+            "output_tokens": 3,
+            "first_token": 3.0,
+            "finished": 5.0,
+        },
+    )
+    prefill, decode = summarise(requests, fleet_steps(*STEPS), **FLEET)["replicas"]
+    assert [one["requests"] for one in (prefill, decode)] == [1, 2]
+    assert [one["prompt_tokens"] for one in (prefill, decode)] == [10, 10]
+    assert [one["output_tokens"] for one in (prefill, decode)] == [0, 6]
+    assert [one["ttft_mean"] for one in (prefill, decode)] == [1.0, 3.0]
+    assert isnan(prefill["tpot_mean"]) and decode["tpot_mean"] == 1.0
+
+
+def test_who_was_refused_at_the_door_is_no_replica_s() -> None:
+    refused = {"replica": -1, "state": "rejected", "scheduled": float("nan")}
+    requests = requests_of({"replica": 0}, refused, {"replica": 1, "state": "unfinished"})
+    summary = summarise(requests, fleet_steps(*STEPS), **FLEET)
+    assert [one["requests"] for one in summary["replicas"]] == [1, 1]
+    assert [one["prompt_tokens"] for one in summary["replicas"]] == [10, 10]
+    assert summary["requests"] == 3 and summary["rejected"] == 1
+
+
+def test_one_server_has_none_of_it() -> None:
+    summary = summarise(requests_of({}), ALONE, **SIZES)
+    assert not {"replicas", "load_imbalance", "imbalance_over_time"} & summary.keys()
+
+
+def test_a_fleet_that_served_nobody() -> None:
+    nobody = requests_of().append_column("replica", pa.array([], pa.int32()))
+    summary = summarise(nobody, fleet_steps(steps_of(), steps_of()), **FLEET)
+    assert isnan(summary["load_imbalance"]) and isnan(summary["imbalance_over_time"])
+    assert [one["requests"] for one in summary["replicas"]] == [0, 0]
+    assert isnan(summary["replicas"][0]["busy"])
+
+
+def test_many_replicas() -> None:
+    requests, steps, facts = many(50)
+    summary = summarise(requests, fleet_steps(*steps), **FLEET | {"replicas": facts})
+    counts = [*range(1, 50), 0]
+    assert [one["requests"] for one in summary["replicas"]] == counts
+    assert [one["computed_tokens"] for one in summary["replicas"]] == [11 * n for n in counts]
+    assert summary["load_imbalance"] == 49 / np.mean(counts)
+    # In the n-th two seconds n - 1 replicas are done, and one was idle all along.
+    there = [49 - done for done in range(49)]
+    off = sum(sqrt(n * (50 - n)) for n in there) / sum(there)
+    assert summary["imbalance_over_time"] == pytest.approx(off)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=30), st.floats(0, 100))
+def test_percentiles_of_groups_are_numpy_s(rows: list[tuple[int, float]], percent: float) -> None:
+    whose = np.array([row[0] for row in rows], dtype=np.int64)
+    values = np.array([row[1] for row in rows])
+    found = percentiles(values, whose, 4, percent)
+    for group in range(4):
+        mine = values[whose == group]
+        if not len(mine):
+            assert isnan(found[group])
+        else:
+            assert found[group] == pytest.approx(np.percentile(mine, percent))
