@@ -53,9 +53,11 @@ class Front:
             )
             for role in ("prefill", "decode")
         }
-        for member in members:
-            member.server.done = self.done
-            member.server.heard = partial(self._left, member)
+        self.apart = any(member.own is not environment for member in members)
+        if not self.apart:
+            for member in members:
+                member.server.done = self.done
+                member.server.heard = partial(self._left, member)
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives, now."""
@@ -68,7 +70,10 @@ class Front:
     def close(self) -> None:
         """Nobody arrives any more."""
         self._closed = True
-        self._end_if_empty()
+        if self.apart:
+            self._end()
+        else:
+            self._end_if_empty()
 
     def _placed(self, request: Request, output_len: int) -> bool:
         """Whether somebody takes it, or it was refused; else it has to wait."""
@@ -83,6 +88,12 @@ class Front:
         """Whom the router names for what is to be done with a request."""
         now, candidates = self.environment.now, self._candidates[role]
         answer = self.router.route(request, candidates, now)
+        if answer is None and not self.router.holds:
+            name = type(self.router).__name__
+            raise PagedsimError(
+                f"{name}.route gave None, nobody: a router after which requests may wait says so "
+                "by holds = True"
+            )
         if answer is None or isinstance(answer, Refusal):
             return answer
         if isinstance(answer, Fetch) or not (isinstance(answer, Seen) and answer in candidates):
@@ -141,5 +152,8 @@ class Front:
 
     def _end_if_empty(self) -> None:
         if self.over:
-            for member in self.members:
-                member.server.close()
+            self._end()
+
+    def _end(self) -> None:
+        for member in self.members:
+            member.server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import simpy
@@ -36,8 +37,12 @@ class Member:
     """A replica that serves."""
 
     def __init__(
-        self, index: int, unit: Unit, environment: Environment, recorder: Recorder
+        self, index: int, unit: Unit, clock: Environment, recorder: Recorder, apart: bool = False
     ) -> None:
+        """`clock` is the fleet's time. Who is `apart` lives in a time of its own, and is brought to
+        the present when somebody looks at it or comes: what it does concerns nobody before."""
+        self.clock = clock
+        self.own = environment = Environment() if apart else clock
         self.index = index
         self.name = unit.name
         self.role = unit.role
@@ -53,8 +58,20 @@ class Member:
         """Requests that are on their way here from other replicas."""
         self._boundaries: list[simpy.Event] = []
 
+    def settle(self) -> None:
+        """Bring it to the present."""
+        if self.own is not self.clock and self.own._now < self.clock._now:
+            self.own.run_to(self.clock._now)
+
+    def finish(self) -> None:
+        """Serve to the end whom it has, where nobody else comes."""
+        if self.own is not self.clock:
+            self.own.horizon = inf
+            self.own.run(self.server.process)
+
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives here, now."""
+        self.settle()
         self.account.came(request)
         self.server.submit(request, output_len)
 

@@ -29,34 +29,56 @@ def simulate_fleet(
     network: Network | None = None,
     way: float = 0.0,
     seed: int = 0,
+    together: bool = False,
 ) -> Front:
     """Run until everything is served; returns what was seen of that from the door.
 
     `recorders` has one for each replica; `refused` is told of whoever reaches none. Each request
     takes `way` seconds to come to the router. `network` joins replicas that send each other keys
-    and values; what fails there is drawn by the `seed`.
+    and values; what fails there is drawn by the `seed`. Replicas that concern each other in nothing
+    live in times of their own, unless they are to be `together`; what comes out is the same.
     """
     environment = Environment()
+    apart = _apart(units, source, router) and not together
     members = [
-        Member(index, unit, environment, recorder)
+        Member(index, unit, environment, recorder, apart)
         for index, (unit, recorder) in enumerate(zip(units, recorders, strict=True))
     ]
     front = Front(environment, members, router, refused, staleness)
     _join(front, network, seed)
     feed(environment, front, source, way)
-    over = environment.all_of([member.server.process for member in members])
     collecting = gc.isenabled()
     gc.disable()  # as in `simulate`
+    try:
+        if apart:
+            environment.run()
+            for member in members:
+                member.finish()
+        else:
+            _run_together(front)
+    finally:
+        if collecting:
+            gc.enable()
+    return front
+
+
+def _run_together(front: Front) -> None:
+    environment = front.environment
+    over = environment.all_of([member.server.process for member in front.members])
     try:
         environment.run(over)
     except RuntimeError:
         if over.triggered or environment.peek() < inf:
             raise
         raise PagedsimError(_stuck(front)) from None
-    finally:
-        if collecting:
-            gc.enable()
-    return front
+
+
+def _apart(units: Sequence[Unit], source: Source, router: Router) -> bool:
+    """Whether nobody outside hears of what a replica does, until somebody looks."""
+    waits = source.mode == "closed" or source.turns is not None
+    hears = router.holds or router.migrates_every is not None
+    hears = hears or type(router).observe is not Router.observe
+    return not waits and not hears and all(unit.role == "both" for unit in units)
 
 
 def _join(front: Front, network: Network | None, seed: int) -> None:

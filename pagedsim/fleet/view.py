@@ -27,6 +27,12 @@ class Seen:
         self.total_blocks = scheduler.memory.total
 
     @property
+    def _now(self) -> Member:
+        """The replica as it is at this moment."""
+        self._member.settle()
+        return self._member
+
+    @property
     def seen_at(self) -> float | None:
         """The time as of which its counts are seen; None: as they are now."""
         return None
@@ -37,59 +43,59 @@ class Seen:
     @property
     def waiting(self) -> int:
         """Requests that wait for their admission, those on their way to it included."""
-        return len(self._member.scheduler.waiting) + self._member.coming
+        return len(self._now.scheduler.waiting) + self._member.coming
 
     @property
     def running(self) -> int:
         """Requests in its batch."""
-        return len(self._member.scheduler.running)
+        return len(self._now.scheduler.running)
 
     @property
     def swapped(self) -> int:
         """Requests whose memory is on the CPU."""
-        return len(self._member.scheduler.swapped)
+        return len(self._now.scheduler.swapped)
 
     @property
     def requests(self) -> int:
         """All of these together."""
-        return self._member.scheduler.unfinished + self._member.coming
+        return self._now.scheduler.unfinished + self._member.coming
 
     @property
     def free_blocks(self) -> int:
         """GPU blocks that can be handed out."""
-        return self._member.scheduler.memory.free
+        return self._now.scheduler.memory.free
 
     @property
     def wanted_blocks(self) -> int:
         """Blocks that those who wait would take. Costs a walk over them."""
-        scheduler = self._member.scheduler
+        scheduler = self._now.scheduler
         blocks_for = scheduler.memory.blocks_for
         return sum(blocks_for(request.num_tokens) for request in scheduler.waiting)
 
     @property
     def owed_tokens(self) -> int:
         """Prompt tokens that are still to be computed."""
-        return self._member.account.owed(self._member.server.environment.now)
+        return self._now.account.owed(self._member.clock.now)
 
     @property
     def stored_tokens(self) -> int:
         """Tokens that those who decode have in memory."""
-        return self._member.scheduler.clock.context
+        return self._now.scheduler.clock.context
 
     @property
     def predicted_tokens(self) -> float:
         """Tokens that all who are here will still generate, as far as anybody says."""
-        clock = self._member.scheduler.clock
+        clock = self._now.scheduler.clock
         return max(self._member.account.promised - clock.generated_in_all, 0.0)
 
     @property
     def batch(self) -> Collection[Request]:
         """The requests that run, in the order of the batch."""
-        return self._member.scheduler.running.keys()
+        return self._now.scheduler.running.keys()
 
     def cached_tokens(self, request: Request) -> int:
         """Leading tokens of a request that its prefix cache has."""
-        memory = self._member.scheduler.memory
+        memory = self._now.scheduler.memory
         return len(memory.lookup(request)) * memory.block_size
 
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
@@ -125,7 +131,7 @@ class Stale(Seen):
 
     def counts(self) -> Mapping[str, Any]:
         """What was seen then; looked at again if that is too long ago."""
-        now = self._member.server.environment.now
+        now = self._member.clock.now
         if now - self._looked >= self._staleness:
             self._looked = now
             self._counts = {name: seen.fget(self) for name, seen in _COUNTS.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappush
+from math import inf
 
 import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
@@ -16,6 +17,21 @@ class Environment(simpy.Environment):
     SimPy's own timeouts add a delay to the clock, which rounds: the end of a step would depend on
     when it was asked for. Here it is the number that was given, whichever way it is reached.
     """
+
+    horizon = inf
+    """Up to here nobody outside acts on what happens in it."""
+
+    def peek(self) -> float:
+        """When anything may happen next: an event, or what somebody outside does."""
+        return min(super().peek(), self.horizon)
+
+    def run_to(self, time: float) -> None:
+        """Let all happen that happens before `time`, when somebody outside acts."""
+        self.horizon = time
+        queue = self._queue
+        while queue and queue[0][0] < time:
+            self.step()
+        self._now = time
 
     def at(self, time: float, priority: EventPriority = URGENT) -> simpy.Event:
         """An event that happens at `time` (not before now)."""

@@ -15,6 +15,8 @@ class Central(Router):
 
     paper = "Erlang 1917: M/M/N, the queue that no other order of dispatch beats in the mean"
 
+    holds = True
+
     def __init__(self, slots: int | None = None) -> None:
         self.slots = None if slots is None else require_whole("slots", slots, 1)
 

@@ -184,6 +184,9 @@ class Router(ABC):
     paper: ClassVar[str] = ""
     """Where its rule comes from."""
 
+    holds: ClassVar[bool] = False
+    """Whether `route` may name nobody, so that requests wait in front."""
+
     migrates_every: float | None = None
     """Seconds between two calls of `migrate`; None: it is never called."""
 

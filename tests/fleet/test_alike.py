@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedsim.build import make_memory, make_scheduler
+from pagedsim.build import make_memory, make_router, make_scheduler
 from pagedsim.core import Scheduler
 from pagedsim.metrics.steps import FleetSteps
 from policies.routing.round_robin import RoundRobin
@@ -74,3 +75,39 @@ def test_round_robin_is_as_many_servers_apart(
         assert part.select(kept).equals(alone.select(kept))
         own = steps.replicas[index] if isinstance(steps, FleetSteps) else steps
         assert own.table().equals(alone_steps)
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(KINDS),
+    count=st.integers(1, 4),
+    router=st.sampled_from(["round_robin", "least_requests", "power_of_two", "least_tokens"]),
+    staleness=st.sampled_from([0.0, 0.07]),
+    jobs=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 30)),
+        min_size=1,
+        max_size=40,
+    ),
+)
+def test_times_of_their_own_change_nothing(
+    kind: dict[str, object],
+    count: int,
+    router: str,
+    staleness: float,
+    jobs: list[tuple[int, int, int]],
+) -> None:
+    all_rows = sorted((0.05 * at, prompt, output) for at, prompt, output in jobs)
+
+    def tables(together: bool) -> tuple[pa.Table, pa.Table]:
+        requests, steps = served(
+            [scheduler(**kind) for _ in range(count)],  # type: ignore[arg-type]
+            Jobs(all_rows),
+            make_router(router),
+            staleness=staleness,
+            together=together,
+        )
+        return requests, pa.Table.from_batches(steps.to_batches(), steps.schema)
+
+    apart, together = tables(False), tables(True)
+    assert apart[0].equals(together[0])
+    assert apart[1].equals(together[1])
