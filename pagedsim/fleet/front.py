@@ -156,4 +156,4 @@ class Front:
 
     def _end(self) -> None:
         for member in self.members:
-            member.server.close()
+            member.close()

@@ -17,6 +17,10 @@ from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder, Server
 
 
+AT_ONCE = 128
+"""So many are taken in together where nobody looks before."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """What a replica is made of, before there is a time."""
@@ -56,22 +60,50 @@ class Member:
         """Who takes over when prompts are computed."""
         self.coming = 0
         """Requests that are on their way here from other replicas."""
+        self.arrived: list[tuple[float, Request, int]] = []
+        """Who has come and is not taken in yet."""
         self._boundaries: list[simpy.Event] = []
+
+    @property
+    def behind(self) -> bool:
+        """Whether anything is due there before the fleet's present."""
+        queue = self.own._queue
+        return bool(self.arrived) or bool(queue and queue[0][0] < self.clock._now)
 
     def settle(self) -> None:
         """Bring it to the present."""
-        if self.own is not self.clock and self.own._now < self.clock._now:
+        self._take_in()
+        if self.own is not self.clock:
             self.own.run_to(self.clock._now)
 
+    def close(self) -> None:
+        """Nobody comes any more."""
+        self._take_in()
+        self.server.close()
+
     def finish(self) -> None:
-        """Serve to the end whom it has, where nobody else comes."""
-        if self.own is not self.clock:
-            self.own.horizon = inf
-            self.own.run(self.server.process)
+        """Serve to the end whom it has, in its own time."""
+        self.own.horizon = inf
+        self.own.run(self.server.process)
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives here, now."""
-        self.settle()
+        if self.own is self.clock:
+            self._add(request, output_len)
+            return
+        # Replicas take turns rarely, so that what each works with stays in the processor's caches.
+        self.arrived.append((self.clock.now, request, output_len))
+        if len(self.arrived) == AT_ONCE:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """All who have arrived, each at its time."""
+        arrived, self.arrived = self.arrived, []
+        for time, request, output_len in arrived:
+            self.own.run_to(time)
+            self._add(request, output_len)
+
+    def _add(self, request: Request, output_len: int) -> None:
         self.account.came(request)
         self.server.submit(request, output_len)
 

@@ -21,6 +21,9 @@ class Seen:
         self.name = member.name
         self.role: str = member.role
         scheduler = member.scheduler
+        self._here = scheduler.requests
+        self._events = member.own._queue
+        self._clock = member.clock
         self.max_seqs = scheduler.max_seqs
         self.max_batched_tokens = scheduler.max_batched_tokens
         self.block_size = scheduler.memory.block_size
@@ -29,8 +32,10 @@ class Seen:
     @property
     def _now(self) -> Member:
         """The replica as it is at this moment."""
-        self._member.settle()
-        return self._member
+        member = self._member
+        if member.behind:
+            member.settle()
+        return member
 
     @property
     def seen_at(self) -> float | None:
@@ -58,7 +63,11 @@ class Seen:
     @property
     def requests(self) -> int:
         """All of these together."""
-        return self._now.scheduler.unfinished + self._member.coming
+        # The one that routers ask for most, of all replicas: as `_now`, without going there.
+        member, queue = self._member, self._events
+        if member.arrived or (queue and queue[0][0] < self._clock._now):
+            member.settle()
+        return len(self._here) + member.coming
 
     @property
     def free_blocks(self) -> int:
