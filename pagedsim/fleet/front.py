@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import simpy
 
 from pagedsim.core import PagedsimError, Request, State
+from pagedsim.core.memory.prefix_index import PrefixIndex
 from pagedsim.core.source import Job
 from pagedsim.fleet.handover import Handover
 from pagedsim.fleet.member import Member
@@ -50,6 +51,7 @@ class Front:
                 [view for view in views if view.role in (role, "both")],
                 views,
                 role if apart else "both",
+                self._index,
             )
             for role in ("prefill", "decode")
         }
@@ -66,6 +68,10 @@ class Front:
             request.arrival = self.environment.now
         if self.held or not self._placed(request, output_len):
             self.held.append((request, output_len))
+            if self.here == 1:
+                raise PagedsimError(
+                    f"{type(self.router).__name__}.route gave None, nobody, although all are idle"
+                )
 
     def close(self) -> None:
         """Nobody arrives any more."""
@@ -121,6 +127,14 @@ class Front:
         """What a request had in memory was lost on its way: it computes all of it anew."""
         if self.held or not self._placed(request, output_len):
             self.held.append((request, output_len))
+
+    @cached_property
+    def _caches(self) -> PrefixIndex:
+        return PrefixIndex([member.scheduler.memory for member in self.members])
+
+    def _index(self) -> PrefixIndex:
+        """What the prefix caches of all replicas hold; kept from when a router first asks."""
+        return self._caches
 
     def moves(self, every: float) -> Generator[simpy.Event, None, None]:
         """Ask the router now and then who should go on elsewhere."""

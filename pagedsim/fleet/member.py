@@ -16,7 +16,6 @@ from pagedsim.sim.cost import CostModel
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder, Server
 
-
 AT_ONCE = 128
 """So many are taken in together where nobody looks before."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, overload
 
 from pagedsim.core import Request
+from pagedsim.core.memory.prefix_index import PrefixIndex
 from pagedsim.fleet.member import Member
 from pagedsim.sim.step import step
 from policies.routing.router import Replica, Replicas
@@ -29,13 +30,16 @@ class Seen:
         self.block_size = scheduler.memory.block_size
         self.total_blocks = scheduler.memory.total
 
+    def settle(self) -> None:
+        """Bring it to the present."""
+        if self._member.behind:
+            self._member.settle()
+
     @property
     def _now(self) -> Member:
         """The replica as it is at this moment."""
-        member = self._member
-        if member.behind:
-            member.settle()
-        return member
+        self.settle()
+        return self._member
 
     @property
     def seen_at(self) -> float | None:
@@ -167,8 +171,16 @@ _COUNTS = {
 class Candidates(Replicas):
     """Some of the replicas, as a router sees them."""
 
-    def __init__(self, views: Sequence[Seen], everybody: Sequence[Seen], role: str) -> None:
+    def __init__(
+        self,
+        views: Sequence[Seen],
+        everybody: Sequence[Seen],
+        role: str,
+        index: Callable[[], PrefixIndex],
+    ) -> None:
+        """`index` is of the caches of everybody, made when it is first asked for."""
         self._views = views
+        self._index = index
         self._everybody = everybody
         self._role: str = role
 
@@ -186,6 +198,13 @@ class Candidates(Replicas):
     def everybody(self) -> Sequence[Replica]:
         """All that are alive, whatever their role."""
         return self._everybody
+
+    def cached_tokens(self, request: Request) -> Sequence[int]:
+        """Leading tokens of a request that the prefix cache of each has, in their order."""
+        for view in self._views:
+            view.settle()
+        found = self._index().tokens(request)
+        return [found[view.index] for view in self._views]
 
     def __len__(self) -> int:
         return len(self._views)
