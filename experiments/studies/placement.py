@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -13,11 +14,14 @@ from pagedsim.core.errors import require_number, require_whole
 from pagedsim.fleet.placement import Option, Placement, limit, pair, placed
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import signed
+from pagedsim.run.pools import configured
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading
 
 PHASES = {"prefill": "prefill", "decode": "decode", "both": "null"}
 """What a server does, and `backend.only` for it."""
+APART = "apart"
+"""What a fleet of both does."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,11 @@ class Place(Capacity):
     target: float = 10.0
     node: int | None = None
     """GPUs that one server for each phase may have together; None: any number."""
+    wholes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Fleets of servers for each phase that are searched as a whole, by name."""
     published: Mapping[str, Any] | None = None
-    """Of such a pair: requests/s a GPU (`per_gpu`), and the GPUs of each (`prefill`, `decode`)."""
+    """Of such a pair: requests/s a GPU (`per_gpu`), the GPUs of each (`prefill`, `decode`), and
+    the `name` that it has among `wholes`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,14 +56,16 @@ class Place(Capacity):
     @property
     def searched(self) -> Mapping[str, Sequence[str]]:
         """Each option for each phase."""
-        return {
+        alone = {
             f"{phase}, {name}": [*changes, f"backend.only={only}"]
             for phase, only in PHASES.items()
             for name, changes in self.options.items()
         }
+        return alone | {f"{APART}, {name}": changes for name, changes in self.wholes.items()}
 
     def key_of(self, arm: str) -> str:
-        return f"study.arms.{arm.rpartition(' at ')[0].partition(', ')[2]}"
+        phase, _, name = arm.rpartition(" at ")[0].partition(", ")
+        return f"study.{'wholes' if phase == APART else 'arms'}.{name}"
 
     def read(self, runs: Runs) -> Reading | None:
         reading = super().read(runs)
@@ -83,26 +92,21 @@ class Found:
         self.options = {
             phase: [
                 Option(name, gpus, _rate(arms[f"{phase}, {name}"]), euros)
-                for name, (gpus, euros) in self._servers(runs).items()
+                for name, (gpus, euros) in servers(runs, "arms", study.options).items()
                 if f"{phase}, {name}" in arms
             ]
             for phase in PHASES
         }
+        self.wholes = [
+            Option(name, gpus, _rate(arms[f"{APART}, {name}"]), euros)
+            for name, (gpus, euros) in servers(runs, "wholes", study.wholes).items()
+            if f"{APART}, {name}" in arms
+        ]
         apart = self.options["prefill"], self.options["decode"]
         self.together = placed(study.target, self.options["both"])
         self.apart = placed(study.target, *apart)
         self.pair = pair(*apart, study.node)
         self.limits = {"apart": limit(*apart), "together": limit(self.options["both"])}
-
-    def _servers(self, runs: Runs) -> dict[str, tuple[int, float | None]]:
-        """GPUs of each option, and what they cost."""
-        found = {}
-        for name, changes in self.study.options.items():
-            config = runs.command.configured(f"study.arms.{name}", changes, {})
-            gpus = config["tensor_parallel"] * config.get("pipeline_parallel", 1)
-            price = config["hardware"].get("price_per_hour")
-            found[name] = gpus, None if price is None else gpus * price
-        return found
 
     def finding(self) -> list[str]:
         """What one would remember."""
@@ -139,6 +143,10 @@ class Found:
             rows.append(Row(what, self.pair.per_gpu, told.get("per_gpu")))
             for share, phase in zip(self.pair.shares, ("prefill", "decode"), strict=True):
                 rows.append(Row(f"of these, GPUs for {phase}", share.gpus, told.get(phase)))
+        for whole in self.wholes:
+            what = f"{whole.name}, simulated together: requests/s a GPU"
+            known = told.get("per_gpu") if told.get("name") == whole.name else None
+            rows.append(Row(what, whole.per_gpu, known))
         return rows
 
     def listings(self) -> list[Listing]:
@@ -151,7 +159,7 @@ class Found:
                 f"{option.goodput:.3g}" if option.goodput else "–",
                 f"{option.per_gpu:.3g}" if option.goodput else "–",
             ]
-            for phase, options in self.options.items()
+            for phase, options in {**self.options, APART: self.wholes}.items()
             for option in options
         ]
         head = ["server of", "option", "GPUs", "requests/s", "a GPU"]
@@ -180,11 +188,31 @@ class Found:
                 }
                 for phase, options in self.options.items()
             },
+            "wholes": {one.name: {"gpus": one.gpus, "a_gpu": one.per_gpu} for one in self.wholes},
             "apart": _data(self.apart),
             "together": _data(self.together),
             "pair": _data(self.pair),
             "requests_per_s_a_gpu": self.limits,
         }
+
+
+def servers(
+    runs: Runs, key: str, arms: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[int, float | None]]:
+    """GPUs of each arm, and what they cost an hour."""
+    found = {}
+    for name, changes in arms.items():
+        config = runs.command.configured(f"study.{key}.{name}", changes, {})
+        pools = (config["fleet"].get("pools") or {"": {}}).items()
+        gpus, euros = 0, 0.0
+        for pool, settings in pools:
+            own = configured(config, pool)
+            many = own["tensor_parallel"] * own.get("pipeline_parallel", 1)
+            many *= settings.get("replicas", 1)
+            gpus += many
+            euros += many * (own["hardware"].get("price_per_hour") or math.nan)
+        found[name] = gpus, None if math.isnan(euros) else euros
+    return found
 
 
 def _rate(arm: Mapping[str, Any]) -> float:

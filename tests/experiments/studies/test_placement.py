@@ -17,7 +17,13 @@ ARMS = (
 FEW = (
     *("experiment=placement", "workload=fixed", "workload.requests=150", "seeds=1"),
     *("workload.arrivals=fixed", "workload.lengths.prompt=1000", "workload.lengths.output=101"),
-    *("study.tolerance=0.05", "study.baseline=null", "report=false", "tracking=none"),
+    *(
+        "study.tolerance=0.05",
+        "study.baseline=null",
+        "study.wholes={}",
+        "report=false",
+        "tracking=none",
+    ),
     "hydra.run.dir=out",
 )
 
