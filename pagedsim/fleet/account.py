@@ -17,8 +17,11 @@ class Account:
         self._recorder = recorder
         self.again = recorder.again
         self.wanted = 0  # tokens of prompts, and of what was lost, that no step has computed
+        self.arrivals = 0
         self._under_way = 0  # of those computed, the ones of the last step
         self._until = 0.0  # when that ends
+        self._begun: set[RequestId] = set()  # of whose prompts a part is computed
+        self._again: set[RequestId] = set()  # who lost its memory and waits
         self._lost: dict[RequestId, int] = {}  # what was lost of who is alive
         self.promised = 0.0  # tokens that answers of all who are alive will have, as predicted
 
@@ -28,6 +31,7 @@ class Account:
 
     def came(self, request: Request) -> None:
         """A request arrives; all of it is to be computed."""
+        self.arrivals += 1
         self.wanted += request.num_tokens
         self.promised += predicted(request)
 
@@ -46,6 +50,14 @@ class Account:
         if plan.chunks:
             self._under_way, self._until = plan.prefill_tokens, end
             self.wanted -= plan.prefill_tokens + sum([cached for _, cached in plan.hits])
+            for chunk in plan.chunks:
+                if self._again and chunk.request.id in self._again:
+                    self._again.discard(chunk.request.id)
+                    self.wanted -= chunk.start  # was still in the cache
+                if not chunk.samples:
+                    self._begun.add(chunk.request.id)
+                elif self._begun:
+                    self._begun.discard(chunk.request.id)
         if plan.preempted or plan.displaced:
             self._lose(plan)
         self._recorder.step(plan, start, end, scheduler)
@@ -54,12 +66,19 @@ class Account:
         for request in (*plan.preempted, *plan.displaced):
             before = self._lost.get(request.id, 0)
             self._lost[request.id] = request.recomputed_tokens
-            # The token that was sampled last is computed with the others.
             self.wanted += request.recomputed_tokens - before
+            if request.recomputed_tokens > before:  # and not swapped out
+                self._again.add(request.id)
+                if request.id not in self._begun:
+                    # It had decoded: the token that was sampled last is computed with the others.
+                    # A group is rebuilt without it.
+                    self.wanted += request.width == 1
+            self._begun.discard(request.id)
 
     def left(self, request: Request) -> None:
         """A request leaves for good."""
         self._lost.pop(request.id, None)
+        self._begun.discard(request.id)
         self.promised -= predicted(request)
         if request.state is not State.FINISHED:
             self.wanted -= request.num_tokens - request.computed

@@ -25,6 +25,8 @@ class Seen:
         self._here = scheduler.requests
         self._events = member.own._queue
         self._clock = member.clock
+        self._walked = (-1, -1)  # the step and the arrivals of the last walk over who waits
+        self._wanted = 0
         self.max_seqs = scheduler.max_seqs
         self.max_batched_tokens = scheduler.max_batched_tokens
         self.block_size = scheduler.memory.block_size
@@ -80,15 +82,23 @@ class Seen:
 
     @property
     def wanted_blocks(self) -> int:
-        """Blocks that those who wait would take. Costs a walk over them."""
-        scheduler = self._now.scheduler
-        blocks_for = scheduler.memory.blocks_for
-        return sum(blocks_for(request.num_tokens) for request in scheduler.waiting)
+        """Blocks that those who wait would take. Costs a walk over them, once a step."""
+        member = self._now
+        state = member.scheduler.queues.step, member.account.arrivals
+        if state != self._walked:
+            blocks_for = member.scheduler.memory.blocks_for
+            self._walked = state
+            self._wanted = sum(blocks_for(one.num_tokens) for one in member.scheduler.waiting)
+        return self._wanted
 
     @property
     def owed_tokens(self) -> int:
         """Prompt tokens that are still to be computed."""
-        return self._now.account.owed(self._member.clock.now)
+        member = self._now
+        if not member.scheduler.requests:
+            # A step ahead, who is preempted twice within a step is counted by a token too many.
+            member.account.wanted = 0
+        return member.account.owed(member.clock.now)
 
     @property
     def stored_tokens(self) -> int:
