@@ -82,6 +82,8 @@ class Config:
     """Tokens of a prompt, and sequences of a batch, for the experiment that works out a step."""
     batch: int | None = None
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
     kv_cache_dtype: str = "auto"
     """What the cache holds of keys and values: auto, as the model has them, or fp8."""
     quantization: str | None = None
@@ -111,6 +113,8 @@ class Serve:
     backend: Any = None
     server: Server = field(default_factory=Server)
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
     seed: int = 0

@@ -89,10 +89,15 @@ class ServerSpec:
     """What the layers hold their weights in: 8 bits, each output with a scale of its own; products
     are in the model's dtype all the same. None: as the model has them."""
     tensor_parallel: int = 1
-    """GPUs that share the model; sizes of memory are for each of them."""
+    """GPUs that share the model, or one of its stages; sizes of memory are for each of them."""
+    pipeline_parallel: int = 1
+    """Stages to which the layers are dealt; in the simulator alone."""
+    expert_parallel: int = 1
+    """GPUs of a stage to which experts are dealt; in the simulator alone."""
 
     def __post_init__(self) -> None:
-        for name in ("max_seqs", "block_size", "tensor_parallel"):
+        parallel = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+        for name in ("max_seqs", "block_size", *parallel):
             require_whole(name, getattr(self, name), 1)
         for name, least in (
             *(("max_batched_tokens", 1), ("max_model_len", 1)),

@@ -192,7 +192,7 @@ def _bounds(data: Data) -> Listing:
 
 
 def _product_table(data: Data, name: str) -> Listing:
-    many = data["tensor_parallel"]
+    many = data["gpus"]
     of = "" if many == 1 else f"; shapes of the whole, all else of one of {many} GPUs"
     table = [
         [
@@ -270,7 +270,7 @@ def _products(data: Data) -> str:
 
 
 def _gpus(data: Data) -> str:
-    many = data["tensor_parallel"]
+    many = data["gpus"]
     return data["hardware"] if many == 1 else f"{many} × {data['hardware']}"
 
 

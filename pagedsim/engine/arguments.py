@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_whole, unknown
 from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
 from pagedsim.server import ServerSpec
@@ -51,6 +52,9 @@ class Arguments:
         ):
             if value not in known:
                 raise unknown(name, str(value), known)
+        for name in ("pipeline_parallel", "expert_parallel"):
+            if (size := getattr(self.server, name)) > 1:
+                raise ConfigError(f"{name}={size}: must be 1; the engine has tensor_parallel alone")
         require_whole("seed", self.seed, 0, 2**63 - 1)
         require_flag("enforce_eager", self.enforce_eager)
 

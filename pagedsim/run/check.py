@@ -39,7 +39,7 @@ _NO_ARM = ("study", "tracking", "report", "jobs", "seed", "seeds")
 def check_base(config: DictConfig) -> None:
     """Raise ConfigError for what is wrong with a study whatever its arms are."""
     require_flag("hydra.verbose", HydraConfig.get().verbose)
-    for key in ("seeds", "jobs", "tensor_parallel"):
+    for key in ("seeds", "jobs", "tensor_parallel", "pipeline_parallel", "expert_parallel"):
         if config[key] is not None:
             require_whole(key, config[key], 1)
     require_whole("seed", config.seed, 0)

@@ -68,6 +68,8 @@ SETTINGS: Settings = {
         ("memory.swap_space_gib", "GiB of CPU memory a GPU, for preemption=swap"),
         ("memory.swap_bound", "true: never more blocks on the CPU than the GPU has"),
         ("tensor_parallel", "GPUs that share the model"),
+        ("pipeline_parallel", "stages to which its layers are dealt (backend=sim)"),
+        ("expert_parallel", "GPUs of a stage to which experts are dealt (backend=sim)"),
         ("quantization", "int8 or fp8: the layers hold their weights in 8 bits"),
         ("kv_cache_dtype", "auto: as the model has them; fp8 (fp8_e4m3), fp8_e5m2: half the bytes"),
         ("backend.overlap", "whether swapping out goes on beside the computation"),

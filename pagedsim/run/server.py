@@ -38,6 +38,8 @@ def server_of(config: Mapping[str, Any]) -> ServerSpec:
             memory_settings=more,
             **said,
             tensor_parallel=config["tensor_parallel"],
+            pipeline_parallel=config["pipeline_parallel"],
+            expert_parallel=config["expert_parallel"],
             kv_cache_dtype=config["kv_cache_dtype"],
             quantization=config["quantization"],
         )

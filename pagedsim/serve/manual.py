@@ -35,6 +35,8 @@ SETTINGS: Settings = {
         ("server.async_scheduling", "true: a step is planned while the one before runs"),
         ("memory.blocks", "GPU blocks; null: as many as fit beside the model"),
         ("tensor_parallel", "GPUs that share the model"),
+        ("pipeline_parallel", "stages to which its layers are dealt (backend=sim)"),
+        ("expert_parallel", "GPUs of a stage to which experts are dealt (backend=sim)"),
         ("kv_cache_dtype", "auto: as the model has them; fp8 (fp8_e4m3), fp8_e5m2: half the bytes"),
         ("quantization", "int8 or fp8: the layers hold their weights in 8 bits"),
         ("seed", "for what is sampled where a request has no seed of its own"),

@@ -34,8 +34,9 @@ def capacity(
 ) -> Capacity:
     """Blocks = (utilization × memory − weights − peak activations − reserved) / bytes of a block.
 
-    All of it on each GPU. `reserved_gib` is for what is none of the others: the CUDA context, the
-    libraries' workspaces, graphs. Raises ConfigError where not one block is left.
+    All of it on each GPU; groups of GPUs that have requests of their own add up. `reserved_gib` is
+    for what is none of the others: the CUDA context, the libraries' workspaces, graphs. Raises
+    ConfigError where not one block is left.
     """
     require_number("gpu_memory_utilization", gpu_memory_utilization, above=0, high=1)
     require_number("reserved_gib", reserved_gib, 0)
@@ -57,7 +58,7 @@ def capacity(
     if left <= 0:
         raise _too_large(replica, gpu_memory_utilization, beside)
     return Capacity(
-        blocks=int(left // replica.block_bytes),
+        blocks=int(left // replica.block_bytes) * replica.groups,
         weight_bytes=replica.weight_bytes,
         activation_bytes=beside(replica.tensor_parallel) - reserved_gib * GIB,
         kv_bytes=left,
@@ -67,7 +68,7 @@ def capacity(
 def cpu_blocks(replica: Replica, swap_space_gib: float) -> int:
     """Blocks that so much CPU memory for each GPU holds, as in vLLM."""
     require_number("swap_space_gib", swap_space_gib, 0)
-    return int(swap_space_gib * GIB // replica.block_bytes)
+    return int(swap_space_gib * GIB // replica.block_bytes) * replica.groups
 
 
 def activation_bytes(
@@ -108,7 +109,11 @@ def _too_large(replica: Replica, utilization: float, beside: Callable[[int], flo
         each = replace(replica, tensor_parallel=tensor_parallel)
         return each.weight_bytes + beside(tensor_parallel) + each.block_bytes
 
-    choices = [n for n in range(1, hardware.gpus_per_node + 1) if can_split(model, n)]
+    choices = [
+        n
+        for n in range(1, hardware.gpus_per_node + 1)
+        if can_split(model, n) and (replica.expert_parallel == 1 or not replica.expert_parallel % n)
+    ]
     fitting = [n for n in choices if need(n) <= usable]
     if fitting:
         hint = f"the smallest tensor_parallel that fits is {fitting[0]}"
@@ -120,8 +125,8 @@ def _too_large(replica: Replica, utilization: float, beside: Callable[[int], flo
             f"with {largest} it takes GPUs of {ceil(memory)} GiB"
         )
     return ConfigError(
-        f"model={model.name} does not fit hardware={hardware.name} with "
-        f"tensor_parallel={replica.tensor_parallel}: a GPU would hold "
+        f"model={model.name} does not fit hardware={hardware.name} with {replica.split}: a GPU "
+        "would hold "
         f"{replica.weight_bytes / GIB:.1f} GiB of weights and "
         f"{beside(replica.tensor_parallel) / GIB:.1f} GiB of activations and other, and offers "
         f"{utilization:g} × {hardware.memory_gib:g} = {usable / GIB:.1f} GiB; {hint}"

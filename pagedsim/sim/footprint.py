@@ -8,7 +8,10 @@ from pagedsim.sim import matrices
 from pagedsim.sim.capacity import activations
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import ModelShape
+from pagedsim.sim.products import HEAD
 from pagedsim.sim.replica import Replica
+
+EMBEDDINGS = "embeddings"
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,30 @@ def footprint(
     model, gpus = replica.model, replica.tensor_parallel
     return Footprint(
         usable=gpu_memory_utilization * replica.hardware.memory_bytes,
-        weights={part: each / gpus for part, each in weights(model).items()},
+        weights=weights_of(replica),
         activations=activations(model, gpus, max_batched_tokens, max_seqs),
         reserved=reserved_gib * GIB,
         blocks=blocks,
         block_bytes=replica.block_bytes,
     )
+
+
+def weights_of(replica: Replica) -> dict[str, float]:
+    """Bytes of the weights of one GPU by part; they add up to `weight_bytes`."""
+    model, stage = replica.model, replica.fullest
+    found = {}
+    for part, each in weights(model).items():
+        gpus = replica.stage_gpus if part == "experts" else replica.tensor_parallel
+        found[part] = each / gpus
+        if part not in (EMBEDDINGS, HEAD):
+            found[part] *= stage.layers / model.layers
+    if not stage.first:
+        embeddings = found.pop(EMBEDDINGS, 0.0)
+        if stage.last and model.tied_embeddings:
+            found[HEAD] = embeddings * model.head_bytes / model.embedding_bytes
+    if not stage.last:
+        found.pop(HEAD, None)
+    return {part: each for part, each in found.items() if each}
 
 
 def weights(model: ModelShape) -> dict[str, float]:
@@ -67,7 +88,7 @@ def weights(model: ModelShape) -> dict[str, float]:
         found["routers"] = model.moe_layers * model.hidden * moe.experts * model.dtype_bytes
     found["norms"] = (2 * model.layers + 1) * model.hidden * model.dtype_bytes
     embeddings = (model.vocab + model.learned_positions) * model.hidden
-    found["embeddings"] = embeddings * model.head_dtype_bytes
+    found[EMBEDDINGS] = embeddings * model.head_dtype_bytes
     if not model.tied_embeddings:
-        found["LM head"] = model.head_params * model.head_dtype_bytes
+        found[HEAD] = model.head_params * model.head_dtype_bytes
     return {part: each for part, each in found.items() if each}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.sim.families import FAMILIES
 
@@ -33,6 +34,11 @@ class Hardware:
     interconnect_us: float = 18.0
     """Fixed time of one all-reduce, however small."""
     gpus_per_node: int = 8
+    network_gb_s: float | None = None
+    """Of a GPU, to other nodes, one way; None where GPUs come without a usual network."""
+    network_us: float = 14.0
+    """Fixed time of one message between nodes: NCCL's tuning model takes so much for a hop over a
+    network (protocol Simple, `src/graph/tuning.cc`)."""
     fp8_tflops: float | None = None
     """Of products of 8-bit numbers; None where there is no such unit, or no data sheet says."""
     int8_tops: float | None = None
@@ -48,9 +54,9 @@ class Hardware:
     def __post_init__(self) -> None:
         for key in ("memory_gib", "bandwidth_gb_s", "fp16_tflops", "pcie_gb_s"):
             require_number(f"hardware.{key}", getattr(self, key), above=0)
-        for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us"):
+        for key in ("pcie_copy_us", "interconnect_gb_s", "interconnect_us", "network_us"):
             require_number(f"hardware.{key}", getattr(self, key), 0)
-        for key in ("fp8_tflops", "int8_tops", "tdp_w", "price_per_hour"):
+        for key in ("fp8_tflops", "int8_tops", "tdp_w", "network_gb_s", "price_per_hour"):
             if getattr(self, key) is not None:
                 require_number(f"hardware.{key}", getattr(self, key), above=0)
         require_whole("hardware.gpus_per_node", self.gpus_per_node, 1)
@@ -87,3 +93,13 @@ class Hardware:
     def interconnect(self) -> float:
         """Bytes a second to the other GPUs of the node, one way."""
         return (self.interconnect_gb_s or self.pcie_gb_s) * 1e9
+
+    @property
+    def network(self) -> float:
+        """Bytes a second to another node, one way; raises ConfigError where none is known."""
+        if self.network_gb_s is None:
+            raise ConfigError(
+                f"hardware.network_gb_s=null: hardware={self.name} needs it, in GB/s for each GPU, "
+                "to reach another node"
+            )
+        return self.network_gb_s * 1e9

@@ -201,6 +201,28 @@ class ModelShape:
     # Bytes
 
     @property
+    def expert_bytes(self) -> float:
+        """Of all experts that tokens choose from."""
+        return self.expert_read_bytes(float("inf"))
+
+    @property
+    def embedding_bytes(self) -> float:
+        """Of the input embeddings."""
+        if self.params is not None:
+            return 0.0
+        return (self.vocab + self.learned_positions) * self.hidden * self.head_dtype_bytes
+
+    @property
+    def head_bytes(self) -> float:
+        """Of the LM head, be it the embeddings once more."""
+        return self.head_params * self.head_dtype_bytes
+
+    @property
+    def ends_bytes(self) -> float:
+        """Of the embeddings and the LM head."""
+        return self._ends * self.head_dtype_bytes
+
+    @property
     def weight_bytes(self) -> float:
         """Of all weights."""
         ends, experts = self._ends, 0.0
@@ -219,11 +241,16 @@ class ModelShape:
         Of experts only those that some token is expected to choose; of the input embedding
         nothing, since a lookup touches a row.
         """
-        head = self.head_params * self.head_dtype_bytes
         if self.moe is None:
-            return self.body_params * self.dtype_bytes + head
+            return self.body_params * self.dtype_bytes + self.head_bytes
+        return self._body(0) * self.dtype_bytes + self.expert_read_bytes(tokens) + self.head_bytes
+
+    def expert_read_bytes(self, tokens: float) -> float:
+        """Of these, those of experts."""
+        if self.moe is None:
+            return 0.0
         experts = self.moe_layers * self.moe.expected_experts(tokens) * self.expert_params
-        return self._body(0) * self.dtype_bytes + experts * self.expert_dtype_bytes + head
+        return experts * self.expert_dtype_bytes
 
     @property
     def kv_bytes_per_token(self) -> float:

@@ -54,12 +54,12 @@ class EnergyRoofline:
         if hardware.tdp_w is None:
             return None
         share = self.share(work.mfu(seconds, hardware), work.mbu(seconds, hardware))
-        return share * hardware.tdp_w * replica.tensor_parallel
+        return share * hardware.tdp_w * replica.gpus
 
     def idle_watts(self, replica: Replica) -> float | None:
         """Of all GPUs between steps, likewise."""
         tdp = replica.hardware.tdp_w
-        return None if tdp is None else self.idle * tdp * replica.tensor_parallel
+        return None if tdp is None else self.idle * tdp * replica.gpus
 
     def joules(self, replica: Replica, steps: Batches) -> float | None:
         """Of all GPUs in the recorded steps, likewise; one that computes nothing is idle."""
@@ -74,4 +74,4 @@ class EnergyRoofline:
             drawn += self.busy * seconds
             working = np.minimum(drawn, seconds)
             at_tdp += float(np.where(flop > 0, working, self.idle * seconds).sum())
-        return at_tdp * hardware.tdp_w * replica.tensor_parallel
+        return at_tdp * hardware.tdp_w * replica.gpus

@@ -16,9 +16,10 @@ HEAD = "LM head"
 class Product(NamedTuple):
     """`times` products of `rows` × `inputs` by `inputs` × `outputs`, over the whole model.
 
-    FLOP and bytes are those of one GPU; bytes are of weights, keys and values, since what a
-    product takes from the one before it and hands to the next is not counted in a step's time
-    either. Numbers may be means: of experts, and of chunks or contexts that differ.
+    Of a pipeline, rows are those of a micro-batch. FLOP and bytes are those of one GPU; bytes are
+    of weights, keys and values, since what a product takes from the one before it and hands to the
+    next is not counted in a step's time either. Numbers may be means: of experts, of GPUs, and of
+    chunks or contexts that differ.
     """
 
     name: str
@@ -46,20 +47,23 @@ def products(replica: Replica, plan: StepPlan) -> list[Product]:
 
 
 def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
-    model, tokens = replica.model, plan.prefill_tokens + plan.decode_count
+    model, whole = replica.model, plan.prefill_tokens + plan.decode_count
+    passes = replica.passes(whole)  # with each the weights are read again
+    tokens = whole if passes == 1 else whole / passes
 
     def product(matrix: Matrix, rows: float, times: float, each: float, of: str = "") -> Product:
-        gpus = replica.tensor_parallel
-        flop = 2 * rows * matrix.params * times / gpus
+        times *= passes
+        holders = replica.gpus if of == "expert" else replica.gpus // replica.groups
+        flop = 2 * rows * matrix.params * times / replica.gpus
         return Product(
             *(f"{of} {matrix.name}".strip(), rows, matrix.inputs, matrix.outputs, times),
-            *(flop, matrix.params * times * each / gpus),
+            *(flop, matrix.params * times * each / holders),
         )
 
     if model.params is not None:
-        share = model.params / replica.tensor_parallel
+        share = model.params * passes / replica.gpus
         read = share * model.dtype_bytes
-        yield Product("all weights", tokens, None, None, 1, 2 * tokens * share, read)
+        yield Product("all weights", tokens, None, None, passes, 2 * tokens * share, read)
         return
     for matrix in matrices.attention(model):
         yield product(matrix, tokens, model.layers, model.dtype_bytes)
@@ -77,7 +81,8 @@ def _with_weights(replica: Replica, plan: StepPlan) -> Iterator[Product]:
         if shared := model.moe_layers * moe.shared_experts:
             for matrix in matrices.mlp(model, moe.intermediate):
                 yield product(matrix, tokens, shared, model.dtype_bytes, "shared")
-    samples = sum(chunk.samples for chunk in plan.chunks) + plan.decode_count
+    samples: float = sum(chunk.samples for chunk in plan.chunks) + plan.decode_count
+    samples = samples if passes == 1 else samples / passes
     head = Matrix(HEAD, model.hidden, model.vocab)
     yield product(head, samples, 1, model.head_dtype_bytes)
 
@@ -88,7 +93,7 @@ def _of_chunks(replica: Replica, plan: StepPlan) -> list[Product]:
     key, value = model.prefill_dims
     rows, context = plan.prefill_tokens / count, plan.prefill_context / count
     times = model.layers * model.heads * count
-    flop = 2 * model.layers * model.heads * plan.prefill_pairs / replica.tensor_parallel
+    flop = 2 * model.layers * model.heads * plan.prefill_pairs / replica.gpus
     # Those of the chunk's own tokens have just been made, so they come from the caches.
     before = plan.prefill_context - plan.prefill_tokens
     keys, values = _read(replica, before)
@@ -105,7 +110,7 @@ def _of_decodes(replica: Replica, plan: StepPlan) -> list[Product]:
     groups = 1 if model.mla else model.kv_heads
     rows, context = model.heads / groups, plan.decode_context / count
     times = model.layers * groups * count
-    flop = 2 * model.layers * model.heads * plan.decode_context / replica.tensor_parallel
+    flop = 2 * model.layers * model.heads * plan.decode_context / replica.gpus
     keys, values = _read(replica, plan.decode_context)
     return [
         Product("scores", rows, key, context, times, flop * key, keys, True, True),
@@ -115,5 +120,5 @@ def _of_decodes(replica: Replica, plan: StepPlan) -> list[Product]:
 
 def _read(replica: Replica, tokens: int) -> tuple[float, float]:
     """Bytes of keys and of values; a compressed vector is both, and is read once."""
-    read = tokens * replica.kv_bytes_per_token
+    read = tokens * replica.kv_read_bytes
     return (read, 0.0) if replica.model.mla else (read / 2, read / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole, unknown
@@ -11,14 +12,32 @@ from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 
 
+class Stage(NamedTuple):
+    """Layers that follow one another on the same GPUs."""
+
+    layers: int
+    first: bool
+    """Whether it has the embeddings."""
+    last: bool
+    """Whether it has the LM head."""
+
+
 @dataclass(frozen=True)
 class Replica:
-    """One copy of a model, split over `tensor_parallel` GPUs. Properties are for one GPU
-    where they do not say all."""
+    """One copy of a model on its GPUs. Properties are for one GPU, the fullest, where
+    they do not say all.
+
+    Layers are dealt to `pipeline_parallel` stages, each stage to `tensor_parallel` GPUs. With
+    `expert_parallel` GPUs a stage, each has whole experts instead of a part of all; where these
+    are several times as many as `tensor_parallel`, the rest of the model stands that many times,
+    and each of these groups has requests of its own (data-parallel attention).
+    """
 
     model: ModelShape
     hardware: Hardware
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
     block_size: int = 16
     kv_layout: str = "block"
     """What is contiguous in the cache, and so moves in one copy: "block", a block with all its
@@ -32,7 +51,8 @@ class Replica:
 
     def __post_init__(self) -> None:
         require_whole("block_size", self.block_size, 1)
-        require_whole("tensor_parallel", self.tensor_parallel, 1)
+        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
+            require_whole(name, getattr(self, name), 1)
         if self.kv_layout not in LAYOUTS:
             raise unknown("kv_layout", str(self.kv_layout), LAYOUTS)
         if self.kv_cache_dtype not in CACHE_DTYPES:
@@ -50,6 +70,28 @@ class Replica:
                 f"{self.model.heads} heads and {self.model.kv_heads} key-value heads "
                 f"cannot be split so; choose from {', '.join(choices)}"
             )
+        if self.pipeline_parallel > self.model.layers:
+            raise ConfigError(
+                f"pipeline_parallel={self.pipeline_parallel}: must be at most "
+                f"{self.model.layers}, the layers of model={self.model.name}"
+            )
+        if self.expert_parallel > 1:
+            self._check_experts()
+        if self.spans_nodes:
+            _ = self.hardware.network  # known, or told by one line
+
+    def _check_experts(self) -> None:
+        asked = f"expert_parallel={self.expert_parallel}"
+        if (moe := self.model.moe) is None:
+            raise ConfigError(f"{asked}: must be 1, for model={self.model.name} has no experts")
+        if moe.experts % self.expert_parallel:
+            raise ConfigError(
+                f"{asked}: must divide the {moe.experts} experts of model={self.model.name}"
+            )
+        if self.expert_parallel % self.tensor_parallel:
+            raise ConfigError(
+                f"{asked}: must be a multiple of tensor_parallel={self.tensor_parallel}"
+            )
 
     @classmethod
     def of(cls, server: ServerSpec, model: ModelShape, hardware: Hardware) -> Replica:
@@ -60,6 +102,8 @@ class Replica:
             model=model,
             hardware=hardware,
             tensor_parallel=server.tensor_parallel,
+            pipeline_parallel=server.pipeline_parallel,
+            expert_parallel=server.expert_parallel,
             block_size=server.block_size,
             kv_layout=server.kv_layout,
             kv_cache_dtype=server.kv_cache_dtype,
@@ -67,15 +111,103 @@ class Replica:
         )
 
     @property
+    def split(self) -> str:
+        """How it is split, in the words of a configuration."""
+        sizes = {"pipeline": self.pipeline_parallel, "expert": self.expert_parallel}
+        more = [f", {name}_parallel={size}" for name, size in sizes.items() if size > 1]
+        return f"tensor_parallel={self.tensor_parallel}" + "".join(more)
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs that share a stage."""
+        return max(self.tensor_parallel, self.expert_parallel)
+
+    @property
+    def gpus(self) -> int:
+        """All that it has."""
+        return self.pipeline_parallel * self.stage_gpus
+
+    @property
     def euros_per_hour(self) -> float | None:
         """What all of its GPUs cost; None where no price is known."""
         price = self.hardware.price_per_hour
-        return None if price is None else price * self.tensor_parallel
+        return None if price is None else price * self.gpus
+
+    @property
+    def groups(self) -> int:
+        """Groups of GPUs that have requests, and so keys and values, of their own."""
+        return self.stage_gpus // self.tensor_parallel
+
+    @property
+    def stages_per_node(self) -> int:
+        """0 where one stage takes more than a node."""
+        return self.hardware.gpus_per_node // self.stage_gpus
+
+    @property
+    def hops(self) -> tuple[int, int]:
+        """Ways from one stage to the next: inside a node, and between nodes."""
+        hops = self.pipeline_parallel - 1
+        outside = hops // self.stages_per_node if self.stages_per_node else hops
+        return hops - outside, outside
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether one node is too small for it."""
+        return self.gpus > self.hardware.gpus_per_node
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Its stages. What layers are left over go to those before the last, as in vLLM: that one
+        has the LM head."""
+        count = self.pipeline_parallel
+        least, over = divmod(self.model.layers, count)
+        layers = [least] * count
+        for index in range(over):
+            layers[-2 - index] += 1
+        return [Stage(each, i == 0, i == count - 1) for i, each in enumerate(layers)]
+
+    @property
+    def most_layers(self) -> int:
+        """Of a stage."""
+        return -(-self.model.layers // self.pipeline_parallel)
+
+    @property
+    def fullest(self) -> Stage:
+        """The stage with the most weights."""
+        return max(self.stages, key=self._weight_bytes)
 
     @property
     def weight_bytes(self) -> float:
         """Weights that it keeps."""
-        return self.model.weight_bytes / self.tensor_parallel
+        if self.gpus == self.tensor_parallel:
+            return self.model.weight_bytes / self.tensor_parallel
+        return self._weight_bytes(self.fullest)
+
+    def _weight_bytes(self, stage: Stage) -> float:
+        model, gpus = self.model, self.tensor_parallel
+        body = model.weight_bytes - model.expert_bytes - model.ends_bytes
+        layers = body / gpus + model.expert_bytes / self.stage_gpus
+        ends = model.embedding_bytes * stage.first / gpus
+        if stage.last and not (stage.first and model.tied_embeddings):
+            ends += model.head_bytes / gpus  # tied embeddings stand at both ends
+        return layers * stage.layers / model.layers + ends
+
+    def read_bytes(self, tokens: float) -> float:
+        """Weights that a step over so many tokens reads: all of a stage with each micro-batch.
+
+        Of an average stage, and of the average GPU of those that share experts.
+        """
+        model = self.model
+        if self.gpus == self.tensor_parallel:
+            return model.read_bytes(tokens) / self.tensor_parallel
+        passes = self.passes(tokens)
+        experts = model.expert_read_bytes(tokens / passes)
+        others = (model.read_bytes(tokens / passes) - experts) / self.tensor_parallel
+        return (others + experts / self.stage_gpus) * passes / self.pipeline_parallel
+
+    def passes(self, tokens: float) -> float:
+        """Micro-batches to which so many tokens of a step are dealt."""
+        return min(tokens, self.pipeline_parallel)
 
     @property
     def kv_share(self) -> float:
@@ -90,11 +222,21 @@ class Replica:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Keys and values of one token."""
+        """Keys and values of one token, if it belongs to this GPU's group."""
+        return self.kv_path_bytes * (self.most_layers / self.model.layers)
+
+    @property
+    def kv_path_bytes(self) -> float:
+        """The same of all stages: what a token finds on its way through them."""
         whole = self.model.kv_bytes_per_token
         if self.kv_format in FP8:
             whole = self.model.kv_values_per_token
         return whole * self.kv_share
+
+    @property
+    def kv_read_bytes(self) -> float:
+        """Of a token that is attended to, on average over all stages and groups."""
+        return self.kv_path_bytes / (self.pipeline_parallel * self.groups)
 
     @property
     def kv_format(self) -> str:
@@ -111,7 +253,7 @@ class Replica:
         """Copies that it takes to move one block over the bus."""
         if self.kv_layout == "block":
             return 1
-        return self.model.layers * (1 if self.model.mla else 2)
+        return self.most_layers * (1 if self.model.mla else 2)
 
 
 def quantized(model: ModelShape, quantization: str) -> ModelShape:

@@ -26,10 +26,13 @@ class Stack:
     that of all layers. 0: they are captured in a graph and launched at once."""
     all_reduce_share: float = 0.65
     """What all-reduces reach of the link's bandwidth."""
+    all_to_all_share: float = 0.8
+    """The same of tokens on their way to experts and back, and from stage to stage."""
     server_ms: float = 20.0
     """A request's way through HTTP and tokenising, before it is queued."""
 
     def __post_init__(self) -> None:
         for key in ("host_step_ms", "host_request_us", "layer_us", "launch_us", "server_ms"):
             require_number(f"stack.{key}", getattr(self, key), 0)
-        require_number("stack.all_reduce_share", self.all_reduce_share, above=0, high=1)
+        for key in ("all_reduce_share", "all_to_all_share"):
+            require_number(f"stack.{key}", getattr(self, key), above=0, high=1)

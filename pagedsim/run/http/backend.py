@@ -35,7 +35,8 @@ class Http(Backend):
     elsewhere = True
     unread = (
         *("policy", "preemption", "batching", "memory", "model", "hardware", "cost", "predictor"),
-        *("server", "tensor_parallel", "kv_cache_dtype", "quantization"),
+        *("server", "tensor_parallel", "pipeline_parallel", "expert_parallel"),
+        *("kv_cache_dtype", "quantization"),
     )
     unread_since = "the server has its own settings, which a client cannot change"
 

@@ -10,9 +10,20 @@ from pagedsim.core import StepPlan
 from pagedsim.sim.cost.work import Work
 from pagedsim.sim.hardware import Hardware
 
-Bound = Literal["compute", "bandwidth", "interconnect", "launch", "host", "fitted", "recorded"]
-"""What a part of a step waits for: launch, for kernels to begin and end, however little they do;
-the last two where the model cannot tell."""
+Bound = Literal[
+    "compute",
+    "bandwidth",
+    "interconnect",
+    "network",
+    "pipeline",
+    "launch",
+    "host",
+    "fitted",
+    "recorded",
+]
+"""What a part of a step waits for: network, for what goes between nodes; pipeline, for stages that
+have nothing to do; launch, for kernels to begin and end, however little they do; the last two where
+the model cannot tell."""
 
 
 class Term(NamedTuple):

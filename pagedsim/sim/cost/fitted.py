@@ -17,6 +17,7 @@ from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
 from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.sim.cost.roofline import move_seconds
+from pagedsim.sim.cost.split import lengthened
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
 
@@ -67,7 +68,8 @@ class Fitted(CostModel):
     tells of steps beyond the one and of serving anything but the other. `swap` is what moving
     blocks one way takes, `constant` and for each of the `blocks`; without it, time on the bus comes
     from the hardware's data sheet. `block_tokens` makes decodes read slower from smaller blocks
-    than those of `fitted_block_size`, and faster from larger ones (see `kernel.py`).
+    than those of `fitted_block_size`, and faster from larger ones (see `kernel.py`). Of a pipeline
+    each stage takes its part of the whole, as in DistServe's simulator.
     """
 
     __slots__ = (
@@ -77,6 +79,7 @@ class Fitted(CostModel):
         "_beyond",
         "_decode",
         "_decode_large",
+        "_few",
         "_large_batch",
         "_line",
         "_line_large",
@@ -85,6 +88,7 @@ class Fitted(CostModel):
         "_most",
         "_move",
         "_prefill",
+        "_slowest",
         "_start",
         "replica",
         "settings",
@@ -145,9 +149,18 @@ class Fitted(CostModel):
             "block_tokens": block_tokens,
             "fitted_block_size": fitted_block_size,
         }
-        self._large_batch = inf if large_batch is None else large_batch
-        self._line = _line(self._decode)
-        self._line_large = _line(self._decode_large)
+        if replica.expert_parallel > 1:
+            raise ConfigError(
+                f"expert_parallel={replica.expert_parallel}: must be 1, for a fit knows nothing of "
+                "it; cost=roofline does"
+            )
+        stages = replica.pipeline_parallel
+        self._slowest = replica.most_layers / replica.model.layers
+        self._few = stages
+        """Decodes fewer than these make fewer micro-batches than there are stages."""
+        self._large_batch = inf if large_batch is None else large_batch * stages
+        self._line = _line(self._staged(self._decode, stages, prompts=False))
+        self._line_large = _line(self._staged(self._decode_large, stages, prompts=False))
         self._most = tuple(limits.get(name, inf) for name in FEATURES[1:])
         self._max_count = limits.get("decode_count", inf)
         self._max_context = limits.get("decode_context", inf)
@@ -259,12 +272,28 @@ class Fitted(CostModel):
         if sequences > self._max_count or context > self._max_context:
             self._beyond = True
         if sequences < self._large_batch:
-            if not sequences:
-                return 0.0
+            if sequences < self._few:
+                return self._few_seconds(sequences, context)
             one, sequence, read = self._line
         else:
             one, sequence, read = self._line_large
         return one + sequences * sequence + context * read
+
+    def _few_seconds(self, sequences: int, context: int) -> float:
+        if not sequences:
+            return 0.0
+        one, sequence, read = _line(self._staged(self._decode, sequences, prompts=False))
+        return one + sequences * sequence + context * read
+
+    def _staged(self, whole: Coefficients, tokens: int, prompts: bool) -> Coefficients:
+        """Of a step of so many tokens, dealt to micro-batches and stages as in `split.py`."""
+        stages = self.replica.pipeline_parallel
+        if stages == 1:
+            return whole
+        passes = min(tokens, stages)
+        long = lengthened(passes, self._slowest, prompts)
+        constant, *others = whole
+        return Coefficients(constant * long, *(each * long / passes for each in others))
 
     def swap_seconds(self, blocks: int) -> float:
         return self._start + blocks * self._move if blocks else 0.0
@@ -272,7 +301,7 @@ class Fitted(CostModel):
     def recompute_seconds(self, tokens: int) -> float:
         if not tokens:
             return 0.0
-        one, token, attend, context, _, _ = self._prefill
+        one, token, attend, context, _, _ = self._staged(self._prefill, tokens, prompts=True)
         return one + tokens * token + tokens * tokens * attend + tokens * context
 
     def work(self, plan: StepPlan) -> Work:
@@ -287,12 +316,14 @@ class Fitted(CostModel):
         return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
 
     def _coefficients(self, plan: StepPlan) -> Coefficients:
-        large = plan.decode_count >= self._large_batch
-        if not plan.prefill_tokens:
-            return self._decode_large if large else self._decode
-        if not plan.decode_count:
-            return self._prefill
-        return self._beside_large if large else self._beside
+        large, tokens = plan.decode_count >= self._large_batch, plan.prefill_tokens
+        if not tokens:
+            found = self._decode_large if large else self._decode
+        elif not plan.decode_count:
+            found = self._prefill
+        else:
+            found = self._beside_large if large else self._beside
+        return self._staged(found, tokens + plan.decode_count, prompts=bool(tokens))
 
     @property
     def notices(self) -> list[str]:

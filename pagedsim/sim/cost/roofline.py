@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number
+from pagedsim.sim.cost.base import Bound
 from pagedsim.sim.cost.kernel import slowdown
+from pagedsim.sim.cost.split import Split
 from pagedsim.sim.cost.terms import ByTerms, CostTerm, Totals
 from pagedsim.sim.families import Family, family_of
 from pagedsim.sim.model import FP16
@@ -33,7 +38,9 @@ class Roofline(ByTerms):
     values unless `cache_efficiency` is given; `compute_efficiency` of products, and of prompts'
     attention unless `attention_efficiency` is. `block_tokens` makes decodes read slower from small
     blocks (see `kernel.py`). For a step that is planned ahead the host works while the GPU does,
-    and counts only where it takes longer.
+    and counts only where it takes longer. Pipelines and groups are those of `split.py`;
+    `expert_skew` is how many times as often as the average the experts of the busiest GPU are
+    chosen, in the long run.
     """
 
     __slots__ = (
@@ -64,6 +71,7 @@ class Roofline(ByTerms):
         host_step_ms: float | None = None,
         host_request_us: float | None = None,
         block_tokens: float = 0.0,
+        expert_skew: float = 1.0,
     ) -> None:
         for name, part in (
             ("compute_efficiency", compute_efficiency),
@@ -79,6 +87,7 @@ class Roofline(ByTerms):
             if least is not None:
                 require_number(f"cost.{name}", least, 0)
         require_number("cost.block_tokens", block_tokens, 0)
+        require_number("cost.expert_skew", expert_skew, 1)
         if not isinstance(stack := Stack() if stack is None else stack, Stack):
             raise ConfigError(f"cost.stack={stack}: must be settings with a _target_")
         hardware, model = replica.hardware, replica.model
@@ -109,6 +118,7 @@ class Roofline(ByTerms):
         self.paged = slowdown(replica.block_size, block_tokens)
         """How many times longer decodes read, since what they read lies in blocks."""
         link = hardware.interconnect * _first(interconnect_efficiency, stack.all_reduce_share)
+        moved = _first(interconnect_efficiency, stack.all_to_all_share)
         host_step = _first(host_step_ms, stack.host_step_ms)
         host_request = _first(host_request_us, stack.host_request_us)
         terms = [
@@ -116,6 +126,8 @@ class Roofline(ByTerms):
             *_attention(replica, self.attention_rate, self.cache_bandwidth, self.paged),
             *_layers(replica, stack.layer_us * 1e-6),
             *_all_reduces(replica, link),
+            *_all_to_all(replica, moved),
+            *_hops(replica, moved),
             *_host(host_step * 1e-3, host_request * 1e-6),
         ]
         moe = model.moe
@@ -124,6 +136,7 @@ class Roofline(ByTerms):
             terms,
             unchosen=1.0 - moe.experts_per_token / moe.experts if moe else 0.0,
             launching=model.layers * stack.launch_us * 1e-6 * family.launch,
+            split=Split.of(replica, expert_skew),
         )
         self._move = move_seconds(replica, bus_efficiency)
         self.server_seconds = stack.server_ms * 1e-3
@@ -158,6 +171,17 @@ def _first(*given: float | None) -> float:
     return next(one for one in given if one is not None)
 
 
+class _Link(NamedTuple):
+    name: str
+    bound: Bound
+    many: int
+    """GPUs that are reached over it, or ways."""
+    rate: float
+    """Bytes a second."""
+    fixed: float
+    """Seconds of a transfer, however small."""
+
+
 # The table. Seconds on one GPU, of which each has its part of the work.
 
 
@@ -166,16 +190,21 @@ def _products(
 ) -> list[CostTerm]:
     """Matrix products of all tokens together read the weights once, of experts those chosen."""
     model, gpus = replica.model, replica.tensor_parallel
-    experts = 0.0
-    if moe := model.moe:
-        experts = model.moe_layers * moe.experts * model.expert_params
+    flop, read, held = model.flop_per_token, model.read_bytes(float("inf")), 0.0
+    routed = 0.0
+    if replica.expert_parallel > 1 and model.moe:  # a GPU has its own experts, whole
+        routed = 2 * model.moe_layers * model.expert_params
+        flop -= routed * model.moe.experts_per_token
+        read -= model.expert_bytes
+        held = model.expert_bytes / replica.expert_parallel
     computing = Totals(
-        token=model.flop_per_token / gpus / flop_rate,
+        token=flop / gpus / flop_rate,
         sequence=model.flop_per_sample / gpus / head_rate,
+        routed=routed / flop_rate,
     )
     reading = Totals(
-        step=model.read_bytes(float("inf")) / gpus / bandwidth,
-        unchosen=-experts * model.expert_dtype_bytes / gpus / bandwidth,
+        step=(read / gpus + held) / bandwidth,
+        unchosen=-(held or model.expert_bytes / gpus) / bandwidth,
     )
     return [
         CostTerm("products", PRODUCTS, "compute", computing),
@@ -188,7 +217,7 @@ def _attention(
 ) -> list[CostTerm]:
     """Of chunks, and of decodes, whose reading takes `paged` times as long from blocks."""
     model, gpus = replica.model, replica.tensor_parallel
-    read = replica.kv_bytes_per_token / bandwidth
+    read = replica.kv_path_bytes / bandwidth
     pair = model.prefill_pair_flop / gpus / flop_rate
     decode_pair = model.decode_pair_flop / gpus / flop_rate
     return [
@@ -217,6 +246,50 @@ def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
         step=reduces * replica.hardware.interconnect_us * 1e-6,
     )
     return [CostTerm("all-reduce", "all-reduce", "interconnect", each)]
+
+
+def _all_to_all(replica: Replica, share: float) -> list[CostTerm]:
+    """Tokens go to the GPUs of the experts that they chose, and come back, where groups differ.
+
+    Each choice is sent, in the format of the products, and its result in 16 bits; the GPUs of a
+    group send a part of its tokens each. `share` of the links is reached. What stays in the node
+    and what leaves it go at the same time.
+    """
+    model, gpus, hardware = replica.model, replica.expert_parallel, replica.hardware
+    if replica.groups == 1 or model.moe is None:
+        return []
+    there = 2.0 if model.products == FP16 else 1.0
+    sent = model.hidden * (there + 2.0) * model.moe.experts_per_token / replica.tensor_parallel
+    node = min(gpus, hardware.gpus_per_node)
+    found = []
+    for name, bound, others, rate, fixed in _links(replica, node - 1, gpus - node):
+        each = Totals(
+            token=model.moe_layers * sent * others / gpus / (rate * share),
+            step=model.moe_layers * 2 * fixed,
+        )
+        found.append(CostTerm("all-to-all", f"all-to-all{name}", bound, each))
+    return found
+
+
+def _hops(replica: Replica, share: float) -> list[CostTerm]:
+    """A micro-batch goes from stage to stage, each GPU sending its part."""
+    vector = replica.model.hidden * 2.0 / replica.tensor_parallel
+    found = []
+    for name, bound, hops, rate, fixed in _links(replica, *replica.hops):
+        each = Totals(token=hops * vector / (rate * share), step=hops * fixed)
+        found.append(CostTerm(f"stages{name}", f"to the next stage{name}", bound, each))
+    return found
+
+
+def _links(replica: Replica, inside: int, outside: int) -> Iterator[_Link]:
+    """Those of a node, and those between nodes, as far as anything goes over them."""
+    hardware = replica.hardware
+    if inside:
+        fixed = hardware.interconnect_us * 1e-6
+        yield _Link("", "interconnect", inside, hardware.interconnect, fixed)
+    if outside:
+        fixed = hardware.network_us * 1e-6
+        yield _Link(" between nodes", "network", outside, hardware.network, fixed)
 
 
 def _host(step: float, sequence: float) -> list[CostTerm]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pagedsim.core import StepPlan
 from pagedsim.sim.cost.base import Bound, Breakdown, CostModel, Term, kind_of
+from pagedsim.sim.cost.split import Split
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
 
@@ -32,6 +33,8 @@ class Totals(NamedTuple):
     """1 where anything is computed."""
     unchosen: float = 0.0
     """The chance that no token of the step chooses a given expert."""
+    routed: float = 0.0
+    """Choices of experts that come to one GPU, where each has experts of its own."""
 
 
 class CostTerm(NamedTuple):
@@ -61,7 +64,8 @@ class ByTerms(CostModel):
 
     `unchosen` is the chance that a token does not choose a given expert; `launching` the seconds
     in which the host launches a step's kernels, one after the other, while the GPU runs those that
-    are launched: none is done before.
+    are launched: none is done before. With `split`, terms are those of a micro-batch on the busiest
+    GPU of each stage, through all stages; the host's are of the step.
     """
 
     __slots__ = (
@@ -73,6 +77,7 @@ class ByTerms(CostModel):
         "_launching",
         "_overlaps",
         "_read",
+        "_split",
         "_sums",
         "_unchosen",
         "replica",
@@ -85,16 +90,19 @@ class ByTerms(CostModel):
         terms: Sequence[CostTerm],
         unchosen: float = 0.0,
         launching: float = 0.0,
+        split: Split | None = None,
     ) -> None:
         self.replica = replica
+        self._split = split
         self.terms = tuple(terms)
         self._unchosen = unchosen
         self._launching = launching
         self._host = _added(term.seconds for term in terms if term.bound == "host")
         self._host_form = _form(self._host)
         plain = Totals(sequence=self._host.sequence, step=self._host.step)
-        self._host_is_plain = self._host == plain
-        kernels = [_by_resource(same) for same in _kernels(terms)]
+        self._host_is_plain = self._host == plain and split is None
+        of_gpu = [term for term in terms if term.bound != "host"] if split else terms
+        kernels = [_by_resource(same) for same in _kernels(of_gpu)]
         overlaps = [_longest(ways) for ways in kernels if len(ways) > 1]
         self._alone = _added(ways[0] for ways in kernels if len(ways) == 1)
         self._sums = [[_form(way) for way in ways] for ways in (*overlaps, [self._alone])]
@@ -104,42 +112,56 @@ class ByTerms(CostModel):
             raise ValueError("a kernel that reads the context of decodes can overlap nothing else")
         self._overlaps = [ways for ways in overlaps if ways not in reading]
         self._read = sum(ways[0].decode_context for ways in reading) + self._alone.decode_context
-        self._decodes = {0: (0.0, 0.0, self._host.step, 0.0)}
+        self._decodes = {0: (0.0, self._read, 0.0, self._host.step, 0.0)}
 
     def step_seconds(self, plan: StepPlan) -> float:
         if not plan.ahead:
             return self._in_turn(plan)
         host = self._host_seconds(plan)
-        launching = self._launching if plan.prefill_tokens + plan.decode_count else 0.0
-        return max(self._in_turn(plan) - host, host + launching)
+        return max(self._in_turn(plan) - host, host + self._launches(plan))
+
+    def _launches(self, plan: StepPlan) -> float:
+        """Seconds in which the host launches a step's kernels."""
+        if not self._launching or not plan.prefill_tokens + plan.decode_count:
+            return 0.0
+        if self._split is None:
+            return self._launching
+        share = self._split.share(self._totals(plan), _longest_chunk(plan))
+        return self._launching * share.long
 
     def _host_seconds(self, plan: StepPlan) -> float:
         if self._host_is_plain:  # to make all totals takes longer than the rest of a decode
             sequences = len(plan.chunks) + plan.decode_count
             return sequences * self._host.sequence + self._host.step
         totals = self._totals(plan)
+        if self._split and totals.token:
+            totals = self._split.share(totals, _longest_chunk(plan)).host
         return sum(totals[index] * each for index, each in self._host_form)
 
     def _in_turn(self, plan: StepPlan) -> float:
         """A step that the host begins when the one before has ended."""
         if not plan.prefill_tokens:
             return self.decode_seconds(plan.decode_count, plan.decode_context)
+        if self._split:
+            return self._spread(self._totals(plan), _longest_chunk(plan), self._split)
         return self._sum(self._totals(plan))
 
     def decode_seconds(self, sequences: int, context: int) -> float:
         try:
-            longest, alone, constant, least = self._decodes[sequences]
+            longest, read, alone, constant, least = self._decodes[sequences]
         except KeyError:
             found = self._decodes[sequences] = self._decoding(sequences)
-            longest, alone, constant, least = found
-        seconds = longest + context * self._read + alone + constant
+            longest, read, alone, constant, least = found
+        seconds = longest + context * read + alone + constant
         return seconds if seconds > least else least
 
-    def _decoding(self, sequences: int) -> tuple[float, float, float, float]:
-        """A decode of so many sequences but for the reading of their context, in three parts.
+    def _decoding(self, sequences: int) -> tuple[float, float, float, float, float]:
+        """A decode of so many sequences, in three parts; the reading of a token of their context.
 
-        The fourth number is what it takes at least.
+        The fifth number is what it takes at least.
         """
+        if self._split:
+            return self._spread_decoding(sequences, self._split)
         unchosen = self._unchosen**sequences
         longest = fsum(
             max(
@@ -150,7 +172,8 @@ class ByTerms(CostModel):
         )
         constant = self._alone.step + unchosen * self._alone.unchosen
         each = self._alone.token + self._alone.sequence
-        return longest, sequences * each, constant, self._least(Totals(sequence=sequences, step=1))
+        least = self._least(Totals(sequence=sequences, step=1))
+        return longest, self._read, sequences * each, constant, least
 
     def _least(self, totals: Sequence[float]) -> float:
         """What a step takes if the GPU is done before the last launch."""
@@ -162,14 +185,18 @@ class ByTerms(CostModel):
         if not tokens:
             return 0.0
         pairs, unchosen = tokens * (tokens + 1) // 2, self._unchosen**tokens
-        return self._sum(Totals(token=tokens, sequence=1, pair=pairs, step=1, unchosen=unchosen))
+        totals = Totals(token=tokens, sequence=1, pair=pairs, step=1, unchosen=unchosen)
+        return self._spread(totals, tokens, self._split) if self._split else self._sum(totals)
 
     def seconds_of(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """`step_seconds` of many steps in turn, a row each, of what `Totals` has up to `step`.
 
-        Each must compute something: `step_seconds` answers an empty one otherwise.
+        Each must compute something: `step_seconds` answers an empty one otherwise. Not for a split
+        replica, where the chunks of a step count one by one.
         """
-        totals = np.column_stack([steps, self._unchosen ** steps[:, 0]])
+        assert self._split is None
+        unrouted = np.zeros(len(steps))
+        totals = np.column_stack([steps, self._unchosen ** steps[:, 0], unrouted])
         width = range(totals.shape[1])
         seconds = np.zeros(len(totals))
         for ways in self._sums:
@@ -193,6 +220,9 @@ class ByTerms(CostModel):
         )
 
     def _sum(self, totals: Sequence[float]) -> float:
+        return max(self._added_up(totals), self._least(totals))
+
+    def _added_up(self, totals: Sequence[float]) -> float:
         seconds = 0.0
         for ways in self._sums:
             longest = 0.0
@@ -203,7 +233,27 @@ class ByTerms(CostModel):
                 if way > longest:
                     longest = way
             seconds += longest
-        return max(seconds, self._least(totals))
+        return seconds
+
+    def _spread(self, totals: Totals, longest: float, split: Split) -> float:
+        """A step that micro-batches and groups share."""
+        share = split.share(totals, longest)
+        passing = max(self._added_up(share.part), self._launching)
+        host = sum(share.host[index] * each for index, each in self._host_form)
+        return passing * share.long + host
+
+    def _spread_decoding(
+        self, sequences: int, split: Split
+    ) -> tuple[float, float, float, float, float]:
+        """Like `_decoding`: what each token of the context adds is in proportion to the part."""
+        one = Totals(token=sequences, sequence=sequences, decode_context=1, step=1)
+        share = split.share(one, 0)
+        part, host_part = (one._replace(decode_context=0.0) for one in (share.part, share.host))
+        longest = self._added_up(part) * share.long
+        read = share.part.decode_context * self._read * share.long
+        read += share.host.decode_context * self._host.decode_context
+        host = sum(host_part[index] * each for index, each in self._host_form)
+        return longest, read, 0.0, host, self._launching * share.long + host
 
     def work(self, plan: StepPlan) -> Work:
         return step_work(self.replica, plan)
@@ -211,7 +261,7 @@ class ByTerms(CostModel):
     def explain(self, plan: StepPlan) -> Breakdown:
         found = list(self._counting(plan))
         if plan.ahead:
-            found = list(_hidden(found, self._launching))
+            found = list(_hidden(found, self._launches(plan)))
         return Breakdown(kind_of(plan), tuple(found), self.work(plan))
 
     def _counting(self, plan: StepPlan) -> Iterator[Term]:
@@ -221,8 +271,24 @@ class ByTerms(CostModel):
                 if term.bound == "host":
                     yield Term(term.name, term.seconds.step, term.bound)
             return
-        totals, gpu = self._totals(plan), 0.0
-        for kernel in _kernels(self.terms):
+        totals = self._totals(plan)
+        if self._split is None:
+            yield from self._of(totals, self.terms)
+            return
+        share = self._split.share(totals, _longest_chunk(plan))
+        hosts = [term for term in self.terms if term.bound == "host"]
+        parts = list(self._of(share.part, [one for one in self.terms if one not in hosts]))
+        busy = share.passes / self._split.stages
+        yield from (term._replace(seconds=term.seconds * busy) for term in parts)
+        if (idle := share.long - busy) > 0:
+            passing = sum(term.seconds for term in parts)
+            yield Term("bubbles", passing * idle, "pipeline")
+        yield from (Term(term.name, term.of(share.host), term.bound) for term in hosts)
+
+    def _of(self, totals: Totals, terms: Sequence[CostTerm]) -> Iterator[Term]:
+        """The same of one GPU on which all follows all."""
+        gpu = 0.0
+        for kernel in _kernels(terms):
             ways: dict[str, list[Term]] = {}
             for term in kernel:
                 found = Term(term.name, term.of(totals), term.bound)
@@ -232,6 +298,10 @@ class ByTerms(CostModel):
             yield from (term for term in longest if term.seconds or term.bound == "host")
         if gpu < self._launching:
             yield Term("launches", self._launching - gpu, "launch")
+
+
+def _longest_chunk(plan: StepPlan) -> int:
+    return max((chunk.length for chunk in plan.chunks), default=0)
 
 
 def _hidden(terms: Sequence[Term], launching: float) -> Iterator[Term]:

@@ -28,7 +28,7 @@ _COUNTED = (
 
 
 class Work(NamedTuple):
-    """What one GPU has to do."""
+    """What one GPU has to do; where they differ, the average one."""
 
     flop: float
     bytes: float
@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
 def step_work(replica: Replica, plan: StepPlan) -> Work:
     """All of a step's FLOP, and the bytes of weights, keys and values that it reads."""
-    model, gpus = replica.model, replica.tensor_parallel
+    model, gpus = replica.model, replica.gpus
     tokens = plan.prefill_tokens + plan.decode_count
     if not tokens:
         return Work(0.0, 0.0)
@@ -65,7 +65,7 @@ def step_work(replica: Replica, plan: StepPlan) -> Work:
     context = plan.prefill_context - plan.prefill_tokens + plan.decode_context
     return Work(
         flop=flop / gpus,
-        bytes=model.read_bytes(tokens) / gpus + context * replica.kv_bytes_per_token,
+        bytes=replica.read_bytes(tokens) + context * replica.kv_read_bytes,
     )
 
 
@@ -81,7 +81,7 @@ def total_work(replica: Replica, steps: Batches) -> Work:
 
 def works(replica: Replica, part: pa.RecordBatch) -> tuple[Floats, Floats]:
     """FLOP and bytes of each of some recorded steps."""
-    model, gpus = replica.model, replica.tensor_parallel
+    model, gpus = replica.model, replica.gpus
     of = {name: part[name].to_numpy() for name in _COUNTED}
     tokens = of["prefill_tokens"] + of["decode_seqs"]
     flop = tokens * float(model.flop_per_token)  # whole numbers would not fit into 32 bits
@@ -91,6 +91,6 @@ def works(replica: Replica, part: pa.RecordBatch) -> tuple[Floats, Floats]:
     # What is read of the weights depends on a step's tokens alone, and few numbers of them occur.
     weights = np.zeros(int(tokens.max(initial=0)) + 1)
     for size in np.flatnonzero(np.bincount(tokens)).tolist():
-        weights[size] = model.read_bytes(size) if size else 0.0
+        weights[size] = replica.read_bytes(size) if size else 0.0
     context = of["prefill_context"] - of["prefill_tokens"] + of["decode_context"]
-    return flop / gpus, weights[tokens] / gpus + context * replica.kv_bytes_per_token
+    return flop / gpus, weights[tokens] + context * replica.kv_read_bytes
