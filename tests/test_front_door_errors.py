@@ -16,9 +16,10 @@ from pagedsim.__main__ import main
 from pagedsim.metrics.definitions import METRICS
 
 ROOT_KEYS = (
-    "backend, batch, batching, cost, fit, fleet, hardware, jobs, kv_cache_dtype, memory, model, "
-    "policy, predictor, preemption, prompt, qoe, quantization, record, report, requests, router, "
-    "run, seed, seeds, server, slo, stack, study, tensor_parallel, tracking, workload"
+    "backend, batch, batching, cost, expert_parallel, fit, fleet, hardware, jobs, kv_cache_dtype, "
+    "memory, model, pipeline_parallel, policy, predictor, preemption, prompt, qoe, quantization, "
+    "record, report, requests, router, run, seed, seeds, server, slo, stack, study, "
+    "tensor_parallel, tracking, workload"
 )
 SHIPPED = ", ".join(
     sorted(path.stem for path in (Path(__file__).parent.parent / "conf/policy").glob("*.yaml"))

@@ -19,7 +19,10 @@ TRAVELS = ("model",)
 """What may be another than it was fitted for: the roofline works that out."""
 WHY = {
     "hardware": "another GPU reaches other shares of its data sheet",
-    "tensor_parallel": "what is lost between GPUs was not measured so",
+    **dict.fromkeys(
+        ("tensor_parallel", "pipeline_parallel", "expert_parallel"),
+        "what is lost between GPUs was not measured so",
+    ),
     "kv_cache_dtype": "attention has other kernels for it",
     "quantization": "products have other kernels for it",
     "stack": "another serving stack has other kernels and another host",

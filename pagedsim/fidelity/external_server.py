@@ -33,7 +33,7 @@ class ExternalServer:
     def facts(self) -> Settings:
         """What this server is of all that its speed depends on."""
         replica = self._stage.replica
-        return {
+        return replica.more_than_shared | {
             "model": replica.model.name,
             "hardware": replica.hardware.name,
             "tensor_parallel": replica.tensor_parallel,

@@ -10,7 +10,8 @@ from pagedsim.run.backend import Settings
 
 OF_A_REPLICA = (
     *("policy", "preemption", "batching", "memory", "model", "hardware", "stack", "cost"),
-    *("server", "tensor_parallel", "kv_cache_dtype", "quantization"),
+    *("server", "tensor_parallel", "pipeline_parallel", "expert_parallel"),
+    *("kv_cache_dtype", "quantization"),
 )
 """Keys and groups that may differ from replica to replica; all others are the fleet's."""
 OWN = "config"

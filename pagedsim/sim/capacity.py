@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -10,7 +11,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import ModelShape
-from pagedsim.sim.replica import Replica, can_split
+from pagedsim.sim.replica import Replica
 
 
 @dataclass(frozen=True)
@@ -105,21 +106,16 @@ def _too_large(replica: Replica, utilization: float, beside: Callable[[int], flo
     model, hardware = replica.model, replica.hardware
     usable = utilization * hardware.memory_bytes
 
-    def need(tensor_parallel: int) -> float:
-        each = replace(replica, tensor_parallel=tensor_parallel)
-        return each.weight_bytes + beside(tensor_parallel) + each.block_bytes
+    def need(each: Replica) -> float:
+        return each.weight_bytes + beside(each.tensor_parallel) + each.block_bytes
 
-    choices = [
-        n
-        for n in range(1, hardware.gpus_per_node + 1)
-        if can_split(model, n) and (replica.expert_parallel == 1 or not replica.expert_parallel % n)
-    ]
-    fitting = [n for n in choices if need(n) <= usable]
+    choices = _of_any_width(replica)
+    fitting = [each for each in choices if need(each) <= usable]
     if fitting:
-        hint = f"the smallest tensor_parallel that fits is {fitting[0]}"
+        hint = f"the smallest tensor_parallel that fits is {fitting[0].tensor_parallel}"
     else:
-        largest = choices[-1]
-        memory = need(largest) / utilization / GIB
+        largest = choices[-1].tensor_parallel
+        memory = need(choices[-1]) / utilization / GIB
         hint = (
             f"no tensor_parallel up to {largest} fits; "
             f"with {largest} it takes GPUs of {ceil(memory)} GiB"
@@ -131,3 +127,12 @@ def _too_large(replica: Replica, utilization: float, beside: Callable[[int], flo
         f"{beside(replica.tensor_parallel) / GIB:.1f} GiB of activations and other, and offers "
         f"{utilization:g} × {hardware.memory_gib:g} = {usable / GIB:.1f} GiB; {hint}"
     )
+
+
+def _of_any_width(replica: Replica) -> list[Replica]:
+    """With every `tensor_parallel` that there can be."""
+    found = []
+    for size in range(1, replica.hardware.gpus_per_node + 1):
+        with suppress(ConfigError):
+            found.append(replace(replica, tensor_parallel=size))
+    return found

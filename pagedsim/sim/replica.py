@@ -113,9 +113,17 @@ class Replica:
     @property
     def split(self) -> str:
         """How it is split, in the words of a configuration."""
-        sizes = {"pipeline": self.pipeline_parallel, "expert": self.expert_parallel}
-        more = [f", {name}_parallel={size}" for name, size in sizes.items() if size > 1]
-        return f"tensor_parallel={self.tensor_parallel}" + "".join(more)
+        sizes = {"tensor_parallel": self.tensor_parallel} | self.more_than_shared
+        return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+    @property
+    def more_than_shared(self) -> dict[str, int]:
+        """The settings by which it is more than GPUs that share each matrix, if it is."""
+        sizes = {
+            "pipeline_parallel": self.pipeline_parallel,
+            "expert_parallel": self.expert_parallel,
+        }
+        return {name: size for name, size in sizes.items() if size > 1}
 
     @property
     def stage_gpus(self) -> int:

@@ -344,6 +344,11 @@ class Fitted(CostModel):
                 f"step times are fitted for {AHEAD}={str(fitted).lower()}, and no host time is "
                 f"{'added' if fitted else 'hidden'}"
             )
+        if self._few > 1:
+            lines.append(
+                f"pipeline_parallel={self._few}: each stage is taken to need its part of the "
+                "fitted times, and nothing for what it hands on"
+            )
         if self._beyond:
             most = ", ".join(f"{k} {v:,.0f}" for k, v in self.settings["limits"].items())
             lines.append(f"some steps are larger than any that was fitted ({most})")

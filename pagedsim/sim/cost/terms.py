@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagedsim.core import StepPlan
 from pagedsim.sim.cost.base import Bound, Breakdown, CostModel, Term, kind_of
-from pagedsim.sim.cost.split import Split
+from pagedsim.sim.cost.split import Share, Split
 from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.replica import Replica
 
@@ -126,8 +126,7 @@ class ByTerms(CostModel):
             return 0.0
         if self._split is None:
             return self._launching
-        share = self._split.share(self._totals(plan), _longest_chunk(plan))
-        return self._launching * share.long
+        return self._launching * self._share(plan, self._split).long
 
     def _host_seconds(self, plan: StepPlan) -> float:
         if self._host_is_plain:  # to make all totals takes longer than the rest of a decode
@@ -135,7 +134,7 @@ class ByTerms(CostModel):
             return sequences * self._host.sequence + self._host.step
         totals = self._totals(plan)
         if self._split and totals.token:
-            totals = self._split.share(totals, _longest_chunk(plan)).host
+            totals = self._share(plan, self._split).host
         return sum(totals[index] * each for index, each in self._host_form)
 
     def _in_turn(self, plan: StepPlan) -> float:
@@ -143,7 +142,7 @@ class ByTerms(CostModel):
         if not plan.prefill_tokens:
             return self.decode_seconds(plan.decode_count, plan.decode_context)
         if self._split:
-            return self._spread(self._totals(plan), _longest_chunk(plan), self._split)
+            return self._spread(self._share(plan, self._split))
         return self._sum(self._totals(plan))
 
     def decode_seconds(self, sequences: int, context: int) -> float:
@@ -186,7 +185,9 @@ class ByTerms(CostModel):
             return 0.0
         pairs, unchosen = tokens * (tokens + 1) // 2, self._unchosen**tokens
         totals = Totals(token=tokens, sequence=1, pair=pairs, step=1, unchosen=unchosen)
-        return self._spread(totals, tokens, self._split) if self._split else self._sum(totals)
+        if self._split:
+            return self._spread(self._split.share(totals, tokens, tokens))
+        return self._sum(totals)
 
     def seconds_of(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """`step_seconds` of many steps in turn, a row each, of what `Totals` has up to `step`.
@@ -195,15 +196,15 @@ class ByTerms(CostModel):
         replica, where the chunks of a step count one by one.
         """
         assert self._split is None
-        unrouted = np.zeros(len(steps))
-        totals = np.column_stack([steps, self._unchosen ** steps[:, 0], unrouted])
+        totals = np.column_stack([steps, self._unchosen ** steps[:, 0]])
         width = range(totals.shape[1])
         seconds = np.zeros(len(totals))
         for ways in self._sums:
             forms = np.array([[dict(way).get(index, 0.0) for index in width] for way in ways])
             seconds += (totals @ forms.T).max(axis=1)
         if self._launching:
-            np.maximum(seconds, self._launching + totals @ np.array(self._host), out=seconds)
+            host = totals @ np.array(self._host[: len(width)])
+            np.maximum(seconds, self._launching + host, out=seconds)
         return seconds
 
     def _totals(self, plan: StepPlan) -> Totals:
@@ -235,9 +236,12 @@ class ByTerms(CostModel):
             seconds += longest
         return seconds
 
-    def _spread(self, totals: Totals, longest: float, split: Split) -> float:
+    def _share(self, plan: StepPlan, split: Split) -> Share:
+        longest = max((chunk.length for chunk in plan.chunks), default=0)
+        return split.share(self._totals(plan), plan.prefill_tokens, longest)
+
+    def _spread(self, share: Share) -> float:
         """A step that micro-batches and groups share."""
-        share = split.share(totals, longest)
         passing = max(self._added_up(share.part), self._launching)
         host = sum(share.host[index] * each for index, each in self._host_form)
         return passing * share.long + host
@@ -247,7 +251,7 @@ class ByTerms(CostModel):
     ) -> tuple[float, float, float, float, float]:
         """Like `_decoding`: what each token of the context adds is in proportion to the part."""
         one = Totals(token=sequences, sequence=sequences, decode_context=1, step=1)
-        share = split.share(one, 0)
+        share = split.share(one, 0, 0)
         part, host_part = (one._replace(decode_context=0.0) for one in (share.part, share.host))
         longest = self._added_up(part) * share.long
         read = share.part.decode_context * self._read * share.long
@@ -271,16 +275,15 @@ class ByTerms(CostModel):
                 if term.bound == "host":
                     yield Term(term.name, term.seconds.step, term.bound)
             return
-        totals = self._totals(plan)
         if self._split is None:
-            yield from self._of(totals, self.terms)
+            yield from self._of(self._totals(plan), self.terms)
             return
-        share = self._split.share(totals, _longest_chunk(plan))
+        share = self._share(plan, self._split)
         hosts = [term for term in self.terms if term.bound == "host"]
         parts = list(self._of(share.part, [one for one in self.terms if one not in hosts]))
         busy = share.passes / self._split.stages
         yield from (term._replace(seconds=term.seconds * busy) for term in parts)
-        if (idle := share.long - busy) > 0:
+        if (idle := share.long - busy) > 1e-9:
             passing = sum(term.seconds for term in parts)
             yield Term("bubbles", passing * idle, "pipeline")
         yield from (Term(term.name, term.of(share.host), term.bound) for term in hosts)
@@ -298,10 +301,6 @@ class ByTerms(CostModel):
             yield from (term for term in longest if term.seconds or term.bound == "host")
         if gpu < self._launching:
             yield Term("launches", self._launching - gpu, "launch")
-
-
-def _longest_chunk(plan: StepPlan) -> int:
-    return max((chunk.length for chunk in plan.chunks), default=0)
 
 
 def _hidden(terms: Sequence[Term], launching: float) -> Iterator[Term]:
