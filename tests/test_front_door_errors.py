@@ -361,6 +361,23 @@ VALUES = {
         "tensor_parallel=3: model=llama-2-7b with 32 heads and 32 key-value heads "
         "cannot be split so; choose from 1, 2, 4, 8",
     ),
+    "more stages than layers": (
+        f"{SINGLE} pipeline_parallel=33",
+        "pipeline_parallel=33: must be at most 32, the layers of model=llama-2-7b",
+    ),
+    "stages beyond a node without a network": (
+        f"{SINGLE} hardware=l40s pipeline_parallel=9",
+        "hardware.network_gb_s=null: hardware=l40s needs it, in GB/s for each GPU, to reach "
+        "another node",
+    ),
+    "experts of a model without": (
+        f"{SINGLE} expert_parallel=2",
+        "expert_parallel=2: must be 1, for model=llama-2-7b has no experts",
+    ),
+    "experts and a fit": (
+        f"{SINGLE} cost=distserve-opt-13b-tp1 model=mixtral-8x7b expert_parallel=8",
+        "expert_parallel=8: must be 1, for a fit knows nothing of it; cost=roofline does",
+    ),
     "unknown format of a cache": (
         f"{SINGLE} kv_cache_dtype=fp8_e4m3fn",
         "kv_cache_dtype=fp8_e4m3fn: unknown; did you mean 'fp8_e4m3'? "

@@ -13,7 +13,6 @@ from pagedsim.sim.cost.split import Busiest
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.model import MoE
 from pagedsim.sim.replica import Replica
-from pagedsim.sim.stack import Stack
 from tests.sim.shapes import ideal_stack, model, plan, replica
 
 DEEPSEEK = replica("deepseek-v3", "h200", expert_parallel=8)
@@ -138,25 +137,6 @@ def test_each_choice_of_an_expert_elsewhere_travels_there_and_back() -> None:
     shared = ideal(replica("mixtral-8x7b", "h100", tensor_parallel=2, expert_parallel=2))
     told = shared.explain(plan(decodes=4, context=400))
     assert {"all-reduce"} == {term.name for term in told.terms if term.bound == "interconnect"}
-
-
-# DeepEP's kernels for decodes (github.com/deepseek-ai/DeepEP, docs/legacy.md): 128 tokens a GPU,
-# 7168 numbers each, 8 of 256 experts, on H800s with 160 GB/s of NVLink and 400 Gbit/s of network.
-# GPUs: microseconds there and back.
-DEEPEP = {8: (77, 114), 16: (118, 195), 32: (155, 273), 64: (173, 314), 128: (192, 369)}
-
-
-@pytest.mark.parametrize("gpus", DEEPEP)
-def test_travelling_takes_what_deepep_measured(gpus: int) -> None:
-    where = replica("deepseek-v3", "h100", expert_parallel=gpus)
-    h800 = Replica(
-        where.model,
-        where.hardware.__class__(**{**vars(where.hardware), "interconnect_gb_s": 160}),
-        expert_parallel=gpus,
-    )
-    told = Roofline(h800, stack=Stack()).explain(plan(decodes=128 * gpus, context=128 * gpus))
-    found = sum(term.seconds for term in told.terms if term.name.startswith("all-to-all"))
-    assert 1e6 * found / LAYERS == pytest.approx(sum(DEEPEP[gpus]), rel=0.07)
 
 
 # What is refused

@@ -154,6 +154,31 @@ def test_rates_in_8_bits_are_told_where_there_are_units_for_them(name: str) -> N
         assert found.get(key) == (tera and pytest.approx(tera * 1e12, rel=1e-3))
 
 
+# One way, GB/s for each GPU, of those that servers with a usual network have.
+NETWORK = {
+    "a100-40gb": 25,
+    "a100-80gb": 25,
+    "h100": 50,
+    "h200": 50,
+    "b200": 50,
+    "mi300x": 50,
+    "v100": 6.25,
+    "ascend-910b": 25,
+}
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_networks_are_those_of_servers(name: str) -> None:
+    gpu = hardware(name)
+    assert gpu.network_gb_s == NETWORK.get(name)
+    if gpu.network_gb_s is None:
+        line = rf"^hardware\.network_gb_s=null: hardware={name} needs it, in GB/s for each GPU"
+        with pytest.raises(ConfigError, match=line):
+            _ = gpu.network
+    else:
+        assert gpu.network == gpu.network_gb_s * 1e9
+
+
 def test_a_node_of_ascend_holds_16() -> None:
     where = replica("llama-3.1-70b", "ascend-910b", tensor_parallel=16)
     assert where.weight_bytes == where.model.weight_bytes / 16
@@ -179,6 +204,8 @@ def test_without_a_link_of_their_own_gpus_talk_over_pcie() -> None:
         ("int8_tops", "624"),
         ("tdp_w", 0),
         ("tdp_w", "400 W"),
+        ("network_gb_s", 0),
+        ("network_us", -1.0),
         ("price_per_hour", 0),
         ("price_per_hour", "3 EUR"),
         ("gpus_per_node", 2.5),

@@ -22,10 +22,9 @@ from tests.sim.shapes import ideal_stack, plan, replica, shipped
 LLAMA_70B = replica("llama-2-70b", "h100", tensor_parallel=2, pipeline_parallel=4)
 
 
-def ideal(where: Replica, **settings: float) -> Roofline:
+def ideal(where: Replica) -> Roofline:
     """At all of the data sheet's rates, and with software that takes no time."""
-    ones = {"compute_efficiency": 1.0, "bandwidth_efficiency": 1.0}
-    return Roofline(where, stack=ideal_stack(), **{**ones, **settings})
+    return Roofline(where, stack=ideal_stack(), compute_efficiency=1.0, bandwidth_efficiency=1.0)
 
 
 def seconds(told: Breakdown, name: str) -> float:

@@ -287,10 +287,7 @@ class Fitted(CostModel):
 
     def _staged(self, whole: Coefficients, tokens: int, prompts: bool) -> Coefficients:
         """Of a step of so many tokens, dealt to micro-batches and stages as in `split.py`."""
-        stages = self.replica.pipeline_parallel
-        if stages == 1:
-            return whole
-        passes = min(tokens, stages)
+        passes = min(tokens, self.replica.pipeline_parallel)
         long = lengthened(passes, self._slowest, prompts)
         constant, *others = whole
         return Coefficients(constant * long, *(each * long / passes for each in others))
@@ -323,6 +320,8 @@ class Fitted(CostModel):
             found = self._prefill
         else:
             found = self._beside_large if large else self._beside
+        if self._few == 1:
+            return found
         return self._staged(found, tokens + plan.decode_count, prompts=bool(tokens))
 
     @property

@@ -160,6 +160,10 @@ def test_a_ctrl_c_waits_for_the_end_of_a_step() -> None:
     [
         ({"tensor_parallel": 0}, "tensor_parallel=0: must be a whole number of at least 1"),
         ({"tensor_parallel": "2"}, "tensor_parallel='2': must be a whole number of at least 1"),
+        ({"pipeline_parallel": 2}, "pipeline_parallel=2: must be 1; "
+         "the engine has tensor_parallel alone"),
+        ({"expert_parallel": 2}, "expert_parallel=2: must be 1; "
+         "the engine has tensor_parallel alone"),
         ({"tensor_parallel": 3}, "tensor_parallel=3: model=tiny with 8 heads and 4 "
          "key-value heads cannot be split so; choose from 1, 2, 4, 8"),
         ({"model_impl": "transformers"}, "tensor_parallel=2: model_impl=transformers: only "

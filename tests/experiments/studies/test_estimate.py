@@ -190,6 +190,40 @@ def test_bytes_of_a_token(call: Call, words: tuple[str, ...], expected: int) -> 
     assert data(call, *words)["memory"]["kv_bytes_per_token"] == expected
 
 
+def test_a_pipeline_of_two(call: Call) -> None:
+    words = "model=llama-2-70b", "hardware=h100", "tensor_parallel=2"
+    code, text, _ = call("experiment=estimate", *words, "pipeline_parallel=2", "hydra.run.dir=out")
+    assert (code, "llama-2-70b on 4 × h100" in text) == (0, True)
+    assert "bound by pipeline (bubbles)" in " ".join(text.split())
+    found = written("out")
+    assert (found["pipeline_parallel"], found["gpus"]) == (2, 4)
+    shares = {
+        name: [term["seconds"] for term in step["terms"] if term["name"] == "bubbles"]
+        for name, step in found["steps"].items()
+    }
+    assert shares["decode_full"] == []
+    prefill = found["steps"]["prefill"]
+    host = next(term["seconds"] for term in prefill["terms"] if term["bound"] == "host")
+    assert shares["prefill"] == pytest.approx([(prefill["seconds"] - host) / 3])
+    one = data(call, *words)
+    assert found["memory"]["kv_bytes_per_token"] == one["memory"]["kv_bytes_per_token"] / 2
+    assert "pipeline_parallel" not in one
+
+
+def test_experts_on_eight_gpus(call: Call) -> None:
+    words = "model=deepseek-v3", "hardware=h200", "expert_parallel=8", "batch=64"
+    found = data(call, *words)
+    assert (found["expert_parallel"], found["gpus"]) == (8, 8)
+    assert found["memory"]["blocks"] % 8 == 0
+    terms = {term["name"] for term in found["steps"]["decode_batch"]["terms"]}
+    assert "all-to-all" in terms
+    assert "all-reduce" not in terms
+    even, skewed = (data(call, *words, f"cost.expert_skew={one}") for one in (1, 2))
+    assert even["steps"] == found["steps"]
+    for name in ("prefill", "decode_batch"):
+        assert skewed["steps"][name]["seconds"] > found["steps"][name]["seconds"]
+
+
 def test_blocks_and_contexts_follow_from_the_settings(call: Call) -> None:
     words = ("model=llama-2-7b", "hardware=a100-80gb", "prompt=1000")
     base = data(call, *words)["memory"]
