@@ -207,7 +207,7 @@ def servers(
         gpus, euros = 0, 0.0
         for pool, settings in pools:
             own = configured(config, pool)
-            many = own["tensor_parallel"] * own.get("pipeline_parallel", 1)
+            many = max(own["tensor_parallel"], own["expert_parallel"]) * own["pipeline_parallel"]
             many *= settings.get("replicas", 1)
             gpus += many
             euros += many * (own["hardware"].get("price_per_hour") or math.nan)
