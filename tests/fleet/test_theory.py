@@ -1,0 +1,171 @@
+"""Queueing theory of many servers: where there is a formula, the fleet agrees with it.
+
+Service is exponential to the last bit: a request is one step, which takes as long as was drawn for
+it. Lines are in units of the mean service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import factorial, sqrt
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Scheduler, StepPlan
+from policies.routing.central import Central
+from policies.routing.least_requests import LeastRequests
+from policies.routing.power_of_two import PowerOfTwo
+from policies.routing.round_robin import RoundRobin
+from policies.routing.router import Router
+from policies.routing.uniform import Uniform
+from tests.fleet.fleets import served
+from tests.sim.harness import Constant, Jobs
+
+SEEDS = range(12)
+T_999 = 4.437
+"""Student's t for 11 degrees of freedom, both sides, 99.9 %."""
+
+
+@dataclass
+class Drawn(Constant):
+    """A step takes what was drawn for the one request in it."""
+
+    each: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        return float(self.each[int(plan.chunks[0].request.id)])
+
+
+def one_at_a_time() -> Scheduler:
+    return make_scheduler(memory=make_memory(blocks=8, block_size=16), max_seqs=1)
+
+
+def wait(router: Router, servers: int, load: float, seed: int, count: int) -> float:
+    """Mean time from arrival to service, without the first fifth, which found empty servers."""
+    random = np.random.default_rng(seed)
+    arrivals = random.exponential(1 / (servers * load), count).cumsum()
+    service = random.exponential(1.0, count)
+    jobs = Jobs([(float(at), 1, 1) for at in arrivals])
+    fleet = [one_at_a_time() for _ in range(servers)]
+    requests, _ = served(fleet, jobs, router, Drawn(each=service))
+    assert requests["state"].unique().to_pylist() == ["finished"]
+    waits: NDArray[np.float64] = requests["scheduled"].to_numpy() - requests["arrival"].to_numpy()
+    return float(waits[count // 5 :].mean())
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """Mean wait of M/M/N: Erlang 1917."""
+    offered = servers * load
+    full = offered**servers / factorial(servers) / (1 - load)
+    waits = full / (sum(offered**n / factorial(n) for n in range(servers)) + full)
+    return waits / (servers * (1 - load))
+
+
+def erlang_arrivals(servers: int, load: float) -> float:
+    """Mean wait of E_N/M/1, which is what round robin makes of each server: σ/(1 - σ), with the
+    root σ < 1 of σ = A*(1 - σ) (Kleinrock, Queueing Systems I, 6.4)."""
+    rate, sigma = servers * load, 0.0
+    for _ in range(10_000):
+        sigma = (rate / (rate + 1 - sigma)) ** servers
+    return sigma / (1 - sigma)
+
+
+def shorter_of_two(load: float, longest: int = 60) -> float:
+    """Mean wait where the shorter of two lines is joined: the chain of both lengths, cut where it
+    hardly ever comes, and solved. No closed form is short (Kingman, Two Similar Queues in Parallel,
+    1961; Flatto & McKean 1977)."""
+    states = [(short, long) for long in range(longest + 1) for short in range(long + 1)]
+    place = {state: row for row, state in enumerate(states)}
+    flow = np.zeros((len(states), len(states)))
+
+    def goes(state: tuple[int, int], to: tuple[int, int], rate: float) -> None:
+        row, column = place[state], place[min(to), max(to)]
+        flow[row, column] += rate
+        flow[row, row] -= rate
+
+    for short, long in states:
+        if short < longest:
+            goes((short, long), (short + 1, long), 2 * load)
+        if short:
+            goes((short, long), (short - 1, long), 1.0)
+        if long:
+            goes((short, long), (short, long - 1), 1.0)
+    balance = flow.T
+    balance[0] = 1.0
+    chance = np.linalg.solve(balance, np.eye(len(states))[0])
+    return float(sum(part * short for part, (short, _) in zip(chance, states, strict=True)))
+
+
+def power_of(choices: int, load: float) -> float:
+    """Mean wait with infinitely many servers, of which so many are looked at: Mitzenmacher 2001,
+    the fixed point of his differential equations."""
+    powers = ((choices**i - choices) / (choices - 1) for i in range(2, 12))
+    return float(sum(load**power for power in powers))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fleet whose mean wait is known."""
+
+    name: str
+    router: Callable[[int], Router]
+    servers: int
+    load: float
+    expected: float
+    count: int = 1_500
+
+
+QUICK = [
+    Case("central queue", lambda seed: Central(), 3, 0.7, erlang_c(3, 0.7)),
+    Case("chance", lambda seed: Uniform(seed), 3, 0.5, 1.0),
+    Case("round robin", lambda seed: RoundRobin(), 3, 0.7, erlang_arrivals(3, 0.7)),
+    Case("shorter of two", lambda seed: LeastRequests(), 2, 0.7, shorter_of_two(0.7)),
+    Case("two choices", lambda seed: PowerOfTwo(2, seed), 50, 0.7, power_of(2, 0.7)),
+]
+LONG = [
+    Case("central queue", lambda seed: Central(), 16, 0.95, erlang_c(16, 0.95), 40_000),
+    Case("chance", lambda seed: Uniform(seed), 8, 0.8, 4.0, 20_000),
+    Case("round robin", lambda seed: RoundRobin(), 8, 0.9, erlang_arrivals(8, 0.9), 20_000),
+    Case("shorter of two", lambda seed: LeastRequests(), 2, 0.9, shorter_of_two(0.9), 20_000),
+    Case("two choices", lambda seed: PowerOfTwo(2, seed), 300, 0.7, power_of(2, 0.7), 20_000),
+    Case("three choices", lambda seed: PowerOfTwo(3, seed), 300, 0.8, power_of(3, 0.8), 20_000),
+]
+
+
+def interval(case: Case) -> tuple[float, float]:
+    """Mean wait over the seeds, and half the width of its interval of 99.9 %."""
+    waits = (wait(case.router(seed), case.servers, case.load, seed, case.count) for seed in SEEDS)
+    found = np.fromiter(waits, dtype=np.float64)
+    return float(found.mean()), float(T_999 * found.std(ddof=1) / sqrt(len(found)))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in LONG)],
+    ids=lambda case: f"{case.name}-{case.servers}-{case.load}",
+)
+def test_waits_are_those_of_theory(case: Case) -> None:
+    found, half = interval(case)
+    assert abs(found - case.expected) < half
+    assert half < 0.3 * case.expected, "an interval so wide says nothing"
+
+
+@pytest.mark.slow
+def test_the_shortest_line_lies_between_one_line_and_turns() -> None:
+    """No line of each server's own is shorter than the common one, and none is shorter in the
+    mean than where all join the shortest (Winston 1977). At high loads the two come together
+    (Foschini & Salz 1978): as a part of the wait, what lies between them vanishes."""
+    apart = []
+    for load, count in ((0.6, 10_000), (0.95, 40_000)):
+        routers = (Central, LeastRequests, RoundRobin)
+        common, shortest, turns = (
+            interval(Case("", lambda seed, made=made: made(), 4, load, 0.0, count))[0]  # type: ignore[misc]
+            for made in routers
+        )
+        assert common < shortest < turns
+        apart.append(shortest / common - 1)
+    assert apart[1] < 0.25 * apart[0]
