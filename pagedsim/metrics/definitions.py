@@ -169,6 +169,19 @@ def hit_rate(served: Served) -> float:
     return ratio(served.total("cached_tokens"), float(prompts))
 
 
+@METRICS.whole("Loaded tokens", "count", NEITHER)
+def loaded_tokens(run: RunTables) -> int | None:
+    """Tokens that were found in the tiers below the GPU and loaded; again where a request that
+    lost its memory comes back."""
+    return None if run.tiers is None else sum(use.loaded_tokens for use in run.tiers.values())
+
+
+@METRICS.whole("Written blocks", "count", LESS)
+def written_blocks(run: RunTables) -> int | None:
+    """Blocks that were written to the tiers below the GPU, swaps left out."""
+    return None if run.tiers is None else sum(use.written_blocks for use in run.tiers.values())
+
+
 @METRICS.whole("Swapped at once", "count", LESS)
 def swapped_peak(run: RunTables) -> int | None:
     """The most blocks that were on the CPU at once."""

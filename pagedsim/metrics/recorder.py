@@ -13,6 +13,7 @@ from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.metrics.columns import Numbers, Words
 from pagedsim.metrics.service import service_of
 from pagedsim.metrics.steps import REPLICA, STEP_COLUMNS, Batches, FleetSteps, Steps
+from pagedsim.metrics.tiers import Moved
 
 _EACH_STEP = ("end", "used_blocks")
 """Kept for every step; of the other columns a run of quiet steps has one row."""
@@ -46,6 +47,7 @@ class StepRecorder:
         self._first = array("i")  # for each row of these, its first step among all
         self._ends = array("d")  # for each step
         self._used = array("i")  # for each step, blocks in use
+        self._moved = Moved()
         self._unfolded: Steps | None = None
 
     @property
@@ -56,6 +58,9 @@ class StepRecorder:
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was carried out; called before it is committed, or told of."""
         chunks = plan.chunks
+        if tiers := scheduler.memory.tiers:
+            self._moved.of(tiers)
+            self._moved.step(len(self._ends), plan)
         self._first.append(len(self._ends))
         self._ends.append(end)
         self._used.append(plan.used_blocks)
@@ -99,6 +104,7 @@ class StepRecorder:
                 np.frombuffer(self._first, dtype=np.int32),
                 np.frombuffer(self._ends, dtype=np.float64),
                 np.frombuffer(self._used, dtype=np.int32),
+                self._moved.columns(len(self._ends)),
             )
         return self._unfolded
 

@@ -158,12 +158,17 @@ class FleetSteps:
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns."""
-        return self.replicas[0].schema.append(pa.field(REPLICA, pa.int32()))
+        """Names and types of the columns, those included that only some replicas have."""
+        own = pa.unify_schemas([steps.schema for steps in self.replicas])
+        return own.append(pa.field(REPLICA, pa.int32()))
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, at most `PART` of one replica at a time."""
+        schema = self.schema
         for index, steps in enumerate(self.replicas):
             for batch in steps.to_batches():
-                whose = pa.array(np.full(batch.num_rows, index, dtype=np.int32))
-                yield pa.record_batch([*batch.columns, whose], schema=self.schema)
+                rows, has = batch.num_rows, set(batch.schema.names)
+                whose = pa.array(np.full(rows, index, dtype=np.int32))
+                nothing = pa.array(np.zeros(rows, dtype=np.int32))
+                columns = [batch[name] if name in has else nothing for name in schema.names[:-1]]
+                yield pa.record_batch([*columns, whose], schema=schema)

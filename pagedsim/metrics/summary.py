@@ -23,6 +23,7 @@ from pagedsim.metrics.replicas import replica_rows
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.steps import REPLICA, Batches
 from pagedsim.metrics.tables import NAN, Floats, Mask, Requests, RunTables, Served, StepPart
+from pagedsim.metrics.tiers import tiers_of
 
 
 def summarise(
@@ -53,6 +54,7 @@ def summarise(
     metrics of energy, and `euros_per_hour` of all its GPUs those of cost, likewise. `swapped_peak`
     is of the server's memory, where it can swap. Of a server that nobody can look into there are
     no steps, its sizes are NaN, and `end` is when the run ended.
+    Where memory has tiers below the GPU, `tiers` has what was loaded from and written to each.
     Of several `replicas` blocks, work, power and price are sums, `max_seqs` and the peaks are
     means, `block_size` is NaN where theirs differ, and the key `replicas` has a row for each.
     """
@@ -60,8 +62,9 @@ def summarise(
     lanes = Lanes(replicas) if len(replicas) > 1 else None
     ends, last, sums = _over_steps(steps, block_size, lanes, end)
     work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
+    tiers = tiers_of(steps, [one.block_size for one in lanes.facts] if lanes else [block_size])
     drawn = (joules, idle_watts, euros_per_hour, lanes)
-    run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work, *drawn)
+    run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work, tiers, *drawn)
     summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()
     if len(clients) == 1:
@@ -71,6 +74,8 @@ def summarise(
     for metric in METRICS.values():
         summary |= metric.of_run(run, sums.get(metric.name, ()))
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
+    if tiers is not None:
+        summary["tiers"] = {name: use._asdict() for name, use in tiers.items()}
     rows = {} if lanes is None else {"replicas": replica_rows(run, lanes)}
     return summary | {"clients": groups} | _classes(run) | rows
 

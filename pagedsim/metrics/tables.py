@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from pagedsim.metrics.qoe import Reader, decoded
 from pagedsim.metrics.service import ServiceOverTime, service_of
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.steps import REPLICA
+from pagedsim.metrics.tiers import TierUse
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -182,6 +183,8 @@ class RunTables:
     reader: Reader
     swapped_peak: int | None
     """The most blocks that were on the CPU at once; None where none can be."""
+    tiers: Mapping[str, TierUse] | None
+    """What was loaded from and written to each tier below the GPU; None where there is none."""
     joules: float | None
     """What all GPUs took in its steps."""
     idle_watts: float | None

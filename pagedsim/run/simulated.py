@@ -24,6 +24,7 @@ from pagedsim.sim.model import ModelShape
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.sizing import sized
+from pagedsim.sim.tiering import tiered
 from pagedsim.workload import Workload
 
 PHASES = ("prefill", "decode")
@@ -96,14 +97,18 @@ class Simulated(Backend):
         if self.only == "decode":
             cost = Decodes(cost)
         with said_of("server", config["server"]), said_of("memory", memory):
-            server = server.priced(cost.prices())
+            server, tiers = tiered(server.priced(cost.prices()), replica, cost)
             server = sized(server, replica, memory.get("reserved_gib", 0.5))
-            return Simulation(self, replica, cost, server, Beams(self.beam_turnover, seed))
+            beams = Beams(self.beam_turnover, seed)
+            return Simulation(self, replica, cost, server, beams, tiers)
 
     def _like(self, one: Simulation, config: Settings, seed: int) -> Simulation:
         """Another such server, with a policy and a memory of its own."""
-        server = server_of(config).priced(one.cost.prices()).of_sizes(one.server.sizes())
-        return Simulation(self, one.replica, one.cost, server, Beams(self.beam_turnover, seed))
+        server = server_of(config).priced(one.cost.prices())
+        server, tiers = tiered(server, one.replica, one.cost, one.tiers)
+        server = server.of_sizes(one.server.sizes())
+        beams = Beams(self.beam_turnover, seed)
+        return Simulation(self, one.replica, one.cost, server, beams, tiers)
 
     def _places(self, name: str, pool: Pool, config: Settings, seed: int) -> Iterator[Place]:
         """The replicas of a pool; what fits and what a step takes is worked out once for all."""

@@ -14,6 +14,7 @@ from pagedsim.sim.cost import CostModel
 from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
+from pagedsim.sim.tiers import Tiers
 from pagedsim.workload import Workload
 
 if TYPE_CHECKING:
@@ -30,14 +31,16 @@ class Simulation(Stage):
         cost: CostModel,
         server: ServerSpec,
         beams: Beams,
+        tiers: Tiers | None = None,
     ) -> None:
-        """`server` has all its sizes."""
+        """`server` has all its sizes, and `tiers` what its memory may have below the GPU."""
         self.backend = backend
         self.replica = replica
         self.cost = cost
         self.server = server
         self.scheduler = server.scheduler()
         self.beams = beams
+        self.tiers = tiers
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         simulate(
@@ -57,6 +60,7 @@ class Simulation(Stage):
             "overlap": self.backend.overlap,
             "copy_seconds": self._copy_seconds,
             "beams": self.beams,
+            "tiers": self.tiers,
         }
 
     @property

@@ -20,6 +20,7 @@ from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Costs, Server
+from pagedsim.sim.tiers import Tiers
 
 SLICE = 0.05
 """Seconds of ours after which a step returns, even if the model's time is still behind: whoever
@@ -58,10 +59,11 @@ class PacedEngine:
         overlap: bool = False,
         copy_seconds: float = 0.0,
         beams: Beams | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         """`answer_tokens` has an answer where the client sets no bound; `clock` is in seconds.
 
-        The last three are those of `Server`.
+        The last four are those of `Server`.
         """
         self.scheduler, self.speed, self.answer_tokens = scheduler, speed, answer_tokens
         self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
@@ -72,6 +74,7 @@ class PacedEngine:
             "overlap": overlap,
             "copy_seconds": copy_seconds,
             "beams": beams,
+            "tiers": tiers,
         }
         self._answers: dict[RequestId, Answer] = {}
         self._unqueued: list[RequestOutput] = []  # of whom the policy could not take

@@ -63,8 +63,11 @@ class AheadServer(Server):
     def _land(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Let the time of a step pass that begins now, and tell of it; returns its end."""
         end = now
-        if not plan.empty:
-            end = (yield from self._begin(plan, now)) + self.cost.step_seconds(plan)
+        if plan.empty:
+            self._moved(plan, now, now, now)
+        else:
+            begin = yield from self._begin(plan, now)
+            end = self._moved(plan, now, begin, begin + self.cost.step_seconds(plan))
             if now < end >= self.environment.peek():
                 yield self.environment.at(end, NORMAL)
         self.recorder.step(plan, now, end, self.scheduler)

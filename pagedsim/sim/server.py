@@ -10,6 +10,7 @@ import simpy
 from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
+from pagedsim.sim.tiers import Tiers
 
 
 class Costs(Protocol):
@@ -75,12 +76,14 @@ class Server:
         copy_seconds: float = 0.0,
         beams: Beams | None = None,
         fast_forward: bool = True,
+        tiers: Tiers | None = None,
     ) -> None:
         """`overlap`: swaps out go on beside the computation, over one bus.
 
         `copy_seconds` is what a step takes longer for each block that it copies on the GPU.
         `beams` says which beams of a search go on; without it every beam does. Without
         `fast_forward` every step is planned and committed by itself; what comes out is the same.
+        `tiers` says how long moves between the memory's tiers take; without it they take no time.
         """
         self.environment = environment
         self.scheduler = scheduler
@@ -88,6 +91,7 @@ class Server:
         self.recorder = recorder
         self.bus = simpy.Resource(environment, capacity=1) if overlap else None
         self.copy_seconds = copy_seconds
+        self.tiers = tiers
         self.beams = beams or Beams(0.0)
         self.searching = 0  # requests here that are beam searches
         # A recording knows steps by their number, not by what is in them.
@@ -132,6 +136,7 @@ class Server:
                 continue
             plan = scheduler.plan(now)
             if plan.empty:
+                self._moved(plan, now, now, now)
                 self.recorder.step(plan, now, now, scheduler)
                 stuck = plan.idle
             else:
@@ -186,6 +191,8 @@ class Server:
             end = begin + self.cost.step_seconds(plan)
         else:
             end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
+        if plan.moves:
+            end = self._moved(plan, now, begin, end)
         self.recorder.step(plan, now, end, scheduler)
         # In a beam search no step is like the one before it.
         still = self.fast_forward and not (self.searching and scheduler.clock.wide)
@@ -205,15 +212,30 @@ class Server:
             if not scheduler.glide(plan, end):
                 return end
             quiet -= 1
-            end += seconds(sequences, plan.decode_context)
-            again(end, memory.used)
+            start, end = end, end + seconds(sequences, plan.decode_context)
+            if plan.moves:  # nothing but what makes room: the step itself takes no longer
+                self._moved(plan, start, start, end)
+                self.recorder.step(plan, start, end, scheduler)
+            else:
+                again(end, memory.used)
 
     def _begin(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move the blocks that a step moves; returns when the forward pass may begin."""
         begin = now
         if plan.swap_out or plan.swap_in:
             begin = yield from self._swap(plan, now)
+            if self.tiers:
+                place = self.scheduler.memory.place
+                out = [place(cpu) for _, cpu in plan.swap_out]
+                back = [place(cpu) for cpu, _ in plan.swap_in]
+                begin = max(begin, self.tiers.spilled(out, back, now))
         return begin + len(plan.copies) * self.copy_seconds
+
+    def _moved(self, plan: StepPlan, now: float, begin: float, end: float) -> float:
+        """When a step from `begin` to `end` is over that moves blocks between tiers from `now`."""
+        if self.tiers is None or not plan.moves:
+            return end
+        return self.tiers.end(plan, now, begin, end)
 
     def _swap(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move blocks over the bus; returns when the forward pass may begin."""

@@ -11,6 +11,7 @@ from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed
 from pagedsim.sim.server import Costs, Recorder, Server
+from pagedsim.sim.tiers import Tiers
 
 
 def simulate(
@@ -23,6 +24,7 @@ def simulate(
     copy_seconds: float = 0.0,
     beams: Beams | None = None,
     fast_forward: bool = True,
+    tiers: Tiers | None = None,
     way: float = 0.0,
 ) -> float:
     """Run until everything is served; returns the simulated time at which that was.
@@ -40,6 +42,7 @@ def simulate(
         copy_seconds=copy_seconds,
         beams=beams,
         fast_forward=fast_forward,
+        tiers=tiers,
     )
     feed(environment, server, source, way)
     # Requests and plans come and go without cycles, so looking for any is time lost.

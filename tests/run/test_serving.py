@@ -254,6 +254,7 @@ def test_a_step_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
     ("overrides", "line"),
     [
         (("memory=reserved_max",), "memory.kind=reserved_max: backend=engine has paged and prefix"),
+        (("memory=tiered",), "memory.kind=tiered: backend=engine has paged and prefix"),
         (("memory.kv_layout=row",), "memory.kv_layout=row: unknown; choose from block, layer"),
         (
             ("tensor_parallel=3",),

@@ -254,6 +254,10 @@ class Memory(ABC):
     def filled(self, request: Request, tokens: int) -> None:
         """Its first `tokens` tokens are in its blocks now."""
 
+    def place(self, number: int) -> Place:
+        """Where a swapped block lies, of which `Request.cpu_tables` has the number."""
+        return Place(1, number)
+
     def drain(self) -> list[Move]:
         """The moves between levels that were decided since it was last asked, in their order."""
         return []

@@ -79,7 +79,6 @@ class TieredMemory(PrefixMemory):
         return sum(tier.free + tier.cached for tier in self._swapping) + len(self._given)
 
     def place(self, number: int) -> Place:
-        """Where a swapped block lies."""
         level = next(n for n, first in enumerate(self._firsts[1:], 1) if number < first)
         return Place(level, number - self._firsts[level - 1])
 

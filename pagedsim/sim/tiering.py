@@ -1,0 +1,138 @@
+"""From the settings of memory=tiered to its tiers, their links and their prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pagedsim.core import ConfigError, Tier
+from pagedsim.core.errors import (
+    refuse_settings,
+    require_flag,
+    require_number,
+    require_whole,
+    shown,
+    unknown,
+)
+from pagedsim.server import ServerSpec
+from pagedsim.sim.cost import CostModel
+from pagedsim.sim.hardware import GIB
+from pagedsim.sim.replica import Replica
+from pagedsim.sim.tiers import Level, Link, Tiers, Way
+
+LOADS = ("always", "cheaper")
+"""Whether what is found below the GPU is loaded whatever it costs, or only if that is cheaper."""
+
+
+@dataclass(frozen=True)
+class TierSpec:
+    """A tier as a configuration describes it; sizes and rates are for each GPU."""
+
+    name: str
+    gib: float = 0.0
+    blocks: int | None = None
+    """Instead of `gib`; 0 of either: there is no such tier."""
+    read_gb_s: float | None = None
+    """None: as fast as the bus, as swaps are; nothing is faster."""
+    write_gb_s: float | None = None
+    latency_us: float = 0.0
+    """Of a transfer, whatever its size."""
+    shared: bool = False
+    """Whether replicas that are alike have one together, which is as large as one's would be."""
+
+    def __post_init__(self) -> None:
+        where = f"tiers.{self.name}"
+        for key in ("gib", "latency_us"):
+            require_number(f"{where}.{key}", getattr(self, key), 0)
+        if self.blocks is not None:
+            require_whole(f"{where}.blocks", self.blocks, 0)
+        for key in ("read_gb_s", "write_gb_s"):
+            if (rate := getattr(self, key)) is not None:
+                require_number(f"{where}.{key}", rate, above=0)
+        require_flag(f"{where}.shared", self.shared)
+
+    def size(self, replica: Replica) -> int:
+        """Blocks that it holds."""
+        return int(self.gib * GIB // replica.block_bytes) if self.blocks is None else self.blocks
+
+    def level(self, replica: Replica, cost: CostModel) -> Level:
+        """The tier with its link."""
+        read, write = (self._way(rate, replica, cost) for rate in (self.read_gb_s, self.write_gb_s))
+        return Level(Tier(self.name, self.size(replica)), Link(read, write))
+
+    def _way(self, gb_s: float | None, replica: Replica, cost: CostModel) -> Way:
+        bus = cost.swap_seconds(2) - cost.swap_seconds(1)
+        fixed = cost.swap_seconds(1) - bus
+        own = 0.0 if gb_s is None else replica.block_bytes / (gb_s * 1e9)
+        return Way(max(self.latency_us * 1e-6, fixed), max(own, bus))
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What it takes to have tokens on the GPU again, as `TieredMemory` asks."""
+
+    cost: CostModel
+    tiers: Tiers
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Time to prefill `tokens` tokens."""
+        return self.cost.recompute_seconds(tokens)
+
+    def load_seconds(self, level: int, blocks: int) -> float:
+        """Time to load so many blocks from the tier of that level, if nobody else does."""
+        return self.tiers.levels[level - 1].link.reading.seconds(blocks)
+
+
+def tiered(
+    server: ServerSpec, replica: Replica, cost: CostModel, beside: Tiers | None = None
+) -> tuple[ServerSpec, Tiers | None]:
+    """The server with its tiers, where memory=tiered; else as it is.
+
+    It shares with `beside`, of a server like it, those that are to be shared.
+    """
+    if server.memory != "tiered":
+        return server, None
+    if server.cpu_blocks:
+        raise ConfigError(
+            f"cpu_blocks={server.cpu_blocks}: memory.kind=tiered swaps to its tiers; "
+            "set memory.tiers.cpu.blocks"
+        )
+    settings = dict(server.memory_settings)
+    specs = _specs(settings.pop("tiers", {}))
+    layerwise = require_flag("layerwise", settings.pop("layerwise", True))
+    if (load := settings.pop("load", "always")) not in LOADS:
+        raise unknown("load", str(load), LOADS)
+    there = {level.tier.name: level for level in beside.levels} if beside else {}
+    tiers = Tiers(
+        [
+            there[one.name] if one.shared and there else one.level(replica, cost)
+            for one in specs
+            if one.size(replica)
+        ],
+        replica.model.layers if layerwise else None,
+    )
+    if server.may_swap and not tiers.levels:
+        raise ConfigError("tiers: must have at least one with gib or blocks, to swap to")
+    settings["tiers"] = [level.tier for level in tiers.levels]
+    settings["prices"] = Prices(cost, tiers) if load == "cheaper" else None
+    return replace(server, memory_settings=settings, cpu_blocks=0), tiers
+
+
+def _specs(tiers: Any) -> list[TierSpec]:
+    """In their order; a null is none."""
+    if not isinstance(tiers, Mapping):
+        raise ConfigError(f"tiers={shown(tiers)}: must be a mapping of names to settings")
+    found = []
+    for name, settings in tiers.items():
+        where = f"tiers.{name}"
+        if settings is None:
+            continue
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{where}={shown(settings)}: must be a mapping of settings, or null")
+        given = {str(key): value for key, value in settings.items()}
+        make = partial(TierSpec, str(name))
+        refuse_settings("a tier", given, make, where)
+        found.append(make(**given))
+    return found
