@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, text_of
@@ -12,7 +13,7 @@ from pagedsim.metrics.summary import summarise
 from tests.metrics.fleets import FLEET, STEPS, fleet_steps
 from tests.metrics.tables import requests_of
 
-SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients", "replicas"}
+SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients", "replicas", "tiers"}
 
 
 def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
@@ -20,7 +21,10 @@ def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     peaks |= {"joules": 1.0, "idle_watts": 1.0, "euros_per_hour": 1.0}
     row = {"scheduled": 1.0, "session": "0", "replica": 0}
     waiting = requests_of(*({"client": client, **row} for client in "ab"))
-    summary = summarise(waiting, fleet_steps(*STEPS), **FLEET, slo=Slo(), swapped_peak=0, **peaks)
+    steps = fleet_steps(*STEPS)
+    for name in ("loaded_cpu", "written_cpu"):
+        steps = steps.append_column(name, pa.array([0] * steps.num_rows))
+    summary = summarise(waiting, steps, **FLEET, slo=Slo(), swapped_peak=0, **peaks)
     known = {metric_of(key).name for key in summary.keys() - SETTINGS}
     assert known == set(METRICS)
 

@@ -90,10 +90,7 @@ class TieredMemory(PrefixMemory):
     def lookup(self, request: Request) -> Sequence[int]:
         """Blocks on the GPU, and from `total` on those below it, by their number."""
         hit = list(super().lookup(request))
-        most = (request.num_tokens - 1) // self.block_size
-        if request.prompt is None or (request.width > 1 and request.generated):
-            return hit
-        for key in request._hashes[len(hit) : most]:
+        for key in self.findable(request)[len(hit) :]:
             if equals := self._blocks_of.get(key):
                 hit.append(equals[0])
             elif (number := self._below(key)) is not None:
