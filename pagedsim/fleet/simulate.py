@@ -78,7 +78,9 @@ def _apart(units: Sequence[Unit], source: Source, router: Router) -> bool:
     waits = source.mode == "closed" or source.turns is not None
     hears = router.holds or router.migrates_every is not None
     hears = hears or type(router).observe is not Router.observe
-    return not waits and not hears and all(unit.role == "both" for unit in units)
+    tiers = [tier for unit in units for tier in unit.scheduler.memory.tiers]
+    shares = len(set(tiers)) < len(tiers)  # what one writes there, others find
+    return not (waits or hears or shares) and all(unit.role == "both" for unit in units)
 
 
 def _join(front: Front, network: Network | None, seed: int) -> None:

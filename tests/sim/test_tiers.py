@@ -21,6 +21,8 @@ from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.tiering import TierSpec
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
+from policies.routing.round_robin import RoundRobin
+from tests.fleet.fleets import served
 from tests.sim.harness import Affine, Constant, Jobs, content, run
 from tests.sim.shapes import replica
 
@@ -195,6 +197,22 @@ def test_gliding_over_quiet_steps_writes_the_same_tables(write: str) -> None:
         return [content(table) for table in both]
 
     assert tables(True) == tables(False)
+
+
+def test_replicas_that_share_a_tier_live_in_one_time() -> None:
+    """What one has written the other finds from then on, and not before."""
+    times, texts = (0, 1, 30, 31, 60, 61, 90, 91), [1, 2, 3, 4, 2, 1, 5, 6]
+    jobs = Texts([(float(at), 13, 1) for at in times], texts=texts)
+
+    def tables(together: bool) -> list[list[object]]:
+        pool = Tier("pool", 16)
+        memories = [TieredMemory(4, 4, [pool]) for _ in range(2)]
+        schedulers = [make_scheduler(memory=memory) for memory in memories]
+        requests, steps = served(schedulers, jobs, RoundRobin(), together=together)
+        assert requests["cached_tokens"].to_pylist() == [0, 0, 0, 0, 12, 12, 0, 0]
+        return [content(requests), [batch.to_pydict() for batch in steps.to_batches()]]
+
+    assert tables(together=False) == tables(together=True)
 
 
 # -- from the configuration ------------------------------------------------------------------------
