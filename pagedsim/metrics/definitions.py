@@ -82,7 +82,9 @@ def itl(served: Served) -> tuple[Floats, Floats]:
     values, counts = [], []
     for rows, ends in served.run.by_replica():
         some = rows[several[rows]]
-        gaps, came = token_gaps(ends, *(served.requests[name][some] for name in names))
+        first, last, tokens, preemptions = (served.requests[name][some] for name in names)
+        begun = served.run.begun[some]
+        gaps, came = token_gaps(ends, first, last, tokens, preemptions, begun)
         values.append(gaps)
         counts.append(came)
     return np.concatenate(values), np.concatenate(counts)

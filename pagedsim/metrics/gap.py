@@ -26,13 +26,19 @@ _DUST = 1e-6
 
 
 def token_gaps(
-    ends: Floats, first: Floats, last: Floats, tokens: NDArray[Any], preemptions: NDArray[Any]
+    ends: Floats,
+    first: Floats,
+    last: Floats,
+    tokens: NDArray[Any],
+    preemptions: NDArray[Any],
+    begun: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """The gaps of finished requests with two tokens or more, as values and how often each came.
 
-    `ends` are the ends of decode steps in order; the others have an entry a request.
+    `ends` are the ends of decode steps in order; the others have an entry a request. `begun` is
+    when each began to decode where these steps were; None: with its first token.
     """
-    begin = np.searchsorted(ends, first, side="right")
+    begin = np.searchsorted(ends, first if begun is None else begun, side="right")
     stop = np.searchsorted(ends, last, side="right")
     steps, count = stop - begin, tokens - 1.0
     some = steps > 0

@@ -221,6 +221,17 @@ class RunTables:
         return order, np.searchsorted(where[order], np.arange(len(self.decode_ends) + 1))
 
     @cached_property
+    def begun(self) -> Floats:
+        """When each request began to decode where it left: with its first token, or later if that
+        came from elsewhere."""
+        first = self.requests["first_token"]
+        try:
+            left, boarded = self.requests["left"], self.requests["boarded"]
+        except KeyError:
+            return first
+        return np.where(left == first, boarded, first)
+
+    @cached_property
     def makespan(self) -> float:
         """First arrival to last finish; to the last step's end, if anybody is unfinished."""
         arrived, finished = self.requests["arrival"], self.requests.are("finished")

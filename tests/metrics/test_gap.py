@@ -93,3 +93,12 @@ def test_exact_where_nobody_was_preempted(seed: int) -> None:
     assert weighted_mean(values, weights) == pytest.approx(np.mean(every))
     got = weighted_percentiles(values, weights, percents)
     assert got == pytest.approx(np.percentile(every, percents))
+
+
+def test_who_came_from_elsewhere_has_had_no_step_before() -> None:
+    # Its first token at 1, it came at 4.5: steps that ended here before were not its own.
+    ends = np.array([2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    first, last, tokens, preemptions = (np.array([value]) for value in (1.0, 7.0, 4, 0))
+    values, weights = token_gaps(ends, first, last, tokens, preemptions, np.array([4.5]))
+    found = sorted(zip(values.tolist(), weights.tolist(), strict=True))
+    assert found == [(1.0, 1.0), (1.0, 1.0), (4.0, 1.0)]
