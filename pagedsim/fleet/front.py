@@ -12,6 +12,7 @@ import simpy
 from pagedsim.core import PagedsimError, Request, State
 from pagedsim.core.memory.prefix_index import PrefixIndex
 from pagedsim.core.source import Job
+from pagedsim.fleet.apart import Apart
 from pagedsim.fleet.handover import Handover
 from pagedsim.fleet.member import Member
 from pagedsim.fleet.view import Candidates, Seen, Stale
@@ -55,8 +56,11 @@ class Front:
             )
             for role in ("prefill", "decode")
         }
-        self.apart = any(member.own is not environment for member in members)
-        if not self.apart:
+        apart_in_time = any(member.own is not environment for member in members)
+        self.apart = (
+            Apart(members, shown=not (staleness or router.blind)) if apart_in_time else None
+        )
+        if self.apart is None:
             for member in members:
                 member.server.done = self.done
                 member.server.heard = partial(self._left, member)
@@ -76,7 +80,7 @@ class Front:
     def close(self) -> None:
         """Nobody arrives any more."""
         self._closed = True
-        if self.apart:
+        if self.apart is not None:
             self._end()
         else:
             self._end_if_empty()
@@ -88,11 +92,15 @@ class Front:
             self.refuse(request, answer.reason)
         elif answer is not None:
             answer.submit(request, output_len)
+            if self.apart is not None:
+                self.apart.came(answer)
         return answer is not None
 
     def asked(self, request: Request, role: Stage) -> Member | Refusal | None:
         """Whom the router names for what is to be done with a request."""
         now, candidates = self.environment.now, self._candidates[role]
+        if self.apart is not None:
+            self.apart.settle(now)
         answer = self.router.route(request, candidates, now)
         if answer is None and not self.router.holds:
             name = type(self.router).__name__

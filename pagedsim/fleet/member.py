@@ -64,10 +64,15 @@ class Member:
         self._boundaries: list[simpy.Event] = []
 
     @property
+    def due(self) -> float:
+        """When anything happens there next, if nobody comes."""
+        queue = self.own._queue
+        return queue[0][0] if queue else inf
+
+    @property
     def behind(self) -> bool:
         """Whether anything is due there before the fleet's present."""
-        queue = self.own._queue
-        return bool(self.arrived) or bool(queue and queue[0][0] < self.clock._now)
+        return bool(self.arrived) or self.due < self.clock._now
 
     def settle(self) -> None:
         """Bring it to the present."""

@@ -14,7 +14,8 @@ from policies.routing.router import Replica, Replicas
 
 
 class Seen:
-    """A replica as it is at this moment: the router's `Replica`."""
+    """A replica as it is at this moment: the router's `Replica`. Whoever shows it to a router has
+    brought it to the present."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -23,8 +24,6 @@ class Seen:
         self.role: str = member.role
         scheduler = member.scheduler
         self._here = scheduler.requests
-        self._events = member.own._queue
-        self._clock = member.clock
         self._walked = (-1, -1)  # the step and the arrivals of the last walk over who waits
         self._wanted = 0
         self.max_seqs = scheduler.max_seqs
@@ -38,12 +37,6 @@ class Seen:
             self._member.settle()
 
     @property
-    def _now(self) -> Member:
-        """The replica as it is at this moment."""
-        self.settle()
-        return self._member
-
-    @property
     def seen_at(self) -> float | None:
         """The time as of which its counts are seen; None: as they are now."""
         return None
@@ -54,36 +47,32 @@ class Seen:
     @property
     def waiting(self) -> int:
         """Requests that wait for their admission, those on their way to it included."""
-        return len(self._now.scheduler.waiting) + self._member.coming
+        return len(self._member.scheduler.waiting) + self._member.coming
 
     @property
     def running(self) -> int:
         """Requests in its batch."""
-        return len(self._now.scheduler.running)
+        return len(self._member.scheduler.running)
 
     @property
     def swapped(self) -> int:
         """Requests whose memory is on the CPU."""
-        return len(self._now.scheduler.swapped)
+        return len(self._member.scheduler.swapped)
 
     @property
     def requests(self) -> int:
         """All of these together."""
-        # The one that routers ask for most, of all replicas: as `_now`, without going there.
-        member, queue = self._member, self._events
-        if member.arrived or (queue and queue[0][0] < self._clock._now):
-            member.settle()
-        return len(self._here) + member.coming
+        return len(self._here) + self._member.coming
 
     @property
     def free_blocks(self) -> int:
         """GPU blocks that can be handed out."""
-        return self._now.scheduler.memory.free
+        return self._member.scheduler.memory.free
 
     @property
     def wanted_blocks(self) -> int:
         """Blocks that those who wait would take. Costs a walk over them, once a step."""
-        member = self._now
+        member = self._member
         state = member.scheduler.queues.step, member.account.arrivals
         if state != self._walked:
             blocks_for = member.scheduler.memory.blocks_for
@@ -94,7 +83,7 @@ class Seen:
     @property
     def owed_tokens(self) -> int:
         """Prompt tokens that are still to be computed."""
-        member = self._now
+        member = self._member
         if not member.scheduler.requests:
             # A step ahead, who is preempted twice within a step is counted by a token too many.
             member.account.wanted = 0
@@ -103,22 +92,22 @@ class Seen:
     @property
     def stored_tokens(self) -> int:
         """Tokens that those who decode have in memory."""
-        return self._now.scheduler.clock.context
+        return self._member.scheduler.clock.context
 
     @property
     def predicted_tokens(self) -> float:
         """Tokens that all who are here will still generate, as far as anybody says."""
-        clock = self._now.scheduler.clock
+        clock = self._member.scheduler.clock
         return max(self._member.account.promised - clock.generated_in_all, 0.0)
 
     @property
     def batch(self) -> Collection[Request]:
         """The requests that run, in the order of the batch."""
-        return self._now.scheduler.running.keys()
+        return self._member.scheduler.running.keys()
 
     def cached_tokens(self, request: Request) -> int:
         """Leading tokens of a request that its prefix cache has."""
-        memory = self._now.scheduler.memory
+        memory = self._member.scheduler.memory
         return len(memory.lookup(request)) * memory.block_size
 
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
@@ -157,6 +146,7 @@ class Stale(Seen):
         now = self._member.clock.now
         if now - self._looked >= self._staleness:
             self._looked = now
+            self.settle()
             self._counts = {name: seen.fget(self) for name, seen in _COUNTS.items()}
         return self._counts
 

@@ -13,6 +13,8 @@ class RoundRobin(Router):
 
     paper = "what a load balancer does that asks nobody"
 
+    blind = True
+
     def __init__(self) -> None:
         self._sent: Counter[str] = Counter()
 

@@ -184,6 +184,10 @@ class Router(ABC):
     paper: ClassVar[str] = ""
     """Where its rule comes from."""
 
+    blind: ClassVar[bool] = False
+    """Whether it looks at no replica, but only at who there is. A simulation then need not work out
+    what each of them does until somebody comes."""
+
     holds: ClassVar[bool] = False
     """Whether `route` may name nobody, so that requests wait in front."""
 

@@ -14,6 +14,8 @@ class Uniform(Router):
 
     paper = "what everything else is to be better than"
 
+    blind = True
+
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(require_whole("seed", seed, 0))
 

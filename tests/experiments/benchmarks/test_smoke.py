@@ -21,6 +21,7 @@ COMMANDS = sorted(
     if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
 )
 SMALLEST = {
+    "fleet": "--replicas 2 --requests 10 --routers round_robin",
     "policies": "--running 4 --waiting 8 --steps 3 --rounds 1",
     "scale": "--load calm --requests 5",
     "scheduler": "--running 2 --steps 3 --rounds 1",
