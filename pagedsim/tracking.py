@@ -179,6 +179,9 @@ def _log_arm(tracked: Any, runs: Sequence[Run], points: int) -> None:
     if len(seeds) > 1 or points:
         rows = [[one.get(name) for name in numbers] for one in seeds]
         tracked.log({"seeds": wandb.Table(columns=numbers, data=rows)})
+    if replicas := runs[0].replicas:
+        columns, cells = columns_of(replicas)
+        tracked.log({"replicas": wandb.Table(columns=[*columns], data=cells)})
     tracked.summary.update(_means(seeds))
 
 
@@ -245,9 +248,9 @@ def _listing(listing: Listing) -> Any:
 
 
 def _flat(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested names joined by slashes; what was not measured is left out."""
+    """Nested names joined by slashes; what was not measured is left out, and what is a table."""
     for name, value in summary.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}/")
-        elif not (isinstance(value, float) and math.isnan(value)):
+        elif not (name == "replicas" or (isinstance(value, float) and math.isnan(value))):
             yield f"{prefix}{name}", value

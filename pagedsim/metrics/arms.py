@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pagedsim.metrics.files import REQUESTS, STEPS, read_table
 from pagedsim.metrics.notice import added_up
+from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
 
 
@@ -39,6 +43,24 @@ class Run:
         return read_table(self.folder / STEPS, *columns)
 
     @property
+    def replicas(self) -> list[dict[str, Any]]:
+        """The rows of its replicas; none where there was one server."""
+        rows: list[dict[str, Any]] = self.summary.get("replicas", [])
+        return rows
+
+    def steps_by_replica(self, *columns: str) -> Iterator[list[NDArray[Any]]]:
+        """Some columns of each replica's steps, in order; of one server, those of all steps."""
+        # One by one: a run may have millions.
+        every = [self.steps(name)[name].to_numpy() for name in columns]
+        if not self.replicas:
+            yield every
+            return
+        whose = self.steps(REPLICA)[REPLICA].to_numpy()
+        bounds = np.searchsorted(whose, np.arange(len(self.replicas) + 1))
+        for begin, end in pairwise(bounds.tolist()):
+            yield [values[begin:end] for values in every]
+
+    @property
     def inside(self) -> bool:
         """Whether it is known what the server did at each step; else only what its client saw."""
         return not isnan(self.summary.get("total_blocks", 0))
@@ -62,6 +84,8 @@ DEFAULT_METRICS = ("ttft", "tpot", "e2e", "output_tokens_per_s")
 """The columns of a comparison, unless it names others."""
 FAIRNESS_METRICS = ("service", "service_gap", "service_jain")
 """Its other columns, where there are several clients."""
+FLEET_METRICS = ("load_imbalance", "imbalance_over_time")
+"""The same, where there are several replicas."""
 
 
 @dataclass

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pagedsim.metrics.metric import LESS, Metrics
-from pagedsim.metrics.tables import RunTables, ratio
+from pagedsim.metrics.tables import RunTables
 
 BALANCE = Metrics()
 
@@ -15,8 +17,7 @@ def load_imbalance(run: RunTables) -> float | None:
     the mean over all replicas of its role: 100 % is even. Of several roles it is the largest."""
     if run.lanes is None:
         return None
-    each = [run.lanes.computed[alike] for alike in run.lanes.alike()]
-    return max(ratio(float(one.max()), float(one.mean())) for one in each)
+    return float(np.fmax.reduce(run.lanes.load))
 
 
 @BALANCE.whole("Imbalance over time", "share", LESS)

@@ -61,10 +61,17 @@ class Lanes:
         changes = self._changes.setdefault(self.facts[index].role, [])
         changes.append(_changes(*course(start, end, here)))
 
-    def alike(self) -> list[NDArray[np.int64]]:
-        """The numbers of the replicas of each role: what those of others do is no measure."""
+    @property
+    def load(self) -> NDArray[np.float64]:
+        """Tokens computed, over the mean of all replicas of a role: what those of others do is no
+        measure. NaN where they computed none."""
         roles = np.array([one.role for one in self.facts])
-        return [np.flatnonzero(roles == role) for role in np.unique(roles)]
+        found = np.full(len(roles), np.nan)
+        for role in np.unique(roles):
+            mine = self.computed[roles == role]
+            if mine.any():
+                found[roles == role] = mine / mine.mean()
+        return found
 
     def imbalance(self) -> float:
         """The standard deviation of the requests at replicas of a role, over their mean; of all

@@ -26,6 +26,7 @@ def replica_rows(run: RunTables, lanes: Lanes) -> list[dict[str, Any]]:
     columns = {name: values.tolist() for name, values in _columns(run, lanes).items()}
     return [
         {"name": one.name, "pool": one.pool, "role": one.role, "hardware": one.hardware}
+        | {"total_blocks": one.total_blocks}
         | {name: values[index] for name, values in columns.items()}
         for index, one in enumerate(lanes.facts)
     ]
@@ -45,6 +46,7 @@ def _columns(run: RunTables, lanes: Lanes) -> Mapping[str, NDArray[Any]]:
         "hit_rate": _ratios(cached, prompts),
         "output_tokens": _sums(left, each.generated, count),
         "computed_tokens": lanes.computed,
+        "load": lanes.load,
         "preemptions": _sums(left, each["preemptions"], count),
         "busy": lanes.busy / run.makespan,
         "kv_utilisation_mean": lanes.used / (run.makespan * blocks),

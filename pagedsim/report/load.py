@@ -56,23 +56,37 @@ def draw_load(study: Arms) -> Figure:
 def load_of(run: Run, bins: int) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Edges of equal bins of time, and the mean within each of what waits, runs and is in use.
 
-    Between steps nobody is served, and nothing counts. Where no steps are known, who has no token
-    yet waits, who has one runs, and nothing is known of memory.
+    Replicas are added up. Between steps nobody is served, and nothing counts. Where no steps are
+    known, who has no token yet waits, who has one runs, and nothing is known of memory.
     """
     if not run.inside:
         return _seen_from_outside(run, bins)
-    start, end, waiting, swapped, running, used = (
-        np.asarray(run.steps(name)[name].to_numpy())  # one by one: a run may have millions
-        for name in ("start", "end", "waiting", "swapped", "running", "used_blocks")
-    )
-    edges = np.linspace(0, float(end[-1]) if len(end) else 1.0, bins + 1)
+    edges = np.linspace(0, run.end or 1.0, bins + 1)
+    series = {name: np.zeros(bins) for name in ("waiting", "running", "kv")}
+    most = 1.0
+    for start, end, waiting, swapped, running, used in run.steps_by_replica(*_COLUMNS):
+        series["waiting"] += _means(start, end, waiting + swapped, edges)
+        series["running"] += _means(start, end, running, edges)
+        series["kv"] += _means(start, end, used, edges)
+        most = max(most, float(used.max(initial=1)))
     total = value_of(run.summary, "total_blocks")
-    total = total if total > 0 else max(float(used.max(initial=1)), 1)
-    return edges, {
-        "waiting": _means(start, end, waiting + swapped, edges),
-        "running": _means(start, end, running, edges),
-        "kv": _means(start, end, used * (100 / total), edges),
-    }
+    series["kv"] *= 100 / (total if total > 0 else most)
+    return edges, series
+
+
+_COLUMNS = ("start", "end", "waiting", "swapped", "running", "used_blocks")
+
+
+def mean_by_replica(run: Run, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Edges of equal bins of time, and the requests at each replica, a row each, as means."""
+    edges = np.linspace(0, run.end or 1.0, bins + 1)
+    each = run.steps_by_replica(*_COLUMNS[:-1])
+    return edges, np.stack(
+        [
+            _means(start, end, waiting + swapped + running, edges)
+            for start, end, waiting, swapped, running in each
+        ]
+    )
 
 
 def _seen_from_outside(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import baseline_of
+from pagedsim.report.balance import draw_balance, draw_replicas, is_fleet
 from pagedsim.report.distribution import draw_latency
 from pagedsim.report.effect import draw_effect, draw_sweep, without_ratio
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
@@ -56,6 +57,22 @@ def _chosen(study: Arms) -> Iterator[tuple[str, str, str, Callable[[Arms], Figur
         _load_caption(study) + f"; seed {first}.",
         draw_load,
     )
+    if is_fleet(study):
+        yield (
+            "replicas",
+            "Replica by replica",
+            "Each dot is a replica, each bar the mean over replicas. Load is the tokens that steps "
+            "computed, over the mean of a role; busy is the share of the makespan that they took; "
+            f"seed {first}.",
+            draw_replicas,
+        )
+        yield (
+            "balance",
+            "Requests at each replica",
+            "Who waits or is served where: above the mean over replicas, grey from the least to "
+            f"the most; below a row a replica; seed {first}.",
+            draw_balance,
+        )
     if tells_of_service(study):
         yield (
             "service",

@@ -80,8 +80,9 @@ def _of(run: Run) -> tuple[list[str], ServiceOverTime, float]:
     """The clients, what they got over time, and when the run ended."""
     requests = run.by_column()
     end, decoding = (run.steps(name)[name].to_numpy() for name in ("end", "decode_seqs"))
+    ends = end[decoding > 0] if not run.replicas else np.empty(0)  # as the summary has it
     clients, numbers = requests.numbered("client")
-    return clients, service_over_time(requests, numbers, end[decoding > 0]), run.end or 1.0
+    return clients, service_over_time(requests, numbers, ends), run.end or 1.0
 
 
 def _waits(over: ServiceOverTime, client: int, times: Floats) -> np.ndarray:

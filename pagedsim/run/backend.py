@@ -66,6 +66,10 @@ class Stage(ABC):
     def leave(self, folder: Path, workload: Workload, requests: pa.Table) -> None:
         """Write what else there is of a complete run into its folder, beside its tables."""
 
+    def told(self) -> Settings:
+        """What else the summary has, by key: of a fleet, `transfers` between its replicas."""
+        return {}
+
     def facts(self) -> Settings:
         """What a reader of the results must know of the machine and is in no configuration."""
         return {}

@@ -126,6 +126,12 @@ class FleetStage(Stage):
             "boarded": pa.array([one and one.boarded for one in seen], pa.float64()),
         }
 
+    def told(self) -> Settings:
+        handover = self._front.handover if self._front is not None else None
+        if handover is None:
+            return {}
+        return {"transfers": {**handover.fabric.facts(), "migrations": handover.migrations}}
+
     def leave_off(self, recorder: StoppableRecorder) -> None:
         for place, lane in zip(self.places, self._lanes, strict=True):
             for request in place.simulation.scheduler.requests.values():

@@ -95,6 +95,7 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
         requests = requests.append_column(name, values)
     summary = _summary(parts, requests, steps, recorder.time)
     summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
+    summary |= parts.stage.told()
     if facts := parts.stage.facts():
         summary["machine"] = facts
     write_run(job.folder, requests, steps, summary)

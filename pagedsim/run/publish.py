@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, Arms
+from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE
 from pagedsim.metrics.jsons import write_json
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison, write_rows
+from pagedsim.report.replicas import replica_listings
 from pagedsim.report.timeline import write_timeline
 from pagedsim.run.failure import Failure
 from pagedsim.run.runs import Runs, changed_note, goes_on
@@ -94,6 +95,10 @@ def _more_metrics(study: Study, runs: Runs, arms: Arms) -> Iterator[str]:
         yield from FAIRNESS_METRICS
     if not chosen and any("sessions_finished" in run.summary for run in runs.finished.values()):
         yield "session_time"
+    if any(run.replicas for run in arms.runs) and tuple(study.metrics) == DEFAULT_METRICS:
+        yield from FLEET_METRICS
+        if any(run.summary["hit_rate"] > 0 for run in arms.runs):
+            yield "hit_rate"
     if any("goodput_per_s" in run.summary for run in runs.finished.values()):
         yield from ("goodput_per_s", "slo_attainment") if several else ("goodput_per_s",)
 
@@ -111,6 +116,7 @@ def _missing(runs: Runs, arms: Arms) -> dict[str, str]:
 
 
 def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Result:
+    fleets = arms is not None and reading.compares
     return Result(
         name=runs.command.experiment,
         title=study.title,
@@ -119,7 +125,7 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
         finding=reading.finding,
         rows=reading.rows,
         beside=reading.beside,
-        listings=reading.listings,
+        listings=[*reading.listings, *(replica_listings(arms) if fleets else ())],
         source=study.source,
         notes=reading.notes,
         data=reading.data,

@@ -34,8 +34,10 @@ def test_each_replica_has_a_row() -> None:
     fast, slow = summarise(REQUESTS, fleet_steps(*STEPS), **FLEET)["replicas"]
     assert fast == {
         **{"name": "fast-0", "pool": "fast", "role": "both", "hardware": "H100"},
+        "total_blocks": 10,
         **{"requests": 2, "prompt_tokens": 20, "cached_tokens": 5, "hit_rate": 0.25},
-        **{"output_tokens": 5, "computed_tokens": 16, "preemptions": 1},
+        **{"output_tokens": 5, "computed_tokens": 16, "load": 16 / 14.5},
+        "preemptions": 1,
         **{"busy": 0.5, "kv_utilisation_mean": 6 / 40, "batch_size_mean": 1.5},
         **{"in_system_mean": 3 / 4, "ttft_mean": 1.0, "ttft_p99": 1.0},
         **{"tpot_mean": 0.25, "tpot_p99": pytest.approx(0.495)},
