@@ -178,10 +178,11 @@ def _log_arm(tracked: Any, runs: Sequence[Run], points: int) -> None:
         _log_load(tracked, runs[0], points)
     if len(seeds) > 1 or points:
         rows = [[one.get(name) for name in numbers] for one in seeds]
-        tracked.log({"seeds": wandb.Table(columns=numbers, data=rows)})
-    if replicas := runs[0].replicas:
-        columns, cells = columns_of(replicas)
-        tracked.log({"replicas": wandb.Table(columns=[*columns], data=cells)})
+        logged = {"seeds": wandb.Table(columns=numbers, data=rows)}
+        if replicas := runs[0].replicas:
+            columns, cells = columns_of(replicas)
+            logged["replicas"] = wandb.Table(columns=[*columns], data=cells)
+        tracked.log(logged)
     tracked.summary.update(_means(seeds))
 
 

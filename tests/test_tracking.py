@@ -19,6 +19,7 @@ from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.comparison import comparison_rows
 from pagedsim.report.plots import drawings_of
 from pagedsim.tracking import track
+from tests.metrics.fleets import fleet_study
 from tests.metrics.tables import result_of, study_of
 from tests.wandb_files import (
     config_of,
@@ -57,6 +58,16 @@ def test_one_run_an_arm_in_a_group(tracked: tuple[Arms, Sequence[Path]]) -> None
     config = config_of(folders[2])
     assert config["command"] == study.command
     assert config["arms"] == ["fcfs", "urgent"]
+
+
+def test_a_fleet_s_replicas_are_a_table(tmp_path: Path) -> None:
+    study = fleet_study(tmp_path, arms=["one"])
+    (arm, _) = whole(track(result_of(study), study.folder, study.runs, arms=study))
+    rows = study.runs[0].replicas
+    table = table_of(arm, "replicas")
+    assert table["columns"] == list(rows[0])
+    assert [row[0] for row in table["data"]] == ["fast-0", "slow-0"]
+    assert not any("replicas" in name for name in summary_of(records(arm)) if "/" not in name)
 
 
 def test_a_run_holds_its_summary_and_its_load(tracked: tuple[Arms, Sequence[Path]]) -> None:

@@ -34,6 +34,7 @@ class Predict(Study):
 
     asks = False
     backends = ("sim",)
+    one_server = True
     why = "the log is of a server elsewhere"
 
     title: str

@@ -49,6 +49,7 @@ class Validate(Study):
     """
 
     backends = ("engine",)
+    one_server = True
     why = "the simulator is held against it"
 
     title: str

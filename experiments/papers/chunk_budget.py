@@ -31,6 +31,7 @@ class ChunkBudget(Study):
     """
 
     backends: ClassVar[Sequence[BackendName]] = ("sim",)
+    one_server = True
     why = "what was published is simulated here"
 
     title: str

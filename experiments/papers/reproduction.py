@@ -19,6 +19,7 @@ class Reproduction(Study):
     """A figure of a paper: which arms it needs, and what their runs say."""
 
     backends: ClassVar[Sequence[BackendName]] = ("sim",)
+    one_server = True
     why = "what was published is simulated here"
 
     title: str

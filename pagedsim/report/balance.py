@@ -87,7 +87,8 @@ def _panels(every: list[list[dict[str, Any]]]) -> list[tuple[str, list[list[floa
 
 def _spread(count: int) -> NDArray[np.float64]:
     """Where dots lie across their line, so that none hides all others: the same every time."""
-    return 0.5 * ((np.arange(count) * 0.618034) % 1 - 0.5)
+    places: NDArray[np.float64] = 0.5 * ((np.arange(count) * 0.618034) % 1 - 0.5)
+    return places
 
 
 def draw_balance(study: Arms) -> Figure:
@@ -118,7 +119,8 @@ def draw_balance(study: Arms) -> Figure:
         tidy(below, x=time_label([run]))
         if column:
             above.set_yticklabels([])
-    named = [one["name"] for one in runs[0].replicas] if most <= _NAMED else ["replica"]
+    panels[0, 0].set_xlim(0, max(float(edges[-1]) for edges, _ in courses))
+    named = [name for _, name in _names(runs[0].replicas)]
     right = 0.85
     margins(figure, left=0.35 + 0.075 * max(map(len, [*named, "requests"])), right=right)
     figure.subplots_adjust(hspace=0.12, wspace=0.05)
@@ -157,11 +159,21 @@ def _colours(
     axes.tick_params(axis="y", length=0)
     if not named:
         axes.set_yticks([])
-    elif count <= _NAMED:
-        axes.set_yticks(range(count), [one["name"] for one in run.replicas], color=INK)
     else:
-        axes.set_yticks([0, count - 1], ["0", str(count - 1)])
-        axes.set_ylabel("replica", color=MUTED)
+        places, names = zip(*_names(run.replicas), strict=True)
+        axes.set_yticks(places, names, color=INK)
+
+
+def _names(replicas: list[dict[str, Any]]) -> list[tuple[float, str]]:
+    """Rows and what to call them: replicas, or where these are many their pools, or the ends."""
+    if len(replicas) <= _NAMED:
+        return [(row, one["name"]) for row, one in enumerate(replicas)]
+    pools: dict[str, list[int]] = {}
+    for row, one in enumerate(replicas):
+        pools.setdefault(one["pool"], []).append(row)
+    if 1 < len(pools) <= _NAMED:
+        return [(sum(rows) / len(rows), pool) for pool, rows in pools.items()]
+    return [(row, replicas[row]["name"]) for row in (0, len(replicas) - 1)]
 
 
 def _scale_beside(figure: Figure, axes: Axes, right: float) -> None:

@@ -17,7 +17,7 @@ from pagedsim.run.arm import Arm
 from pagedsim.run.command import Command, group_of, key_of
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.job import Job
-from pagedsim.run.parts import backend_of, build
+from pagedsim.run.parts import backend_of, build, refuse_fleet
 from pagedsim.run.study import Study
 from pagedsim.tracking import SETTINGS, check_mode
 from pagedsim.workload import Workload
@@ -96,6 +96,9 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
     Raises ConfigError for what is wrong with the arms as a whole.
     """
     firsts = list({job.arm: job for job in reversed(jobs)}.values())[::-1]
+    if study.one_server:
+        for job in firsts:
+            refuse_fleet(job.config, "this experiment asks what one server does")
     study.check(firsts)
     _refuse_alike(study, firsts)
     workloads: dict[str, Workload] = {}

@@ -36,7 +36,7 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     reader = Reader(**config.get("qoe", {}))  # a configuration of before has none
     backend = backend_of(config)
     if not backend.fleets:
-        _refuse_fleet(config)
+        refuse_fleet(config, "this backend is one server; backend=sim simulates many")
     stage = backend.stage(config, seed)
     # Last, since a long trace takes longest to read.
     workload = workload or backend.workload(config, seed)
@@ -47,14 +47,12 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     return Parts(workload, stage, slo, reader)
 
 
-def _refuse_fleet(config: Settings) -> None:
-    """Raise ConfigError for several replicas where there is one server."""
+def refuse_fleet(config: Settings, why: str) -> None:
+    """Raise ConfigError for several replicas where there must be one server."""
     settings = config.get("fleet")
     if settings and not make("fleet", settings, FleetSpec).alone:
         key = "pools" if settings.get("pools") else "replicas"
-        raise ConfigError(
-            f"fleet.{key}={settings[key]}: this backend is one server; backend=sim simulates many"
-        )
+        raise ConfigError(f"fleet.{key}={settings[key]}: {why}")
 
 
 def backend_of(config: Settings) -> Backend:

@@ -116,7 +116,7 @@ def _missing(runs: Runs, arms: Arms) -> dict[str, str]:
 
 
 def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Result:
-    fleets = arms is not None and reading.compares
+    replicas = replica_listings(arms) if arms is not None and reading.compares else []
     return Result(
         name=runs.command.experiment,
         title=study.title,
@@ -125,7 +125,7 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
         finding=reading.finding,
         rows=reading.rows,
         beside=reading.beside,
-        listings=[*reading.listings, *(replica_listings(arms) if fleets else ())],
+        listings=[*reading.listings, *replicas],
         source=study.source,
         notes=reading.notes,
         data=reading.data,

@@ -71,6 +71,9 @@ class Study(ABC):
     """Whether tables of requests and steps stay; a search of hundreds of runs keeps summaries."""
     reads: ClassVar[Sequence[str] | None] = None
     """The keys that it reads, where all other settings are those of the runs that it takes up."""
+    one_server: ClassVar[bool] = False
+    """Whether it reads runs as those of a single server, so that a fleet has nothing to look for in
+    it."""
     idle: ClassVar[Mapping[str, str]] = {}
     """Keys and groups that change nothing of what it finds, and why."""
     source: str = ""

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pagedsim.core import Request
+from experiments.papers import batched, chunk_budget, memory, past_future, sharing
+from pagedsim.core import ConfigError, Request
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.recorder import Recorder
-from tests.run.studies import run_of
+from pagedsim.sim.cost.replay import _parquet
+from tests.run.studies import carried_out, run_of
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("hydra")
+
+RIGHT = {
+    "pagedsim/metrics/arms.py": "by replica, and the last end of all",
+    "pagedsim/report/load.py": "by replica",
+    "pagedsim/report/timeline.py": "by replica",
+    "pagedsim/report/service.py": "a fleet's steps are not looked at",
+    "pagedsim/tracking.py": "a number of rows",
+    "experiments/studies/slot_waste.py": "each step by itself",
+}
+"""Who reads the steps of a run, and how that is right where replicas come one after the other."""
+ONE_SERVER = {
+    "experiments/papers/batched.py": "Batched",
+    "experiments/papers/chunk_stalls.py": "ChunkBudget",
+    "experiments/papers/memory.py": "MemoryUse",
+    "experiments/papers/request_gaps.py": "Goodput",
+    "experiments/papers/sharing_case.py": "Sharing",
+}
+"""Who reads them as one server's, and a study that says so."""
 
 WORDS = ("experiment=single", "workload.requests=60", "workload.rate=40", "seeds=1")
 POOLS = (
@@ -55,3 +78,55 @@ def test_who_is_refused_at_the_door_was_at_no_replica() -> None:
     for number, left in enumerate(leave):
         left(Request(number, 4))
     assert recorder.requests_table()["replica"].to_pylist() == [1, -1, 0]
+
+
+def test_who_reads_steps_is_right_about_fleets_or_takes_none() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for room in ("pagedsim", "experiments")
+        for path in (ROOT / room).rglob("*.py")
+        if re.search(r"(?<!recorder)\.steps(_by_replica)?\(", path.read_text(encoding="utf-8"))
+    }
+    assert found - {"pagedsim/metrics/recorder.py"} == {*RIGHT, *ONE_SERVER}
+    every = [batched.Batched, chunk_budget.ChunkBudget, memory.MemoryUse, past_future.Goodput]
+    studies = {study.__name__: study for study in (*every, sharing.Sharing)}
+    assert {*ONE_SERVER.values()} == {name for name in studies if studies[name].one_server}
+
+
+def test_a_study_of_one_server_takes_no_fleet(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^fleet\.replicas=2: this experiment asks what one"):
+        carried_out(tmp_path, "experiment=paper_fig13", "fleet.replicas=2")
+
+
+def test_steps_of_a_fleet_are_no_costs_of_a_server(tmp_path: Path) -> None:
+    run = run_of(tmp_path, WORDS, ("fleet.replicas=2",))
+    with pytest.raises(ConfigError, match="steps of 2 replicas; must be those of one server"):
+        _parquet(run.folder / "steps.parquet")
+
+
+def test_a_handover_is_told_in_the_summary(tmp_path: Path) -> None:
+    run = run_of(tmp_path, WORDS, ("fleet=prefill_decode",))
+    moved = run.requests("came_from")["came_from"]
+    told = run.summary["transfers"]
+    assert told["transfers"] == len(moved) - moved.null_count == 60
+    assert told["bytes"] > 0 and told["migrations"] == 0
+    prefill, decode = run.replicas
+    assert (
+        prefill["prompt_tokens"] == run.requests("prompt_tokens")["prompt_tokens"].to_numpy().sum()
+    )
+    assert (decode["prompt_tokens"], prefill["output_tokens"]) == (0, 0)
+
+
+def test_a_study_shows_it(tmp_path: Path) -> None:
+    words = ("experiment=single", "workload.requests=20", "seeds=1", "fleet.replicas=2")
+    carried_out(tmp_path, *words)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for told in (
+        "<h2>Replicas</h2>",
+        "replica-1",
+        "Replica by replica",
+        "Requests at each replica",
+    ):
+        assert told in page
+    assert "<dt>Load imbalance</dt>" in page and "<dt>Imbalance over time</dt>" in page
+    assert "replica-1" in (tmp_path / "timeline.json").read_text(encoding="utf-8")

@@ -107,6 +107,9 @@ def _parquet(path: str | PathLike[str]) -> dict[int, float]:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if missing := [name for name in columns if name not in read.column_names]:
         raise ConfigError(f"{path}: has no column {', '.join(missing)}")
+    if "replica" in read.column_names:
+        count = len(read["replica"].unique())
+        raise ConfigError(f"{path}: has steps of {count} replicas; must be those of one server")
     table = read.select(columns).to_pydict()
     return {
         step: end - start

@@ -1,0 +1,169 @@
+"""What pages, terminals, timelines and pictures show of a fleet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pagedsim.metrics.arms import Arms, Run
+from pagedsim.report.balance import draw_balance, draw_replicas
+from pagedsim.report.load import load_of, mean_by_replica
+from pagedsim.report.plots import drawings_of
+from pagedsim.report.replicas import MOST, replica_listings
+from pagedsim.report.service import _of
+from pagedsim.report.style import drawing
+from pagedsim.report.timeline import REPLICAS, write_timeline
+from tests.metrics.fleets import fleet_run, fleet_study
+from tests.metrics.tables import NAN, requests_of, study_of
+
+
+@pytest.fixture(autouse=True)
+def styled() -> Iterator[None]:
+    with drawing():
+        yield
+
+
+def test_load_is_summed_over_replicas(tmp_path: Path) -> None:
+    edges, series = load_of(fleet_study(tmp_path).runs[0], 4)
+    assert edges.tolist() == [0, 1, 2, 3, 4]
+    assert series["running"].tolist() == [2, 2, 1, 2]
+    assert series["waiting"].tolist() == [0, 0, 1, 0]
+    assert series["kv"] == pytest.approx([100 * used / 30 for used in (4, 5, 3, 6)])
+
+
+def test_each_replica_has_a_course_of_its_own(tmp_path: Path) -> None:
+    _, values = mean_by_replica(fleet_study(tmp_path).runs[0], 4)
+    assert values.tolist() == [[2, 1, 0, 0], [0, 1, 2, 2]]
+
+
+def test_tokens_of_a_client_are_not_looked_for_in_the_steps_of_one_server(tmp_path: Path) -> None:
+    clients, over, end = _of(fleet_study(tmp_path).runs[0])
+    assert (clients, end) == ([""], 4.0)
+    # Until 2: two answers of fast-0, of 2 and 3 tokens with prompts of 10, and slow-0's first.
+    assert over.at(0, np.array([2.0]))[0] == 3 * 10 + 2 * (2 + 3 + 1)
+
+
+def test_a_row_a_replica(tmp_path: Path) -> None:
+    study = fleet_study(tmp_path)
+    even, sticky = replica_listings(study)
+    assert (even.title, sticky.title) == ("Replicas of even", "Replicas of sticky")
+    assert [row[:6] for row in even.rows] == [
+        ["fast-0", "fast", "H100", "2", "110 %", "50.0 %"],
+        ["slow-0", "slow", "A100", "2", "89.7 %", "75.0 %"],
+    ]
+    study.runs = study.runs[:1]
+    assert [one.title for one in replica_listings(study)] == ["Replicas"]
+
+
+def test_many_replicas_are_told_by_quartiles_and_extremes(tmp_path: Path) -> None:
+    study = fleet_study(tmp_path, MOST + 1, ["one"])
+    (listing,) = replica_listings(study)
+    names = [row[0] for row in listing.rows]
+    assert names[:5] == ["most", "P75", "median", "P25", "least"]
+    assert names[5:] == [f"replica-{n}" for n in (15, 14, 13, 1, 0, 16)]
+    requests = [row[1] for row in listing.rows]
+    assert requests == ["16", "12", "8", "4", "0", "16", "15", "14", "2", "1", "0"]
+    assert "Of 17 replicas there are" in listing.note
+    few = fleet_study(tmp_path / "few", MOST, ["one"])
+    assert len(replica_listings(few)[0].rows) == MOST
+
+
+def test_many_arms_have_a_row_each(tmp_path: Path) -> None:
+    (listing,) = replica_listings(fleet_study(tmp_path, arms=list("abcde")))
+    assert [row[:4] for row in listing.rows][:1] == [["a", "2", "2", "89.7 to 110 %"]]
+    assert len(listing.rows) == 5
+
+
+def test_transfers_are_told(tmp_path: Path) -> None:
+    study = fleet_study(tmp_path, arms=["one"])
+    facts = {"transfers": 4, "bytes": 8e9, "seconds": 2.0, "waiting_s": 0.4, "busy_s": 1.0}
+    study.runs[0].summary["transfers"] = facts | {"retries": 1, "lost": 0}
+    *_, listing = replica_listings(study)
+    assert listing.rows == [["one", "4", "8.0", "500 ms", "100 ms", "25.0 %", "1", "0"]]
+
+
+def test_one_server_has_no_such_tables_and_pictures(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1)
+    assert replica_listings(study) == []
+    assert not {"replicas", "balance"} & drawings_of(study).keys()
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_pictures(count: int, tmp_path: Path) -> None:
+    study = fleet_study(tmp_path, count)
+    assert {"replicas", "balance"} <= drawings_of(study).keys()
+    load = draw_replicas(study).axes[0]
+    dots, bar, *_ = load.lines
+    rows = study.runs[0].replicas
+    assert dots.get_xdata() == pytest.approx([100 * row["load"] for row in rows])
+    assert bar.get_xdata() == pytest.approx([100, 100])
+    figure = draw_balance(study)
+    image = figure.axes[2].images[0].get_array()
+    assert image is not None and np.asarray(image).shape == (count, 240)
+    labels = [label.get_text() for label in figure.axes[2].get_yticklabels()]
+    assert labels == (["fast-0", "slow-0"] if count == 2 else ["replica-0", "replica-39"])
+
+
+def events_of(study: Arms, **caps: int) -> tuple[list[dict[str, Any]], str]:
+    page = json.loads(write_timeline(study, study.folder / "timeline.json", **caps).read_text())
+    return page["traceEvents"], page["otherData"]["note"]
+
+
+def test_each_replica_is_a_process_of_the_timeline(tmp_path: Path) -> None:
+    events, note = events_of(fleet_study(tmp_path))
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == [f"{arm}: {one}" for arm in ("even", "sticky") for one in ("fast-0", "slow-0")]
+    assert not note
+    slices = {
+        pid: [(e["tid"], e["name"], e["ts"]) for e in events if e["ph"] == "X" and e["pid"] == pid]
+        for pid in (1, 2)
+    }
+    assert slices[1][:2] == [(1, "prefill", 0), (1, "decode", 1e6)]
+    assert slices[2][:3] == [(1, "prefill", 1e6), (1, "decode", 2e6), (1, "decode", 3e6)]
+    assert {tid for tid, *_ in slices[1]} == {1, 2, 3}
+    use = [e["args"]["value"] for e in events if e["ph"] == "C" and e["name"] == "KV use (%)"]
+    assert use[:5] == [40, 20, 15, 15, 30]
+
+
+def test_a_timeline_of_many_replicas_is_bounded(tmp_path: Path) -> None:
+    study = fleet_study(tmp_path, 40, ["one"])
+    events, note = events_of(study, requests=160, steps=320)
+    assert f"one: the first {REPLICAS} of 40 replicas are shown" in note
+    assert "one: replica-15: the first 10 of 16 requests are shown" in note
+    assert "one: replica-15: the first 20 of 32 steps are shown" in note
+    shown = {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
+    assert len({pid for pid, _ in shown}) == REPLICAS
+    assert len([1 for _, tid in shown if tid > 1]) <= 160
+
+
+def test_requests_that_move_and_that_are_refused_are_on_the_timeline(tmp_path: Path) -> None:
+    moved = {"replica": 1, "first_token": 1.0, "finished": 4.0, "output_tokens": 3}
+    stayed = {"replica": 0, "first_token": 1.0, "finished": 2.0, "output_tokens": 2}
+    refused = {"replica": -1, "state": "rejected", "first_token": NAN, "finished": 0.5}
+    requests = requests_of(moved, stayed, refused)
+    requests = requests.append_column("came_from", pa.array([0, None, None], pa.int32()))
+    requests = requests.append_column("left", pa.array([1.5, None, None], pa.float64()))
+    requests = requests.append_column("boarded", pa.array([2.0, None, None], pa.float64()))
+    run = fleet_run(Run("one", 0, tmp_path, {}, {}), requests)
+    events, _ = events_of(Arms("s", "t", "q", tmp_path, "c", [run]))
+    told = [
+        (e["pid"], e["name"], e["ts"] / 1e6, e["dur"] / 1e6)
+        for e in events
+        if e["ph"] == "X" and "request" in e["args"]
+    ]
+    assert told == [
+        (1, "prefill", 0, 1),
+        (1, "decode", 1, 1),
+        (2, "prefill", 0, 1),
+        (2, "decode", 1, 0.5),
+        (2, "on the way", 1.5, 0.5),
+        (2, "decode", 2, 2),
+        (3, "rejected", 0, 0.5),
+    ]
+    assert [e["args"].get("came_from") for e in events if e["name"] == "on the way"] == ["fast-0"]
