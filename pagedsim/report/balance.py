@@ -87,8 +87,7 @@ def _panels(every: list[list[dict[str, Any]]]) -> list[tuple[str, list[list[floa
 
 def _spread(count: int) -> NDArray[np.float64]:
     """Where dots lie across their line, so that none hides all others: the same every time."""
-    places: NDArray[np.float64] = 0.5 * ((np.arange(count) * 0.618034) % 1 - 0.5)
-    return places
+    return np.asarray(0.5 * ((np.arange(count) * 0.618034) % 1 - 0.5), dtype=np.float64)
 
 
 def draw_balance(study: Arms) -> Figure:

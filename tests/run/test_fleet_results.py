@@ -12,6 +12,7 @@ from experiments.papers import batched, chunk_budget, memory, past_future, shari
 from pagedsim.core import ConfigError, Request
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.run.study import Study
 from pagedsim.sim.cost.replay import _parquet
 from tests.run.studies import carried_out, run_of
 
@@ -88,8 +89,9 @@ def test_who_reads_steps_is_right_about_fleets_or_takes_none() -> None:
         if re.search(r"(?<!recorder)\.steps(_by_replica)?\(", path.read_text(encoding="utf-8"))
     }
     assert found - {"pagedsim/metrics/recorder.py"} == {*RIGHT, *ONE_SERVER}
-    every = [batched.Batched, chunk_budget.ChunkBudget, memory.MemoryUse, past_future.Goodput]
-    studies = {study.__name__: study for study in (*every, sharing.Sharing)}
+    every: tuple[type[Study], ...] = (batched.Batched, chunk_budget.ChunkBudget)
+    every += (memory.MemoryUse, past_future.Goodput, sharing.Sharing)
+    studies = {study.__name__: study for study in every}
     assert {*ONE_SERVER.values()} == {name for name in studies if studies[name].one_server}
 
 
