@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from pagedsim.build import POLICIES, make_memory, make_policy, make_scheduler, takes
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.core.policy import overrides
 
 BLOCK = 16
 BASE = "fcfs"
@@ -92,8 +93,9 @@ def crowded(policy: Policy, crowd: Crowd, spare: int, prefix: bool) -> Scheduler
     longest = sum((prompt + steps) // BLOCK + 2 for prompt in prompts)
     blocks = int(1.1 * longest)
     free = blocks - sum(prompt // BLOCK for prompt in prompts)
+    kind = "prefix" if prefix or overrides(policy, "lingers") else "paged"
     scheduler = make_scheduler(
-        memory=make_memory("prefix" if prefix else "paged", blocks=blocks, block_size=BLOCK),
+        memory=make_memory(kind, blocks=blocks, block_size=BLOCK),
         policy=policy,
         batching="unified",
         max_seqs=crowd.running + spare,
