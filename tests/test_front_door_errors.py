@@ -722,3 +722,98 @@ def test_the_traceback_of_a_run_too(call: Call, module: str) -> None:
         f"{line}\n" for line in lines
     )
     assert lines[-1].startswith(f"pagedsim: policy={module}.Faulty failed")
+
+
+APART = f"{SINGLE} fleet=prefill_decode"
+FLEETS = {
+    "nobody": (
+        f"{SINGLE} fleet.replicas=0",
+        "fleet.replicas=0: must be a whole number from 1 to 10000",
+    ),
+    "not sim": (
+        f"{SINGLE} backend=http fleet.replicas=2",
+        "fleet.replicas=2: this backend is one server; backend=sim simulates many",
+    ),
+    "old before it was": (
+        f"{SINGLE} fleet.replicas=2 fleet.staleness=-1",
+        "fleet.staleness=-1: must be",
+    ),
+    "no pools": (
+        f"{SINGLE} fleet.pools={{}}",
+        "fleet.pools={}: must be a mapping of names to settings",
+    ),
+    "a pool that is none": (
+        f"{SINGLE} +fleet.pools.a=3",
+        "fleet.pools.a=3: must be settings, such as",
+    ),
+    "unknown setting of a pool": (
+        f"{SINGLE} +fleet.pools.a.replica=3",
+        "fleet.pools.a.replica: no such setting of a pool; did you mean 'replicas'?",
+    ),
+    "unknown role": (
+        f"{SINGLE} +fleet.pools.a.role=judge",
+        "fleet.pools.a.role=judge: unknown; choose from both, decode, prefill",
+    ),
+    "prompts without answers": (
+        f"{APART} fleet.pools.decode.role=prefill",
+        "fleet.pools: role=prefill has no counterpart; another pool must have role=decode",
+    ),
+    "answers without prompts": (
+        f"{APART} fleet.pools.prefill.role=decode",
+        "fleet.pools: role=decode has no counterpart; another pool must have role=prefill",
+    ),
+    "what is not a replica's": (
+        f'{SINGLE} +fleet.pools.a.set=["workload.rate=3"]',
+        "fleet.pools.a.set: workload.rate=3: is not a replica's own; it may set policy,",
+    ),
+    "what nobody knows": (
+        f'{SINGLE} +fleet.pools.a.set=["hardware=h1000"]',
+        "fleet.pools.a.set: hardware=h1000: unknown; did you mean 'h100'?",
+    ),
+    "a model that fits no replica": (
+        f'{SINGLE} +fleet.pools.a.set=["hardware=t4","model=llama-2-70b"]',
+        "fleet.pools.a: model=llama-2-70b does not fit hardware=t4",
+    ),
+    "a link of nothing": (
+        f"{APART} fleet.link.bandwidth_gb_s=0",
+        "fleet.link.bandwidth_gb_s=0: must be a number above 0",
+    ),
+    "no link": (
+        f"{APART} fleet.link=null",
+        "fleet.link=null: must be given where requests go from replica to replica",
+    ),
+    "nobody may join": (
+        f"{APART} batching=static",
+        "fleet.pools.decode: role=decode: Static lets nobody",
+    ),
+    "nothing is held": (
+        f"{APART} memory=reserved_max",
+        "fleet.pools.prefill: role=prefill: ReservedMax",
+    ),
+    "several sequences": (
+        f"{APART} workload.n=2",
+        "fleet.pools: role=prefill: requests of several",
+    ),
+    "unknown router": (f"{SINGLE} router=prefix_awar", "router=prefix_awar: unknown; did you mean"),
+    "a router that is none": (
+        f"{SINGLE} fleet.replicas=2 router._target_=policies.fcfs.FCFS",
+        "router._target_=policies.fcfs.FCFS: makes a FCFS, must make a Router",
+    ),
+    "unknown setting": (f"{SINGLE} fleet.replicas=2 +fleet.foo=3", "fleet.foo: no such setting of"),
+}
+
+
+@pytest.mark.parametrize(("words", "line"), FLEETS.values(), ids=FLEETS)
+def test_what_is_no_fleet(call: Call, words: str, line: str) -> None:
+    assert one_line(call(*words.split())).startswith(line)
+
+
+def test_a_router_that_names_nobody(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "nobodys.py").write_text(
+        "from policies.routing.router import Router\n\n\n"
+        "class Nobody(Router):\n"
+        "    def route(self, request, replicas, now):\n"
+        "        return None\n"
+    )
+    words = f"{SINGLE} fleet.replicas=2 router._target_=nobodys.Nobody"
+    assert one_line(call(*words.split())).startswith("Nobody.route gave None, nobody")

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Sequence
 from math import inf
 
-from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.core import PagedsimError
 from pagedsim.core.source import Source
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.handover import Handover
@@ -89,8 +89,7 @@ def _join(front: Front, network: Network | None, seed: int) -> None:
     every = front.router.migrates_every
     if not apart and every is None:
         return
-    if network is None:
-        raise ConfigError("link: must be given where requests go from replica to replica")
+    assert network is not None, "links must be given"
     fabric = Fabric(front.environment, network, seed)
     front.handover = Handover(front, fabric)
     for member in apart:

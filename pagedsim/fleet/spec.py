@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import refuse_settings, require_number, require_whole, shown, unknown
+from pagedsim.core.errors import choices, refuse_settings, require_number, require_whole, shown
 from pagedsim.fleet.link import Network
 
 ROLES = ("both", "prefill", "decode")
@@ -29,10 +29,10 @@ class Pool:
     def __post_init__(self) -> None:
         require_whole("replicas", self.replicas, 1, MOST)
         if self.role not in ROLES:
-            raise unknown("role", str(self.role), ROLES)
+            raise ConfigError(f"role={self.role}: unknown; {choices(str(self.role), ROLES)}")
         if not isinstance(self.set, Sequence) or isinstance(self.set, str):
             raise ConfigError(
-                f"set={shown(self.set)}: must be a list of overrides, such as [hardware=h100]"
+                f'set={shown(self.set)}: must be a list of overrides, such as ["hardware=h100"]'
             )
 
 
@@ -64,7 +64,7 @@ class FleetSpec:
         if not isinstance(self.pools, Mapping) or not self.pools:
             raise ConfigError(
                 f"pools={shown(self.pools)}: must be a mapping of names to settings, such as "
-                "{fast: {replicas: 2, set: [hardware=h100]}}"
+                '{fast: {replicas: 2, set: ["hardware=h100"]}}'
             )
         return {str(name): _pool(str(name), settings) for name, settings in self.pools.items()}
 

@@ -30,6 +30,9 @@ class Stage(ABC):
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         """Serve every request; `recorder` is told of every step and of everyone who leaves."""
 
+    def refuse(self, workload: Workload) -> None:
+        """Raise ConfigError for requests that cannot be served here, whatever is done."""
+
     def sizes(self) -> Settings:
         """What `summarise` takes of the server's limits and memory."""
         if not self.ours:

@@ -68,6 +68,10 @@ class FleetStage(Stage):
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for who could not hand over, or take over, what it has to."""
         moving = self.router.migrates_every is not None
+        if self.spec.link is None and (moving or any(one.role == "prefill" for one in self.places)):
+            raise ConfigError(
+                "fleet.link=null: must be given where requests go from replica to replica"
+            )
         for place in self.places:
             gate = place.simulation.scheduler
             gives = gate.no_part if moving or place.role == "prefill" else None
@@ -75,6 +79,14 @@ class FleetStage(Stage):
             if reason := gives or takes:
                 why = "its router moves requests" if moving else f"role={place.role}"
                 raise ConfigError(f"fleet.pools.{place.pool or place.name}: {why}: {reason}")
+
+    def refuse(self, workload: Workload) -> None:
+        apart = any(place.role == "prefill" for place in self.places)
+        if apart and any(asked.width > 1 for asked in workload.asked):
+            raise ConfigError(
+                "fleet.pools: role=prefill: requests of several sequences (workload.n, "
+                "workload.beam) cannot go on at another replica"
+            )
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         self._lanes = [recorder.lane() for _ in self.places]

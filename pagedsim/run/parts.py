@@ -40,6 +40,7 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
     stage = backend.stage(config, seed)
     # Last, since a long trace takes longest to read.
     workload = workload or backend.workload(config, seed)
+    stage.refuse(workload)
     if not backend.elsewhere:
         refuse_unmet(policy_of(config["policy"]), workload)
     if slo is not None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import ConfigError, Request, Scheduler
+from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.link import Network
 from policies.routing.llumnix import Llumnix
 from policies.routing.round_robin import RoundRobin
@@ -69,16 +68,6 @@ def test_one_token_is_all_and_nothing_moves() -> None:
         network=NETWORK,
     )
     assert requests["replica"].to_pylist() == [0]
-
-
-def test_without_a_link_nothing_can_go_elsewhere() -> None:
-    with pytest.raises(ConfigError, match="link: must be given"):
-        served(
-            [scheduler(), scheduler()],
-            Jobs([(0.0, 4, 3)]),
-            RoundRobin(),
-            roles=("prefill", "decode"),
-        )
 
 
 class Moves(Router):
