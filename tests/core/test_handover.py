@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import find, given, settings
+from hypothesis.errors import NoSuchExample
 
 from pagedsim.core import (
     ConfigError,
@@ -15,7 +18,8 @@ from pagedsim.core import (
 from policies.vtc import VTC
 from tests.core.drive import Server
 from tests.core.odd_policies import Counting
-from tests.core.travel import Travel, Trip, trips
+from tests.core.test_invariants import UNTIL_FOUND
+from tests.core.travel import OneWay, Travel, Trip, trips
 
 EXAMPLES = settings().max_examples
 MORE = settings(max_examples=8 * EXAMPLES)
@@ -187,6 +191,18 @@ def test_what_was_brought_is_found_once_it_has_come() -> None:
     assert not there.memory.lookup(twin)
     move(request, here, there)
     assert len(there.memory.lookup(twin)) == 2
+
+
+def test_an_answer_that_is_known_beforehand_is_found_where_it_was_brought() -> None:
+    here, there = Server(cache=True), Server(cache=True)
+    request = Request("r", range(6), answer=range(50, 62))
+    here.scheduler.add(request, 0.0, 12)
+    here.steps(4)
+    move(request, here, there)
+    there.drain()
+    quotes = there.add("quotes", [*range(6), *range(50, 62), 7], 1)
+    there.step()
+    assert quotes.cached_tokens == 16
 
 
 def test_keys_are_made_for_the_blocks_of_each_memory() -> None:
@@ -485,10 +501,33 @@ def compare_gliding(trip: Trip) -> None:
     assert Travel(trip, glides=True).go().trace == Travel(trip).go().trace
 
 
+@given(trip=trips())
+def test_who_asks_for_room_gets_it(trip: Trip) -> None:
+    """Though newcomers wait there, and others are swapped out."""
+    OneWay(trip).go()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_trips_make_every_move(ahead: bool) -> None:
+    """Or all that was checked above would be checked of nothing."""
+    missing = {"part", "stage", "board", "no memory", "no seat", "back", "withdraw", "add again"}
+    missing |= {"abort running", "abort away", "preempted", "found"}
+
+    def made(trip: Trip) -> bool:
+        missing.difference_update(Travel(trip).go().seen)
+        return not missing
+
+    with contextlib.suppress(NoSuchExample):
+        find(trips(ahead=ahead), made, settings=UNTIL_FOUND)
+    assert not missing, "nobody made these moves"
+
+
 @pytest.mark.slow
 @MORE
 @given(trip=trips(), ahead=trips(ahead=True), untold=trips(untold=True))
 def test_many_more(trip: Trip, ahead: Trip, untold: Trip) -> None:
     Travel(trip).go()
     Travel(ahead).go()
+    OneWay(ahead).go()
     compare_gliding(untold)

@@ -137,6 +137,8 @@ class Travel:
         self.journeys: list[Journey] = []
         self.stray: dict[Request, int] = {}
         """Withdrawn, and not added again; with the length of their output."""
+        self.came: set[Request] = set()
+        """Who has boarded anywhere."""
         self.seen: Counter[str] = Counter()
         self.trace: list[object] = []
         self.sites: list[Site] = []
@@ -245,6 +247,7 @@ class Travel:
     def _carry_out(self, site: Site, plan: StepPlan) -> None:
         self._audit(site)
         self.trace.append(_summary(site, plan))
+        self.seen.update("preempted" for request in plan.preempted if request in self.came)
         site.shadow.execute(plan)
         queues = site.scheduler.queues
         site.shadow.scrub(queues.holders, queues.copies)
@@ -368,6 +371,7 @@ class Travel:
             return False
         self._bound(request, site)
         self.journeys.remove(journey)
+        self.came.add(request)
         self.seen["board"] += 1
         self._audit(site)
         return True
@@ -496,6 +500,25 @@ class Travel:
         assert memory.cpu_free == memory.cpu_total
         if isinstance(scheduler.policy, Counting):
             assert scheduler.policy.arrived == scheduler.policy.left
+
+
+class OneWay(Travel):
+    """Whoever decodes at the last site goes on at the first, and nobody gives up."""
+
+    def _happen(self, site: Site) -> None:
+        target, source = self.sites[0], self.sites[-1]
+        if site is source and not source.scheduler.no_part:
+            for request in tuple(source.scheduler.running):
+                alone = request.params.width == 1 and _could_part(source, request)
+                if alone and not target.scheduler.infeasible(request):
+                    journey = Journey(request, source, target, stages=0)
+                    self.journeys.append(journey)
+                    self._go_on(journey)
+        if site is target:
+            for journey in tuple(self.journeys):
+                journey.asked = 0
+                self._go_on(journey)
+        self._audit(site)
 
 
 def _could_part(site: Site, request: Request) -> bool:
