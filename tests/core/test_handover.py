@@ -15,6 +15,7 @@ from pagedsim.core import (
     ReservedMax,
     State,
 )
+from policies.priority import Priority
 from policies.vtc import VTC
 from tests.core.drive import Server
 from tests.core.odd_policies import Counting
@@ -198,6 +199,9 @@ def test_an_answer_that_is_known_beforehand_is_found_where_it_was_brought() -> N
     request = Request("r", range(6), answer=range(50, 62))
     here.scheduler.add(request, 0.0, 12)
     here.steps(4)
+    here.scheduler.part(request, here.now)
+    assert len(here.memory.lookup(Request("early", [*range(6), *range(50, 62)]))) == 2
+    assert here.scheduler.board(request, here.now, 12)
     move(request, here, there)
     there.drain()
     quotes = there.add("quotes", [*range(6), *range(50, 62), 7], 1)
@@ -246,11 +250,42 @@ def test_newcomers_wait_behind_who_asks_for_a_seat() -> None:
     there.add("newcomer", 3, 2)
     output_len = here.scheduler.part(request, 1.0)
     assert there.scheduler.reserve(request, 1.0)
-    while not there.scheduler.board(request, there.now, output_len):
-        assert there.scheduler.asking
-        there.step()
-    assert there.running == ["r"]
+    assert not there.scheduler.board(request, 1.0, output_len)
+    assert list(there.scheduler.asking) == [request]
+    there.steps(4)  # in which nobody asks
+    assert there.queues == {"waiting": ["newcomer"]}
+    assert there.scheduler.board(request, there.now, output_len)
+    assert not there.scheduler.asking
     assert there.drain() == ["r", "newcomer"]
+
+
+def test_whoever_holds_a_part_comes_before_those_who_hold_nothing() -> None:
+    here, there = Server(), Server(blocks=4)
+    begun, fresh = (decoding(here, name, prompt=6, output=30) for name in ("begun", "fresh"))
+    other = decoding(there, "other", prompt=5, output=30)
+    assert there.scheduler.reserve(begun, 1.0)
+    here.steps(3)
+    assert not there.scheduler.reserve(begun, 4.0, tokens=16)
+    assert not there.scheduler.reserve(fresh, 4.0)
+    there.scheduler.abort("other", 4.0)
+    assert not other.alive
+    assert not there.scheduler.reserve(fresh, 5.0)
+    assert there.scheduler.reserve(begun, 5.0, tokens=16)
+    assert not there.scheduler.reserve(fresh, 5.0)
+
+
+def test_who_displaced_somebody_gets_the_room_that_it_made() -> None:
+    here, there = Server(), Server(blocks=4, policy=Priority(displace=True))
+    request = decoding(here, prompt=3)
+    lazy = there.add("lazy", 9, 30, priority=5)
+    there.step()
+    there.add("urgent", 9, 1, priority=1)
+    assert there.step()["displaced"] == ["lazy"]
+    assert there.free == 4
+    assert not there.scheduler.reserve(request, there.now)
+    assert there.step() == {"prefill": {"urgent": 9}, "finished": ["urgent"]}
+    assert there.scheduler.reserve(request, there.now)
+    assert lazy.alive
 
 
 def test_whoever_ranks_first_of_those_who_ask_gets_memory_first() -> None:
@@ -304,6 +339,67 @@ def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it() -> None:
     assert (request.generated, stays.generated, other.generated) == (1, 2, 2)
     assert there.step() == {"decode": ["other", "r"]}
     assert request.generated == 2
+
+
+def test_who_was_held_back_from_a_step_may_part_meanwhile() -> None:
+    here, there = Server(batching="one_by_one"), Server()
+    first, request = (here.add(name, 3, 9) for name in ("first", "r"))
+    here.step()
+    plan = here.plan()
+    assert plan.held == [request]
+    move(request, here, there)
+    here.commit(plan)
+    assert (first.generated, request.generated) == (2, 1)
+    assert there.drain() == ["r"]
+    assert request.generated == 9
+
+
+@pytest.mark.parametrize("way", ["part", "withdraw"])
+def test_nobody_finds_what_a_step_was_to_fill(way: str) -> None:
+    here = Server(cache=True)
+    request = here.add("r", [1, 2, 3])
+    here.step({"r": 4})
+    same = Request("same", [1, 2, 3, 4, 5])
+    plan = here.plan()
+    assert len(here.memory.lookup(same)) == 1
+    getattr(here.scheduler, way)(request, here.now)
+    assert not here.memory.lookup(same)
+    here.commit(plan, {"r": 5})
+
+
+def test_who_leaves_while_its_prompt_is_computed_is_not_there_when_that_is_done() -> None:
+    here, there = Server(), Server()
+    request = here.add("r", 6, 9)
+    plan = here.plan()
+    output_len = here.scheduler.withdraw(request, 0.0)
+    there.scheduler.add(request, 0.0, output_len)
+    plans = [plan, there.plan()]
+    here.commit(plans[0])
+    assert (request.generated, request.first_token_at) == (0, None)
+    there.commit(plans[1])
+    assert request.first_token_at == 1.0
+    assert there.drain() == ["r"]
+
+
+def test_copies_for_who_is_withdrawn_are_not_made() -> None:
+    here = Server(memory=ReservedMax(64, max_model_len=16))
+    group = here.add("group", 6, 9, n=2)
+    here.step()
+    assert here.scheduler.queues.copies
+    here.scheduler.withdraw(group, here.now)
+    assert not here.plan().copies
+
+
+def test_steps_are_not_skipped_when_memory_was_let_go() -> None:
+    here = Server(blocks=6)
+    request = decoding(here, prompt=9)
+    decoding(here, "stays", prompt=2, output=3)
+    here.scheduler.part(request, here.now)
+    here.add("waits", 11, 1)
+    plan = here.plan()
+    assert here.scheduler.quiet(plan)
+    here.scheduler.let_go(request)
+    assert not here.scheduler.quiet(plan)
 
 
 def test_an_executor_may_tell_tokens_of_who_has_gone() -> None:

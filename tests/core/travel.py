@@ -268,9 +268,11 @@ class Travel:
 
     # -- what comes from outside -----------------------------------------------------------------
 
-    def _happen(self, site: Site) -> None:
+    def _happen(self, stepping: Site) -> None:
+        """At any site: what happens elsewhere comes while a step is under way there."""
+        site = self.random.choice((stepping, *self.sites))
         for journey in tuple(self.journeys):
-            if site in (journey.source, journey.target) and self.random.random() < 0.6:
+            if self.random.random() < 0.5:
                 self._go_on(journey)
         for request, output_len in tuple(self.stray.items()):
             outgrown = request.generated and site.scheduler.infeasible(request)
