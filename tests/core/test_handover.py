@@ -265,8 +265,8 @@ def test_whoever_holds_a_part_comes_before_those_who_hold_nothing() -> None:
     other = decoding(there, "other", prompt=5, output=30)
     assert there.scheduler.reserve(begun, 1.0)
     here.steps(3)
-    assert not there.scheduler.reserve(begun, 4.0, tokens=16)
     assert not there.scheduler.reserve(fresh, 4.0)
+    assert not there.scheduler.reserve(begun, 4.0, tokens=16)
     there.scheduler.abort("other", 4.0)
     assert not other.alive
     assert not there.scheduler.reserve(fresh, 5.0)
