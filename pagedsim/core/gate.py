@@ -229,7 +229,7 @@ class Gate:
             queues.holdings.standing[request.id] = stand_in
             return False
         if queues.ranked:
-            queues.order(stand_in)  # first, since a policy's rank may fail
+            queues.order(request)  # first, since a policy's rank may fail
         queues.board(stand_in, output_len)
         if self._pending is not None and self._pending.decodes:
             self._pending.held.append(request)  # the plan that is under way is without it
@@ -269,6 +269,8 @@ class Gate:
         """Raise RequestError for what could not be reserved in an empty memory either."""
         if not request.alive:
             raise RequestError(f"request {request.id!r} was {request.state.value} already")
+        if request.state is State.NEW:
+            raise RequestError(f"request {request.id!r} is new, and has nothing that could come")
         if request.params.width > 1:
             raise RequestError(f"request {request.id!r} cannot board: it is a group of sequences")
         if reason := self.queues.outgrown(request):

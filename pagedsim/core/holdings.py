@@ -23,29 +23,16 @@ class Parcel(NamedTuple):
 
 
 class StandIn(Request):
-    """Owns blocks for a request, and looks like it to memory and policy. It is in no queue."""
+    """Owns blocks for a request, and looks like it to the memory. It is in no queue."""
 
     __slots__ = ("kept", "of")
 
     def __init__(self, of: Request, order: int, kept: bool = False) -> None:
         """`kept`: the blocks are those that the request had here."""
-        super().__init__(
-            of.id,
-            of.prompt_len,
-            of.params,
-            arrival=of.arrival,
-            priority=of.priority,
-            client=of.client,
-            deadline=of.deadline,
-            predicted_len=of.predicted_len,
-            session=of.session,
-            turn=of.turn,
-            answer=of._answer,
-        )
+        super().__init__(of.id, of.prompt_len, of.params, answer=of._answer)
         self.of = of
         self.kept = kept
         self.prompt = of.prompt
-        self.scheduled_at = of.scheduled_at
         self._order = order
         self._mark = of._mark = of._mark or object()  # its own blocks are the same everywhere
         self.follow()

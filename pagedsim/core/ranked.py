@@ -152,7 +152,8 @@ class RankedPlaces(Places):
         holdings = self.holdings
         if not (holdings.asking or holdings.standing):
             return False
-        return self._before_waiting([*holdings.asking.values(), *holdings.standing.values()])
+        some = (*holdings.asking.values(), *holdings.standing.values())
+        return self._before_waiting([stand_in.of for stand_in in some])
 
     def others_first(self) -> bool:
         """Whether those who wait must not start yet."""
@@ -169,5 +170,5 @@ class RankedPlaces(Places):
             return False
         if not self.ranked:
             return rivals[0] is stand_in and not self.swapped
-        key = self.order(stand_in)
-        return key <= min(map(self.order, (*rivals, *self.swapped)))
+        others = (*(rival.of for rival in rivals), *self.swapped)
+        return self.order(stand_in.of) <= min(map(self.order, others))

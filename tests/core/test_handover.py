@@ -265,13 +265,13 @@ def test_whoever_holds_a_part_comes_before_those_who_hold_nothing() -> None:
     other = decoding(there, "other", prompt=5, output=30)
     assert there.scheduler.reserve(begun, 1.0)
     here.steps(3)
-    assert not there.scheduler.reserve(fresh, 4.0)
+    assert not there.scheduler.reserve(fresh, 4.0, tokens=7)
     assert not there.scheduler.reserve(begun, 4.0, tokens=16)
     there.scheduler.abort("other", 4.0)
     assert not other.alive
-    assert not there.scheduler.reserve(fresh, 5.0)
+    assert not there.scheduler.reserve(fresh, 5.0, tokens=7)
     assert there.scheduler.reserve(begun, 5.0, tokens=16)
-    assert not there.scheduler.reserve(fresh, 5.0)
+    assert not there.scheduler.reserve(fresh, 5.0, tokens=7)
 
 
 def test_who_displaced_somebody_gets_the_room_that_it_made() -> None:
@@ -535,6 +535,8 @@ def test_what_cannot_part_or_board() -> None:
         here.scheduler.part(group, 1.0)
     with pytest.raises(RequestError, match="'group' cannot board: it is a group of sequences"):
         there.scheduler.reserve(group, 1.0)
+    with pytest.raises(RequestError, match="'new' is new, and has nothing that could come"):
+        there.scheduler.reserve(Request("new", 6), 1.0)
     waits = here.add("waits", 6, 9)
     with pytest.raises(RequestError, match="'waits' cannot part: it does not decode yet"):
         here.scheduler.part(waits, 1.0)
