@@ -23,7 +23,7 @@ def draw(data: Mapping[str, Any]) -> Figure:
                 load["rates"], seconds, color=style.colour, ls=style.dashes, marker="o", ms=3.2
             )
         axes.axhline(load["bound"], lw=0.8, color="0.6")
-        axes.set_yscale("log")
+        axes.set_ylim(bottom=0)
         axes.set_title(name)
         tidy(axes, x="sessions/s")
     tidy(row[0], y="seconds a session")

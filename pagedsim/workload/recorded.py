@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,8 +14,9 @@ from pagedsim.core.errors import require_flag, require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, make_arrivals
 from pagedsim.workload.labels import Labelled, Labels
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
+from pagedsim.workload.sessions import Sessions
 from pagedsim.workload.streams import stream
-from pagedsim.workload.tokens import BlockPrompts, Prompts
+from pagedsim.workload.tokens import BlockPrompts, GrowingPrompts, Prompts
 from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
 from pagedsim.workload.workload import Workload
 
@@ -39,6 +40,8 @@ def trace(
     where: Mapping[str, str] | None = None,
     client_column: str | None = None,
     priority_column: str | None = None,
+    session_column: str | None = None,
+    in_turns: bool = True,
     drop_empty: bool = False,
     sort: bool = False,
     block_tokens: int = 512,
@@ -59,13 +62,16 @@ def trace(
 
     CSV files may be filtered (`where`, column to value) and give each request's client and
     priority; else these, deadlines, `n` and `beam` are as in `synthetic`.
+    Rows of one session, by `session_column` of a CSV file or by what the format has, are its turns:
+    unless `in_turns` is false, each comes no sooner than the one before it is answered.
     `drop_empty` leaves out rows without tokens, `sort` puts rows in order of time.
     `block_tokens` is Mooncake's block.
     """
     process = _process(arrivals, rate_scale, rate, cv, users, think_time)
     if max_len is not None:
         require_whole("max_len", max_len, 2, LONGEST)
-    options = _options(where, client_column, priority_column, block_tokens, tokenizer)
+    columns = (client_column, priority_column, session_column)
+    options = _options(where, columns, block_tokens, tokenizer)
     table = read_table(
         path,
         format,
@@ -76,6 +82,11 @@ def trace(
         sort=require_flag("sort", sort),
     )
     rows = len(table.prompt_len)
+    if require_flag("in_turns", in_turns) and table.links and process is not None:
+        raise ConfigError(
+            f"arrivals={arrivals}: must be trace for turns of sessions, which come at times of "
+            "their own once they are answered; in_turns=false has nobody wait"
+        )
     prompt_len, output_len, clipped = clip(table.prompt_len, table.output_len, max_len)
     if process is None:
         arrival = _scaled(path, table, rate_scale, rate)
@@ -83,6 +94,7 @@ def trace(
         with np.errstate(over="ignore"):
             arrival = process.times(rows, stream(seed, "arrivals"))
         refuse_late(f"rate={rate}", arrival[-1])
+    parents = _parents(table)
     labels = Labels(priority, client, deadline, n, beam)
     labelled = _from_columns(labels.draw(arrival, partial(stream, seed)), table)
     return Workload.of(
@@ -94,7 +106,8 @@ def trace(
         clients=labelled.clients,
         deadline=labelled.deadline,
         asked=(labelled.params,),
-        prompts=_prompts(table, prompt_len, block_tokens),
+        prompts=_prompts(table, parents, prompt_len, output_len),
+        turns=_turns(parents, in_turns),
         mode="open" if process is None else process.mode,
         users=process.users if isinstance(process, ClosedLoop) else None,
         think_time=process.think_time if isinstance(process, ClosedLoop) else 0.0,
@@ -131,17 +144,18 @@ def _process(
 
 def _options(
     where: Mapping[str, str] | None,
-    client_column: str | None,
-    priority_column: str | None,
+    columns: Sequence[str | None],
     block_tokens: int,
     tokenizer: str | Tokenizer | None,
 ) -> Options:
     if not isinstance(where or {}, Mapping):
         raise ConfigError(f"where={where!r}: must be a mapping of columns to texts")
+    client, priority, session = (None if name is None else str(name) for name in columns)
     return Options(
         {str(key): str(value) for key, value in (where or {}).items()},
-        None if client_column is None else str(client_column),
-        None if priority_column is None else str(priority_column),
+        client,
+        priority,
+        session,
         require_whole("block_tokens", block_tokens, 1),
         tokenizer,
     )
@@ -182,10 +196,53 @@ def _from_columns(labelled: Labelled, table: Table) -> Labelled:
     return labelled
 
 
-def _prompts(table: Table, prompt_len: NDArray[np.int32], block: int) -> Prompts | None:
-    if table.block_ids is None or table.block_starts is None:
+def _parents(table: Table) -> list[int] | None:
+    """The row that each goes on from, -1 where it begins a session; None where nothing is said."""
+    if table.links is None:
         return None
-    return BlockPrompts(table.block_ids, table.block_starts, prompt_len, block)
+    last: dict[Hashable, int] = {}
+    parents = []
+    for row, (name, before) in enumerate(table.links):
+        parents.append(last.get(before, -1))
+        last[name] = row
+    return parents
+
+
+def _turns(parents: Sequence[int] | None, in_turns: bool) -> Sessions | None:
+    """Sessions in the order in which they begin."""
+    if parents is None:
+        return None
+    session, turn = list[int](), list[int]()
+    begun = 0
+    for parent in parents:
+        session.append(begun if parent < 0 else session[parent])
+        turn.append(1 if parent < 0 else turn[parent] + 1)
+        begun += parent < 0
+    after = [[parent] if in_turns and parent >= 0 else [] for parent in parents]
+    return Sessions(session, turn, after, np.zeros(len(parents)))
+
+
+def _prompts(
+    table: Table,
+    parents: Sequence[int] | None,
+    prompt_len: NDArray[np.int32],
+    output_len: NDArray[np.int32],
+) -> Prompts | None:
+    if table.block_ids is not None and table.block_starts is not None:
+        return BlockPrompts(table.block_ids, table.block_starts, prompt_len, table.block_tokens)
+    if parents is None:
+        return None
+    base = np.array(parents)
+    fits = prompt_len >= prompt_len[base] + output_len[base]  # else something was left out
+    nothing = np.full(len(base), -1, np.int32)
+    return GrowingPrompts(
+        np.where((base >= 0) & fits, base, -1),
+        np.arange(len(base)),
+        nothing,
+        np.zeros(len(base), np.int32),
+        prompt_len,
+        output_len,
+    )
 
 
 def _dropped(rows: int) -> tuple[str, ...]:

@@ -37,6 +37,10 @@ RTX4090 = Path(__file__).parent / "data" / "vllm-0.19-rtx4090-llama-3.1-8b.csv"
 TABLES = LOGS.with_name("step-tables")
 BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
 SMALLEST: dict[str, tuple[str, ...]] = {
+    "agents": (
+        *("seeds=1", "workload.sessions=12", "~study.loads.chats"),
+        "study.loads.agents.rates=[0.2]",
+    ),
     "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
     "block_sizes": (*FEW, "study.sizes=[8,16]"),
     "calibrate": ENGINE,

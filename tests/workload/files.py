@@ -40,6 +40,18 @@ MOONCAKE = """\
 {"timestamp": 250, "input_length": 1000, "output_length": 6, "hash_ids": [0, 3]}
 {"timestamp": 3000, "input_length": 1536, "output_length": 7, "hash_ids": [0, 1, 4]}
 """
+BAILIAN = """\
+{"chat_id": 7, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 40, "output_length": 5, "type": "text", "turn": 1, "hash_ids": [1, 2, 3]}
+{"chat_id": 8, "parent_chat_id": -1, "timestamp": 2.0, "input_length": 16, "output_length": 6, "type": "search", "turn": 1, "hash_ids": [9]}
+{"chat_id": 9, "parent_chat_id": 7, "timestamp": 3.0, "input_length": 64, "output_length": 7, "type": "text", "turn": 2, "hash_ids": [1, 2, 4, 5]}
+{"chat_id": 6, "parent_chat_id": 7, "timestamp": 9.0, "input_length": 48, "output_length": 8, "type": "text", "turn": 2, "hash_ids": [1, 2, 6]}
+"""  # noqa: E501
+TURNS = """\
+{"session_id": "a", "timestamp": 0, "input_length": 100, "output_length": 10}
+{"session_id": "b", "timestamp": 500, "input_length": 50, "output_length": 5}
+{"session_id": "a", "timestamp": 4000, "input_length": 130, "output_length": 10}
+{"session_id": "a", "timestamp": 9000, "input_length": 60, "output_length": 10}
+"""
 SHAREGPT = """\
 [
  {"id": "x", "conversations": [{"from": "human", "value": "one two three"},
@@ -56,6 +68,8 @@ EVERY = {
     "azure": AZURE_2023,
     "burstgpt": BURSTGPT,
     "mooncake": MOONCAKE,
+    "bailian": BAILIAN,
+    "turns": TURNS,
     "sharegpt": SHAREGPT,
 }
 

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
 from pagedsim.workload import Workload
-from tests.workload.files import AZURE_2023, BURSTGPT, MOONCAKE, PLAIN, written
+from tests.workload.files import AZURE_2023, BAILIAN, BURSTGPT, MOONCAKE, PLAIN, written
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = sorted(path.stem for path in (ROOT / "conf/workload").glob("*.yaml"))
@@ -18,6 +18,7 @@ FILES = {
     "azure_code": AZURE_2023,
     "burstgpt": BURSTGPT,
     "mooncake": MOONCAKE,
+    "bailian": BAILIAN,
 }
 
 SESSIONS = {"chat_sessions", "agents"}
@@ -32,7 +33,8 @@ def built(option: str, *overrides: str, **settings: Any) -> Workload:
 
 
 def test_every_option_is_here() -> None:
-    synthetic = {"sharegpt", "alpaca", "openchat", "fixed", "chat_and_batch", "four_clients"}
+    synthetic = {"sharegpt", "sharegpt_turns", "alpaca", "openchat", "fixed"}
+    synthetic |= {"chat_and_batch", "four_clients"}
     assert set(OPTIONS) == synthetic | set(FILES) | SESSIONS
 
 

@@ -15,12 +15,14 @@ from pagedsim.workload.traces.rows import Chunk, Clock, Options
 from tests.workload.files import (
     AZURE_2023,
     AZURE_2024,
+    BAILIAN,
     BURSTGPT,
     EVERY,
     LENGTHS,
     MOONCAKE,
     PLAIN,
     SHAREGPT,
+    TURNS,
     packed,
     written,
 )
@@ -122,7 +124,7 @@ def test_lengths_need_arrivals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", EVERY)
 def test_every_format_is_recognised_packed_or_not(tmp_path: Path, format: str) -> None:
-    settings: dict[str, Any] = {"arrivals": "burst", "drop_empty": True}
+    settings: dict[str, Any] = {"arrivals": "burst", "drop_empty": True, "in_turns": False}
     if format == "sharegpt":
         settings["tokenizer"] = str.split
     plain = rows(trace(path=written(tmp_path, EVERY[format]), **settings, format=format))
@@ -244,3 +246,65 @@ def test_a_format_of_json_lines_is_its_fields(
     assert len(trace(path=written(tmp_path, MOONCAKE))) == 3
     with pytest.raises(ConfigError, match=r":1: no field 'answered' \(format gateway\)"):
         trace(path=written(tmp_path, lines.replace('"answered"', '"took"', 1)))
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+
+def turns(made: Workload) -> list[tuple[str | None, int, list[int]]]:
+    """Session, turn and whom it waits for, of each row."""
+    assert made.turns is not None
+    waits = map(made.turns.after, range(len(made)))
+    known = ((one.session, one.turn) for one, _ in made.requests())
+    return [(*who, after) for who, after in zip(known, waits, strict=True)]
+
+
+def test_bailian_says_what_each_request_goes_on_from(tmp_path: Path) -> None:
+    made = trace(path=written(tmp_path, BAILIAN))
+    assert rows(made) == [(1.5, 40, 5), (2.0, 16, 6), (3.0, 64, 7), (9.0, 48, 8)]
+    assert turns(made) == [("0", 1, []), ("1", 1, []), ("0", 2, [0]), ("0", 2, [0])]
+    assert made.prompts is not None
+    assert made.prompts[0][0:32] == made.prompts[2][0:32]
+    assert made.prompts[2][32:48] != made.prompts[3][32:48]
+
+
+def test_turns_begin_with_all_that_was_said_if_they_are_long_enough(tmp_path: Path) -> None:
+    made = trace(path=written(tmp_path, TURNS))
+    assert made.arrival.tolist() == [0.0, 0.5, 4.0, 9.0]
+    assert turns(made) == [("0", 1, []), ("1", 1, []), ("0", 2, [0]), ("0", 3, [2])]
+    first, _, second, third = (made.prompts[row].runs for row in range(4))  # type: ignore[index]
+    said = made.prompts.answer(0).runs  # type: ignore[union-attr]
+    assert second == (*first, (said[0][0], 10), (second[2][0], 20))
+    assert third[0][0] != first[0][0]
+
+
+def test_a_column_of_a_csv_file_may_say_whose_turn_it_is(tmp_path: Path) -> None:
+    path = written(tmp_path, BURSTGPT)
+    made = trace(path=path, session_column="Session ID", drop_empty=True)
+    assert [who for who, *_ in turns(made)] == ["0", "1", "2"]
+    whole = trace(path=path, session_column="Log Type", drop_empty=True)
+    assert turns(whole) == [("0", 1, []), ("0", 2, [0]), ("1", 1, [])]
+
+
+def test_a_slice_begins_sessions_whose_first_turns_it_has_not(tmp_path: Path) -> None:
+    made = trace(path=written(tmp_path, BAILIAN), start=1.9)
+    assert turns(made) == [("0", 1, []), ("1", 1, []), ("2", 1, [])]
+
+
+def test_nobody_waits_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path, TURNS)
+    made = trace(path=path, in_turns=False, arrivals="burst")
+    assert turns(made) == [("0", 1, []), ("1", 1, []), ("0", 2, []), ("0", 3, [])]
+    with pytest.raises(ConfigError, match="arrivals=burst: must be trace for turns of sessions"):
+        trace(path=path, arrivals="burst")
+
+
+def test_what_a_turn_says_wrong_is_named_with_its_line(tmp_path: Path) -> None:
+    text = BAILIAN.replace('"parent_chat_id": 7', '"parent_chat_id": "7"', 1)
+    with pytest.raises(ConfigError, match=r":3: parent_chat_id=.7.: must be a whole number"):
+        trace(path=written(tmp_path, text))
+    with pytest.raises(ConfigError, match=r":1: hash_ids has 2 blocks, input_length=40 tokens"):
+        trace(path=written(tmp_path, BAILIAN.replace("[1, 2, 3]", "[1, 2]")))
+    text = TURNS.replace('"session_id": "b"', '"session_id": null')
+    with pytest.raises(ConfigError, match=":2: session_id=null: must be a name or a whole number"):
+        trace(path=written(tmp_path, text))

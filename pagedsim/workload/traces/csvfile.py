@@ -32,7 +32,7 @@ Row = list[str]
 class CsvFormat(Format):
     """A CSV layout: which columns hold the time and the lengths."""
 
-    options = ("where", "client_column", "priority_column")
+    options = ("where", "client_column", "priority_column", "session_column")
     is_table = True
 
     def __init__(self, name: str, time: str | None, prompt: str, output: str) -> None:
@@ -60,8 +60,8 @@ class CsvFormat(Format):
         with opened(path) as file:
             reader = csv.reader(file)
             header = _header(path, reader)
-            labels = filter(None, (options.client_column, options.priority_column))
-            asked = (*self.needs, *labels, *options.where)
+            labels = (options.client_column, options.priority_column, options.session_column)
+            asked = (*self.needs, *filter(None, labels), *options.where)
             places = {name: _place(path, reader.line_num, header, self, name) for name in asked}
             for lines, rows in _batches(path, reader, len(header)):
                 yield self._chunk(path, lines, rows, places, options)
@@ -90,6 +90,7 @@ class CsvFormat(Format):
             return [row[place] for row in rows]
 
         client, priority = options.client_column, options.priority_column
+        session = options.session_column
         return Chunk(
             lines,
             clock,
@@ -98,6 +99,7 @@ class CsvFormat(Format):
             tokens(path, lines, self.output, column(self.output)),
             column(client) if client else None,
             numbers(path, lines, priority, column(priority)) if priority else None,
+            links=[(one, one) for one in column(session)] if session else None,
         )
 
 

@@ -6,7 +6,7 @@ prompt tokens together with all before it, so equal ids at the beginning are a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,8 @@ from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_numb
 from pagedsim.workload.traces.rows import Chunk, Clock, Options, wrong
 
 
-def _names(value: Any) -> bool:
+def names_blocks(value: Any) -> bool:
+    """Whether it is a list of names of blocks."""
     return type(value) is list and not set(map(type, value)) - {int}
 
 
@@ -33,16 +34,13 @@ class Mooncake(JsonLines):
         time: (is_number, "a number of milliseconds"),
         prompt: TOKENS,
         output: TOKENS,
-        blocks: (_names, "a list of whole numbers"),
+        blocks: (names_blocks, "a list of whole numbers"),
     }
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
         time, prompt, output, ids = ([row[name] for row in rows] for name in self.fields)
         block = options.block_tokens
-        for line, length, names in zip(lines, prompt, ids, strict=True):
-            if len(names) != -(-length // block) and length > 0:
-                what = f"hash_ids has {len(names)} blocks, input_length={length} tokens"
-                raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")
+        check_blocks(path, lines, prompt, ids, block)
         clock = Clock(lines, np.array(time, np.float64) / 1000)
         return Chunk(
             lines,
@@ -51,4 +49,15 @@ class Mooncake(JsonLines):
             np.array(prompt, np.int64),
             np.array(output, np.int64),
             blocks=ids,
+            block_tokens=block,
         )
+
+
+def check_blocks(
+    path: Path, lines: Sequence[int], prompt: Sequence[int], ids: Sequence[list[int]], block: int
+) -> None:
+    """Raise ConfigError where a prompt of so many tokens has more or fewer blocks."""
+    for line, length, names in zip(lines, prompt, ids, strict=True):
+        if len(names) != -(-length // block) and length > 0:
+            what = f"hash_ids has {len(names)} blocks, input_length={length} tokens"
+            raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.workload.traces.opened import readable
 from pagedsim.workload.traces.plain import LengthsOnly
-from pagedsim.workload.traces.rows import Chunk, Format, Options, refuse_bad, refuse_unsorted
+from pagedsim.workload.traces.rows import (
+    Chunk,
+    Format,
+    Link,
+    Options,
+    refuse_bad,
+    refuse_unsorted,
+)
 from pagedsim.workload.traces.sniff import existing, format_of, refuse_ignored
 
 Tokens = NDArray[np.int32]
@@ -45,6 +52,8 @@ class Table:
     priority: NDArray[np.float64] | None
     block_ids: NDArray[np.int64] | None  # of all prompts' blocks, one after another, from 0
     block_starts: NDArray[np.int64] | None  # where those of each row begin, and the end
+    block_tokens: int
+    links: list[Link] | None
     dropped: int
 
 
@@ -141,6 +150,7 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
     reached = len(order) if len(rows) != part.limit else int(np.flatnonzero(order == rows[-1])[0])
     ids, starts = _blocks(chunks, rows)
     client = [name for chunk in chunks for name in chunk.client or ()]
+    links = [link for chunk in chunks for link in chunk.links or ()]
     priority = [chunk.priority for chunk in chunks if chunk.priority is not None]
     return Table(
         arrival=None if arrival is None else arrival[rows] - part.start,
@@ -150,6 +160,8 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
         priority=np.concatenate(priority)[rows] if priority else None,
         block_ids=ids,
         block_starts=starts,
+        block_tokens=chunks[0].block_tokens,
+        links=[links[row] for row in rows.tolist()] if links else None,
         dropped=int(np.count_nonzero(~full[order[:reached]])),
     )
 

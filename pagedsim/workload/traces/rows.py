@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ class Clock:
     seconds: NDArray[np.float64]
 
 
+Link = tuple[Hashable, Hashable]
+"""What a row is called, and what the row is called that it goes on from: the last such above it."""
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Consecutive rows of a file as columns."""
@@ -38,6 +42,8 @@ class Chunk:
     client: list[str] | None = None
     priority: NDArray[np.float64] | None = None
     blocks: list[list[int]] | None = None  # names of the prompts' blocks
+    block_tokens: int = 0  # of each
+    links: list[Link] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Options:
     where: Mapping[str, str] = field(default_factory=dict)
     client_column: str | None = None
     priority_column: str | None = None
+    session_column: str | None = None
     block_tokens: int = 512
     tokenizer: str | Tokenizer | None = None
 

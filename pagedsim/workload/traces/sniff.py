@@ -10,6 +10,7 @@ from pathlib import Path
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.workload.traces.azure import Azure
+from pagedsim.workload.traces.bailian import Bailian
 from pagedsim.workload.traces.burstgpt import BurstGPT
 from pagedsim.workload.traces.csvfile import names_of, read_header
 from pagedsim.workload.traces.mooncake import Mooncake
@@ -17,11 +18,16 @@ from pagedsim.workload.traces.opened import opened
 from pagedsim.workload.traces.plain import LengthsOnly, Plain
 from pagedsim.workload.traces.rows import Format, Options, wrong
 from pagedsim.workload.traces.sharegpt import ShareGPT
+from pagedsim.workload.traces.turns import Turns
 
-# Where several fit as well, the first is taken: `plain` asks for more than `lengths`.
+# Where several fit as well, the first is taken: `plain` asks for more than `lengths`, and `bailian`
+# for more than `mooncake`.
 FORMATS: Mapping[str, Format] = {
     format.name: format
-    for format in (Azure(), BurstGPT(), Plain(), LengthsOnly(), Mooncake(), ShareGPT())
+    for format in (
+        *(Azure(), BurstGPT(), Plain(), LengthsOnly()),
+        *(Bailian(), Mooncake(), Turns(), ShareGPT()),
+    )
 }
 
 
