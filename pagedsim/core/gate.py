@@ -42,6 +42,7 @@ class Gate:
         self.batching = batching
         self.memory: Memory = queues.memory
         self.requests: dict[RequestId, Request] = queues.requests
+        self._stand_ins = queues.holdings.stand_ins
         self._pending: StepPlan | None = None
         self._disturbed = False  # whether anything came from outside since the plan
 
@@ -54,13 +55,14 @@ class Gate:
         an engine leaves it out and tells `commit` who finished. Either way it ends at its
         `max_tokens` and at `max_model_len`.
         """
-        self._refuse_known(request)
+        if request.id in self.requests or self._stand_ins:
+            self._refuse_known(request)
+        if output_len is not None and output_len <= request.generated:
+            raise _ended(request, output_len)
         if request.state is not State.NEW:
             self._refuse_unfit(request)
-        _refuse_end(request, output_len)
-        self.queues.now = now
-        if request.computed:
             self.queues.count_lost(request)
+        self.queues.now = now
         try:
             self.queues.enter(request, output_len)
         except TypeError:
@@ -88,7 +90,7 @@ class Gate:
         return request
 
     def _abort_away(self, request_id: RequestId, now: float) -> Request:
-        stand_in = self.queues.holdings.stand_ins.get(request_id)
+        stand_in = self._stand_ins.get(request_id)
         if stand_in is None:
             raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
         request = stand_in.of
@@ -140,7 +142,7 @@ class Gate:
     @property
     def held(self) -> Collection[Request]:
         """For whom memory is held: who has parted, and who is to come."""
-        return [stand_in.of for stand_in in self.queues.holdings.stand_ins.values()]
+        return [stand_in.of for stand_in in self._stand_ins.values()]
 
     @property
     def asking(self) -> Collection[Request]:
@@ -181,7 +183,7 @@ class Gate:
         """
         if reason := self.no_board:
             raise ConfigError(reason)
-        stand_in = self.queues.holdings.stand_ins.get(request.id)
+        stand_in = self._stand_ins.get(request.id)
         if stand_in is None:
             self._refuse_known(request)
         elif stand_in.of is not request:
@@ -220,7 +222,8 @@ class Gate:
             what = "has no keys and values" if request.state is State.AWAY else "has not parted"
             raise RequestError(f"request {request.id!r} cannot board: it {what}")
         self._refuse_gap(stand_in)
-        _refuse_end(request, output_len)
+        if output_len is not None and output_len <= request.generated:
+            raise _ended(request, output_len)
         queues = self.queues
         queues.now = now
         self._disturbed = True
@@ -243,7 +246,7 @@ class Gate:
     # -- what is refused -------------------------------------------------------------------------
 
     def _held_for(self, request: Request) -> StandIn:
-        stand_in = self.queues.holdings.stand_ins.get(request.id)
+        stand_in = self._stand_ins.get(request.id)
         if stand_in is None or stand_in.of is not request:
             raise RequestError(f"request {request.id!r}: no memory is held for it here")
         return stand_in
@@ -251,7 +254,7 @@ class Gate:
     def _refuse_known(self, request: Request) -> None:
         if request.id in self.requests:
             raise RequestError(f"request {request.id!r} is already here; ids must be unique")
-        if request.id in self.queues.holdings.stand_ins:
+        if request.id in self._stand_ins:
             raise RequestError(f"request {request.id!r}: memory is held for it here: let it go")
 
     def _refuse_stranger(self, request: Request) -> None:
@@ -307,9 +310,7 @@ class Gate:
             pending.held = [one for one in pending.held if one is not request]
 
 
-def _refuse_end(request: Request, output_len: int | None) -> None:
-    """Raise RequestError if the output would have ended already."""
-    if output_len is not None and output_len <= request.generated:
-        raise RequestError(
-            f"request {request.id!r}: output_len={output_len}: at least {request.generated + 1}"
-        )
+def _ended(request: Request, output_len: int) -> RequestError:
+    """The error for an output that would have ended already."""
+    least = request.generated + 1
+    return RequestError(f"request {request.id!r}: output_len={output_len}: at least {least}")
