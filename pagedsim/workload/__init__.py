@@ -1,8 +1,8 @@
 """Workloads: who arrives when, with how long a prompt and how long an answer.
 
 `synthetic` draws one, `mix` draws one of several classes, `chat_sessions` and `agents` draw one of
-sessions whose turns wait for answers, `trace` reads one from a file; each gives a `Workload`, whose
-`requests()` are what a server is fed with.
+sessions whose turns wait for answers, `shared_prefix` one of stages over the same prompts, `trace`
+reads one from a file; each gives a `Workload`, whose `requests()` are what a server is fed with.
 """
 
 from pagedsim.workload.arrivals import (
@@ -30,6 +30,7 @@ from pagedsim.workload.lengths import (
 from pagedsim.workload.predictor import Bucket, Nobody, Noisy, Oracle, Predictor, Rank
 from pagedsim.workload.recorded import trace
 from pagedsim.workload.sessions import Sessions
+from pagedsim.workload.stages import shared_prefix
 from pagedsim.workload.streams import stream
 from pagedsim.workload.tokens import (
     BlockPrompts,
@@ -77,6 +78,7 @@ __all__ = [
     "make_arrivals",
     "make_lengths",
     "mix",
+    "shared_prefix",
     "stream",
     "synthetic",
     "trace",

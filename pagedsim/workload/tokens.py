@@ -118,24 +118,30 @@ class Prompts(ABC):
 
 
 class PrefixedPrompts(Prompts):
-    """Each prompt begins with a shared stream, or none (-1), and goes on in one of its own."""
+    """Each prompt begins with a shared stream, or none (-1), and goes on in one of its own.
+
+    Requests of equal `own` go on alike; None: none do.
+    """
 
     def __init__(
         self,
         prefix: NDArray[np.int32],
         prefix_len: NDArray[np.int32],
         prompt_len: NDArray[np.int32],
+        own: NDArray[np.int32] | None = None,
     ) -> None:
         self.prefix = prefix
         self.prefix_len = prefix_len
         self.prompt_len = prompt_len
+        self.own = own
         self._first_own = int(prefix.max(initial=-1)) + 1
 
     def shrunk(self, times: int, prompt_len: NDArray[np.int32]) -> Prompts:
-        return PrefixedPrompts(self.prefix, self.prefix_len // times, prompt_len)
+        return PrefixedPrompts(self.prefix, self.prefix_len // times, prompt_len, self.own)
 
     def __getitem__(self, row: int) -> TokenRuns:
-        own, length = self._first_own + row, int(self.prompt_len[row])
+        which = row if self.own is None else int(self.own[row])
+        own, length = self._first_own + which, int(self.prompt_len[row])
         prefix = int(self.prefix[row])
         if prefix < 0:
             return TokenRuns(((own, length),))

@@ -70,6 +70,10 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     ),
     "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),
     "preemption": FEW,
+    "prefix_routing": (
+        *("fleet.replicas=2", "study.stages=[{rate: 9, seconds: 4}, {rate: 60, seconds: 1}]"),
+        *("~study.others", "+study.others={}", "~study.variants", "+study.variants={}"),
+    ),
     "predict": (
         *(f"fit={RESULTS / 'rtx4090'}", f"requests={RTX4090}", "model=llama-3.1-8b"),
         *("hardware=rtx4090", "batching=unified", "memory=prefix", "memory.blocks=2588"),

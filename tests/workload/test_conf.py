@@ -22,6 +22,7 @@ FILES = {
 }
 
 SESSIONS = {"chat_sessions", "agents"}
+STAGES = {"shared_prefix"}
 
 
 def built(option: str, *overrides: str, **settings: Any) -> Workload:
@@ -35,7 +36,7 @@ def built(option: str, *overrides: str, **settings: Any) -> Workload:
 def test_every_option_is_here() -> None:
     synthetic = {"sharegpt", "sharegpt_turns", "alpaca", "openchat", "fixed"}
     synthetic |= {"chat_and_batch", "four_clients"}
-    assert set(OPTIONS) == synthetic | set(FILES) | SESSIONS
+    assert set(OPTIONS) == synthetic | set(FILES) | SESSIONS | STAGES
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -45,6 +46,8 @@ def test_every_option_builds(option: str, tmp_path: Path) -> None:
         assert len(made) in (3, 4)
     else:
         count = f"workload.{'sessions' if option in SESSIONS else 'requests'}=200"
+        if option in STAGES:
+            count = "workload.stages=[{rate: 5, seconds: 20}, {rate: 10, seconds: 10}]"
         made, other = (built(option, count, seed=seed) for seed in (1, 2))
         assert (made.turns.count if made.turns else len(made)) == 200
         assert (made.arrival.tolist() != other.arrival.tolist()) == (option != "fixed")
