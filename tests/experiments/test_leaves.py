@@ -84,6 +84,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "replay": (),
     "single": FEW,
     "size_based": (*FEW, "study.only=[Alpaca]"),
+    "staleness": (*FEW, "study.ages=[0,0.1]", "~study.variants", "+study.variants={}"),
     "swap_vs_recompute": (*FEW, "study.models=[opt-13b]", "study.modern=opt-13b"),
     "sweep": (*FEW, "study.over=server.max_seqs", "study.values=[8,16]"),
     "truth": (f"study.tables=[{TABLES / 'splitwise.csv'}]",),

@@ -61,6 +61,15 @@ def test_distserve_coefficients_give_the_times_of_its_formula(
     assert 1e3 * cost.decode_seconds(95, 95 * 500) == pytest.approx(large)
 
 
+def test_blis_coefficients_give_the_times_of_its_formula() -> None:
+    cost = shipped("cost", "blis-llama-3.1-8b-tp2")(
+        replica=replica("llama-3.1-8b", "h100", tensor_parallel=2)
+    )
+    assert 1e6 * cost.step_seconds(plan(512)) == pytest.approx(6910.42 + 17.67 * 512)
+    mixed = cost.step_seconds(plan(512, decodes=100, context=50_000))
+    assert 1e6 * mixed == pytest.approx(6910.42 + 17.67 * 512 + 2.84 * 100)
+
+
 def test_distserve_has_another_set_from_a_batch_of_95_on() -> None:
     cost = distserve("distserve-opt-13b-tp1")
     assert 1e3 * cost.decode_seconds(94, 0) == pytest.approx(23.48 + 94 * 0.0607)
