@@ -103,6 +103,21 @@ class Gate:
         request.state, request.finish_reason, request.finished_at = State.ABORTED, "abort", now
         return request
 
+    def crash(self, now: float) -> list[Request]:
+        """Lose everything at once: who is here is aborted, what is held for others is let go,
+        plans that are under way will not be told of, and caches are empty.
+
+        Returns who was here, in the order of `requests`.
+        """
+        self._pending = None
+        lost = [self.abort(name, now) for name in list(self.requests)]
+        for request in self.held:
+            self.let_go(request)
+        self.queues.untold.clear()
+        self.queues.copies = {}
+        self.memory.forget()
+        return lost
+
     def withdraw(self, request: Request, now: float) -> int:
         """Take a living request out, wherever it is, so that it can be added to another scheduler.
 

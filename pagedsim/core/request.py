@@ -168,6 +168,22 @@ class Request(Rider):
         """Whether it is still to be served."""
         return self.finish_reason is None
 
+    def afresh(self) -> Request:
+        """The same request as it came, of which nothing is served yet."""
+        return Request(
+            self.id,
+            self.prompt_len if self.prompt is None else self.prompt,
+            self.params,
+            arrival=self.arrival,
+            priority=self.priority,
+            client=self.client,
+            deadline=self.deadline,
+            predicted_len=self.predicted_len,
+            session=self.session,
+            turn=self.turn,
+            answer=self._answer,
+        )
+
     def tokens(self, start: int, end: int) -> tuple[Hashable, ...]:
         """The tokens in [start, end) of its first sequence, as far as they are known."""
         assert self.prompt is not None

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from pagedsim.core import Request, Scheduler, State, StepPlan
 from pagedsim.core.request import RequestId
 from pagedsim.sim.server import Recorder
+
+
+class Track(Recorder, Protocol):
+    """A recorder of one replica, which may die."""
+
+    def undo(self) -> None:
+        """The step that was told of last did not end, and is not to be recorded."""
 
 
 class Account:
@@ -13,7 +22,7 @@ class Account:
     A walk over all who wait, for each request that is routed, would make long queues longer.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Track) -> None:
         self._recorder = recorder
         self.again = recorder.again
         self.wanted = 0  # tokens of prompts, and of what was lost, that no step has computed
@@ -74,6 +83,16 @@ class Account:
                     # A group is rebuilt without it.
                     self.wanted += request.width == 1
             self._begun.discard(request.id)
+
+    def undo(self) -> None:
+        """The last step did not end."""
+        self._recorder.undo()
+
+    def clear(self) -> None:
+        """All who were here are lost."""
+        self.wanted = self._under_way = 0
+        self.promised = 0.0
+        self._lost.clear()
 
     def left(self, request: Request) -> None:
         """A request leaves for good."""

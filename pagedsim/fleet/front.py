@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from functools import cached_property, partial
 from typing import Literal
 
 import simpy
 
-from pagedsim.core import PagedsimError, Request, State
+from pagedsim.core import PagedsimError, Request, RequestId, State
 from pagedsim.core.memory.prefix_index import PrefixIndex
 from pagedsim.core.source import Job
 from pagedsim.fleet.apart import Apart
+from pagedsim.fleet.chore import Chore
 from pagedsim.fleet.handover import Handover
 from pagedsim.fleet.member import Member
+from pagedsim.fleet.roster import Roster, Standing
 from pagedsim.fleet.view import Candidates, Seen, Stale
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder
-from policies.routing.router import Fetch, Left, Placed, Refusal, Router
+from policies.routing.router import Left, Placed, Refusal, Router
 
 Stage = Literal["prefill", "decode"]
 
@@ -44,18 +46,13 @@ class Front:
         self.handover: Handover | None = None
         self._observing = type(router).observe is not Router.observe
         self._closed = False
-        views = [Stale(one, staleness) if staleness else Seen(one) for one in members]
-        self._views = views
-        apart = any(one.role != "both" for one in members)
-        self._candidates = {
-            role: Candidates(
-                [view for view in views if view.role in (role, "both")],
-                views,
-                role if apart else "both",
-                self._index,
-            )
-            for role in ("prefill", "decode")
-        }
+        self._views = [Stale(one, staleness) if staleness else Seen(one) for one in members]
+        self._roles = any(one.role != "both" for one in members)
+        self.roster = Roster(environment, members, self._open)
+        self.retries: Counter[RequestId] = Counter()  # how often each was lost, and began anew
+        self.chores = 0  # events of `Chore`s that are still to happen
+        self._ends: dict[RequestId, int] = {}  # the output lengths of all who are here
+        self._open()
         apart_in_time = any(member.own is not environment for member in members)
         self.apart = (
             Apart(members, shown=not (staleness or router.blind)) if apart_in_time else None
@@ -70,9 +67,11 @@ class Front:
         self.here += 1
         if request.arrival is None:
             request.arrival = self.environment.now
+        if self.apart is None:
+            self._ends[request.id] = output_len
         if self.held or not self._placed(request, output_len):
             self.held.append((request, output_len))
-            if self.here == 1:
+            if self.here == 1 and self._candidates["prefill"]:
                 raise PagedsimError(
                     f"{type(self.router).__name__}.route gave None, nobody, although all are idle"
                 )
@@ -101,6 +100,8 @@ class Front:
         now, candidates = self.environment.now, self._candidates[role]
         if self.apart is not None:
             self.apart.settle(now)
+        if not candidates:
+            return None
         answer = self.router.route(request, candidates, now)
         if answer is None and not self.router.holds:
             name = type(self.router).__name__
@@ -110,7 +111,7 @@ class Front:
             )
         if answer is None or isinstance(answer, Refusal):
             return answer
-        if isinstance(answer, Fetch) or not (isinstance(answer, Seen) and answer in candidates):
+        if not (isinstance(answer, Seen) and self._takes(answer, role)):
             name = f"{type(self.router).__name__}.route"
             raise PagedsimError(
                 f"{name} gave {answer!r}: must be one of the replicas that it was given, a "
@@ -126,7 +127,7 @@ class Front:
         request.finish_reason = reason
         request.finished_at = self.environment.now
         self.recorder.left(request)
-        self.here -= 1
+        self._gone(request)
         if event := self.done.pop(request.id, None):
             event.succeed()
         self._end_if_empty()
@@ -148,8 +149,9 @@ class Front:
         """Ask the router now and then who should go on elsewhere."""
         handover = self.handover
         assert handover is not None
+        chore = Chore(self)
         while not self.over:
-            yield self.environment.timeout(every)
+            yield from chore.until(self.environment.now + every)
             for move in self.router.migrate(self._candidates["decode"], self.environment.now):
                 source, target = (self.members[one.index] for one in (move.source, move.target))
                 handover.migrate(move.request, source, target)
@@ -161,16 +163,25 @@ class Front:
 
     def _left(self, member: Member, request: Request) -> None:
         """A request has left a replica for good."""
-        self.here -= 1
+        self._gone(request)
         if self.handover is not None:
             self.handover.gone(request)
         if self._observing:
             self.router.observe(Left(request, self._views[member.index], self.environment.now))
-        while self.held and self._placed(*self.held[0]):
-            self.held.popleft()
+        self.stop_if_drained(member)
+        self._place()
         if self.handover is not None:
             self.handover.place()
         self._end_if_empty()
+
+    def _gone(self, request: Request) -> None:
+        self.here -= 1
+        self._ends.pop(request.id, None)
+
+    def _place(self) -> None:
+        """Ask again about those who wait, in their order."""
+        while self.held and self._placed(*self.held[0]):
+            self.held.popleft()
 
     def _end_if_empty(self) -> None:
         if self.over:
@@ -179,3 +190,78 @@ class Front:
     def _end(self) -> None:
         for member in self.members:
             member.close()
+
+    def stuck(self) -> str:
+        """Why nothing happens any more although somebody is here."""
+        name, held = type(self.router).__name__, len(self.held)
+        where = [
+            f"{len(one.scheduler.requests)} at {one.name}"
+            for one in self.members
+            if one.scheduler.requests
+        ]
+        if held:
+            up = self.roster.those(Standing.UP)
+            where.insert(
+                0, f"{held} in front, for {f'{name} names nobody' if up else 'none is up'}"
+            )
+        now = self.environment.now
+        return f"nothing can run at {now:.6g} s: requests wait, {', '.join(where)}"
+
+    # -- replicas come and go ----------------------------------------------------------------------
+
+    def view(self, member: Member) -> Seen:
+        """What the router sees of a member."""
+        return self._views[member.index]
+
+    def _open(self) -> None:
+        """Others take requests than before."""
+        up = [self.view(one) for one in self.roster.those(Standing.UP)]
+        self._candidates = {
+            role: Candidates(
+                [view for view in up if view.role in (role, "both")],
+                up,
+                role if self._roles else "both",
+                self._index,
+            )
+            for role in ("prefill", "decode")
+        }
+
+    def _takes(self, view: Seen, role: Stage) -> bool:
+        """Whether a router may name it."""
+        known = self._views[view.index] is view and view.role in (role, "both")
+        return known and self.roster[self.members[view.index]] is Standing.UP
+
+    def up(self, member: Member) -> None:
+        """A replica takes requests from now on."""
+        self.roster.put(member, Standing.UP)
+        self._place()
+
+    def drain(self, member: Member) -> None:
+        """A replica serves those that it has, and stops."""
+        self.roster.put(member, Standing.DRAINING)
+        self.stop_if_drained(member)
+
+    def stop_if_drained(self, member: Member) -> None:
+        """A replica that drains stops, if nobody is there. Whose scheduler is a step ahead may have
+        to carry out one for nobody before that, so it has to be asked again."""
+        here, scheduler = self.roster[member], member.scheduler
+        if here is Standing.DRAINING and not (scheduler.unfinished or scheduler.untold):
+            scheduler.memory.forget()
+            self.roster.put(member, Standing.OFF)
+
+    def lose(self, member: Member, standing: Standing) -> None:
+        """A replica dies with all that is on it, and is `standing` from now on; those who were
+        there begin anew elsewhere, before all who came after them."""
+        self.roster.put(member, standing)
+        lost = member.crash()
+        for request in lost:
+            self.retries[request.id] += 1
+            if self._observing:
+                self.router.observe(Left(request, self.view(member), self.environment.now))
+        anew = [(request.afresh(), self._ends[request.id]) for request in lost]
+        self.held = deque(sorted((*anew, *self.held), key=_arrival))
+        self._place()
+
+
+def _arrival(job: Job) -> float:
+    return job[0].arrival or 0.0

@@ -10,11 +10,11 @@ from typing import Any
 import simpy
 
 from pagedsim.core import Request, Scheduler, StepPlan
-from pagedsim.fleet.account import Account
+from pagedsim.fleet.account import Account, Track
 from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.environment import Environment
-from pagedsim.sim.server import Recorder, Server
+from pagedsim.sim.server import Server
 
 AT_ONCE = 128
 """So many are taken in together where nobody looks before."""
@@ -40,7 +40,7 @@ class Member:
     """A replica that serves."""
 
     def __init__(
-        self, index: int, unit: Unit, clock: Environment, recorder: Recorder, apart: bool = False
+        self, index: int, unit: Unit, clock: Environment, recorder: Track, apart: bool = False
     ) -> None:
         """`clock` is the fleet's time. Who is `apart` lives in a time of its own, and is brought to
         the present when somebody looks at it or comes: what it does concerns nobody before."""
@@ -55,6 +55,7 @@ class Member:
         self.account = Account(recorder)
         kind = AheadServer if unit.scheduler.async_scheduling else Server
         self.server = kind(environment, unit.scheduler, unit.cost, self.account, **unit.settings)
+        self.server.undo = self.account.undo
         self.sampled: Callable[[StepPlan], None] | None = None
         """Who takes over when prompts are computed."""
         self.coming = 0
@@ -110,6 +111,12 @@ class Member:
     def _add(self, request: Request, output_len: int) -> None:
         self.account.came(request)
         self.server.submit(request, output_len)
+
+    def crash(self) -> list[Request]:
+        """Lose all that is here, now; returns who was."""
+        lost = self.server.crash()
+        self.account.clear()
+        return lost
 
     # -- what others wait for ----------------------------------------------------------------------
 

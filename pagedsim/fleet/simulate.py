@@ -8,6 +8,9 @@ from math import inf
 
 from pagedsim.core import PagedsimError
 from pagedsim.core.source import Source
+from pagedsim.fleet.account import Track
+from pagedsim.fleet.autoscale import Autoscale, scale
+from pagedsim.fleet.failures import Failures, fail
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.handover import Handover
 from pagedsim.fleet.link import Fabric, Network
@@ -22,11 +25,13 @@ def simulate_fleet(
     units: Sequence[Unit],
     source: Source,
     router: Router,
-    recorders: Sequence[Recorder],
+    recorders: Sequence[Track],
     refused: Recorder,
     *,
     staleness: float = 0.0,
     network: Network | None = None,
+    failures: Failures | None = None,
+    autoscale: Autoscale | None = None,
     way: float = 0.0,
     seed: int = 0,
     together: bool = False,
@@ -35,10 +40,12 @@ def simulate_fleet(
 
     `recorders` has one for each replica; `refused` is told of whoever reaches none. Each request
     takes `way` seconds to come to the router. `network` joins replicas that send each other keys
-    and values; what fails there is drawn by the `seed`. Replicas that concern each other in nothing
-    live in times of their own, unless they are to be `together`; what comes out is the same.
+    and values. What fails by chance is drawn by the `seed`. Replicas that concern each other in
+    nothing live in times of their own, unless they are to be `together`; what comes out is the
+    same.
     """
     environment = Environment()
+    together = together or failures is not None or autoscale is not None
     apart = _apart(units, source, router) and not together
     members = [
         Member(index, unit, environment, recorder, apart)
@@ -46,6 +53,10 @@ def simulate_fleet(
     ]
     front = Front(environment, members, router, refused, staleness)
     _join(front, network, seed)
+    if failures is not None:
+        fail(front, failures, seed)
+    if autoscale is not None:
+        scale(front, autoscale)
     feed(environment, front, source, way)
     collecting = gc.isenabled()
     gc.disable()  # as in `simulate`
@@ -70,7 +81,7 @@ def _run_together(front: Front) -> None:
     except RuntimeError:
         if over.triggered or environment.peek() < inf:
             raise
-        raise PagedsimError(_stuck(front)) from None
+        raise PagedsimError(front.stuck()) from None
 
 
 def _apart(units: Sequence[Unit], source: Source, router: Router) -> bool:
@@ -96,16 +107,3 @@ def _join(front: Front, network: Network | None, seed: int) -> None:
         member.hand_over(front.handover.takes(member))
     if every is not None:
         front.environment.process(front.moves(every))
-
-
-def _stuck(front: Front) -> str:
-    """Why nothing happens any more although somebody is here."""
-    now, held = front.environment.now, len(front.held)
-    where = [
-        f"{len(one.scheduler.requests)} at {one.name}"
-        for one in front.members
-        if one.scheduler.requests
-    ]
-    if held:
-        where.insert(0, f"{held} in front, for {type(front.router).__name__} names nobody")
-    return f"nothing can run at {now:.6g} s: requests wait, {', '.join(where)}"

@@ -9,6 +9,8 @@ from typing import Any
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, refuse_settings, require_number, require_whole, shown
+from pagedsim.fleet.autoscale import Autoscale, autoscale_of
+from pagedsim.fleet.failures import Failures, failures_of
 from pagedsim.fleet.link import Network
 
 ROLES = ("both", "prefill", "decode")
@@ -48,6 +50,10 @@ class FleetSpec:
     """A router sees a replica as it was, at most so many seconds ago."""
     link: Network | None = None
     """What replicas send keys and values over; None: each keeps its own."""
+    failures: Any = None
+    """Which replicas die, and when: see `failures.py`."""
+    autoscale: Any = None
+    """When replicas start and stop: see `autoscale.py`."""
 
     def __post_init__(self) -> None:
         require_whole("replicas", self.replicas, 1, MOST)
@@ -55,6 +61,7 @@ class FleetSpec:
         if not isinstance(self.link, Network | None):
             raise ConfigError(f"link={shown(self.link)}: must be settings with a _target_, or null")
         self._refuse_lonely_roles()
+        self._refuse_comers_and_goers()
 
     @cached_property
     def kinds(self) -> Mapping[str, Pool]:
@@ -71,7 +78,33 @@ class FleetSpec:
     @property
     def alone(self) -> bool:
         """Whether it is one server, for which nothing of a fleet is needed."""
-        return self.pools is None and self.replicas == 1
+        return self.pools is None and self.replicas == 1 and not self.changes
+
+    @property
+    def changes(self) -> bool:
+        """Whether replicas come and go."""
+        return self.failures is not None or self.autoscale is not None
+
+    @cached_property
+    def dying(self) -> Failures | None:
+        """Which replicas die, and when."""
+        return failures_of(self.failures, self._count)
+
+    @cached_property
+    def scaling(self) -> Autoscale | None:
+        """When replicas start and stop."""
+        return autoscale_of(self.autoscale, self._count)
+
+    @property
+    def _count(self) -> int:
+        return sum(pool.replicas for pool in self.kinds.values())
+
+    def _refuse_comers_and_goers(self) -> None:
+        """Raise ConfigError for failures, or a rule, that cannot be; and where roles are apart."""
+        roles = {pool.role for pool in self.kinds.values()}
+        for key, made in (("failures", self.dying), ("autoscale", self.scaling)):
+            if made is not None and roles != {"both"}:
+                raise ConfigError(f"{key}: where prefill and decode are apart, all must stay up")
 
     def _refuse_lonely_roles(self) -> None:
         """Raise ConfigError where prompts or decodes have nobody to compute them."""

@@ -35,6 +35,10 @@ class Numbers:
             self._columns[name].frombytes(waiting[:, place].astype(kind).tobytes())
         self.rows = array("d")
 
+    def drop_last(self) -> None:
+        """Take the last row back, which is not packed yet."""
+        del self.rows[-len(self._types) :]
+
     def take(self, name: str) -> NDArray[Any]:
         """A whole column, which is let go of here: so a table can be made without a second copy."""
         if len(self.rows):

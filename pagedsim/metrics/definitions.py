@@ -145,6 +145,12 @@ def preemptions(served: Served) -> float:
     return served.total("preemptions")
 
 
+@METRICS.tally("Retries", "count", LESS)
+def retries(served: Served) -> float | None:
+    """Times a request began anew, for its replica had died."""
+    return served.total("retries") if served.requests.has("retries") else None
+
+
 @METRICS.tally("Recomputed tokens", "count", LESS)
 def recomputed_tokens(served: Served) -> float:
     """Tokens whose keys and values were thrown away and computed again."""

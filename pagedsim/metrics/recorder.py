@@ -61,6 +61,8 @@ class StepRecorder:
         if tiers := scheduler.memory.tiers:
             self._moved.of(tiers)
             self._moved.step(len(self._ends), plan)
+        if len(self._steps.rows) == self._steps.full:  # no sooner, since the last may not end
+            self._steps.pack()
         self._first.append(len(self._ends))
         self._ends.append(end)
         self._used.append(plan.used_blocks)
@@ -88,13 +90,20 @@ class StepRecorder:
                 len(plan.rejected),
             )
         )
-        if len(steps.rows) == steps.full:
-            steps.pack()
 
     def again(self, end: float, used_blocks: int) -> None:
         """The same step once more, right after it, each sequence a token longer."""
         self._ends.append(end)
         self._used.append(used_blocks)
+
+    def undo(self) -> None:
+        """The last step did not end: nothing is known of it."""
+        self._ends.pop()
+        self._used.pop()
+        self._moved.undo(len(self._ends))
+        if self._first[-1] == len(self._ends):
+            self._first.pop()
+            self._steps.drop_last()
 
     def own_steps(self) -> Steps:
         """The steps, in order."""

@@ -22,7 +22,7 @@ from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.replicas import replica_rows
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.steps import REPLICA, Batches
-from pagedsim.metrics.tables import NAN, Floats, Mask, Requests, RunTables, Served, StepPart
+from pagedsim.metrics.tables import NAN, Floats, Mask, Requests, RunTables, Served, Span, StepPart
 from pagedsim.metrics.tiers import tiers_of
 
 
@@ -45,6 +45,7 @@ def summarise(
     euros_per_hour: float | None = None,
     end: float = NAN,
     replicas: Sequence[ReplicaFacts] = (),
+    spans: Sequence[Span] | None = None,
 ) -> dict[str, Any]:
     """The summary of one run.
 
@@ -57,13 +58,14 @@ def summarise(
     Where memory has tiers below the GPU, `tiers` has what was loaded from and written to each.
     Of several `replicas` blocks, work, power and price are sums, `max_seqs` and the peaks are
     means, `block_size` is NaN where theirs differ, and the key `replicas` has a row for each.
+    `spans` are those in which each was there, or was dead, where they come and go.
     """
     view = Requests.of(requests)
     lanes = Lanes(replicas) if len(replicas) > 1 else None
     ends, last, sums = _over_steps(steps, block_size, lanes, end)
     work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
     tiers = tiers_of(steps, [one.block_size for one in lanes.facts] if lanes else [block_size])
-    drawn = (joules, idle_watts, euros_per_hour, lanes)
+    drawn = (joules, idle_watts, euros_per_hour, lanes, spans)
     run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work, tiers, *drawn)
     summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,14 @@ class Requests:
         if name not in self._columns:
             self._columns[name] = np.asarray(self._column(name).to_numpy())
         return self._columns[name]
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a column."""
+        try:
+            self[name]
+        except KeyError:
+            return False
+        return True
 
     @cached_property
     def generated(self) -> NDArray[np.int64]:
@@ -164,6 +173,18 @@ def service_over_time(
     )
 
 
+class Span(NamedTuple):
+    """Some time in which a replica was there, or was dead."""
+
+    begin: float
+    end: float
+    there: bool
+    """Whether it was; else it had died, and was to come back."""
+    idle_watts: float | None = None
+    """What it draws between steps."""
+    euros_per_hour: float | None = None
+
+
 @dataclass(frozen=True)
 class RunTables:
     """A whole run."""
@@ -193,16 +214,32 @@ class RunTables:
     """What they cost, at work or not."""
     lanes: Lanes | None = None
     """What each replica did, where there are several."""
+    spans: Sequence[Span] | None = None
+    """When each was there, where they come and go; None: all were, all the time."""
 
     @property
     def servers(self) -> int:
         """How many replicas there were."""
         return len(self.lanes.facts) if self.lanes is not None else 1
 
+    def of_spans(self, value: Callable[[Span], float | None]) -> float | None:
+        """The sum of a value over the seconds of all spans, as far as they lie in the makespan;
+        None where it is not known of one."""
+        begin = float(self.requests["arrival"].min(initial=inf))
+        end, total = begin + self.makespan, 0.0
+        for span in self.spans or ():
+            if (seconds := min(span.end, end) - max(span.begin, begin)) > 0:
+                if (worth := value(span)) is None:
+                    return None
+                total += worth * seconds
+        return total
+
     @property
     def server_seconds(self) -> float:
-        """For how long all of them were there, together."""
-        return self.makespan * self.servers
+        """For how long all replicas were there, together."""
+        if self.spans is None:
+            return self.makespan * self.servers
+        return self.of_spans(lambda span: span.there) or 0.0
 
     def by_replica(self) -> Iterator[tuple[Rows, Floats]]:
         """Of each replica the requests that left it, and `decode_ends`."""

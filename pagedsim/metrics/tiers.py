@@ -44,6 +44,12 @@ class Moved:
             self._levels.append(target.level or source.level)
             self._loads.append(not target.level)
 
+    def undo(self, number: int) -> None:
+        """That step, the last one, moved nothing."""
+        while self._steps and self._steps[-1] == number:
+            for column in (self._steps, self._levels, self._loads):
+                column.pop()
+
     def columns(self, steps: int) -> dict[str, pa.Array]:
         """Blocks by step and tier, of so many steps; none where there are no tiers."""
         which, levels, loads = map(np.array, (self._steps, self._levels, self._loads))

@@ -89,7 +89,11 @@ def energy_j(run: RunTables, busy: float) -> float | None:
     by their FLOP and bytes, and idle GPUs between them."""
     if run.joules is None or run.idle_watts is None:
         return None
-    return run.joules + run.idle_watts / run.servers * max(run.server_seconds - busy, 0.0)
+    mean = run.idle_watts / run.servers
+    if run.spans is None:
+        return run.joules + mean * max(run.server_seconds - busy, 0.0)
+    idle = run.of_spans(lambda span: span.idle_watts if span.there else 0.0)
+    return None if idle is None else run.joules + idle - mean * busy
 
 
 @USE.whole("Mean power", "W", LESS, sums=_busy)
@@ -106,12 +110,24 @@ def tokens_per_joule(run: RunTables, busy: float) -> float | None:
     return None if joules is None else ratio(_answered(run), joules)
 
 
+@USE.whole("Availability", "share", MORE)
+def availability(run: RunTables) -> float | None:
+    """Of the time for which replicas were to be there, the share in which they were: the rest they
+    were dead."""
+    if run.spans is None or (down := run.of_spans(lambda span: not span.there)) is None:
+        return None
+    return ratio(run.server_seconds, run.server_seconds + down)
+
+
 @USE.whole("Cost", "€", LESS)
 def cost_eur(run: RunTables) -> float | None:
-    """What all GPUs cost over the makespan, at work or not."""
+    """What all GPUs cost over the makespan, at work or not; a replica while it is there."""
     if run.euros_per_hour is None:
         return None
-    return run.euros_per_hour / run.servers * run.server_seconds / 3600
+    if run.spans is None:
+        return run.euros_per_hour / run.servers * run.server_seconds / 3600
+    hourly = run.of_spans(lambda span: span.euros_per_hour if span.there else 0.0)
+    return None if hourly is None else hourly / 3600
 
 
 @USE.whole("Tokens per euro", "1/€", MORE)

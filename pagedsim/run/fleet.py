@@ -17,7 +17,7 @@ from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.lanes import ReplicaFacts
 from pagedsim.metrics.recorder import Lane
 from pagedsim.metrics.steps import Batches
-from pagedsim.metrics.tables import NAN
+from pagedsim.metrics.tables import NAN, Span
 from pagedsim.run.backend import Settings, Stage
 from pagedsim.run.simulation import Simulation
 from pagedsim.run.stoppable import StoppableRecorder
@@ -68,6 +68,12 @@ class FleetStage(Stage):
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for who could not hand over, or take over, what it has to."""
         moving = self.router.migrates_every is not None
+        if moving and self.spec.changes:
+            name = type(self.router).__name__
+            raise ConfigError(
+                f"router: {name} moves requests, so with fleet.failures or fleet.autoscale it must "
+                "have migration=false"
+            )
         if self.spec.link is None and (moving or any(one.role == "prefill" for one in self.places)):
             raise ConfigError(
                 "fleet.link=null: must be given where requests go from replica to replica"
@@ -98,6 +104,8 @@ class FleetStage(Stage):
             recorder,
             staleness=self.spec.staleness,
             network=self.spec.link,
+            failures=self.spec.dying,
+            autoscale=self.spec.scaling,
             seed=self.seed,
             way=self.places[0].simulation.cost.server_seconds,
         )
@@ -125,18 +133,34 @@ class FleetStage(Stage):
             "max_seqs": float(np.mean([one["max_seqs"] for one in each])),
             "swapped_peak": max(peaks, default=None),
             "replicas": [place.described() for place in self.places],
+            "spans": self._spans() if self.spec.changes else None,
         }
 
     def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
-        handover = self._front.handover if self._front is not None else None
-        if handover is None:
-            return {}
-        seen = [handover.journeys.get(one) for one in ids]
-        return {
-            "came_from": pa.array([one and one.source for one in seen], pa.int32()),
-            "left": pa.array([one and one.left for one in seen], pa.float64()),
-            "boarded": pa.array([one and one.boarded for one in seen], pa.float64()),
-        }
+        front = self._front
+        made: dict[str, pa.Array] = {}
+        if front is not None and front.handover is not None:
+            seen = [front.handover.journeys.get(one) for one in ids]
+            made |= {
+                "came_from": pa.array([one and one.source for one in seen], pa.int32()),
+                "left": pa.array([one and one.left for one in seen], pa.float64()),
+                "boarded": pa.array([one and one.boarded for one in seen], pa.float64()),
+            }
+        if front is not None and self.spec.dying is not None:
+            made["retries"] = pa.array([front.retries[one] for one in ids], pa.int32())
+        return made
+
+    def _spans(self) -> list[Span] | None:
+        """When replicas were there, and when they were dead."""
+        if self._front is None:  # the run was stopped
+            return None
+        spans, roster = [], self._front.roster
+        for place, there, down in zip(self.places, roster.there(), roster.down(), strict=True):
+            one = place.simulation
+            watts = one.backend.power.idle_watts(one.replica) if one.backend.power else None
+            spans += [Span(*when, True, watts, one.replica.euros_per_hour) for when in there]
+            spans += [Span(*when, False) for when in down]
+        return spans
 
     def told(self) -> Settings:
         handover = self._front.handover if self._front is not None else None

@@ -44,7 +44,9 @@ class AheadServer(Server):
             if not current.empty and scheduler.runnable and not scheduler.looks_back:
                 following = self._launched(now)
                 refused = refused + following.rejected
+            self._refused = refused
             now = yield from self._land(current, now)
+            self._refused = ()
             if refused:
                 yield from self._catch_up(now)
                 for rejection in refused:

@@ -21,6 +21,11 @@ class Environment(simpy.Environment):
     horizon = inf
     """Up to here nobody outside acts on what happens in it."""
 
+    @property
+    def pending(self) -> int:
+        """How many events are still to happen."""
+        return len(self._queue)
+
     def peek(self) -> float:
         """When anything may happen next: an event, or what somebody outside does."""
         return min(super().peek(), self.horizon)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 import simpy
 
 from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan
+from pagedsim.core.plan import Rejection
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.tiers import Tiers
@@ -100,8 +101,10 @@ class Server:
         self.done: dict[object, simpy.Event] = {}  # who waits for a request to leave
         self.heard: Callable[[Request], None] | None = None  # who is to hear of all who leave
         self.outside: Outside | None = None
+        self.undo: Callable[[], None] | None = None  # who is to hear that a step did not end
+        self._refused: Sequence[Rejection] = ()  # in the step under way
         self._wake = environment.event()
-        self.process = environment.process(self._serve())
+        self.process = environment.process(self._live())
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives, now."""
@@ -113,6 +116,21 @@ class Server:
         """End a request wherever it is, now; of a step that is under way its part is lost."""
         self._leave(self.scheduler.abort(request_id, self.environment.now))
 
+    def crash(self) -> list[Request]:
+        """Lose everything that is here, now, and rest until somebody comes; returns who was here.
+
+        The step under way does not end. Of those who are lost nobody is told; who was refused in
+        that step leaves as usual.
+        """
+        for rejection in self._refused:
+            self._leave(rejection.request)
+        self._refused = ()
+        lost = self.scheduler.crash(self.environment.now)
+        for request in lost:
+            self._forget(request)
+        self.process.interrupt()
+        return lost
+
     def wake(self) -> None:
         """Plan a step, if it rests since nobody was there or could be served."""
         if not self._wake.triggered:
@@ -122,6 +140,15 @@ class Server:
         """Nobody arrives any more."""
         self.expecting = False
         self.wake()
+
+    def _live(self) -> Generator[simpy.Event, None, None]:
+        """Serve, and begin anew after each crash."""
+        while True:
+            try:
+                yield from self._serve()
+            except simpy.Interrupt:
+                continue
+            return
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         environment, scheduler = self.environment, self.scheduler
@@ -140,7 +167,9 @@ class Server:
                 self.recorder.step(plan, now, now, scheduler)
                 stuck = plan.idle
             else:
+                self._refused = plan.rejected
                 now = yield from self._carry_out(plan, now)
+                self._refused = ()
             if plan.rejected:
                 yield from self._catch_up(now)
                 for rejection in plan.rejected:
@@ -203,7 +232,7 @@ class Server:
         while True:
             if end >= until:
                 if now < end:
-                    yield environment.at(end, NORMAL)
+                    yield from self._wait_out(end)
                 if not quiet or scheduler.disturbed or self._awaited(plan):
                     return end
                 until = environment.peek()
@@ -218,6 +247,15 @@ class Server:
                 self.recorder.step(plan, start, end, scheduler)
             else:
                 again(end, memory.used)
+
+    def _wait_out(self, end: float) -> Generator[simpy.Event, None, None]:
+        """Let time pass until a step ends of which the recorder has been told."""
+        try:
+            yield self.environment.at(end, NORMAL)
+        except simpy.Interrupt:
+            if self.undo is not None:
+                self.undo()
+            raise
 
     def _begin(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move the blocks that a step moves; returns when the forward pass may begin."""
@@ -266,10 +304,14 @@ class Server:
 
     def _leave(self, request: Request) -> None:
         self.recorder.left(request)
-        if request.params.beam_search:
-            self.searching -= 1
-            self.beams.left(request)
+        self._forget(request)
         if event := self.done.pop(request.id, None):
             event.succeed()
         if self.heard:
             self.heard(request)
+
+    def _forget(self, request: Request) -> None:
+        """No more beams are drawn for it."""
+        if request.params.beam_search:
+            self.searching -= 1
+            self.beams.left(request)

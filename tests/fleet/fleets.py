@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
+from pagedsim.fleet.front import Front
 from pagedsim.fleet.member import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
@@ -17,7 +18,13 @@ from policies.routing.router import Router
 from tests.sim.harness import Affine, Constant
 
 
-def served(
+def served(*args: Any, **settings: Any) -> tuple[pa.Table, Any]:
+    """The tables of requests and steps of a fleet."""
+    _, recorder = whole(*args, **settings)
+    return recorder.requests_table(), recorder.steps()
+
+
+def whole(
     schedulers: Sequence[Scheduler],
     source: Source,
     router: Router,
@@ -25,22 +32,24 @@ def served(
     roles: Sequence[str] = (),
     token_bytes: float = 0.0,
     layers: int = 1,
+    server: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> tuple[pa.Table, Any]:
-    """The tables of requests and steps of a fleet."""
-    whole = Recorder()
+) -> tuple[Front, Recorder]:
+    """The front of a fleet that has served everything, and what was recorded."""
+    recorder = Recorder()
     costs = cost or Affine()
     units = [
         Unit(
             f"replica-{index}",
-            roles[index] if roles else "both",
+            cast(Any, roles[index] if roles else "both"),
             one,
             cast(CostModel, costs),
+            server or {},
             token_bytes=token_bytes,
             layers=layers,
         )
         for index, one in enumerate(schedulers)
     ]
-    lanes = [whole.lane() for _ in units]
-    simulate_fleet(units, source, router, lanes, whole, **settings)
-    return whole.requests_table(), whole.steps()
+    lanes = [recorder.lane() for _ in units]
+    front = simulate_fleet(units, source, router, lanes, recorder, **settings)
+    return front, recorder

@@ -10,6 +10,7 @@ from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import STATISTICS
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
+from pagedsim.metrics.tables import Span
 from tests.metrics.fleets import FLEET, STEPS, fleet_steps
 from tests.metrics.tables import requests_of
 
@@ -19,7 +20,8 @@ SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients", "replicas", "ti
 def test_every_key_of_a_summary_is_in_the_catalogue() -> None:
     peaks: dict[str, Any] = {"flops": 1.0, "peak_flops": 1.0, "bytes": 1.0, "peak_bandwidth": 1.0}
     peaks |= {"joules": 1.0, "idle_watts": 1.0, "euros_per_hour": 1.0}
-    row = {"scheduled": 1.0, "session": "0", "replica": 0}
+    peaks |= {"spans": [Span(0.0, 1.0, True, 1.0, 1.0)]}
+    row = {"scheduled": 1.0, "session": "0", "replica": 0, "retries": 0}
     waiting = requests_of(*({"client": client, **row} for client in "ab"))
     steps = fleet_steps(*STEPS)
     for name in ("loaded_cpu", "written_cpu"):

@@ -1,0 +1,108 @@
+"""Replicas start and stop with what there is to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import ConfigError, Scheduler
+from pagedsim.fleet.autoscale import Autoscale, autoscale_of
+from pagedsim.fleet.failures import Named
+from policies.routing.least_requests import LeastRequests
+from policies.routing.round_robin import RoundRobin
+from tests.fleet.fleets import whole
+from tests.sim.harness import Constant, Jobs
+
+
+def scheduler(**more: Any) -> Scheduler:
+    return make_scheduler(memory=make_memory(blocks=64, block_size=4), **{"max_seqs": 1, **more})
+
+
+def test_one_starts_where_many_wait_and_drains_where_few_do() -> None:
+    """Five requests of four steps come at once, to one that serves one at a time."""
+    jobs = Jobs([(0.0, 3, 4)] * 5 + [(6.0, 3, 4), (30.0, 3, 1)])
+    rule = Autoscale("queue", up=2.0, down=0.5, every=2.0, start=3.0)
+    front, recorder = whole(
+        [scheduler(), scheduler()], jobs, LeastRequests(), Constant(), autoscale=rule
+    )
+    requests = recorder.requests_table()
+    assert requests["replica"].to_pylist() == [0, 0, 0, 0, 0, 1, 0]
+    assert requests["finished"].to_pylist() == [4.0, 8.0, 12.0, 16.0, 20.0, 10.0, 31.0]
+    there = front.roster.there()
+    assert there[0] == [(0.0, float("inf"))]
+    # It is paid for from its start. Until 16 s one waits at two, which is no less than 0.5.
+    assert there[1] == [(2.0, 18.0)]
+
+
+def test_who_drains_serves_what_it_has_and_gets_no_more() -> None:
+    """At 4 s nobody waits, so the second stops; what it has goes on until 12.5 s."""
+    jobs = Jobs([(0.0, 3, 2)] * 3 + [(2.5, 3, 10), (4.5, 3, 1), (5.0, 3, 1)])
+    rule = Autoscale("queue", up=1.0, down=0.75, every=2.0, start=0.0)
+    front, recorder = whole(
+        [scheduler(), scheduler(max_seqs=9)],
+        jobs,
+        LeastRequests(),
+        Constant(),
+        autoscale=rule,
+    )
+    requests = recorder.requests_table()
+    assert requests["replica"].to_pylist() == [0, 0, 0, 1, 0, 0]
+    assert requests["finished"].to_pylist()[3] == 12.5
+    assert front.roster.there()[1] == [(2.0, 12.5)]
+
+
+@pytest.mark.parametrize(("rule", "up", "down"), [("kv", 0.5, 0.1), ("freeness", 8.0, 30.0)])
+def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> None:
+    jobs = Jobs([(0.1 * n, 40, 10) for n in range(90)])
+    made = Autoscale(rule, up=up, down=down, every=1.0, start=1.0)
+    front, recorder = whole(
+        [scheduler(max_seqs=8) for _ in range(3)],
+        jobs,
+        LeastRequests(),
+        Constant(0.2),
+        autoscale=made,
+    )
+    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
+    assert set(recorder.requests_table()["replica"].to_pylist()) == {0, 1, 2}
+    assert front.roster.there()[2]
+
+
+def test_the_dead_are_replaced() -> None:
+    jobs = Jobs([(float(n), 3, 2) for n in range(30)])
+    rule = Autoscale("queue", up=100.0, down=0.1, every=1.0, start=2.0)
+    front, recorder = whole(
+        [scheduler(), scheduler()],
+        jobs,
+        RoundRobin(),
+        Constant(0.1),
+        autoscale=rule,
+        failures=Named({0: [(5.5, 1000.0)]}),
+    )
+    assert front.roster.there()[1] == [(6.0, float("inf"))]
+    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("queue", "autoscale='queue': must be settings, such as"),
+        ({"rule": "load", "up": 2, "down": 1}, "unknown autoscale.rule 'load'"),
+        ({"rule": "queue", "up": 2}, "down"),
+        (
+            {"rule": "queue", "up": 1, "down": 1},
+            "autoscale.up=1: must be above down=1 with rule=queue",
+        ),
+        ({"rule": "freeness", "up": 5, "down": 1}, "autoscale.up=5: must be below down=1 with"),
+        ({"rule": "kv", "up": 0.9, "down": 0.2, "least": 9}, "autoscale.least=9: the fleet has 2"),
+        ({"rule": "kv", "up": 0.9, "down": 0.2, "least": 0}, "autoscale.least=0"),
+        ({"rule": "kv", "up": 0.9, "down": 0.2, "every": 0}, "autoscale.every=0"),
+        ({"rule": "kv", "up": 0.9, "down": 0.2, "start": -1}, "autoscale.start=-1"),
+    ],
+)
+def test_bad_settings_are_one_line(settings: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        autoscale_of(settings, 2)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,129 @@
+"""Whatever a fleet is made of and whatever happens to it: nobody is lost, or served twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Scheduler
+from pagedsim.fleet.autoscale import Autoscale
+from pagedsim.fleet.failures import Drawn
+from policies.routing.central import Central
+from policies.routing.least_requests import LeastRequests
+from policies.routing.least_tokens import LeastTokens
+from policies.routing.least_work import LeastWork
+from policies.routing.llumnix import Llumnix
+from policies.routing.power_of_two import PowerOfTwo
+from policies.routing.prefix_aware import PrefixAware
+from policies.routing.round_robin import RoundRobin
+from policies.routing.router import Router
+from policies.routing.sticky import Sticky
+from policies.routing.uniform import Uniform
+from policies.routing.vllm_dp import VllmDP
+from tests.fleet.fleets import whole
+from tests.sim.harness import Affine, Jobs
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "central": Central,
+    "least_requests": LeastRequests,
+    "least_tokens": LeastTokens,
+    "least_work": LeastWork,
+    "llumnix": lambda: Llumnix(migration=False),
+    "power_of_two": PowerOfTwo,
+    "prefix_aware": PrefixAware,
+    "round_robin": RoundRobin,
+    "sticky": Sticky,
+    "random": Uniform,
+    "vllm_dp": VllmDP,
+}
+
+replicas = st.fixed_dictionaries(
+    {
+        "blocks": st.integers(17, 40),
+        "memory": st.sampled_from(["paged", "prefix"]),
+        "policy": st.sampled_from(["fcfs", "priority", "sjf"]),
+        "preemption": st.sampled_from(["recompute", "swap"]),
+        "max_seqs": st.integers(1, 8),
+    },
+    optional={"batching": st.just("unified"), "async_scheduling": st.just(True)},
+)
+rows = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40
+)
+rules = st.sampled_from(
+    [
+        None,
+        Autoscale("queue", up=1.0, down=0.5, every=0.2, start=0.1),
+        Autoscale("kv", up=0.5, down=0.2, every=0.3, start=0.0),
+        Autoscale("freeness", up=3.0, down=6.0, every=0.1, start=0.5),
+    ]
+)
+chances = st.sampled_from([None, Drawn(0.7, 0.2), Drawn(2.0, 1.0, seed=3)])
+fleets = st.fixed_dictionaries(
+    {
+        "kinds": st.lists(replicas, min_size=1, max_size=5),
+        "rows": rows,
+        "mode": st.sampled_from(["open", "closed", "burst"]),
+        "router": st.sampled_from(sorted(ROUTERS)),
+        "staleness": st.sampled_from([0.0, 0.1]),
+        "failures": chances,
+        "autoscale": rules,
+        "seed": st.integers(0, 3),
+    }
+)
+
+
+def made(blocks: int, memory: str, **more: Any) -> Scheduler:
+    if more.get("async_scheduling"):
+        more["batching"] = "unified"
+    own = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=16)
+    return make_scheduler(memory=own, **more)
+
+
+def holds(fleet: dict[str, Any]) -> None:
+    schedulers = [made(**kind) for kind in fleet["kinds"]]
+    sizes = sorted((0.05 * at, prompt, output) for at, prompt, output in fleet["rows"])
+    jobs = Jobs(sizes, fleet["mode"], users=3, think_time=0.05, priorities=(0, 1))
+    changes = {name: fleet[name] for name in ("staleness", "failures", "autoscale", "seed")}
+    front, recorder = whole(schedulers, jobs, ROUTERS[fleet["router"]](), Affine(), **changes)
+    requests = recorder.requests_table()
+    assert requests["request"].to_pylist() == list(range(len(sizes)))
+    assert requests["state"].unique().to_pylist() == ["finished"]
+    assert requests["output_tokens"].to_pylist() == [output for _, _, output in sizes]
+    for before, after in pairwise(("arrival", "scheduled", "first_token", "finished")):
+        assert (requests[before].to_numpy() <= requests[after].to_numpy()).all()
+    assert front.apart is not None or not front.here  # who lives apart is not heard of
+    assert not front.held
+    for scheduler in schedulers:
+        scheduler.check()
+        assert scheduler.memory.used == 0
+        assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
+    for lane, there in zip(recorder.lanes, front.roster.there(), strict=True):
+        table = lane.own_steps().table()
+        starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
+        assert (starts <= ends).all()
+        assert (starts[1:] >= ends[:-1]).all()
+        assert all(  # whoever is not there does nothing
+            np.any([begin <= start and end <= over for begin, over in there])
+            for start, end in zip(starts, ends, strict=True)
+        )
+
+
+@settings(max_examples=60)
+@given(fleet=fleets)
+def test_each_request_ends_once(fleet: dict[str, Any]) -> None:
+    holds(fleet)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@given(fleet=fleets)
+def test_each_request_ends_once_in_many_fleets(fleet: dict[str, Any]) -> None:
+    holds(fleet)

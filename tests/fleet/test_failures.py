@@ -1,0 +1,215 @@
+"""Replicas die, with everything on them, and come back empty."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import ConfigError, PagedsimError, Request, Scheduler
+from pagedsim.fleet.failures import Drawn, Named, failures_of
+from pagedsim.metrics.steps import FleetSteps
+from policies.routing.least_requests import LeastRequests
+from policies.routing.round_robin import RoundRobin
+from policies.routing.router import Event, Replica, Replicas, Router
+from tests.fleet.fleets import served, whole
+from tests.sim.harness import Constant, Jobs
+
+
+def scheduler(memory: str = "paged", blocks: int = 64, **more: Any) -> Scheduler:
+    made = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=16)
+    return make_scheduler(memory=made, **{"max_seqs": 4, **more})
+
+
+class Watching(RoundRobin):
+    """Round robin that keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, str, Any, int]] = []
+
+    def observe(self, event: Event) -> None:
+        name, where = type(event).__name__, event.replica.index
+        self.seen.append((event.now, name, event.request.id, where))
+
+
+def test_what_is_lost_begins_anew_elsewhere() -> None:
+    """A step takes a second. Request 0 is at replica 0, in its third step when that dies at 2.5."""
+    router = Watching()
+    jobs = Jobs([(0.0, 3, 6), (0.25, 3, 6)])
+    requests, steps = served(
+        [scheduler(), scheduler()], jobs, router, Constant(), failures=Named({0: [(2.5, 10.0)]})
+    )
+    assert requests["replica"].to_pylist() == [1, 1]
+    assert requests["output_tokens"].to_pylist() == [6, 6]
+    assert requests["arrival"].to_pylist() == [0.0, 0.25]
+    # Replica 1 has a step from 2.25 to 3.25; the next one takes the newcomer in.
+    assert requests["first_token"].to_pylist() == [4.25, 1.25]
+    assert isinstance(steps, FleetSteps)
+    assert steps.replicas[0].table()["end"].to_pylist() == [1.0, 2.0]  # the third never ended
+    assert router.seen == [
+        (0.0, "Placed", 0, 0),
+        (0.25, "Placed", 1, 1),
+        (2.5, "Left", 0, 0),
+        (2.5, "Placed", 0, 1),
+        (7.25, "Left", 1, 1),
+        (9.25, "Left", 0, 1),
+    ]
+
+
+def test_who_finds_nobody_alive_waits_in_the_order_of_arrival() -> None:
+    jobs = Jobs([(0.0, 3, 4), (0.5, 3, 4), (2.0, 3, 4)])
+    requests, _ = served(
+        [scheduler(max_seqs=1)],
+        jobs,
+        RoundRobin(),
+        Constant(),
+        failures=Named({0: [(1.5, 8.5)]}),
+    )
+    assert requests["state"].unique().to_pylist() == ["finished"]
+    assert requests["first_token"].to_pylist() == [11.0, 15.0, 19.0]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_replica_comes_back_empty(ahead: bool) -> None:
+    """The same prompt is found in the cache before it dies, and not after."""
+    kind: dict[str, Any] = {"memory": "prefix", "batching": "unified", "async_scheduling": ahead}
+
+    class Same(Jobs):
+        def requests(self) -> Any:
+            for request, output in super().requests():
+                yield Request(request.id, range(16), arrival=request.arrival), output
+
+    jobs = Same([(0.0, 16, 2), (10.0, 16, 2), (20.0, 16, 2)])
+    requests, _ = served(
+        [scheduler(**kind)], jobs, RoundRobin(), Constant(), failures=Named({0: [(15.0, 1.0)]})
+    )
+    assert requests["cached_tokens"].to_pylist() == [0, 12, 0]
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"preemption": "swap"},
+    {"batching": "unified", "async_scheduling": True},
+    {"memory": "prefix", "batching": "unified"},
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("at", [0.0, 0.3, 2.0, 3.7, 8.05, 11.0])
+def test_a_crash_finds_it_in_any_state(kind: dict[str, Any], at: float, overlap: bool) -> None:
+    """At rest, in a step, at its end, in a move of blocks."""
+    made = [scheduler(blocks=9, **kind) for _ in range(2)]
+    jobs = Jobs([(0.5 * n, 3 + n % 5, 5 + 3 * n % 11) for n in range(12)])
+    _, recorder = whole(
+        made,
+        jobs,
+        RoundRobin(),
+        Constant(block=0.3),
+        server={"overlap": overlap},
+        failures=Named({0: [(at, 1.0), (at + 7.0, 2.0)], 1: [(at + 3.5, 0.5)]}),
+    )
+    requests = recorder.requests_table()
+    assert requests["request"].to_pylist() == list(range(12))
+    assert requests["state"].unique().to_pylist() == ["finished"]
+    assert requests["output_tokens"].to_pylist() == [5 + 3 * n % 11 for n in range(12)]
+    for one in made:
+        one.check()
+        assert one.memory.used == 0
+    for lane in recorder.lanes:
+        table = lane.own_steps().table()
+        starts, ends = (table[name].to_numpy() for name in ("start", "end"))
+        assert (starts[1:] >= ends[:-1]).all()
+        assert (starts <= ends).all()
+
+
+def test_failures_by_chance_are_of_the_seed_and_each_replicas_own() -> None:
+    def first(index: int, seed: int) -> list[tuple[float, float]]:
+        outages = Drawn(100.0, 10.0).of(index, seed)
+        return [next(outages) for _ in range(2000)]
+
+    assert first(0, 1) == first(0, 1)
+    assert first(0, 1) != first(1, 1)
+    assert first(0, 1) != first(0, 2)
+    mine = first(0, 1)
+    ups = [mine[0][0], *(b[0] - a[0] - a[1] for a, b in pairwise(mine))]
+    assert min(ups) > 0
+    assert sum(ups) / len(ups) == pytest.approx(100, rel=0.1)
+    assert sum(seconds for _, seconds in mine) / len(mine) == pytest.approx(10, rel=0.1)
+
+
+class First(Router):
+    """Request 0 is served, and nobody else ever."""
+
+    holds = True
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
+        return replicas[0] if request.id == 0 else None
+
+
+def test_a_run_that_only_fails_is_ended() -> None:
+    """Failures go on for ever, and nobody is served."""
+    with pytest.raises(PagedsimError, match="1 in front, for First names nobody"):
+        jobs = Jobs([(0.0, 3, 4), (0.0, 3, 4)])
+        served([scheduler()], jobs, First(), failures=Drawn(10.0, 1.0))
+
+
+def test_it_goes_on_though_nobody_is_served_for_long() -> None:
+    """Four outages pass while nobody is here, and while a user thinks."""
+    jobs = Jobs([(0.0, 3, 4), (0.0, 3, 4)], "closed", users=1, think_time=100.0)
+    outages = [(20.0 * n, 1.0) for n in range(1, 5)]
+    requests, _ = served([scheduler()], jobs, RoundRobin(), failures=Named({0: outages}))
+    assert requests["state"].unique().to_pylist() == ["finished"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (3, "failures=3: must be a list, such as"),
+        ([3], "failures[0]=3: must have replica, at, for, and no more"),
+        ([{"replica": 0, "at": 1}], "failures[0]={'replica': 0, 'at': 1}: must have replica, at"),
+        (
+            [{"replica": 2, "at": 1, "for": 1}],
+            "failures[0].replica=2: must be a whole number from 0",
+        ),
+        ([{"replica": 0, "at": -1, "for": 1}], "failures[0].at=-1: must be a number"),
+        ([{"replica": 0, "at": 1, "for": 0}], "failures[0].for=0: must be a number above 0"),
+        (
+            [{"replica": 0, "at": 1, "for": 5}, {"replica": 0, "at": 4, "for": 5}],
+            "failures: replica 0 dies at 4 s, and is down from 1 to 6 s: its outages must not",
+        ),
+        ({"mean_between": 1}, "mean_repair"),
+        (
+            {"mean_between": 0, "mean_repair": 1},
+            "failures.mean_between=0: must be a number above 0",
+        ),
+        ({"mean_between": 1, "mean_repair": 1, "seed": -1}, "failures.seed=-1"),
+        ({"mean_between": 1, "mean_repair": 1, "what": 1}, "what"),
+    ],
+)
+def test_bad_settings_are_one_line(settings: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        failures_of(settings, 2)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("glides", [False, True])
+def test_a_recorder_takes_the_last_step_back(glides: bool) -> None:
+    """Beyond where rows are packed, too, and where the last is one of many quiet ones."""
+    jobs = Jobs([(0.0, 3, 40)])
+    for died, rows in ((7.5, 7), (8.0, 7), (8.01, 8)):
+        units = [scheduler(), scheduler()]
+        _, steps = served(
+            units,
+            jobs,
+            LeastRequests(),
+            Constant(),
+            failures=Named({0: [(died, 1.0)]}),
+            server={"fast_forward": glides},
+        )
+        assert steps.replicas[0].num_rows == rows
+        assert steps.replicas[0].table()["end"].to_pylist() == [float(n + 1) for n in range(rows)]
