@@ -60,6 +60,7 @@ class Continuum(Policy):
         if session is None:
             return
         if isinstance(event, Left):
-            self._answered[session] = now
+            if not request.alive:  # else it goes on at another server
+                self._answered[session] = now
         elif isinstance(event, Arrived) and session in self._answered:
             self._gaps[request.client].append(now - self._answered.pop(session))

@@ -794,6 +794,18 @@ FLEETS = {
         f"{APART} workload.n=2",
         "fleet.pools: role=prefill: requests of several",
     ),
+    "answers of another model": (
+        f'{APART} fleet.pools.decode.set=["model=llama-3.1-8b"]',
+        "fleet.pools.decode: model=llama-3.1-8b: must be llama-2-7b, as that of prefill-0",
+    ),
+    "replicas beside pools": (
+        f"{APART} fleet.replicas=8",
+        "fleet.replicas=8: says nothing beside pools; set pools.NAME.replicas",
+    ),
+    "doors that are unlike": (
+        f'{SINGLE} +fleet.pools.a.replicas=1 +fleet.pools.b.set=["stack=ideal"]',
+        "fleet.pools.b: stack.server_ms=0: must be 20, as that of a-0",
+    ),
     "unknown router": (f"{SINGLE} router=prefix_awar", "router=prefix_awar: unknown; did you mean"),
     "a router that is none": (
         f"{SINGLE} fleet.replicas=2 router._target_=policies.fcfs.FCFS",

@@ -23,7 +23,7 @@ class Account:
     """
 
     def __init__(self, recorder: Track) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
         self.again = recorder.again
         self.wanted = 0  # tokens of prompts, and of what was lost, that no step has computed
         self.arrivals = 0
@@ -69,7 +69,7 @@ class Account:
                     self._begun.discard(chunk.request.id)
         if plan.preempted or plan.displaced:
             self._lose(plan)
-        self._recorder.step(plan, start, end, scheduler)
+        self.recorder.step(plan, start, end, scheduler)
 
     def _lose(self, plan: StepPlan) -> None:
         for request in (*plan.preempted, *plan.displaced):
@@ -86,7 +86,7 @@ class Account:
 
     def undo(self) -> None:
         """The last step did not end."""
-        self._recorder.undo()
+        self.recorder.undo()
 
     def clear(self) -> None:
         """All who were here are lost."""
@@ -101,7 +101,7 @@ class Account:
         self.promised -= predicted(request)
         if request.state is not State.FINISHED:
             self.wanted -= request.num_tokens - request.computed
-        self._recorder.left(request)
+        self.recorder.left(request)
 
 
 def predicted(request: Request) -> float:

@@ -10,6 +10,7 @@ from typing import Literal
 import simpy
 
 from pagedsim.core import PagedsimError, Request, RequestId, State
+from pagedsim.core.errors import RequestError
 from pagedsim.core.memory.prefix_index import PrefixIndex
 from pagedsim.core.source import Job
 from pagedsim.fleet.apart import Apart
@@ -46,6 +47,7 @@ class Front:
         self.handover: Handover | None = None
         self._observing = type(router).observe is not Router.observe
         self._closed = False
+        self._pumping = False
         self._views = [Stale(one, staleness) if staleness else Seen(one) for one in members]
         self._roles = any(one.role != "both" for one in members)
         self.roster = Roster(environment, members, self._open)
@@ -90,7 +92,12 @@ class Front:
         if isinstance(answer, Refusal):
             self.refuse(request, answer.reason)
         elif answer is not None:
-            answer.submit(request, output_len)
+            try:
+                answer.submit(request, output_len)
+            except RequestError as error:
+                if not request.generated:
+                    raise
+                self.refuse(request, str(error))  # what it has said already is too long there
             if self.apart is not None:
                 self.apart.came(answer)
         return answer is not None
@@ -128,14 +135,32 @@ class Front:
         request.finished_at = self.environment.now
         self.recorder.left(request)
         self._gone(request)
+        self._over(request)
+
+    def cut(self, request: Request, member: Member) -> None:
+        """An answer ends after what it has said at a replica: it fits nowhere else."""
+        request.state = State.FINISHED
+        request.finish_reason = "length"
+        request.finished_at = self.environment.now
+        member.account.recorder.left(request)
+        self._gone(request)
+        self._over(request)
+
+    def _over(self, request: Request) -> None:
         if event := self.done.pop(request.id, None):
             event.succeed()
+        self.pump()
         self._end_if_empty()
 
+    def output_len(self, request: Request) -> int:
+        """The length that its output is to have, of who is here; not for routers."""
+        return self._ends[request.id]
+
     def again(self, request: Request, output_len: int) -> None:
-        """What a request had in memory was lost on its way: it computes all of it anew."""
-        if self.held or not self._placed(request, output_len):
-            self.held.append((request, output_len))
+        """What a request had in memory was lost on its way: it computes all of it anew, before all
+        who wait."""
+        self.held.appendleft((request, output_len))
+        self.pump()
 
     @cached_property
     def _caches(self) -> PrefixIndex:
@@ -169,19 +194,23 @@ class Front:
         if self._observing:
             self.router.observe(Left(request, self._views[member.index], self.environment.now))
         self.stop_if_drained(member)
-        self._place()
-        if self.handover is not None:
-            self.handover.place()
+        self.pump()
         self._end_if_empty()
 
     def _gone(self, request: Request) -> None:
         self.here -= 1
         self._ends.pop(request.id, None)
 
-    def _place(self) -> None:
-        """Ask again about those who wait, in their order."""
+    def pump(self) -> None:
+        """Something has changed: ask again about those who wait, in their order."""
+        if self._pumping:
+            return
+        self._pumping = True
         while self.held and self._placed(*self.held[0]):
             self.held.popleft()
+        if self.handover is not None:
+            self.handover.place()
+        self._pumping = False
 
     def _end_if_empty(self) -> None:
         if self.over:
@@ -199,6 +228,8 @@ class Front:
             for one in self.members
             if one.scheduler.requests
         ]
+        if self.handover is not None and self.handover.waiting:
+            where.append(f"{len(self.handover.waiting)} to decode, for {name} names nobody")
         if held:
             up = self.roster.those(Standing.UP)
             where.insert(
@@ -234,7 +265,7 @@ class Front:
     def up(self, member: Member) -> None:
         """A replica takes requests from now on."""
         self.roster.put(member, Standing.UP)
-        self._place()
+        self.pump()
 
     def drain(self, member: Member) -> None:
         """A replica serves those that it has, and stops."""
@@ -260,7 +291,7 @@ class Front:
                 self.router.observe(Left(request, self.view(member), self.environment.now))
         anew = [(request.afresh(), self._ends[request.id]) for request in lost]
         self.held = deque(sorted((*anew, *self.held), key=_arrival))
-        self._place()
+        self.pump()
 
 
 def _arrival(job: Job) -> float:

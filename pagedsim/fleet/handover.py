@@ -35,6 +35,8 @@ class Parted:
     source: Member
     since: float
     """When the step began that computed the end of its prompt."""
+    left: float
+    """When that was computed."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,13 @@ class Handover:
         return sampled
 
     def _part(self, request: Request, source: Member, since: float) -> None:
-        output_len = source.scheduler.part(request, self.environment.now)
+        now = self.environment.now
+        source.scheduler.part(request, now)
         source.account.went(request)
-        self.waiting.append(Parted(request, output_len, source, since))
-        self.place()
+        # Not the length that its output would have had here, where it is not to be.
+        output_len = self.front.output_len(request)
+        self.waiting.append(Parted(request, output_len, source, since, now))
+        self.front.pump()
 
     def place(self) -> None:
         """Ask the router about those who wait, in their order, until it names nobody."""
@@ -93,29 +98,29 @@ class Handover:
                 first.source.let_go(first.request)
                 self.front.refuse(first.request, target.reason)
             else:
+                target.expect(first.request)
                 self.environment.process(self._carry(first, target))
 
     def _carry(self, parted: Parted, target: Member) -> Wait:
-        request, source, left = parted.request, parted.source, self.environment.now
-        target.coming += 1
+        request, source = parted.request, parted.source
         try:
             yield from self._room(request, target)
-        except RequestError as error:
-            target.coming -= 1
+        except RequestError:  # it is as long as it can be there
+            target.expect_no_more(request)
             source.let_go(request)
-            self.front.refuse(request, str(error))
+            self.front.cut(request, source)
             return
+        target.makes_room(request)
         tokens = target.scheduler.parcel(request).tokens
         if not (yield from self._send(source, target, tokens, parted.since)):
-            target.coming -= 1
+            target.expect_no_more(request)
             target.let_go(request)
             source.let_go(request)
             self.front.again(request, parted.output_len)
             return
         source.let_go(request)
         yield from self._board(request, parted.output_len, target)
-        target.coming -= 1
-        self.journeys[request.id] = Journey(source.index, left, self.environment.now)
+        self.journeys[request.id] = Journey(source.index, parted.left, self.environment.now)
 
     def _room(self, request: Request, target: Member) -> Wait:
         """Until there is memory for all that it has."""
@@ -135,6 +140,7 @@ class Handover:
         """Until it decodes there."""
         while not target.scheduler.board(request, self.environment.now, output_len):
             yield target.boundary()
+        target.expect_no_more(request)
         target.account.boarded(request)
         target.server.wake()
 
@@ -170,8 +176,9 @@ class Handover:
             self._give_up(request, target)
             return
         now = self.environment.now
-        output_len = source.scheduler.part(request, now)
+        source.scheduler.part(request, now)
         source.account.went(request)
+        output_len = self.front.output_len(request)
         if target.scheduler.reserve(request, now):
             tokens = target.scheduler.parcel(request, carried).tokens
             if (yield from self._send(source, target, tokens)):

@@ -9,8 +9,8 @@ from typing import Any
 
 import simpy
 
-from pagedsim.core import Request, Scheduler, StepPlan
-from pagedsim.fleet.account import Account, Track
+from pagedsim.core import Request, RequestId, Scheduler, StepPlan
+from pagedsim.fleet.account import Account, Track, predicted
 from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.environment import Environment
@@ -58,8 +58,9 @@ class Member:
         self.server.undo = self.account.undo
         self.sampled: Callable[[StepPlan], None] | None = None
         """Who takes over when prompts are computed."""
-        self.coming = 0
-        """Requests that are on their way here from other replicas."""
+        self.coming: dict[RequestId, tuple[int, float]] = {}
+        """Who is on its way here from other replicas: blocks that it still wants, and tokens that
+        it will generate, as predicted."""
         self.arrived: list[tuple[float, Request, int]] = []
         """Who has come and is not taken in yet."""
         self._boundaries: list[simpy.Event] = []
@@ -117,6 +118,27 @@ class Member:
         lost = self.server.crash()
         self.account.clear()
         return lost
+
+    def expect(self, request: Request) -> None:
+        """A request is to come from another replica."""
+        blocks = self.scheduler.memory.blocks_for(request.num_tokens)
+        left = max(predicted(request) - request.generated, 0.0)
+        self.coming[request.id] = blocks, left
+
+    def makes_room(self, request: Request) -> None:
+        """The blocks of one that is to come are reserved."""
+        self.coming[request.id] = 0, self.coming[request.id][1]
+
+    def expect_no_more(self, request: Request) -> None:
+        """One that was to come has boarded, or will not come."""
+        self.coming.pop(request.id, None)
+
+    @property
+    def alive(self) -> list[Request]:
+        """Who is here, has just arrived, or holds memory here and is on its way elsewhere."""
+        away = [request for request in self.scheduler.held if request.alive]
+        arrived = [request for _, request, _ in self.arrived]
+        return [*self.scheduler.requests.values(), *away, *arrived]
 
     # -- what others wait for ----------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from pagedsim.core import PagedsimError
@@ -35,6 +35,7 @@ def simulate_fleet(
     way: float = 0.0,
     seed: int = 0,
     together: bool = False,
+    begins: Callable[[Front], None] = lambda front: None,
 ) -> Front:
     """Run until everything is served; returns what was seen of that from the door.
 
@@ -42,7 +43,7 @@ def simulate_fleet(
     takes `way` seconds to come to the router. `network` joins replicas that send each other keys
     and values. What fails by chance is drawn by the `seed`. Replicas that concern each other in
     nothing live in times of their own, unless they are to be `together`; what comes out is the
-    same.
+    same. `begins` is shown the door before anybody comes.
     """
     environment = Environment()
     together = together or failures is not None or autoscale is not None
@@ -57,6 +58,7 @@ def simulate_fleet(
         fail(front, failures, seed)
     if autoscale is not None:
         scale(front, autoscale)
+    begins(front)
     feed(environment, front, source, way)
     collecting = gc.isenabled()
     gc.disable()  # as in `simulate`

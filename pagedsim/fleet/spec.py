@@ -58,6 +58,10 @@ class FleetSpec:
     def __post_init__(self) -> None:
         require_whole("replicas", self.replicas, 1, MOST)
         require_number("staleness", self.staleness, 0)
+        if self.pools is not None and self.replicas != 1:
+            raise ConfigError(
+                f"replicas={self.replicas}: says nothing beside pools; set pools.NAME.replicas"
+            )
         if not isinstance(self.link, Network | None):
             raise ConfigError(f"link={shown(self.link)}: must be settings with a _target_, or null")
         self._refuse_lonely_roles()

@@ -47,7 +47,7 @@ class Seen:
     @property
     def waiting(self) -> int:
         """Requests that wait for their admission, those on their way to it included."""
-        return len(self._member.scheduler.waiting) + self._member.coming
+        return len(self._member.scheduler.waiting) + len(self._member.coming)
 
     @property
     def running(self) -> int:
@@ -62,7 +62,7 @@ class Seen:
     @property
     def requests(self) -> int:
         """All of these together."""
-        return len(self._here) + self._member.coming
+        return len(self._here) + len(self._member.coming)
 
     @property
     def free_blocks(self) -> int:
@@ -78,7 +78,7 @@ class Seen:
             blocks_for = member.scheduler.memory.blocks_for
             self._walked = state
             self._wanted = sum(blocks_for(one.num_tokens) for one in member.scheduler.waiting)
-        return self._wanted
+        return self._wanted + sum([blocks for blocks, _ in member.coming.values()])
 
     @property
     def owed_tokens(self) -> int:
@@ -98,7 +98,8 @@ class Seen:
     def predicted_tokens(self) -> float:
         """Tokens that all who are here will still generate, as far as anybody says."""
         clock = self._member.scheduler.clock
-        return max(self._member.account.promised - clock.generated_in_all, 0.0)
+        here = max(self._member.account.promised - clock.generated_in_all, 0.0)
+        return here + sum([left for _, left in self._member.coming.values()])
 
     @property
     def batch(self) -> Collection[Request]:
@@ -134,7 +135,7 @@ class Stale(Seen):
         super().__init__(member)
         self._staleness = staleness
         self._looked = -inf
-        self._counts: Mapping[str, Any] = {}
+        self._counts: dict[str, Any] = {}
 
     @property
     def seen_at(self) -> float | None:
@@ -148,6 +149,7 @@ class Stale(Seen):
             self._looked = now
             self.settle()
             self._counts = {name: seen.fget(self) for name, seen in _COUNTS.items()}
+            self._counts["batch"] = tuple(self._counts["batch"])
         return self._counts
 
     waiting = _as_it_was("waiting")
@@ -159,6 +161,11 @@ class Stale(Seen):
     owed_tokens = _as_it_was("owed_tokens")
     stored_tokens = _as_it_was("stored_tokens")
     predicted_tokens = _as_it_was("predicted_tokens")
+    batch = _as_it_was("batch")
+
+    def cached_tokens(self, request: Request) -> int:
+        self.settle()
+        return super().cached_tokens(request)
 
 
 _COUNTS = {

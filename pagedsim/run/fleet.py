@@ -78,6 +78,7 @@ class FleetStage(Stage):
             raise ConfigError(
                 "fleet.link=null: must be given where requests go from replica to replica"
             )
+        self._refuse_strangers(moving)
         for place in self.places:
             gate = place.simulation.scheduler
             gives = gate.no_part if moving or place.role == "prefill" else None
@@ -85,6 +86,30 @@ class FleetStage(Stage):
             if reason := gives or takes:
                 why = "its router moves requests" if moving else f"role={place.role}"
                 raise ConfigError(f"fleet.pools.{place.pool or place.name}: {why}: {reason}")
+
+    def _refuse_strangers(self, moving: bool) -> None:
+        """Raise ConfigError where keys and values go to whom they mean nothing, or requests come
+        through one door at unlike times."""
+        roles = {place.role for place in self.places}
+        first = self.places[0].simulation
+        for place in self.places[1:] if moving or roles != {"both"} else ():
+            one, other = place.simulation.replica, first.replica
+            for key, own, theirs in (
+                ("model", one.model.name, other.model.name),
+                ("kv_cache_dtype", one.kv_format, other.kv_format),
+            ):
+                if own != theirs:
+                    raise ConfigError(
+                        f"fleet.pools.{place.pool}: {key}={own}: must be {theirs}, as that of "
+                        f"{self.places[0].name}: requests go from one to the other"
+                    )
+        for place in self.places[1:]:
+            own_way, way = place.simulation.cost.server_seconds, first.cost.server_seconds
+            if own_way != way:
+                raise ConfigError(
+                    f"fleet.pools.{place.pool}: stack.server_ms={1e3 * own_way:g}: must be "
+                    f"{1e3 * way:g}, as that of {self.places[0].name}: requests come by one door"
+                )
 
     def refuse(self, workload: Workload) -> None:
         apart = any(place.role == "prefill" for place in self.places)
@@ -96,7 +121,7 @@ class FleetStage(Stage):
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         self._lanes = [recorder.lane() for _ in self.places]
-        self._front = simulate_fleet(
+        simulate_fleet(
             [self._unit(place) for place in self.places],
             workload,
             self.router,
@@ -108,7 +133,11 @@ class FleetStage(Stage):
             autoscale=self.spec.scaling,
             seed=self.seed,
             way=self.places[0].simulation.cost.server_seconds,
+            begins=self._begin,
         )
+
+    def _begin(self, front: Front) -> None:
+        self._front = front
 
     def _unit(self, place: Place) -> Unit:
         one = place.simulation
@@ -169,9 +198,17 @@ class FleetStage(Stage):
         return {"transfers": {**handover.fabric.facts(), "migrations": handover.migrations}}
 
     def leave_off(self, recorder: StoppableRecorder) -> None:
-        for place, lane in zip(self.places, self._lanes, strict=True):
-            for request in place.simulation.scheduler.requests.values():
-                lane.left(request)
+        """Those who are served, on their way between replicas, or wait in front of them."""
+        if self._front is None:
+            return
+        told: set[RequestId] = set()
+        for member, lane in zip(self._front.members, self._lanes, strict=True):
+            for request in member.alive:
+                if request.id not in told:
+                    told.add(request.id)
+                    lane.left(request)
+        for request, _ in self._front.held:
+            recorder.left(request)
 
     def work(self, steps: Batches) -> Mapping[str, float | None]:
         """Work and energy are sums; a peak is the mean over the time that steps took."""

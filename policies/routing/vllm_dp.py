@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from pagedsim.core import Request
 from policies.routing.router import Replica, Replicas, Router
@@ -21,14 +21,16 @@ class VllmDP(Router):
     paper = "vLLM V1, data-parallel client (vllm/v1/engine/core_client.py)"
 
     def __init__(self) -> None:
-        self._seen_at: float | None = None
-        self._sent: Counter[int] = Counter()  # since then, by replica
+        self._seen_at: dict[str, float] = {}  # by what is to be done there
+        self._sent: defaultdict[str, Counter[int]] = defaultdict(Counter)  # since then, by replica
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-        if replicas.seen_at is None or replicas.seen_at != self._seen_at:
-            self._seen_at = replicas.seen_at
-            self._sent.clear()
-        sent = self._sent
+        role, seen_at = replicas.role, replicas.seen_at
+        sent = self._sent[role]
+        if seen_at is None or seen_at != self._seen_at.get(role):
+            sent.clear()
+        if seen_at is not None:
+            self._seen_at[role] = seen_at
         found = min(replicas, key=lambda one: WAITS * (one.waiting + sent[one.index]) + one.running)
         sent[found.index] += 1
         return found

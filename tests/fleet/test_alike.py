@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_router, make_scheduler
-from pagedsim.core import Scheduler
+from pagedsim.core import Request, Scheduler
 from pagedsim.metrics.steps import FleetSteps
 from policies.routing.round_robin import RoundRobin
+from policies.routing.router import Replica, Replicas, Router
 from tests.fleet.fleets import served
 from tests.sim.harness import Affine, Jobs, run
 
@@ -77,11 +78,20 @@ def test_round_robin_is_as_many_servers_apart(
         assert own.table().equals(alone_steps)
 
 
+class ByBatch(Router):
+    """Reads what is seen of batches and caches, replica by replica."""
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+        return min(replicas, key=lambda one: (len(one.batch), -one.cached_tokens(request)))
+
+
 @settings(max_examples=60)
 @given(
     kind=st.sampled_from(KINDS),
     count=st.integers(1, 4),
-    router=st.sampled_from(["round_robin", "least_requests", "power_of_two", "least_tokens"]),
+    router=st.sampled_from(
+        ["round_robin", "least_requests", "power_of_two", "least_tokens", "by batch"]
+    ),
     staleness=st.sampled_from([0.0, 0.07]),
     jobs=st.lists(
         st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 30)),
@@ -102,7 +112,7 @@ def test_times_of_their_own_change_nothing(
         requests, steps = served(
             [scheduler(**kind) for _ in range(count)],  # type: ignore[arg-type]
             Jobs(all_rows),
-            make_router(router),
+            ByBatch() if router == "by batch" else make_router(router),
             staleness=staleness,
             together=together,
         )

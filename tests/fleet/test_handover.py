@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.link import Network
+from policies.routing.central import Central
+from policies.routing.least_requests import LeastRequests
 from policies.routing.llumnix import Llumnix
 from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Move, Replica, Replicas, Router
@@ -149,3 +151,68 @@ def test_nobody_is_lost_and_nobody_is_served_twice(
     for one in schedulers:
         one.check()
         assert not one.held and one.memory.used == 0
+
+
+def test_who_is_placed_in_one_step_is_seen_by_the_next() -> None:
+    """Six prompts end in one step; each of three that decode gets two of them."""
+    requests, _ = served(
+        [scheduler(blocks=64, max_batched_tokens=64), *(scheduler() for _ in range(3))],
+        Jobs([(0.0, 4, 3)] * 6),
+        LeastRequests(),
+        Constant(),
+        roles=("prefill", "decode", "decode", "decode"),
+        network=NETWORK,
+    )
+    assert sorted(requests["replica"].to_pylist()) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_prompt_that_went_on_makes_room_in_front() -> None:
+    """One slot each: the second prompt begins when the first has gone, not when it is answered."""
+    requests, _ = served(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 4, 10)] * 3),
+        Central(slots=1),
+        Constant(),
+        roles=("prefill", "decode"),
+        network=NETWORK,
+    )
+    assert requests["first_token"].to_pylist() == [1.0, 2.0, 3.0]
+
+
+def test_a_lost_transfer_begins_anew_before_those_who_wait() -> None:
+    network = Network(4e-8, failure_rate=0.5, retries=0, timeout_s=0.1)
+    requests, _ = served(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 4, 5)] * 12),
+        Central(slots=1),
+        Constant(),
+        roles=("prefill", "decode"),
+        token_bytes=1.0,
+        network=network,
+    )
+    assert set(requests["state"].to_pylist()) == {"finished"}
+
+
+def test_an_answer_is_not_cut_where_its_prompt_is_computed() -> None:
+    requests, _ = served(
+        [scheduler(max_model_len=12), scheduler()],
+        Jobs([(0.0, 8, 30)]),
+        RoundRobin(),
+        roles=("prefill", "decode"),
+        network=NETWORK,
+    )
+    assert requests["output_tokens"].to_pylist() == [30]
+
+
+def test_an_answer_that_fits_nowhere_else_ends_where_it_began() -> None:
+    requests, _ = served(
+        [scheduler(), scheduler(max_model_len=16)],
+        Jobs([(0.0, 15, 9)]),
+        RoundRobin(),
+        roles=("prefill", "decode"),
+        network=NETWORK,
+    )
+    assert requests["state"].to_pylist() == ["finished"]
+    assert requests["reason"].to_pylist() == ["length"]
+    assert requests["output_tokens"].to_pylist() == [1]
+    assert requests["replica"].to_pylist() == [0]
