@@ -39,6 +39,6 @@ def draw(data: Mapping[str, Any]) -> Figure:
     plain_log_ticks(axes.yaxis)
     axes.set_xticks(range(len(ages)), [age(one) for one in ages])
     tidy(axes, x="age of what the router sees", y="P99 TTFT (ms)")
-    margins(figure)
+    margins(figure, left=0.8)
     key(figure, dict(look))
     return figure

@@ -58,6 +58,10 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "fcfs_vs_priority": FEW,
     "hit_rate": ("workload=sharegpt", *FEW, "+workload.prefixes={tokens: 64}", "memory.blocks=900"),
     "kv_tiers": ("seeds=1", "workload.sessions=8", "study.sizes.gib=[8,16]"),
+    "migration": (
+        *(*FEW, "study.rates=[7]", "study.at=7", "~study.variants", "+study.variants={}"),
+        "fleet.replicas=2",
+    ),
     "parity": (*VALIDATED, "study.over=['policy=fcfs']"),
     "past_future": (
         *("seeds=1", "~study.loads.reasoning", "study.loads.decode-heavy.users=[6,16]"),
