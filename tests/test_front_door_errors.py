@@ -295,7 +295,7 @@ VALUES = {
     "unknown shape": (
         f"{SINGLE} workload.lengths.shape=fixd",
         "workload.lengths.shape=fixd: unknown; did you mean 'fixed'? choose from alpaca, "
-        "empirical, fixed, lognormal, sharegpt, uniform",
+        "empirical, fixed, lognormal, quantiles, sharegpt, uniform",
     ),
     "setting of another shape": (
         f"{SINGLE} +workload.lengths.foo=3 workload=fixed",
