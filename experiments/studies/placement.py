@@ -14,6 +14,7 @@ from pagedsim.core.errors import require_number, require_whole
 from pagedsim.fleet.placement import Option, Placement, limit, pair, placed
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import signed
+from pagedsim.run.backend import Settings
 from pagedsim.run.pools import configured
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading
@@ -206,13 +207,19 @@ def servers(
         pools = (config["fleet"].get("pools") or {"": {}}).items()
         gpus, euros = 0, 0.0
         for pool, settings in pools:
-            own = configured(config, pool)
-            many = max(own["tensor_parallel"], own["expert_parallel"]) * own["pipeline_parallel"]
-            many *= settings.get("replicas", 1)
-            gpus += many
-            euros += many * (own["hardware"].get("price_per_hour") or math.nan)
+            many, price = server(configured(config, pool))
+            replicas = settings.get("replicas", 1)
+            gpus += replicas * many
+            euros += replicas * (math.nan if price is None else price)
         found[name] = gpus, None if math.isnan(euros) else euros
     return found
+
+
+def server(config: Settings) -> tuple[int, float | None]:
+    """GPUs of one server, and what they cost an hour."""
+    gpus = max(config["tensor_parallel"], config["expert_parallel"]) * config["pipeline_parallel"]
+    price = config["hardware"].get("price_per_hour")
+    return gpus, price and gpus * price
 
 
 def _rate(arm: Mapping[str, Any]) -> float:

@@ -48,6 +48,10 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "chunk_budget": (
         *("seeds=1", "workload.requests=24", "study.capacity=null", "study.crossing=null"),
     ),
+    "cheapest_fleet": (
+        *(*FEW, "study.short=20", "study.gpus=[l4]", "study.routers=[round_robin]"),
+        *("~study.splits", "+study.splits={a: []}"),
+    ),
     "compare": (*FEW, "study.arms={a: ['policy=fcfs'], b: ['policy=priority']}"),
     "estimate": (),
     "fairness": (

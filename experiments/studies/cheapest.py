@@ -1,0 +1,339 @@
+"""The cheapest fleet: how many GPUs, which, and split how, for some traffic and an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isinf
+
+from experiments.studies.capacity import WITHOUT_RATE
+from experiments.studies.fleet_options import (
+    REPLICAS,
+    ROLES,
+    Option,
+    Options,
+    Split,
+    check_splits,
+    options_of,
+)
+from experiments.studies.lattice import Counts, Lattice
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import require_number, require_whole, shown
+from pagedsim.metrics.arms import Run
+from pagedsim.metrics.compare import estimate, value_of
+from pagedsim.metrics.notice import added_up
+from pagedsim.metrics.slo import BOUNDED, slo_of
+from pagedsim.report import cheapest as report
+from pagedsim.run.arm import Arm
+from pagedsim.run.failure import Failure
+from pagedsim.run.job import Job
+from pagedsim.run.runs import Runs
+from pagedsim.run.study import Reading, Study
+from pagedsim.run.typed import single
+
+ATTAINED = "slo_attainment"
+_LENGTHS = ("workload.requests", "workload.sessions")
+"""The setting that makes a run short."""
+
+
+@dataclass(frozen=True)
+class Cheapest(Study):
+    """Every GPU of `gpus` with every split and router, and the fewest replicas that it takes.
+
+    A fleet meets the objective if a share `attainment` of its requests does. Short runs look for
+    the fewest replicas, long runs under every seed confirm them. Where prefill and decode are
+    apart, the fewest for each alone come first: no fleet of both has fewer. What would cost more
+    than 1 + `margin` times as much as the cheapest is dropped.
+    """
+
+    backends = ("sim",)
+    why = "a search takes hundreds of runs of whole fleets"
+    whole = False
+    keeps_tables = False
+
+    title: str
+    question: str
+    gpus: Sequence[str]
+    splits: Mapping[str, Split]
+    routers: Sequence[str]
+    attainment: float = 0.95
+    most: int = 32
+    """Replicas of a kind."""
+    short: int = 1000
+    """Requests of a short run."""
+    margin: float = 0.25
+    _found: list[Options] = field(default_factory=list, init=False, repr=False)
+    _probes: dict[str, Probe] = field(default_factory=dict, init=False, repr=False)
+    """What has been asked for, by the name of its runs."""
+
+    def __post_init__(self) -> None:
+        for key in ("gpus", "routers"):
+            names = getattr(self, key)
+            texts = isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
+            if not texts or not names or len(set(names)) < len(names):
+                example = {"gpus": "[l4, h100]", "routers": "[round_robin]"}[key]
+                raise ConfigError(f"{key}={shown(names)}: must be a list such as {example}")
+        check_splits(self.splits)
+        require_number("attainment", self.attainment, above=0, high=1)
+        require_number("margin", self.margin, 0)
+        require_whole("most", self.most, 1, 256)
+        require_whole("short", self.short, 1)
+
+    def options(self, runs: Runs) -> Options:
+        """Those that can be had; raises ConfigError if there are none."""
+        if not self._found:
+            self._found.append(options_of(runs.command, self.gpus, self.splits, self.routers))
+            if not self._found[0].there:
+                raise ConfigError("; ".join(left_out(self._found[0])))
+        return self._found[0]
+
+    def ask(self, runs: Runs) -> list[Arm]:
+        found = Searches(self, runs).next()
+        self._probes.update({probe.name: probe for probe in found})
+        return [self.arm(probe, runs) for probe in found]
+
+    def arm(self, probe: Probe, runs: Runs) -> Arm:
+        """Its runs; a short one has as many requests at most as a long one."""
+        changes = probe.sizes
+        if probe.long:
+            return Arm(probe.name, probe.overrides, changes)
+        workload = runs.config["workload"]
+        for key in _LENGTHS:
+            if (name := key.rpartition(".")[2]) in workload:
+                changes[key] = min(self.short, workload[name] or self.short)
+        return Arm(probe.name, probe.overrides, changes, runs.command.seeds[:1])
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if slo_of(job.config["slo"]) is None:
+                raise ConfigError("slo: must have a bound: slo.ttft=, slo.tpot= or slo.e2e=")
+            if (arrivals := job.config["workload"].get("arrivals")) in WITHOUT_RATE:
+                raise ConfigError(
+                    f"workload.arrivals={arrivals}: has no rate; a fleet is sized for one of "
+                    "poisson, gamma, fixed, or a trace's own"
+                )
+
+    def key_of(self, arm: str) -> str:
+        probe = self._probes.get(arm)
+        return "study" if probe is None else f"study.splits.{probe.option.split}"
+
+    def read(self, runs: Runs) -> Reading | None:
+        return Searches(self, runs).reading() if runs.finished else None
+
+    def progress(self, runs: Runs) -> str:
+        return f"{len(runs.finished)} runs of the search are complete"
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        """What has been asked for."""
+        return self._probes
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A fleet that is tried, by a short run or by long ones."""
+
+    option: Option
+    counts: Counts
+    long: bool
+    role: int | None = None
+    """The one of its roles that is done, as if others did the rest; None: all of it."""
+
+    @property
+    def name(self) -> str:
+        """What its runs are called."""
+        role = "" if self.role is None else f", {ROLES[self.role]} alone"
+        return self.option.fleet(self.counts) + role + ("" if self.long else ", short")
+
+    @property
+    def overrides(self) -> Sequence[str]:
+        """What makes it, but for how many replicas it has."""
+        return self.option.changes if self.role is None else self.option.alone[self.role]
+
+    @property
+    def sizes(self) -> dict[str, object]:
+        """How many replicas, by the settings that say so."""
+        keys = self.option.keys if self.role is None else [REPLICAS]
+        return dict(zip(keys, self.counts, strict=True))
+
+
+class Searches:
+    """The searches of all options, as far as their runs have come."""
+
+    def __init__(self, study: Cheapest, runs: Runs) -> None:
+        self.study, self.runs = study, runs
+        self.options = study.options(runs)
+        self.failed: dict[str, Failure] = {}
+        """By option."""
+        self.lattices: dict[str, Lattice] = {}
+        self.alone: dict[str, list[Lattice]] = {}
+        """Of each role, where roles are apart."""
+        for option in self.options.there:
+            self.lattices[option.name] = Lattice(option.prices, study.most)
+            self.alone[option.name] = [
+                Lattice(option.prices[role : role + 1], study.most)
+                for role in range(len(option.alone))
+            ]
+        for probe in study.probes.values():
+            self._tell(probe)
+        for name, roles in self.alone.items():  # no fleet of all roles has fewer of one
+            for role, one in enumerate(roles):
+                self.lattices[name].take(role, one.least)
+
+    def _tell(self, probe: Probe) -> None:
+        """What came of a probe, once all of its runs are there."""
+        for (arm, _), failure in self.runs.failed.items():
+            if arm == probe.name:
+                self.failed.setdefault(probe.option.name, failure)
+        found = self.of(probe)
+        if len(found) == (self._seeds if probe.long else 1):
+            met = _attained(found) >= self.study.attainment
+            name, role = probe.option.name, probe.role
+            lattice = self.lattices[name] if role is None else self.alone[name][role]
+            lattice.tell(probe.counts, met, probe.long)
+
+    def of(self, probe: Probe) -> list[Run]:
+        """Its runs."""
+        seeds = self.runs.command.seeds
+        every = (self.runs.finished.get((probe.name, seed)) for seed in seeds)
+        return [run for run in every if run is not None]
+
+    @property
+    def _seeds(self) -> int:
+        """So many make different requests."""
+        return 1 if self.runs.repeated else len(self.runs.command.seeds)
+
+    @property
+    def limit(self) -> float:
+        """Euros an hour; what costs more is dropped."""
+        return (1 + self.study.margin) * min((one.expected for _, one in self._open), default=inf)
+
+    @property
+    def _open(self) -> list[tuple[Option, Lattice]]:
+        """Options, but for those of which a run has failed."""
+        every = ((option, self.lattices[option.name]) for option in self.options.there)
+        return [(option, one) for option, one in every if option.name not in self.failed]
+
+    def next(self) -> list[Probe]:
+        """What is to run: short runs first, then what they lead to."""
+        limit = self.limit
+        short = [probe for option, one in self._open for probe in self._short(option, one, limit)]
+        return short or [
+            Probe(option, counts, long=True)
+            for option, one in self._open
+            for counts in one.next_long(limit)
+        ]
+
+    def _short(self, option: Option, lattice: Lattice, limit: float) -> list[Probe]:
+        """Its next short runs: those of roles alone go first, if the option may yet be worth it."""
+        if lattice.long or lattice.bound > limit:
+            return []
+        alone = [
+            Probe(option, counts, long=False, role=role)
+            for role, one in enumerate(self.alone[option.name])
+            if (counts := one.next_short(inf)) is not None
+        ]
+        if alone or (counts := lattice.next_short(limit)) is None:
+            return alone
+        return [Probe(option, counts, long=False)]
+
+    # -- what came of it ---------------------------------------------------------------------------
+
+    def reading(self) -> Reading:
+        """Everything, for a report."""
+        done = report.Cheapest(
+            attainment=self.study.attainment,
+            traffic=self._traffic(),
+            objective=self._objective(),
+            fleets=[fleet for fleet in map(self._fleet, self.study.probes.values()) if fleet],
+            least={option.name: option.fleet(one.best) for option, one in self._open if one.best},
+            dropped={
+                option.name: one.bound
+                for option, one in self._open
+                if one.best is None and not isinf(one.bound)
+            },
+            nowhere=[option.name for option, one in self._open if isinf(one.bound)],
+            limit=self.limit,
+            most=self.study.most,
+            interrupted=bool(self.next()),
+        )
+        failed = {name: str(failure) for name, failure in self.failed.items()}
+        again = self._typed(done.winner) if done.winner else ""
+        return Reading(
+            finding=done.lines(),
+            listings=done.listings(),
+            notes=[*left_out(self.options), *self._notes(done)],
+            data=done.data(),
+            drawings=done.drawings(),
+            table=done.table(),
+            again={"The cheapest, first seed": again} if again else {},
+            used={"again": again} if again else {},
+            failed=failed,
+            wrong=self.failed,
+        )
+
+    def _traffic(self) -> str:
+        workload = self.runs.config["workload"]
+        rate = workload.get("rate")
+        return "This traffic takes" if rate is None else f"{rate:g} requests/s take"
+
+    def _objective(self) -> str:
+        bounds = self.runs.config["slo"]
+        named = {key: bounds[key] for key in BOUNDED if bounds[key] is not None}
+        return ", ".join(f"{key.upper()} {seconds:g} s" for key, seconds in named.items())
+
+    def _fleet(self, probe: Probe) -> report.Fleet | None:
+        """One that was tried; None where a run of it is not there."""
+        found, option = self.of(probe), probe.option
+        if probe.role is not None or len(found) < (self._seeds if probe.long else 1):
+            return None
+        means = {key: estimate(_values(found, key)) for key in (ATTAINED, *report.COLUMNS)}
+        return report.Fleet(
+            name=option.fleet(probe.counts),
+            option=option.name,
+            gpu=option.gpu,
+            router=option.router,
+            long=probe.long,
+            counts=probe.counts,
+            gpus=option.gpus_of(probe.counts),
+            euros_per_hour=self.lattices[option.name].cost(probe.counts),
+            attained=means.pop(ATTAINED),
+            means={key: one.mean for key, one in means.items()},
+        )
+
+    def _typed(self, winner: report.Fleet) -> str:
+        """The command of an ordinary run of it."""
+        probe, command = self.study.probes[winner.name], self.runs.command
+        arm = self.study.arm(probe, self.runs)
+        config = command.configured(self.study.key_of(arm.name), arm.overrides, arm.changes)
+        job = Job(arm.name, command.seeds[0], config, command.folder)
+        sizes = [f"{key}={value}" for key, value in probe.sizes.items()]
+        return single(command, [*arm.overrides, *sizes], job)
+
+    def _notes(self, done: report.Cheapest) -> Iterator[str]:
+        """What a reader must know."""
+        yield (
+            "more replicas of an option are taken never to be worse: what a short run misses with "
+            "some, it is not tried with fewer"
+        )
+        if self.runs.repeated:
+            yield "under every seed the workload is the same, so each fleet has one long run"
+        if done.winner is not None:
+            runs = self.of(self.study.probes[done.winner.name])
+            yield from added_up([run.summary for run in runs])
+
+
+def left_out(options: Options) -> Iterator[str]:
+    """What was left out and why, a line a reason."""
+    for reason in dict.fromkeys(options.left_out.values()):
+        names = [name for name, one in options.left_out.items() if one == reason]
+        yield f"left out: {'; '.join(names)}: {reason}"
+
+
+def _values(runs: Sequence[Run], key: str) -> list[float]:
+    return [value_of(run.summary, key) for run in runs]
+
+
+def _attained(runs: Sequence[Run]) -> float:
+    """The share of requests that meet the objective, on average over the seeds."""
+    return estimate(_values(runs, ATTAINED)).mean

@@ -1,0 +1,288 @@
+"""What a search for the cheapest fleet found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pagedsim.metrics.catalogue import label_of, scale_of
+from pagedsim.metrics.compare import Estimate
+from pagedsim.metrics.result import Listing
+from pagedsim.report.labels import Label, Point, place
+from pagedsim.report.percent import percent, signed
+from pagedsim.report.pictures import Drawing
+from pagedsim.report.style import (
+    INK,
+    MUTED,
+    PAPER,
+    key,
+    looks,
+    margins,
+    new_figure,
+    plain_log_ticks,
+    short,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = ("goodput_per_s", "tokens_per_euro", "tokens_per_joule", "mean_watts")
+"""What is told of a fleet beside its cost."""
+_SAME = 1e-9
+_AIR = 1.12
+"""Of the axis of costs, beyond the least and the most."""
+_WIDE = 10.0
+"""Costs that are so many times the least stand on a logarithmic scale."""
+_FLOOR = 0.5
+"""Pictures begin at this share of requests: who serves fewer than half is far from any choice."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """One that was tried."""
+
+    name: str
+    option: str
+    gpu: str
+    router: str
+    long: bool
+    """Whether in long runs, under every seed; else in one short run."""
+    counts: tuple[int, ...]
+    """Replicas of each kind."""
+    gpus: int
+    euros_per_hour: float
+    attained: Estimate
+    """The share of requests that met the objective."""
+    means: Mapping[str, float]
+    """Of `COLUMNS`."""
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """All that was found."""
+
+    attainment: float
+    """The share of requests that is wanted."""
+    traffic: str
+    """Such as "10 requests/s take"."""
+    objective: str
+    fleets: Sequence[Fleet]
+    """All that were tried, in order."""
+    least: Mapping[str, str]
+    """The cheapest fleet of each option that has one, by its name."""
+    dropped: Mapping[str, float]
+    """Euros an hour that the other options would cost at least."""
+    nowhere: Sequence[str]
+    """Those that miss it even with the most replicas."""
+    limit: float
+    """Euros an hour above which options were dropped."""
+    most: int
+    interrupted: bool
+
+    @property
+    def found(self) -> list[Fleet]:
+        """The least of each option, the cheapest first; of these that cost the same, that which
+        serves most requests within the objective."""
+        names = set(self.least.values())
+        there = [fleet for fleet in self.fleets if fleet.long and fleet.name in names]
+        return sorted(there, key=lambda one: (round(one.euros_per_hour, 9), -one.attained.mean))
+
+    @property
+    def winner(self) -> Fleet | None:
+        """The cheapest of all."""
+        return next(iter(self.found), None)
+
+    def lines(self) -> list[str]:
+        """What was found, in sentences."""
+        lines = ["The search was interrupted; this is what is known."] if self.interrupted else []
+        if (best := self.winner) is None:
+            if self.nowhere and not self.dropped:
+                lines.append(
+                    f"No fleet has {percent(self.attainment, 0)} of the requests within "
+                    f"{self.objective}: even {self.most} replicas of a kind miss it."
+                )
+            return lines or ["Nothing was searched to the end."]
+        lines.append(
+            f"{self.traffic} {best.name}, {best.gpus} GPU{'s' * (best.gpus > 1)} for "
+            f"{best.euros_per_hour:,.2f} € an hour: {_share(best)} of the requests meet "
+            f"{self.objective}."
+        )
+        lines.append(f"The cheapest gives {self._use(best)}.")
+        lines += self._of_other_gpus(best, self.found[1:])
+        if best.attained.known and best.attained.low < self.attainment:
+            lines.append(
+                f"Whether it has {percent(self.attainment, 0)} within is not sure: more "
+                "requests or seeds would tell."
+            )
+        if self.dropped:
+            lines.append(
+                f"{len(self.dropped)} of {self._options} options were dropped: each would cost "
+                f"more than {self.limit:,.2f} € an hour."
+            )
+        return lines
+
+    @property
+    def _options(self) -> int:
+        return len(self.least) + len(self.dropped) + len(self.nowhere)
+
+    @staticmethod
+    def _use(fleet: Fleet) -> str:
+        told = [
+            f"{scale_of(name, [value]).text(value)}"
+            if name.endswith("watts")
+            else f"{value:,.{0 if value >= 1e3 else 1}f} {label_of(name).lower()}"
+            for name, value in fleet.means.items()
+            if name != "goodput_per_s" and value == value
+        ]
+        return " and ".join(", ".join(told).rsplit(", ", 1))
+
+    @staticmethod
+    def _of_other_gpus(best: Fleet, others: Sequence[Fleet]) -> list[str]:
+        """The next of each other GPU, and of the other routers."""
+        lines, seen = [], {best.gpu}
+        for one in others:
+            if one.gpu not in seen:
+                seen.add(one.gpu)
+                dearer = signed(one.euros_per_hour / best.euros_per_hour - 1, 0)
+                lines.append(f"{one.name} costs {one.euros_per_hour:,.2f} € ({dearer}).")
+        return lines
+
+    # -- for files and pages -----------------------------------------------------------------------
+
+    def listings(self) -> list[Listing]:
+        """The least of each option; what was dropped."""
+        listings = []
+        if found := self.found:
+            scales = {name: scale_of(name, [one.means[name] for one in found]) for name in COLUMNS}
+            units = [
+                label_of(name) + (f" ({scale.suffix})" if scale.suffix else "")
+                for name, scale in scales.items()
+            ]
+            rows = [
+                [
+                    one.name,
+                    str(one.gpus),
+                    f"{one.euros_per_hour:,.2f}",
+                    _share(one),
+                    *(scales[name].number(one.means[name]) for name in COLUMNS),
+                ]
+                for one in found
+            ]
+            head = ["the least of an option", "GPUs", "€/h", "within the objective", *units]
+            listings.append(Listing("What it takes", head, rows))
+        if self.dropped or self.nowhere:
+            costs = sorted(self.dropped.items(), key=lambda one: one[1])
+            rows = [[name, f"at least {euros:,.2f} €/h"] for name, euros in costs]
+            rows += [[name, f"missed even by {self.most} of a kind"] for name in self.nowhere]
+            listings.append(Listing("What was dropped", ["option", "why"], rows))
+        return listings
+
+    def data(self) -> dict[str, Any]:
+        """As result.json has it."""
+        return {
+            "attainment": self.attainment,
+            "cheapest": self.winner and self.winner.name,
+            "least": {one.option: _data(one) for one in self.found},
+            "dropped": dict(self.dropped),
+            "nowhere": list(self.nowhere),
+            "limit_euros_per_hour": self.limit,
+            "tried": [_data(fleet) for fleet in self.fleets],
+            "interrupted": self.interrupted,
+        }
+
+    def table(self) -> list[dict[str, object]]:
+        """A row a fleet that was tried."""
+        return [
+            {
+                "fleet": one.name,
+                "runs": "long" if one.long else "short",
+                "gpus": one.gpus,
+                "euros_per_hour": one.euros_per_hour,
+                "slo_attainment": one.attained.mean,
+                "slo_attainment_low": one.attained.low,
+                "slo_attainment_high": one.attained.high,
+                **one.means,
+            }
+            for one in self.fleets
+        ]
+
+    def drawings(self) -> dict[str, Drawing]:
+        """Cost against attainment."""
+        if not self.found:
+            return {}
+        caption = (
+            "A dot a fleet that was tried, large in long runs and small in a short one; hollow "
+            "where it misses the objective (dashed). On the grey front of long runs nothing "
+            "cheaper serves a larger share. Shares below 50 % are left out."
+        )
+        return {"pareto": Drawing("Cost against attainment", caption, partial(draw, self))}
+
+
+def front_of(fleets: Sequence[Fleet]) -> list[Fleet]:
+    """Those that nothing as cheap serves a larger share than, by cost."""
+    front: list[Fleet] = []
+    for one in sorted(fleets, key=lambda each: (each.euros_per_hour, -each.attained.mean)):
+        if not front or one.attained.mean > front[-1].attained.mean + _SAME:
+            front.append(one)
+    return front
+
+
+def draw(done: Cheapest) -> Figure:
+    """The share of requests within the objective by cost, in a colour a GPU."""
+    shown = [one for one in done.fleets if one.attained.mean >= _FLOOR]
+    look = looks(list(dict.fromkeys(one.gpu for one in done.fleets)))
+    figure = new_figure(4.2)
+    axes = figure.subplots()
+    margins(figure, left=0.75)
+    key(figure, dict(look))
+    costs = [one.euros_per_hour for one in shown]
+    low, high = min(costs) / _AIR, max(costs) * _AIR
+    lowest = min(one.attained.mean for one in shown)
+    room = 0.12 * (1.0 - min(lowest, 0.9))
+    axes.set(xlim=(low, high), ylim=(100 * (lowest - room), 100 * (1 + room)))
+    if high > _WIDE * low:
+        axes.set_xscale("log")
+        plain_log_ticks(axes.xaxis)
+    axes.axhline(100 * done.attainment, color=INK, lw=1, ls=(0, (4, 2)))
+    front = front_of([one for one in shown if one.long])
+    line = _stairs([_point(one) for one in front])
+    axes.plot(*zip(*line, strict=True), color=MUTED, lw=1.2, zorder=2)
+    for one in shown:
+        colour = look[one.gpu].colour
+        met = one.attained.mean >= done.attainment
+        size = 6.5 if one.long else 3.5
+        face = colour if met else PAPER
+        axes.plot(*_point(one), "o", ms=size, mec=colour, mfc=face, zorder=4 if one.long else 3)
+    # Dots without a name are labels without a text: names keep off them.
+    names = {id(one): short(one.name, 44) for one in front}
+    ordered = sorted(shown, key=lambda one: id(one) not in names)
+    labels = [Label(names.get(id(one), ""), _point(one), {"fontsize": 8}) for one in ordered]
+    place(axes, labels, line)
+    tidy(axes, x="cost (€ an hour)", y="within the objective (%)")
+    return figure
+
+
+def _point(fleet: Fleet) -> Point:
+    return fleet.euros_per_hour, 100 * fleet.attained.mean
+
+
+def _stairs(points: Sequence[Point]) -> list[Point]:
+    """A line that rises where more money buys more."""
+    line = list(points[:1])
+    for before, at in pairwise(points):
+        line += [(at[0], before[1]), at]
+    return line
+
+
+def _share(fleet: Fleet) -> str:
+    one = fleet.attained
+    sure = f" ({100 * one.low:.1f} to {min(100 * one.high, 100.0):.1f})" if one.known else ""
+    return percent(one.mean) + sure
+
+
+def _data(fleet: Fleet) -> dict[str, Any]:
+    return asdict(fleet) | {"attained": fleet.attained._asdict()}

@@ -1,0 +1,291 @@
+"""The cheapest fleet: the command, and what it makes of costs that are set by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.studies import cheapest
+from pagedsim.metrics.arms import Run
+from pagedsim.metrics.compare import Estimate
+from pagedsim.report.cheapest import COLUMNS, Cheapest, Fleet, draw, front_of
+from pagedsim.run.job import Job
+from pagedsim.run.runs import Runs
+from pagedsim.run.store import Store
+from tests.run.studies import command
+
+Call = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).resolve().parents[3]
+BASE = ("experiment=cheapest_fleet", "tracking=none", "hydra.run.dir=out")
+FEW = (
+    *(*BASE, "report=false", "jobs=1", "seeds=2", "workload.requests=120", "study.short=60"),
+    *("study.gpus=[l4]", "study.routers=[least_requests]", "workload.rate=20"),
+)
+SPLITS = "study.splits={one: [], two: ['tensor_parallel=2']}"
+ONE = "study.routers=[least_requests]"
+TWO_BY_TWO = (
+    *(*BASE, "report=false", "study.gpus=[l4,h100]", ONE, "~study.splits"),
+    "+study.splits={one: [], apart: {prefill: [], decode: []}}",
+)
+KINDS = "~study.splits", f"+{SPLITS}"
+CAPACITY = {"l4": 1.3, "a100-80gb": 9.0, "h100": 20.0}
+"""Requests a second that a GPU of the made-up fleets takes."""
+
+
+def result() -> dict[str, Any]:
+    return json.loads(Path("out/result.json").read_text())["data"]
+
+
+def _attained(job: Job) -> float:
+    """Of a fleet that serves so many requests a second, and the rest too late."""
+    config, fleet = job.config, job.config["fleet"]
+    able = CAPACITY[config["hardware"]["name"]]
+    able *= 1.02 if job.config["router"]["_target_"].endswith("LeastRequests") else 1.0
+    if (only := config["backend"]["only"]) is not None:
+        return min(1.0, fleet["replicas"] * _of_a_role(able, only) / config["workload"]["rate"])
+    if fleet["pools"]:
+        rates = [pool["replicas"] * _of_a_role(able, role) for role, pool in fleet["pools"].items()]
+        return min(1.0, min(rates) / config["workload"]["rate"])
+    able *= fleet["replicas"] * 1.8 ** (config["tensor_parallel"] - 1)
+    return min(1.0, able / config["workload"]["rate"])
+
+
+def _of_a_role(able: float, role: str) -> float:
+    return able * {"prefill": 4.0, "decode": 1.5}[role]
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs cost no time: what they give is made up. Returns what was asked."""
+    asked: list[str] = []
+
+    def serve(self: Runs, jobs: Sequence[Job], processes: int | None, store: Store) -> bool:
+        self.jobs += jobs
+        for job in jobs:
+            asked.append(job.arm)
+            summary = {"slo_attainment": _attained(job), "finished": 1, "requests": 1}
+            run = Run(job.arm, job.number, job.folder, job.config, summary)
+            self.finished[job.arm, job.number] = run
+        return False
+
+    monkeypatch.setattr(Runs, "serve", serve)
+    return asked
+
+
+def test_by_costs_set_by_hand_the_known_cheapest_is_found(call: Call, made_up: list[str]) -> None:
+    """20 requests/s, of which 19 are to be in time: 15 L4 do it, or 4 for prompts and 10 for
+    decodes, or one H100, for 5.24 € and 3.39 €."""
+    code, text, errors = call(*TWO_BY_TWO, "workload.rate=20", "study.margin=1")
+    assert (code, errors) == (0, ""), text
+    found = result()
+    assert found["cheapest"] == "1 × h100, one, least_requests"
+    least = {name: (one["counts"], one["gpus"]) for name, one in found["least"].items()}
+    assert least == {
+        "h100, one, least_requests": ([1], 1),
+        "l4, one, least_requests": ([15], 15),
+        "l4, apart, least_requests": ([4, 10], 14),
+        "h100, apart, least_requests": ([1, 1], 2),
+    }
+    assert all(one["attained"]["mean"] >= 0.95 for one in found["least"].values())
+
+
+def test_what_is_dearer_is_dropped_with_what_it_costs_at_least(
+    call: Call, made_up: list[str]
+) -> None:
+    code, text, errors = call(*TWO_BY_TWO, "workload.rate=20", "study.margin=0")
+    assert (code, errors) == (0, ""), text
+    found = result()
+    assert list(found["least"]) == ["h100, one, least_requests"]
+    dropped = found["dropped"]
+    assert dropped["h100, apart, least_requests"] == pytest.approx(2 * 3.393)
+    costs = {"l4, one, least_requests": 15 * 0.3741, "l4, apart, least_requests": 14 * 0.3741}
+    for name, cost in costs.items():  # at least, and no more than it would cost indeed
+        assert found["limit_euros_per_hour"] < dropped[name] <= cost + 1e-6
+    assert not any(arm.startswith("16 × l4, one") for arm in made_up)
+
+
+def test_nothing_feasible_is_said(call: Call, made_up: list[str]) -> None:
+    code, text, errors = call(*TWO_BY_TWO, "workload.rate=500", "study.most=4")
+    assert (code, errors) == (0, "")
+    assert "even 4 replicas of a kind miss it" in " ".join(text.split())
+    assert result()["cheapest"] is None and len(result()["nowhere"]) == 4
+    assert not any(arm.startswith("8 × ") for arm in made_up)
+
+
+def test_gpus_without_a_price_and_models_that_do_not_fit_are_left_out(
+    call: Call, made_up: list[str]
+) -> None:
+    words = ("model=llama-2-13b", "study.gpus=[l4,a30,h100]", ONE, *KINDS)
+    code, text, errors = call(*BASE, "report=false", *words)
+    told = " ".join(text.split())
+    assert (code, errors) == (0, ""), text
+    assert "left out: a30: has no price" in told
+    assert "left out: l4, one: " in told
+    assert {name.split(", ")[0] for name in result()["least"]} <= {"l4", "h100"}
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("study.attainment=1.5",), "attainment=1.5: must be a number"),
+        (("study.gpus=[]",), "gpus=[]: must be a list such as [l4, h100]"),
+        (("study.gpus=[h1000]",), "h1000"),
+        (("study.routers=[nobody]",), "nobody"),
+        (("study.most=0",), "most=0: must be a whole number"),
+        (("study.gpus=[a30]",), "left out: a30: has no price"),
+        (("slo.ttft=null", "slo.tpot=null"), "slo: must have a bound"),
+        (("workload.arrivals=burst",), "workload.arrivals=burst: has no rate"),
+        (("workload.rate=-1",), "workload.rate=-1"),
+        (
+            ("~study.splits", "+study.splits.bad={prefill: []}"),
+            "splits.bad={'prefill': []}: must have overrides for prefill and for decode",
+        ),
+        (
+            (
+                "~study.splits",
+                "+study.splits.bad=['router=random']",
+            ),
+            "router=random: is what the search varies",
+        ),
+        (
+            (
+                "~study.splits",
+                "+study.splits.bad=['workload.rate=1']",
+            ),
+            "must be the same for all options",
+        ),
+        (
+            (
+                "~study.splits",
+                "+study.splits.bad=['tensor_parallel=two']",
+            ),
+            "tensor_parallel",
+        ),
+        (
+            ("model=llama-2-70b", "study.gpus=[l4]", *KINDS),
+            "left out: l4, one: model=llama-2-70b does not fit",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    call: Call, words: Sequence[str], complaint: str
+) -> None:
+    code, _, errors = call(*FEW, *words)
+    assert code == 1
+    assert len(errors.splitlines()) == 1, errors
+    assert complaint in errors
+
+
+@pytest.mark.slow
+def test_the_command_finds_a_fleet_and_a_stopped_one_goes_on(call: Call) -> None:
+    code, text, errors = call(*FEW, *KINDS)
+    assert (code, errors) == (0, ""), text
+    whole, first = Path("out/result.json").read_bytes(), result()
+    assert first["cheapest"] and "again" in text
+    winner = next(one for one in first["least"].values() if one["name"] == first["cheapest"])
+    assert winner["attained"]["mean"] >= 0.95
+    assert winner["means"]["tokens_per_euro"] > 0 and winner["means"]["mean_watts"] > 0
+    summaries = sorted(Path("out/runs").glob("*/*.json"))
+    for path in summaries[::2]:
+        path.unlink()  # as if it had been stopped before these
+    code, text, errors = call(*FEW, *KINDS)
+    assert (code, errors) == (0, ""), text
+    assert "runs were there already" in text
+    assert Path("out/result.json").read_bytes() == whole
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("hydra_plugins.hydra_submitit_launcher") is None,
+    reason="the cluster extra is not installed",
+)
+def test_a_sweep_of_it_goes_through_submitit(tmp_path: Path) -> None:
+    whole = ("hydra.run.dir=out", "workload.rate=20", "seeds=2")
+    words = [word for word in (*FEW, *KINDS) if word not in whole]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pagedsim", "-m", "hydra/launcher=submitit_local"),
+            *("hydra.sweep.dir=out", "seeds=1", "workload.rate=5,20", *words),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    costs = []
+    for number in (0, 1):
+        text = (tmp_path / "out" / str(number) / "result.json").read_text()
+        costs.append(
+            min(one["euros_per_hour"] for one in json.loads(text)["data"]["least"].values())
+        )
+    assert 0 < costs[0] < costs[1]
+
+
+def fleet(name: str, euros: float, attained: float, gpu: str = "l4", long: bool = True) -> Fleet:
+    interval = Estimate(attained, attained - 0.01, attained + 0.01)
+    means = dict.fromkeys(COLUMNS, 1.0)
+    return Fleet(name, f"of {name}", gpu, "r", long, (1,), 1, euros, interval, means)
+
+
+def found(fleets: Sequence[Fleet], least: Sequence[str]) -> Cheapest:
+    return Cheapest(
+        attainment=0.95,
+        traffic="5 requests/s take",
+        objective="TTFT 1 s",
+        fleets=fleets,
+        least={f"of {name}": name for name in least},
+        dropped={"another": 9.0},
+        nowhere=[],
+        limit=8.0,
+        most=4,
+        interrupted=False,
+    )
+
+
+def test_the_front_is_of_those_that_nothing_as_cheap_beats() -> None:
+    fleets = [fleet("a", 1, 0.6), fleet("b", 2, 0.5), fleet("c", 2, 0.9), fleet("d", 3, 0.9)]
+    assert [one.name for one in front_of(fleets)] == ["a", "c"]
+
+
+def test_of_those_that_cost_the_same_the_one_that_serves_more_is_named() -> None:
+    fleets = [
+        fleet("a", 2, 0.955),
+        fleet("b", 2, 0.99),
+        fleet("c", 3, 1.0, "h100"),
+        fleet("d", 1, 0.7, long=False),
+    ]
+    done = found(fleets, ["a", "b", "c"])
+    assert done.winner is fleets[1]
+    lines = " ".join(done.lines())
+    assert "5 requests/s take b, 1 GPU for 2.00 € an hour: 99.0 %" in lines
+    assert "c costs 3.00 € (+50 %)." in lines
+    assert "1 of 4 options were dropped: each would cost more than 8.00 €" in lines
+    assert draw(done).axes
+    rows = list(csv.reader(str(row["fleet"]) for row in done.table()))
+    assert len(rows) == 4
+
+
+def test_an_interval_that_reaches_below_the_objective_is_told() -> None:
+    assert "is not sure" in " ".join(found([fleet("a", 2, 0.955)], ["a"]).lines())
+    assert "is not sure" not in " ".join(found([fleet("a", 2, 0.97)], ["a"]).lines())
+
+
+@pytest.mark.usefixtures("hydra")
+def test_short_runs_have_no_more_requests_than_long_ones(tmp_path: Path) -> None:
+    study = cheapest.Cheapest("t", "q", ["l4"], {"one": []}, ["round_robin"], short=300)
+    for words, many in ((("workload.requests=100",), 100), (("workload.requests=900",), 300)):
+        runs = Runs(command(tmp_path, BASE[0], *words))
+        (option,) = study.options(runs).there
+        arm = study.arm(cheapest.Probe(option, (2,), long=False), runs)
+        assert arm.changes == {"fleet.replicas": 2, "workload.requests": many}
