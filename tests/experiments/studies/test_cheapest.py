@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BASE = ("experiment=cheapest_fleet", "tracking=none", "hydra.run.dir=out")
 FEW = (
     *(*BASE, "report=false", "jobs=1", "seeds=2", "workload.requests=120", "study.short=60"),
-    *("study.gpus=[l4]", "study.routers=[least_requests]", "workload.rate=20"),
+    *("study.gpus=[l4]", "study.routers=[least_requests]", "workload.rate=200"),
 )
 SPLITS = "study.splits={one: [], two: ['tensor_parallel=2']}"
 ONE = "study.routers=[least_requests]"
@@ -209,12 +209,12 @@ def test_the_command_finds_a_fleet_and_a_stopped_one_goes_on(call: Call) -> None
     reason="the cluster extra is not installed",
 )
 def test_a_sweep_of_it_goes_through_submitit(tmp_path: Path) -> None:
-    whole = ("hydra.run.dir=out", "workload.rate=20", "seeds=2")
+    whole = ("hydra.run.dir=out", "workload.rate=200", "seeds=2")
     words = [word for word in (*FEW, *KINDS) if word not in whole]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pagedsim", "-m", "hydra/launcher=submitit_local"),
-            *("hydra.sweep.dir=out", "seeds=1", "workload.rate=5,20", *words),
+            *("hydra.sweep.dir=out", "seeds=1", "workload.rate=5,200", *words),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
