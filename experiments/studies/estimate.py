@@ -14,7 +14,7 @@ from pagedsim.core.errors import require_whole
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.roofline import draw_roofline
 from pagedsim.run.arm import Arm
-from pagedsim.run.parts import backend_of
+from pagedsim.run.parts import backend_of, refuse_fleet
 from pagedsim.run.runs import Runs
 from pagedsim.run.simulated import Simulated
 from pagedsim.run.study import Reading, Study
@@ -81,6 +81,7 @@ def estimated(
 
 def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int) -> Case:
     """The server that a configuration describes, and what is asked of it."""
+    refuse_fleet(dict(config), "an estimate is of one server")
     backend = backend_of(dict(config))
     assert isinstance(backend, Simulated)
     stage = backend.simulation(dict(config), 0)

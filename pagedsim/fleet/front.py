@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import simpy
 
@@ -21,7 +21,7 @@ from pagedsim.fleet.roster import Roster, Standing
 from pagedsim.fleet.view import Candidates, Seen, Stale
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder
-from policies.routing.router import Left, Placed, Refusal, Router
+from policies.routing.router import Left, Move, Placed, Refusal, Router
 
 Stage = Literal["prefill", "decode"]
 
@@ -121,8 +121,8 @@ class Front:
         if not (isinstance(answer, Seen) and self._takes(answer, role)):
             name = f"{type(self.router).__name__}.route"
             raise PagedsimError(
-                f"{name} gave {answer!r}: must be one of the replicas that it was given, a "
-                "Refusal, or None"
+                f"{name} gave {answer!r}: must be one of the replicas that it was given, which "
+                f"may {'take prompts' if role == 'prefill' else 'decode'}, a Refusal, or None"
             )
         if self._observing:
             self.router.observe(Placed(request, self._views[answer.index], now))
@@ -177,9 +177,24 @@ class Front:
         chore = Chore(self)
         while not self.over:
             yield from chore.until(self.environment.now + every)
-            for move in self.router.migrate(self._candidates["decode"], self.environment.now):
+            moves = self.router.migrate(self._candidates["decode"], self.environment.now)
+            for move in self._checked(moves):
                 source, target = (self.members[one.index] for one in (move.source, move.target))
                 handover.migrate(move.request, source, target)
+
+    def _checked(self, moves: Any) -> Sequence[Move]:
+        """Moves of running requests between replicas of ours; who has stopped running stays."""
+
+        def known(end: object) -> bool:
+            return isinstance(end, Seen) and end in self._views
+
+        fine = isinstance(moves, Sequence) and all(isinstance(one, Move) for one in moves)
+        if fine and all(known(one.source) and known(one.target) for one in moves):
+            return moves
+        raise PagedsimError(
+            f"{type(self.router).__name__}.migrate gave {moves!r}: must be a list of "
+            "Move(request, source, target), with two of the replicas that it was given"
+        )
 
     @property
     def over(self) -> bool:

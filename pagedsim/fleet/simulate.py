@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from pagedsim.core import PagedsimError
+from pagedsim.core.errors import require_number
 from pagedsim.core.source import Source
 from pagedsim.fleet.account import Track
 from pagedsim.fleet.autoscale import Autoscale, scale
@@ -80,9 +81,9 @@ def _run_together(front: Front) -> None:
     over = environment.all_of([member.server.process for member in front.members])
     try:
         environment.run(over)
-    except RuntimeError:
-        if over.triggered or environment.peek() < inf:
-            raise
+    except RuntimeError as error:
+        if over.triggered or environment.peek() < inf or error.__cause__ is not None:
+            raise  # it is somebody else's
         raise PagedsimError(front.stuck()) from None
 
 
@@ -100,6 +101,9 @@ def _join(front: Front, network: Network | None, seed: int) -> None:
     """Have requests go on at other replicas, where prompts and decodes are apart or some move."""
     apart = [member for member in front.members if member.role == "prefill"]
     every = front.router.migrates_every
+    if every is not None:
+        name = type(front.router).__name__
+        require_number(f"{name}.migrates_every", every, above=0)
     if not apart and every is None:
         return
     assert network is not None, "links must be given"
