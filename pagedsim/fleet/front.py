@@ -190,7 +190,8 @@ class Front:
 
         fine = isinstance(moves, Sequence) and all(isinstance(one, Move) for one in moves)
         if fine and all(known(one.source) and known(one.target) for one in moves):
-            return moves
+            checked: Sequence[Move] = moves
+            return checked
         raise PagedsimError(
             f"{type(self.router).__name__}.migrate gave {moves!r}: must be a list of "
             "Move(request, source, target), with two of the replicas that it was given"
