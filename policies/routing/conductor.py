@@ -101,7 +101,9 @@ class Conductor(Router):
                 for replica in pool
                 for one in replica.batch
             )
-            sequences += sum(one.requests for one in replicas.everybody if one.role == "prefill")
+            coming = sum(one.requests for one in replicas.everybody if one.role == "prefill")
+            # Their first tokens are spread over the time until then: the early ones will have left.
+            sequences += ceil(coming * min(self.stay / (then - now), 1.0) if then > now else coming)
             sequences += sum(one.waiting for one in pool)
         each = tokens / running if running else request.num_tokens
         share = ceil((sequences + 1) / len(pool))

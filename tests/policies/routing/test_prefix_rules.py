@@ -277,6 +277,20 @@ def test_answers_that_would_be_slow_are_refused_when_it_is_said(
     assert named(router, apart("decode"), 100, now=9.0) == later
 
 
+@pytest.mark.parametrize(
+    ("tbt", "answer"),
+    [
+        # Its first token comes in 1.1 s, and answers take 0.2 s: who decodes now has left then,
+        # and of the 2 before it but the share 0.2 / 1.1, rounded up to one.
+        (0.0121, 0),
+        (0.0119, "Refusal"),
+    ],
+)
+def test_who_will_have_left_by_then_is_not_counted(tbt: float, answer: int | str) -> None:
+    router = make_router("conductor", tbt=tbt, stay=0.2)
+    assert named(router, apart("prefill"), 100, now=8.0) == answer
+
+
 def test_the_fastest_decodes() -> None:
     there = fleet({"running": 5}, {"running": 4, "waiting": 2}, {"running": 4}, role="decode")
     assert named(make_router("conductor"), there) == 2
