@@ -53,6 +53,12 @@ SMALLEST: dict[str, tuple[str, ...]] = {
         *("~study.splits", "+study.splits={a: []}"),
     ),
     "compare": (*FEW, "study.arms={a: ['policy=fcfs'], b: ['policy=priority']}"),
+    "early_rejection": (
+        *(*FEW, "model=llama-2-7b", "tensor_parallel=1", "study.warm_up=0"),
+        *("fleet.pools.prefill.replicas=1", "fleet.pools.decode.replicas=1"),
+        *("~study.cases", '+study.cases={a: ["router.tbt=0.1"]}'),
+        "study.shown=a",
+    ),
     "estimate": (),
     "fairness": (
         *(f"study.{one}={LOGS / name}" for one, name in BURSTS.items()),

@@ -1,0 +1,167 @@
+"""Refusals of a fleet: shares and loads by hand, what is told, and one real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from experiments.papers.early_rejection import Rejection
+from experiments.papers.stage_load import loads
+from pagedsim.core import ConfigError
+from pagedsim.metrics.arms import Run
+from tests.metrics.tables import NAN, requests_of
+from tests.run.studies import carried_out
+
+
+def study(**more: Any) -> Rejection:
+    settings: dict[str, Any] = {
+        "title": "t",
+        "question": "q",
+        "source": "s",
+        "ways": {"late": ["router.refuse=late"], "early": ["router.refuse=now"]},
+        "cases": {"strict": ["router.tbt=0.1"], "lenient": ["router.tbt=1"]},
+        "shown": "strict",
+        "warm_up": 0.0,
+        "span": 3.0,
+        "published": {"late": 50, "early": 25},
+        "of": 100,
+    }
+    return Rejection(**(settings | more))
+
+
+class Tables(Run):
+    """Four requests: two are served, one is refused at 0.5 s on its arrival, and one at 3 s, its
+    prompt computed, where `config` says that there is a late one."""
+
+    def requests(self, *columns: str) -> pa.Table:
+        served: dict[str, Any] = {
+            "arrival": 0.0,
+            "left": 1.0,
+            "boarded": 1.5,
+            "finished": 3.5,
+            "output_tokens": 5,
+        }
+        refused: dict[str, Any] = {
+            "left": NAN,
+            "boarded": NAN,
+            "first_token": NAN,
+            "state": "rejected",
+        }
+        rows = [
+            served,
+            served | {"left": 2.0, "boarded": 2.0, "finished": 2.2},
+            served | refused | {"arrival": 0.5, "finished": 0.5},
+            served | refused | {"arrival": 4.0, "finished": 4.0},
+        ]
+        if self.config["late"]:
+            rows[2] |= {"first_token": 3.0, "finished": 3.0}
+        return requests_of(*rows).select(columns)
+
+
+def tables(arm: str = "x", late: bool = True) -> Run:
+    return Tables(arm, 0, Path(), {"late": late, "router": {"tbt": 0.1}}, {})
+
+
+def test_loads_are_of_who_is_in_each_stage() -> None:
+    found = loads([tables()], 0.0, 3.0)
+    assert found.refused == 0.5 and found.late == 0.25
+    assert found.slow == 0.25  # 0.5 s a token, and 0.05
+    assert found.prefill == 1.5 and found.decode == pytest.approx(1.1)
+    assert found.seconds == [0, 1, 2]
+    assert found.in_prefill == [2, 2, 1] and found.in_decode == [0, 0, 2]
+    early = loads([tables(late=False)], 0.0, 3.0)
+    assert early.late == 0.0 and early.in_prefill == [2, 1, 0]
+
+
+def test_swings_are_deviations_over_time() -> None:
+    found = loads([tables()], 0.0, 9.0)  # 2, 2, 1, 0 and 0, 0, 2, 1
+    assert found.queue_swing == pytest.approx(0.6875**0.5 / 1.25)
+    assert found.swing == pytest.approx(0.6875**0.5 / 0.75)
+    assert found.together == pytest.approx((0.5 - 1.25 * 0.75) / 0.6875)
+
+
+def test_a_warm_up_longer_than_the_arrivals() -> None:
+    with pytest.raises(ConfigError, match=r"^study\.warm_up=4: must be shorter than the 4 s of"):
+        loads([tables()], 4.0, 3.0)
+
+
+def test_what_is_told() -> None:
+    of = study()
+    runs = {arm: [tables(arm, late="late" in arm)] for arm in of.arms()}
+    assert of.arms()["strict, early"] == ["router.tbt=0.1", "router.refuse=now"]
+    reading = of.read_arms(runs)
+    assert [(row.ours, row.published) for row in reading.rows] == [
+        (0.5, 0.5),
+        (0.5, 0.25),
+        (1, 0.5),
+    ]
+    assert [bool(row.why) for row in reading.rows] == [False, True, True]
+    assert reading.finding[0] == (
+        "strict: of all requests are refused (published): 50.0 % late (50.0 %), "
+        "50.0 % early (25.0 %)."
+    )
+    assert reading.finding[-1] == "Fewer are refused early than late in 0 of 2 cases."
+    for drawing in reading.drawings.values():
+        assert drawing.draw().axes
+
+
+def test_fewer_are_told_with_their_cases() -> None:
+    class Fewer(Tables):
+        def requests(self, *columns: str) -> pa.Table:
+            return super().requests(*columns).slice(0, 3)
+
+    of = study()
+    runs = {arm: [tables(arm)] for arm in of.arms()}
+    runs["lenient, early"] = [Fewer("x", 0, Path(), tables().config, {})]
+    told = of.read_arms(runs).finding[-1]
+    assert told == "Fewer are refused early than late in 1 of 2 cases (lenient)."
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"shown": "none"}, "unknown case 'none'"),
+        ({"published": {"never": 3}}, "unknown way 'never'"),
+        ({"published": {"late": 101}}, "study.published.late=101"),
+        ({"ways": {}}, "study.ways: must name at least one"),
+        ({"span": 0.0}, "study.span=0"),
+    ],
+)
+def test_mistakes(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        study(**settings)
+
+
+SMALL = (
+    *("experiment=early_rejection", "tracking=none", "report=false", "seeds=1"),
+    *(
+        "model=llama-2-7b",
+        "tensor_parallel=1",
+        "workload.requests=40",
+        "workload.rate=8",
+        "workload.cv=1.0",
+    ),
+    *("workload.lengths.prompt_mean=500", "study.warm_up=0"),
+    *("fleet.pools.prefill.replicas=1", "fleet.pools.decode.replicas=1"),
+    *("~study.cases", '+study.cases={a: ["router.tbt=0.035"]}'),
+    "study.shown=a",
+)
+
+
+@pytest.mark.usefixtures("hydra")
+def test_a_run(tmp_path: Path) -> None:
+    result = carried_out(tmp_path / "out", *SMALL)
+    assert result["notes"][0].startswith("model=llama-2-7b, tensor_parallel=1, ")
+    late = result["rows"][0]
+    assert late["what"] == "refused after the prefill" and 0 < late["ours"] < 1
+    load = result["data"]["load"]["early"]
+    assert max(load["prefill"]) > 0 and max(load["decode"]) > 0
+
+
+@pytest.mark.usefixtures("hydra")
+def test_a_fleet_whose_roles_are_not_apart(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^fleet=alike: must have prefill and decode apart"):
+        carried_out(tmp_path / "out", "experiment=early_rejection", "fleet=alike", "tracking=none")
