@@ -226,7 +226,7 @@ class Server:
         # In a beam search no step is like the one before it.
         still = self.fast_forward and not (self.searching and scheduler.clock.wide)
         quiet = scheduler.quiet(plan) if still else 0
-        seconds, again = self.cost.decode_seconds, self.recorder.again
+        seconds, recorder = self.cost.decode_seconds, self.recorder
         memory, sequences = scheduler.memory, plan.decode_count
         until = environment.peek()  # nothing happens before
         while True:
@@ -246,7 +246,7 @@ class Server:
                 self._moved(plan, start, start, end)
                 self.recorder.step(plan, start, end, scheduler)
             else:
-                again(end, memory.used)
+                recorder.again(end, memory.used)
 
     def _wait_out(self, end: float) -> Generator[simpy.Event, None, None]:
         """Let time pass until a step ends of which the recorder has been told."""

@@ -238,7 +238,10 @@ def test_servers_that_share_a_pool_read_what_they_should(
 
 def sharing(case: Case, block_size: int, pool: Tier) -> Run:
     """A run of a case on a server that also has a pool, and never swaps."""
-    server = replace(case.server, block_size=block_size, preemption="recompute")
+    # As many tokens a step as fit: with blocks of another size its own limit may be too few.
+    server = replace(
+        case.server, block_size=block_size, preemption="recompute", max_batched_tokens=None
+    )
     blocks = max(-(-case.server.blocks * case.server.block_size // block_size), 1)
     scheduler = replace(server, blocks=blocks, pool=pool).build(case.seed)
     return Run(replace(case, server=server), scheduler=scheduler)

@@ -30,7 +30,7 @@ def test_greedy_tokens_are_the_same_under_every_policy(name: str, batching: str)
         policy=make_policy(name, victim="largest" if batching == "unified" else None, **settings),
         batching=batching,
         preemption="swap" if batching == "prefill_first" else "recompute",
-        memory="prefix" if name == "longest_prefix" else "paged",
+        memory="prefix" if name in ("longest_prefix", "continuum") else "paged",
     )
     waiting = list(enumerate(prompts()))
     outputs = {}
