@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,12 +113,12 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=80, deadline=None)
-@given(
+FLEETS = given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4),
     roles=st.lists(st.sampled_from(["both", "prefill", "decode"]), min_size=4, max_size=4),
     moving=st.booleans(),
     failures=st.sampled_from([0.0, 0.3]),
+    central=st.booleans(),
     layerwise=st.booleans(),
     sharing=st.sampled_from(["fifo", "fair"]),
     jobs=st.lists(
@@ -126,13 +127,16 @@ KINDS: list[dict[str, Any]] = [
         max_size=25,
     ),
 )
-def test_nobody_is_lost_and_nobody_is_served_twice(
+
+
+def nobody_is_lost_and_nobody_is_served_twice(
     kinds: list[dict[str, Any]],
     roles: list[str],
     moving: bool,
     failures: float,
     layerwise: bool,
     sharing: str,
+    central: bool,
     jobs: list[tuple[int, int, int]],
 ) -> None:
     roles = [*roles[: len(kinds) - 2], "prefill", "decode"] if not moving else ["both"] * len(kinds)
@@ -141,7 +145,9 @@ def test_nobody_is_lost_and_nobody_is_served_twice(
     network = Network(
         4e-8, sharing=sharing, layerwise=layerwise, failure_rate=failures, retries=1, timeout_s=0.1
     )
-    router = Llumnix(every=0.11) if moving else RoundRobin()
+    router: Router = Central(slots=3) if central else RoundRobin()
+    if moving:
+        router = Llumnix(every=0.11)
     requests, _ = served(
         schedulers, Jobs(rows), router, roles=roles, token_bytes=1.0, layers=2, network=network
     )
@@ -151,6 +157,19 @@ def test_nobody_is_lost_and_nobody_is_served_twice(
     for one in schedulers:
         one.check()
         assert not one.held and one.memory.used == 0
+
+
+@settings(max_examples=80, deadline=None)
+@FLEETS
+def test_nobody_is_lost_and_nobody_is_served_twice(**fleet: Any) -> None:
+    nobody_is_lost_and_nobody_is_served_twice(**fleet)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@FLEETS
+def test_nobody_is_lost_in_two_thousand_fleets(**fleet: Any) -> None:
+    nobody_is_lost_and_nobody_is_served_twice(**fleet)
 
 
 def test_who_is_placed_in_one_step_is_seen_by_the_next() -> None:
