@@ -20,6 +20,7 @@ of what they need can wait for each other: then one of them must let go.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 
 from pagedsim.core.batching import Batching
@@ -45,6 +46,7 @@ class Gate:
         self._stand_ins = queues.holdings.stand_ins
         self._pending: StepPlan | None = None
         self._disturbed = False  # whether anything came from outside since the plan
+        self._unheard: deque[Arrived] = deque()  # what the policy is not told of yet
 
     # -- one server's affairs --------------------------------------------------------------------
 
@@ -54,6 +56,9 @@ class Gate:
         In a simulation `output_len` is the length at which its output ends, which no policy sees;
         an engine leaves it out and tells `commit` who finished. Either way it ends at its
         `max_tokens` and at `max_model_len`.
+
+        The policy hears of it with the next plan: an engine cannot look at who comes while a step
+        runs, so what the policy sees then must be the same in a simulation.
         """
         if request.id in self.requests or self._stand_ins:
             self._refuse_known(request)
@@ -70,7 +75,12 @@ class Gate:
             raise
         self._disturbed = True
         if self.queues.observing:
-            self.policy.observe(Arrived(request, now))
+            self._unheard.append(Arrived(request, now))
+
+    def _hear(self) -> None:
+        """Tell the policy who has come."""
+        while self._unheard:
+            self.policy.observe(self._unheard.popleft())
 
     def abort(self, request_id: RequestId, now: float) -> Request:
         """End a request wherever it is, and free all that it holds here.
@@ -81,6 +91,7 @@ class Gate:
         request = self.requests.get(request_id)
         if request is None:
             return self._abort_away(request_id, now)
+        self._hear()
         in_batch = request in self.queues.running
         self.queues.take_out(request)
         if in_batch:
@@ -126,6 +137,7 @@ class Gate:
         length at which its output would have ended here.
         """
         self._refuse_stranger(request)
+        self._hear()
         self.queues.now = now
         output_len = self.queues.withdraw(request)
         self._strike(request)

@@ -152,6 +152,8 @@ class Scheduler(Gate):
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
         try:
+            if self._unheard:
+                self._hear()
             if queues.guarding:
                 self.memory.unguard(now)
             queues.expire()
@@ -192,7 +194,7 @@ class Scheduler(Gate):
         self._refuse_stale(plan)
         if self.queues.untold:
             raise PlanError(f"plan {self.queues.untold[0].number} is not told of yet")
-        self._hear(plan, tokens, finished, parents, self.clock.riders)
+        self._check_answer(plan, tokens, finished, parents, self.clock.riders)
         self._pending = None
         self.queues.launch(plan)
         return self._tell(plan, now, tokens, finished, parents)
@@ -219,7 +221,7 @@ class Scheduler(Gate):
         untold = self.queues.untold
         if not untold or plan is not untold[0]:
             raise PlanError(f"plan {plan.number} was not launched, or is not the next to tell of")
-        self._hear(plan, tokens, finished, parents, None)
+        self._check_answer(plan, tokens, finished, parents, None)
         untold.popleft()
         return self._tell(plan, now, tokens, finished, parents)
 
@@ -227,7 +229,7 @@ class Scheduler(Gate):
         """The executor will tell sampled tokens; otherwise that is found out when it first does."""
         self.memory.with_tokens = True
 
-    def _hear(
+    def _check_answer(
         self,
         plan: StepPlan,
         tokens: Tokens | None,

@@ -166,8 +166,6 @@ class PacedEngine:
         """It could not be queued: it ends, and nobody else does."""
         self.failure = f"{type(error).__name__}: {error}"
         self._unqueued.append(self._ended(answer, "error"))
-        if answer.request.id in self.scheduler.requests:
-            self._server.abort(answer.request.id)
 
     def _when(self, time: float, what: Callable[[simpy.Event], None]) -> None:
         event = self._environment.at(time)

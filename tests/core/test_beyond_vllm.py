@@ -531,9 +531,9 @@ def test_hooks_are_asked_at_their_moments() -> None:
     server = Server(4, policy=policy, preemption="swap", cpu_blocks=4)
     server.add("a", 6, output=3)
     server.add("b", 6)
-    assert policy.told() == ["arrived a at 0", "arrived b at 0"]
     plan = server.plan()
-    assert policy.told() == ["admit a", "admitted a at 0", "admit b", "admitted b at 0"]
+    arrivals = ["arrived a at 0", "arrived b at 0"]
+    assert policy.told() == [*arrivals, "admit a", "admitted a at 0", "admit b", "admitted b at 0"]
     server.commit(plan)
     assert policy.told() == ["served 0 at 1"]
     server.step()
@@ -550,6 +550,22 @@ def test_hooks_are_asked_at_their_moments() -> None:
     server.add("c", 99)
     server.step()
     assert policy.told() == ["arrived c at 3", "left c, rejected at 3", "served 3 at 4"]
+
+
+def test_who_comes_during_a_step_is_told_of_after_it() -> None:
+    policy = Witness()
+    server = Server(4, policy=policy)
+    server.add("a", 6, output=1)
+    plan = server.plan()
+    policy.told()
+    server.add("b", 6)
+    server.add("c", 6)
+    server.commit(plan)
+    assert policy.told() == ["served 0 at 1", "left a, finished at 1"]
+    server.scheduler.abort("c", 1.0)
+    assert policy.told() == ["arrived b at 0", "arrived c at 0", "left c, aborted at 1"]
+    server.plan()
+    assert policy.told() == ["admit b", "admitted b at 1"]
 
 
 def test_admit_is_asked_only_for_what_fits() -> None:

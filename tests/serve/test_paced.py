@@ -222,10 +222,18 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_policy_that_fails_ends_all_and_the_engine_goes_on(ahead: bool) -> None:
+@pytest.mark.parametrize("hears", [False, True])
+def test_a_policy_that_fails_ends_all_and_the_engine_goes_on(ahead: bool, hears: bool) -> None:
     class Breaks(Policy):
         def admit(self, request: Request, state: ServerState) -> bool:
-            if request.id == "bad":
+            return self._look(request, not hears)
+
+        def observe(self, event: Event) -> None:
+            if isinstance(event, Arrived):
+                self._look(event.request, hears)
+
+        def _look(self, request: Request, here: bool) -> bool:
+            if here and request.id == "bad":
                 raise ValueError("a bug")
             return True
 
@@ -234,18 +242,10 @@ def test_a_policy_that_fails_ends_all_and_the_engine_goes_on(ahead: bool) -> Non
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("queued", [False, True])
-def test_whom_a_policy_fails_to_take_ends_alone(ahead: bool, queued: bool) -> None:
+def test_whom_a_policy_fails_to_take_ends_alone(ahead: bool) -> None:
     class Breaks(Policy):
         def rank(self, request: Request, state: ServerState) -> Any:
-            return self._look(request, not queued)
-
-        def observe(self, event: Event) -> None:
-            if isinstance(event, Arrived):
-                self._look(event.request, queued)
-
-        def _look(self, request: Request, here: bool) -> int:
-            if here and request.id == "bad":
+            if request.id == "bad":
                 raise ValueError("a bug")
             return 0
 

@@ -129,6 +129,18 @@ def test_the_simulator_plans_what_the_engine_planned(
 
 
 @either_way
+@pytest.mark.parametrize("policy", ["vtc", "drr"])
+@pytest.mark.parametrize("seed", [24, 36, 45, 93])
+def test_what_is_fair_to_who_comes_during_a_step(
+    policy: str, seed: int, ahead: bool, tmp_path: Path
+) -> None:
+    """Who comes is lifted to the least served, and a step changes who that is."""
+    combination = (policy, "recompute", ("one_by_one", "unified")[seed % 2], "paged")
+    rng = random.Random(f"{combination} {seed}")
+    assert replayed(record(tmp_path, drawn(rng, *combination, ahead=ahead), seed)) is None
+
+
+@either_way
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 @pytest.mark.parametrize("memory", ["paged", "prefix"])
