@@ -92,7 +92,8 @@ class Account:
         """All who were here are lost."""
         self.wanted = self._under_way = 0
         self.promised = 0.0
-        self._lost.clear()
+        for those in (self._begun, self._again, self._lost):
+            those.clear()
 
     def left(self, request: Request) -> None:
         """A request leaves for good."""

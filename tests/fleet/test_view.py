@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import PagedsimError, Request, Scheduler
+from pagedsim.fleet.failures import Named
 from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Refusal, Replica, Replicas, Router
 from tests.fleet.fleets import served
@@ -120,3 +121,21 @@ def test_a_refused_request_is_told_of() -> None:
     )
     assert requests["state"].to_pylist() == ["rejected"]
     assert requests["reason"].to_pylist() == ["too busy"]
+
+
+class Alike(Jobs):
+    """All prompts begin alike."""
+
+    def requests(self) -> Any:
+        for request, output in super().requests():
+            yield Request(request.id, range(request.prompt_len), arrival=request.arrival), output
+
+
+@pytest.mark.parametrize("died", [2.5, 10.5, 13.5])
+def test_kept_sums_begin_anew_where_a_replica_has_died(died: float) -> None:
+    """Memory runs out, so some who wait had begun; what they find in the cache later is new."""
+    one = scheduler(memory="prefix", batching="unified", max_batched_tokens=24)
+    router = Watches([one])
+    jobs = Alike([(0.37 * n, 20, 24) for n in range(40)])
+    served([one], jobs, router, Constant(), failures=Named({0: [(died, 0.25)]}))
+    assert router.looks > 40
