@@ -6,7 +6,7 @@ from math import ceil, inf
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, unknown
-from policies.routing.router import Answer, Fetch, Refusal, Replica, Replicas, Router
+from policies.routing.router import Answer, Refusal, Replica, Replicas, Router
 from policies.routing.seconds import prefill_backlog
 
 REFUSES = ("predicted", "now", "late")
@@ -16,30 +16,26 @@ REFUSES = ("predicted", "now", "late")
 class Conductor(Router):
     """The replica that is to give the first token the soonest, by queue, prefix and prefill.
 
-    If another has more than `threshold` times the prefix of a replica, and prefixes can be copied,
-    its estimate is that of a copy and of the rest; then the prefix is fetched, so that hot ones
-    spread. `ttft` and `tbt` are the objectives in seconds, of a first token and of the time
-    between tokens; null: none. A request that would miss `ttft` is refused on arrival.
+    The paper's also weighs fetching a prefix from another, which replicas here cannot. `ttft` and
+    `tbt` are the objectives in seconds, of a first token and of the time between tokens; null:
+    none. A request that would miss `ttft` is refused on arrival.
 
     One that would miss `tbt` is refused at `refuse`: "late", when its first token is out and the
     one that is to decode would be too slow with it; "now", on arrival, by those who decode now;
     "predicted", on arrival, by those who will when it comes to decode: those whose prompts are
     computed before, less those that decode for longer than `stay` seconds then. Requests are taken
-    to be spread evenly, as the paper does, which gives no `threshold`. Who decodes is the fastest
-    with the request.
+    to be spread evenly, as the paper does. Who decodes is the fastest with the request.
     """
 
     paper = "Qin et al., Mooncake, FAST 2025 (2407.00079), its algorithm 1 and section 7"
 
     def __init__(
         self,
-        threshold: float = 2.0,
         ttft: float | None = None,
         tbt: float | None = None,
         refuse: str = "predicted",
         stay: float = 10.0,
     ) -> None:
-        self.threshold = require_number("threshold", threshold, 1)
         self.ttft = inf if ttft is None else require_number("ttft", ttft, above=0)
         self.tbt = inf if tbt is None else require_number("tbt", tbt, above=0)
         if refuse not in REFUSES:
@@ -50,32 +46,14 @@ class Conductor(Router):
     def route(self, request: Request, replicas: Replicas, now: float) -> Answer:
         if replicas.role == "decode":
             return self._decoder(request, replicas)
-        seconds, answer = self._prefiller(request, replicas)
+        seconds, prefiller = _prefiller(request, replicas)
         if seconds > self.ttft:
             return Refusal(f"its first token would take {seconds:.3g} s: more than {self.ttft:g} s")
         if self.tbt < inf and self.refuse != "late":
             between = self._between(request, replicas, now, now + seconds)
             if between > self.tbt:
                 return _too_slow(between, self.tbt)
-        return answer
-
-    def _prefiller(self, request: Request, replicas: Replicas) -> tuple[float, Replica | Fetch]:
-        """Who gives the first token the soonest, and after how long."""
-        matched, tokens = replicas.cached_tokens(request), request.num_tokens
-        best = max(matched)
-        copies = best > 0 and replicas.copy_seconds(best) < inf
-        source = replicas[matched.index(best)]
-        soonest, answer = inf, None
-        for replica, own in zip(replicas, matched, strict=True):
-            seconds, fetches = prefill_backlog(replica), copies and best > self.threshold * own
-            if fetches:
-                seconds += replicas.copy_seconds(best - own)
-            hit = best if fetches else own
-            seconds += replica.prefill_seconds(tokens - hit, hit)
-            if answer is None or seconds < soonest:
-                soonest, answer = seconds, Fetch(replica, source) if fetches else replica
-        assert answer is not None
-        return soonest, answer
+        return prefiller
 
     def _decoder(self, request: Request, replicas: Replicas) -> Replica | Refusal:
         def between(replica: Replica) -> float:
@@ -108,6 +86,17 @@ class Conductor(Router):
         each = tokens / running if running else request.num_tokens
         share = ceil((sequences + 1) / len(pool))
         return max(one.decode_seconds(share, round(share * each)) for one in pool)
+
+
+def _prefiller(request: Request, replicas: Replicas) -> tuple[float, Replica]:
+    """Who gives the first token the soonest, and after how long."""
+    matched, tokens = replicas.cached_tokens(request), request.num_tokens
+    seconds = [
+        prefill_backlog(replica) + replica.prefill_seconds(tokens - cached, cached)
+        for replica, cached in zip(replicas, matched, strict=True)
+    ]
+    soonest = min(seconds)
+    return soonest, replicas[seconds.index(soonest)]
 
 
 def _too_slow(seconds: float, most: float) -> Refusal:

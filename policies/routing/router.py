@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar, Protocol
 
 from pagedsim.core import Request
@@ -123,11 +122,6 @@ class Replicas(Sequence[Replica], ABC):
         """Leading tokens of a request that the prefix cache of each has, in their order."""
         return [replica.cached_tokens(request) for replica in self]
 
-    def copy_seconds(self, tokens: int) -> float:
-        """How long keys and values of so many tokens take from one to another; infinite where
-        no prefix can be copied."""
-        return inf
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -136,15 +130,7 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True)
-class Fetch:
-    """A replica gets a request, and before that from another what that has of its prompt."""
-
-    replica: Replica
-    source: Replica
-
-
-Answer = Replica | Fetch | Refusal | None
+Answer = Replica | Refusal | None
 """What a router may say: who gets a request, that nobody does, or that nobody does yet."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, overload
 
 from pagedsim.core import Request
@@ -62,15 +61,10 @@ class Fleet(Replicas):
     seen_at: float | None = None
     others: list[Fake] = field(default_factory=list)
     """Who else is alive."""
-    copy: float = inf
-    """Seconds a token of a prefix that is copied."""
 
     @property
     def everybody(self) -> Sequence[Replica]:
         return [*self.fakes, *self.others]
-
-    def copy_seconds(self, tokens: int) -> float:
-        return tokens * self.copy
 
     @overload
     def __getitem__(self, at: int) -> Replica: ...

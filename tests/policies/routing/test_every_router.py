@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from pagedsim.build import ROUTERS, make_router
 from pagedsim.core import ConfigError, Request
 from pagedsim.run.routing import router_of
-from policies.routing.router import Fetch, Refusal, Router
+from policies.routing.router import Refusal, Router
 from tests.policies.routing.fakes import Fake, Fleet, fleet
 
 ROOT = Path(__file__).parents[3]
@@ -109,7 +109,7 @@ def answers(router: Router, there: Fleet, count: int = 60, dies: int | None = No
         if number == dies:
             there = replace(there, fakes=there.fakes[1:])
         answer = router.route(request, there, now=number * 0.1)
-        assert not isinstance(answer, Refusal | Fetch)
+        assert not isinstance(answer, Refusal)
         assert isinstance(answer, Fake) and answer in there.fakes
         found.append(answer.index)
         answer.waiting, answer.owed_tokens = answer.waiting + 1, answer.owed_tokens + 200
