@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import simpy
@@ -50,6 +50,8 @@ class Front:
         self._pumping = False
         self._views = [Stale(one, staleness) if staleness else Seen(one) for one in members]
         self._roles = any(one.role != "both" for one in members)
+        # What all prefix caches hold; kept from when a router first asks.
+        self._index = cache(lambda: PrefixIndex([one.scheduler.memory for one in members]))
         self.roster = Roster(environment, members, self._open)
         self.retries: Counter[RequestId] = Counter()  # how often each was lost, and began anew
         self.chores = 0  # events of `Chore`s that are still to happen
@@ -90,14 +92,15 @@ class Front:
         """Whether somebody takes it, or it was refused; else it has to wait."""
         answer = self.asked(request, "prefill")
         if isinstance(answer, Refusal):
-            self.refuse(request, answer.reason)
+            self.dismiss(request, State.REJECTED, answer.reason, self.recorder)
         elif answer is not None:
             try:
                 answer.submit(request, output_len)
             except RequestError as error:
                 if not request.generated:
                     raise
-                self.refuse(request, str(error))  # what it has said already is too long there
+                # What it has said already is too long there.
+                self.dismiss(request, State.REJECTED, str(error), self.recorder)
             if self.apart is not None:
                 self.apart.came(answer)
         return answer is not None
@@ -128,47 +131,29 @@ class Front:
             self.router.observe(Placed(request, self._views[answer.index], now))
         return self.members[answer.index]
 
-    def refuse(self, request: Request, reason: str) -> None:
-        """A request is not served."""
-        request.state = State.REJECTED
-        request.finish_reason = reason
+    def dismiss(self, request: Request, state: State, reason: str, recorder: Recorder) -> None:
+        """A request that is at no replica leaves for good."""
+        request.state, request.finish_reason = state, reason
         request.finished_at = self.environment.now
-        self.recorder.left(request)
+        recorder.left(request)
         self._gone(request)
-        self._over(request)
-
-    def cut(self, request: Request, member: Member) -> None:
-        """An answer ends after what it has said at a replica: it fits nowhere else."""
-        request.state = State.FINISHED
-        request.finish_reason = "length"
-        request.finished_at = self.environment.now
-        member.account.recorder.left(request)
-        self._gone(request)
-        self._over(request)
-
-    def _over(self, request: Request) -> None:
         if event := self.done.pop(request.id, None):
             event.succeed()
         self.pump()
         self._end_if_empty()
 
     def output_len(self, request: Request) -> int:
-        """The length that its output is to have, of who is here; not for routers."""
+        """The length that its output is to have, of who is here; not for routers.
+
+        A scheduler that it parts from may know of less, where less fits.
+        """
         return self._ends[request.id]
 
-    def again(self, request: Request, output_len: int) -> None:
+    def again(self, request: Request) -> None:
         """What a request had in memory was lost on its way: it computes all of it anew, before all
         who wait."""
-        self.held.appendleft((request, output_len))
+        self.held.appendleft((request, self.output_len(request)))
         self.pump()
-
-    @cached_property
-    def _caches(self) -> PrefixIndex:
-        return PrefixIndex([member.scheduler.memory for member in self.members])
-
-    def _index(self) -> PrefixIndex:
-        """What the prefix caches of all replicas hold; kept from when a router first asks."""
-        return self._caches
 
     def moves(self, every: float) -> Generator[simpy.Event, None, None]:
         """Ask the router now and then who should go on elsewhere."""
@@ -305,7 +290,7 @@ class Front:
             self.retries[request.id] += 1
             if self._observing:
                 self.router.observe(Left(request, self.view(member), self.environment.now))
-        anew = [(request.afresh(), self._ends[request.id]) for request in lost]
+        anew = [(request.afresh(), self.output_len(request)) for request in lost]
         self.held = deque(sorted((*anew, *self.held), key=_arrival))
         self.pump()
 

@@ -31,7 +31,6 @@ class Parted:
     """A request that waits for a replica that decodes."""
 
     request: Request
-    output_len: int
     source: Member
     since: float
     """When the step began that computed the end of its prompt."""
@@ -81,9 +80,7 @@ class Handover:
         now = self.environment.now
         source.scheduler.part(request, now)
         source.account.went(request)
-        # Not the length that its output would have had here, where it is not to be.
-        output_len = self.front.output_len(request)
-        self.waiting.append(Parted(request, output_len, source, since, now))
+        self.waiting.append(Parted(request, source, since, now))
         self.front.pump()
 
     def place(self) -> None:
@@ -96,7 +93,9 @@ class Handover:
             self.waiting.popleft()
             if isinstance(target, Refusal):
                 first.source.let_go(first.request)
-                self.front.refuse(first.request, target.reason)
+                self.front.dismiss(
+                    first.request, State.REJECTED, target.reason, self.front.recorder
+                )
             else:
                 target.expect(first.request)
                 self.environment.process(self._carry(first, target))
@@ -108,7 +107,7 @@ class Handover:
         except RequestError:  # it is as long as it can be there
             target.expect_no_more(request)
             source.let_go(request)
-            self.front.cut(request, source)
+            self.front.dismiss(request, State.FINISHED, "length", source.account.recorder)
             return
         target.makes_room(request)
         tokens = target.scheduler.parcel(request).tokens
@@ -116,10 +115,10 @@ class Handover:
             target.expect_no_more(request)
             target.let_go(request)
             source.let_go(request)
-            self.front.again(request, parted.output_len)
+            self.front.again(request)
             return
         source.let_go(request)
-        yield from self._board(request, parted.output_len, target)
+        yield from self._board(request, target)
         self.journeys[request.id] = Journey(source.index, parted.left, self.environment.now)
 
     def _room(self, request: Request, target: Member) -> Wait:
@@ -136,8 +135,9 @@ class Handover:
         )
         return arrived
 
-    def _board(self, request: Request, output_len: int, target: Member) -> Wait:
+    def _board(self, request: Request, target: Member) -> Wait:
         """Until it decodes there."""
+        output_len = self.front.output_len(request)
         while not target.scheduler.board(request, self.environment.now, output_len):
             yield target.boundary()
         target.expect_no_more(request)
@@ -178,17 +178,16 @@ class Handover:
         now = self.environment.now
         source.scheduler.part(request, now)
         source.account.went(request)
-        output_len = self.front.output_len(request)
         if target.scheduler.reserve(request, now):
             tokens = target.scheduler.parcel(request, carried).tokens
             if (yield from self._send(source, target, tokens)):
                 source.let_go(request)
-                yield from self._board(request, output_len, target)
+                yield from self._board(request, target)
                 self.migrations += 1
                 self.journeys[request.id] = Journey(source.index, now, self.environment.now)
                 return
         self._give_up(request, target)
-        yield from self._board(request, output_len, source)
+        yield from self._board(request, source)
 
     def _copy(
         self, request: Request, source: Member, target: Member
