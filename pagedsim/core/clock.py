@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Rider:
     """What the clock knows of a request: how long it is, riding or standing still."""
 

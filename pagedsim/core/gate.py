@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Collection
 
 from pagedsim.core.batching import Batching
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, RequestError, is_whole
 from pagedsim.core.events import Arrived
 from pagedsim.core.holdings import Parcel, StandIn
@@ -34,6 +35,7 @@ from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, RequestId, State
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Gate:
     """The part of a scheduler that requests pass when they come and go."""
 

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any, cast
 
 from pagedsim.core.clock import Rider
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import RequestError
 from pagedsim.core.sampling import SamplingParams
 
@@ -35,6 +36,7 @@ class State(Enum):
     REJECTED = "rejected"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Request(Rider):
     """One request, seen the same by policies, by both executors and by the metrics.
 

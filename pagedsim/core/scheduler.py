@@ -19,6 +19,7 @@ from operator import attrgetter
 
 from pagedsim.core.answer import Tokens, refuse_answer, refuse_parents, sampled_in
 from pagedsim.core.batching import Batching
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import PlanError, require_flag, require_whole
 from pagedsim.core.gate import Gate
 from pagedsim.core.integrity import check_places
@@ -34,6 +35,7 @@ from pagedsim.core.request import Request, RequestId, State
 _by_seat = attrgetter("_seat")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(Gate):
     """One server's queues and memory, under one policy.
 

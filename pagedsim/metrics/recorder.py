@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pagedsim.core import Request, Scheduler, StepPlan
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.metrics.columns import Numbers, Words
 from pagedsim.metrics.service import service_of
 from pagedsim.metrics.steps import REPLICA, STEP_COLUMNS, Batches, FleetSteps, Steps
@@ -34,6 +35,7 @@ REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
 _NAN = float("nan")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StepRecorder:
     """Collects the steps of one server as they go by.
 
@@ -118,6 +120,7 @@ class StepRecorder:
         return self._unfolded
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Recorder(StepRecorder):
     """Collects steps and requests as they go by, and makes tables of them.
 
@@ -202,6 +205,7 @@ class Recorder(StepRecorder):
         return self._requests_table
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Lane(StepRecorder):
     """The steps of one replica of a fleet; who leaves it stands in the table of all."""
 

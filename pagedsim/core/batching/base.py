@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from pagedsim.core import slips
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.memory import Fit
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy
@@ -13,14 +15,15 @@ from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Batching(ABC):
     """Composes each step out of the moves of the queues. One object serves one scheduler."""
 
-    displaces_by_default = False
+    displaces_by_default: ClassVar[bool] = False
     """What `Policy.displacing = None` means here."""
-    grows_first = False
+    grows_first: ClassVar[bool] = False
     """Whether the batch grows before anybody is let in, in each step."""
-    joins_midway = True
+    joins_midway: ClassVar[bool] = True
     """Whether a request may join the batch that comes with its keys and values."""
 
     @abstractmethod

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pagedsim.core.batching.prefill_first import PrefillFirst
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.queues import Queues
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OneByOne(PrefillFirst):
     """A prompt is computed as soon as it fits; then one sequence decodes, to its end (vllmini).
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from pagedsim.core.batching.base import Batching
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, require_number, require_whole
 from pagedsim.core.memory import Fit
 from pagedsim.core.plan import StepPlan
@@ -17,6 +18,7 @@ from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefillFirst(Batching):
     """Whole prompts only; an admission leaves a watermark of blocks free, decodes use it up."""
 

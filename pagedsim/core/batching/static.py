@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pagedsim.core.batching.prefill_first import PrefillFirst
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.queues import Queues
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Static(PrefillFirst):
     """FasterTransformer's way: a batch is formed, and nobody joins once it decodes or one has left.
 

@@ -7,6 +7,7 @@ last admitted takes what is left of the budget.
 from __future__ import annotations
 
 from pagedsim.core.batching.base import Batching
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_whole
 from pagedsim.core.memory import Fit
 from pagedsim.core.plan import StepPlan
@@ -15,6 +16,7 @@ from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Unified(Batching):
     """Chunks of prompts beside decodes, under `max_batched_tokens`."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_whole
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.request import Request
@@ -50,15 +51,16 @@ class Usage(NamedTuple):
     external: int  # owned by nobody: free, or lost between reservations
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Memory(ABC):
     """Blocks of `block_size` token slots on the GPU and, for swapping, on the CPU.
 
     Block ids are real: an engine uses them as they are. Lengths are in tokens of one sequence.
     """
 
-    can_swap = False
-    can_guard = False
-    can_hold = False
+    can_swap: ClassVar[bool] = False
+    can_guard: ClassVar[bool] = False
+    can_hold: ClassVar[bool] = False
     """Whether blocks can be held for requests that are elsewhere."""
     tiers: Sequence[Tier] = ()
     """Where blocks go that leave the GPU, the nearest first."""

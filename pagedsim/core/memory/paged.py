@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError, require_flag
 from pagedsim.core.memory.audit import check_pool, check_shared
 from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
 from pagedsim.core.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PagedMemory(Memory):
     """PagedAttention's memory (SOSP'23): block tables over a GPU pool and a CPU pool.
 

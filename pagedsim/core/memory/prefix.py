@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Pairs
 from pagedsim.core.memory.guard import Guard
@@ -22,6 +23,7 @@ from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixMemory(PagedMemory):
     """Paged memory with a prefix cache."""
 

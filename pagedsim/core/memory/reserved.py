@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError, require_whole
 from pagedsim.core.memory.base import Copies, Fit, Memory, Usage
 from pagedsim.core.memory.buddy import BuddyAllocator, power_of_two
 from pagedsim.core.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReservedMemory(Memory):
     """Contiguous reservations from a buddy allocator; subclasses say how long."""
 
@@ -143,6 +145,7 @@ class ReservedMemory(Memory):
         self._buddy.check(self._sizes)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReservedMax(ReservedMemory):
     """Orca (Max): the model's greatest length, whatever the request needs."""
 
@@ -150,6 +153,7 @@ class ReservedMax(ReservedMemory):
         return self.max_model_len
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReservedPow2(ReservedMemory):
     """Orca (Pow2): the output length rounded up to a power of two."""
 
@@ -157,6 +161,7 @@ class ReservedPow2(ReservedMemory):
         return request.prompt_len + power_of_two(self.end_of(request) - request.prompt_len)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReservedOracle(ReservedMemory):
     """Orca (Oracle): exactly the length at which the request ends."""
 

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate, groupby
 from typing import Protocol
 
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_flag, unknown
 from pagedsim.core.memory.base import Move, Place
 from pagedsim.core.memory.prefix import PrefixMemory
@@ -33,6 +34,7 @@ class LoadPrices(Protocol):
         """Time to load so many blocks from the tier of that level; 1 is the first."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TieredMemory(PrefixMemory):
     """A prefix cache over the GPU and tiers below it, to which preemption swaps, too.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pagedsim.core import StepPlan
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.sim.cost.work import Work
 from pagedsim.sim.hardware import Hardware
 
@@ -104,6 +105,7 @@ def kind_of(plan: StepPlan) -> str:
     return "decode" if plan.decode_count else "idle"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CostModel(ABC):
     """Says how long the work of a step takes; all times in seconds.
 

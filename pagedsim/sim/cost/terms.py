@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import StepPlan
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.sim.cost.base import Bound, Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.split import Share, Split
 from pagedsim.sim.cost.work import Work, step_work
@@ -59,6 +60,7 @@ _Form = tuple[tuple[int, float], ...]
 """(which of the totals, seconds for one of it), for those that count at all."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ByTerms(CostModel):
     """Every answer from one table: a term that is added to it is added to all of them.
 
