@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.report.style import key, looks, margins, new_figure, tidy
+from experiments.papers.curves import joined, keyed
+from pagedsim.report.style import looks, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,15 +20,10 @@ def draw(data: Mapping[str, Any]) -> Figure:
         look = looks(list(load["seconds"]))
         for policy, seconds in load["seconds"].items():
             style = look[policy]
-            axes.plot(
-                load["rates"], seconds, color=style.colour, ls=style.dashes, marker="o", ms=3.2
-            )
+            joined(axes, load["rates"], seconds, style)
         axes.axhline(load["bound"], lw=0.8, color="0.6")
         axes.set_ylim(bottom=0)
         axes.set_title(name)
         tidy(axes, x="sessions/s")
     tidy(row[0], y="seconds a session")
-    margins(figure)
-    figure.subplots_adjust(wspace=0.2)
-    key(figure, dict(look))
-    return figure
+    return keyed(figure, look, wspace=0.2)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from experiments.papers.curves import joined, keyed
 from experiments.papers.sharing_case import label_bars
 from pagedsim.report.style import key, looks, margins, new_figure, tidy
 
@@ -40,9 +41,7 @@ def draw_crossing(data: Mapping[str, Any]) -> Figure:
         look = looks(list(each))
         for budget, curve in each.items():
             its = look[budget]
-            axes.plot(
-                curve["rate"], curve["latency"], color=its.colour, ls=its.dashes, marker="o", ms=3.2
-            )
+            joined(axes, curve["rate"], curve["latency"], its)
             for point in data["published"]:
                 axes.plot(
                     point["rate"], point["latency"][budget], "o", mfc="none", mec=its.colour, ms=7
@@ -53,7 +52,4 @@ def draw_crossing(data: Mapping[str, Any]) -> Figure:
             axes.set_ylim(0, 2 * max(max(one["latency"].values()) for one in data["published"]))
         tidy(axes, x="requests/s")
     tidy(panels[0], y="mean latency (s)")
-    margins(figure)
-    figure.subplots_adjust(wspace=0.08)
-    key(figure, dict(look))
-    return figure
+    return keyed(figure, look, wspace=0.08)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.report.style import INK, key, looks, margins, new_figure, tidy
+from experiments.papers.curves import keyed
+from pagedsim.report.style import INK, looks, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,10 +24,7 @@ def draw_load(data: Mapping[str, Any]) -> Figure:
         axes.set_title(stage)
         tidy(axes, y="requests")
     tidy(panels[-1], x="seconds")
-    margins(figure)
-    figure.subplots_adjust(hspace=0.25)
-    key(figure, dict(look))
-    return figure
+    return keyed(figure, look, hspace=0.25)
 
 
 def draw_refused(data: Mapping[str, Any]) -> Figure:
@@ -45,6 +43,4 @@ def draw_refused(data: Mapping[str, Any]) -> Figure:
     axes.set_xticks(range(len(cases)), list(cases), color=INK)
     axes.grid(axis="x", visible=False)
     tidy(axes, y="% refused")
-    margins(figure)
-    key(figure, {way: style.colour for way, style in look.items()})
-    return figure
+    return keyed(figure, {way: style.colour for way, style in look.items()})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.papers.curves import joined, keyed
 from experiments.papers.load_curve import Curve, normalized_latency, ratio, sustained
 from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
@@ -18,7 +19,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
-from pagedsim.report.style import MUTED, key, looks, margins, new_figure, tidy
+from pagedsim.report.style import MUTED, looks, new_figure, tidy
 from pagedsim.run.study import Reading
 
 if TYPE_CHECKING:
@@ -315,21 +316,11 @@ def draw_load(data: Mapping[str, Any]) -> Figure:
     for axes, (name, systems) in zip(panels, data["loads"].items(), strict=True):
         look = looks(list(systems))
         for system, curve in systems.items():
-            axes.plot(
-                curve["rate"],
-                curve["normalized_latency"],
-                color=look[system].colour,
-                ls=look[system].dashes,
-                marker="o",
-                ms=3.2,
-            )
+            joined(axes, curve["rate"], curve["normalized_latency"], look[system])
         axes.axhline(data["bound"], color=MUTED, lw=0.9)
         axes.set_ylim(0, 4 * data["bound"])
         axes.set_xlim(left=0)
         axes.set_title(name)
         tidy(axes, x="requests/s")
     tidy(panels[0], y="normalized latency (s a token)")
-    margins(figure)
-    figure.subplots_adjust(wspace=0.16)
-    key(figure, dict(look))
-    return figure
+    return keyed(figure, look, wspace=0.16)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.papers.curves import keyed
 from experiments.papers.memory_observed import KINDS
 from experiments.papers.reproduction import Reproduction
 from pagedsim.core import ConfigError
@@ -25,8 +26,6 @@ from pagedsim.report.style import (
     PREFILL,
     QUEUED,
     YIELD,
-    key,
-    margins,
     new_figure,
     tidy,
 )
@@ -218,9 +217,7 @@ def draw_shares(data: Mapping[str, Any]) -> Figure:
     axes.set_ylim(0, 100)
     axes.grid(axis="x", visible=False)
     tidy(axes, y="% of the slots")
-    margins(figure)
-    key(figure, dict(zip(NAMES, _COLOURS, strict=True)))
-    return figure
+    return keyed(figure, dict(zip(NAMES, _COLOURS, strict=True)))
 
 
 def _stack(axes: Axes, at: float, shares: Sequence[float | None]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, tidy
+from experiments.papers.curves import joined, keyed
+from pagedsim.report.style import looks, new_figure, plain_log_ticks, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,14 +24,11 @@ def draw(data: Mapping[str, Any]) -> Figure:
         for name, its in look.items():
             rates = [float(rate) for rate in data[name]]
             values = [one[measure] for one in data[name].values()]
-            axes.plot(rates, values, color=its.colour, ls=its.dashes, marker="o", ms=3.2)
+            joined(axes, rates, values, its)
         if measure == "ttft_p99":
             axes.set_yscale("log")
             plain_log_ticks(axes.yaxis)
         else:
             axes.set_ylim(bottom=0)
         tidy(axes, x="requests/s", y=label)
-    margins(figure, left=0.8)
-    figure.subplots_adjust(wspace=0.22)
-    key(figure, dict(look))
-    return figure
+    return keyed(figure, look, left=0.8, wspace=0.22)

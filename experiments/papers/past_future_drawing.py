@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.report.style import key, looks, margins, new_figure, tidy
+from experiments.papers.curves import joined, keyed
+from pagedsim.report.style import looks, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,9 +21,7 @@ def draw(data: Mapping[str, Any]) -> Figure:
         for axes, what in zip(grid[:, column], ("goodput", "gaps alone"), strict=True):
             for system, its in systems.items():
                 style = look[system]
-                axes.plot(
-                    its["users"], its[what], color=style.colour, ls=style.dashes, marker="o", ms=3.2
-                )
+                joined(axes, its["users"], its[what], style)
             axes.set_ylim(bottom=0)
             tidy(axes)
         grid[0, column].set_title(f"{name}: the whole objective")
@@ -30,7 +29,4 @@ def draw(data: Mapping[str, Any]) -> Figure:
         tidy(grid[1, column], x="users")
     for row in grid:
         tidy(row[0], y="tokens/s")
-    margins(figure)
-    figure.subplots_adjust(wspace=0.14, hspace=0.28)
-    key(figure, dict(look))
-    return figure
+    return keyed(figure, look, wspace=0.14, hspace=0.28)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.papers import load_curve
+from experiments.papers.curves import keyed
 from experiments.papers.reproduction import Reproduction
 from experiments.papers.sharing_case import (
     Case,
@@ -357,6 +358,4 @@ def draw_saved(saved: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names])
     axes.grid(axis="x", visible=False)
     tidy(axes, y="memory saved (%)")
-    margins(figure)
-    key(figure, {"the paper": QUEUED, "ours": DECODE})
-    return figure
+    return keyed(figure, {"the paper": QUEUED, "ours": DECODE})

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.papers.curves import keyed
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing
-from pagedsim.report.style import MUTED, key, looks, margins, new_figure, tidy
+from pagedsim.report.style import MUTED, looks, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -186,9 +187,7 @@ def draw_sustained(rates: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.set_xticks(range(len(rates)), list(rates))
     axes.grid(axis="x", visible=False)
     tidy(axes, y="requests/s")
-    margins(figure)
-    key(figure, {system: its.colour for system, its in look.items()})
-    return figure
+    return keyed(figure, {system: its.colour for system, its in look.items()})
 
 
 def label_bars(axes: Axes, places: Any, values: Sequence[float | None], text: str) -> None:

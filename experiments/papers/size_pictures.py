@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from experiments.papers.curves import joined, keyed
 from pagedsim.report.style import (
     MUTED,
     Look,
-    key,
     looks,
-    margins,
     new_figure,
     plain_log_ticks,
     tidy,
@@ -33,7 +32,7 @@ def draw_curves(data: Mapping[str, Any]) -> Figure:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, (name, one) in zip(panels, every.items(), strict=False):
         for order, line in one["lines"].items():
-            axes.plot(line["rate"], line["seconds"], **_line(look[order]), marker="o", ms=3.2)
+            joined(axes, line["rate"], line["seconds"], look[order])
         for order, line in one["published"].items():
             own = look[order].colour
             axes.plot(line["rate"], line["seconds"], ":", color=own, marker="o", mfc="none", ms=4)
@@ -48,10 +47,7 @@ def draw_curves(data: Mapping[str, Any]) -> Figure:
         axes.set_visible(False)
     for axes in list(figure.axes)[: len(every) : columns]:
         tidy(axes, y="seconds a token")
-    margins(figure)
-    figure.subplots_adjust(wspace=0.2, hspace=0.45)
-    key(figure, look)
-    return figure
+    return keyed(figure, look, wspace=0.2, hspace=0.45)
 
 
 def telling(bursts: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
@@ -77,12 +73,9 @@ def draw_bursts(data: Mapping[str, Any], base: str) -> Figure:
         axes.set_title(name)
         tidy(axes, x="Kendall's tau of predicted and true lengths")
     tidy(panels[0], y=f"seconds a token, over {base}")
-    margins(figure)
-    figure.subplots_adjust(wspace=0.08)
     ours = Line2D([], [], ls="", marker="o", color=own, label="ours")
     theirs = Line2D([], [], ls="", marker="o", color=told, mfc="none", mew=1.5, label="published")
-    key(figure, {"ours": ours, "published": theirs})
-    return figure
+    return keyed(figure, {"ours": ours, "published": theirs}, wspace=0.08)
 
 
 def _prediction(axes: Axes, arm: Mapping[str, Any], own: str, told: str) -> None:
@@ -127,15 +120,8 @@ def draw_payers(data: Mapping[str, Any]) -> Figure:
         axes.set_title(f"{rate} requests/s")
         tidy(axes, x=f"mean latency over {data['base']}")
     panels[0].set_yticks(range(len(orders)), orders)
-    margins(figure, left=1.75)
-    figure.subplots_adjust(wspace=0.08)
-    key(figure, {name: one.colour for name, one in look.items()})
-    return figure
+    return keyed(figure, {name: one.colour for name, one in look.items()}, left=1.75, wspace=0.08)
 
 
 def _looks(names: Any) -> dict[str, Look]:
     return looks(list(dict.fromkeys(names)))
-
-
-def _line(look: Look) -> dict[str, Any]:
-    return {"color": look.colour, "linestyle": look.dashes}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, tidy
+from experiments.papers.curves import joined, keyed
+from pagedsim.report.style import looks, new_figure, plain_log_ticks, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +29,7 @@ def draw(data: Mapping[str, Any]) -> Figure:
     ages = data["ages"]
     for name, its in look.items():
         tails = [1e3 * seconds for seconds in data["ttft_p99"][name]]
-        axes.plot(range(len(ages)), tails, color=its.colour, ls=its.dashes, marker="o", ms=3.2)
+        joined(axes, range(len(ages)), tails, its)
         for one, ends in data["published"].get(name, {}).items():
             if float(one) in ages:
                 place = ages.index(float(one)) + 0.08
@@ -39,6 +40,4 @@ def draw(data: Mapping[str, Any]) -> Figure:
     plain_log_ticks(axes.yaxis)
     axes.set_xticks(range(len(ages)), [age(one) for one in ages])
     tidy(axes, x="age of what the router sees", y="P99 TTFT (ms)")
-    margins(figure, left=0.8)
-    key(figure, dict(look))
-    return figure
+    return keyed(figure, look, left=0.8)
