@@ -56,9 +56,7 @@ class Reader:
         preempted or held, has its tokens spread evenly over these steps.
         """
         late = self._late(arrival + self.ttft, first, last, tokens, begin, steps, ends)
-        reading = tokens * (tokens - 1.0) / (2 * self.tokens_per_s)
-        whole = tokens * self.ttft + reading + late
-        return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)
+        return self._share(late, tokens)
 
     def qoe_of_times(self, arrival: Floats, tokens: Counts, came: Sequence[Floats]) -> Floats:
         """The QoE of answers of which it is known when each part came.
@@ -71,6 +69,10 @@ class Reader:
                 each = times[np.arange(count) * len(times) // count]
                 best = arrival[row] + self.ttft + np.arange(count) * pace
                 late[row] = np.maximum(np.maximum.accumulate(each - best), 0).sum()
+        return self._share(late, tokens)
+
+    def _share(self, late: Floats, tokens: Counts) -> Floats:
+        """QoE of answers that were late by so many seconds, added up over their tokens."""
         reading = tokens * (tokens - 1.0) / (2 * self.tokens_per_s)
         whole = tokens * self.ttft + reading + late
         return 1 - np.divide(late, whole, out=np.zeros(len(late)), where=whole > 0)

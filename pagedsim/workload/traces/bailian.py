@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
 from pagedsim.workload.traces.mooncake import check_blocks, names_blocks
-from pagedsim.workload.traces.rows import Chunk, Clock, Options
+from pagedsim.workload.traces.rows import Chunk, Options
 
 BLOCK = 16
 
@@ -42,18 +40,9 @@ class Bailian(JsonLines):
     }
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
-        chat, parent, time, prompt, output, ids = (
-            [row[name] for row in rows] for name in self.fields
+        links = [(row["chat_id"], row["parent_chat_id"]) for row in rows]
+        chunk = self.columns(
+            lines, rows, blocks=[row["hash_ids"] for row in rows], block_tokens=BLOCK, links=links
         )
-        check_blocks(path, lines, prompt, ids, BLOCK)
-        clock = Clock(lines, np.array(time, np.float64))
-        return Chunk(
-            lines,
-            clock,
-            clock.seconds,
-            np.array(prompt, np.int64),
-            np.array(output, np.int64),
-            blocks=ids,
-            block_tokens=BLOCK,
-            links=list(zip(chat, parent, strict=True)),
-        )
+        check_blocks(path, chunk)
+        return chunk

@@ -9,8 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pagedsim.workload.traces.opened import opened
-from pagedsim.workload.traces.rows import Chunk, Format, Options, wrong
+from pagedsim.workload.traces.rows import Chunk, Clock, Format, Options, wrong
 
 CHUNK = 1 << 14
 
@@ -35,6 +37,8 @@ class JsonLines(Format):
     """A format of JSON lines: its `fields` by name, and how some rows of them become columns."""
 
     fields: ClassVar[Mapping[str, Field]]
+    time: str
+    per_second: ClassVar[int] = 1  # so many of its times make a second
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -59,6 +63,15 @@ class JsonLines(Format):
     @abstractmethod
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
         """Objects, each with all fields, as columns; `lines` are theirs in the file."""
+
+    def columns(self, lines: list[int], rows: list[Any], **more: Any) -> Chunk:
+        """Times and lengths of objects as columns, and what `more` a chunk has of them."""
+        time, prompt, output = (
+            [row[name] for row in rows] for name in (self.time, self.prompt, self.output)
+        )
+        clock = Clock(lines, np.array(time, np.float64) / self.per_second)
+        lengths = np.array(prompt, np.int64), np.array(output, np.int64)
+        return Chunk(lines, clock, clock.seconds, *lengths, **more)
 
     def _check(
         self, path: Path, lines: Sequence[int], rows: Sequence[dict[str, Any]], name: str

@@ -6,14 +6,12 @@ prompt tokens together with all before it, so equal ids at the beginning are a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
-from pagedsim.workload.traces.rows import Chunk, Clock, Options, wrong
+from pagedsim.workload.traces.rows import Chunk, Options, wrong
 
 
 def names_blocks(value: Any) -> bool:
@@ -26,6 +24,7 @@ class Mooncake(JsonLines):
 
     name = "mooncake"
     time = "timestamp"
+    per_second = 1000
     prompt = "input_length"
     output = "output_length"
     blocks = "hash_ids"
@@ -38,26 +37,17 @@ class Mooncake(JsonLines):
     }
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
-        time, prompt, output, ids = ([row[name] for row in rows] for name in self.fields)
-        block = options.block_tokens
-        check_blocks(path, lines, prompt, ids, block)
-        clock = Clock(lines, np.array(time, np.float64) / 1000)
-        return Chunk(
-            lines,
-            clock,
-            clock.seconds,
-            np.array(prompt, np.int64),
-            np.array(output, np.int64),
-            blocks=ids,
-            block_tokens=block,
-        )
+        ids = [row[self.blocks] for row in rows]
+        chunk = self.columns(lines, rows, blocks=ids, block_tokens=options.block_tokens)
+        check_blocks(path, chunk)
+        return chunk
 
 
-def check_blocks(
-    path: Path, lines: Sequence[int], prompt: Sequence[int], ids: Sequence[list[int]], block: int
-) -> None:
-    """Raise ConfigError where a prompt of so many tokens has more or fewer blocks."""
-    for line, length, names in zip(lines, prompt, ids, strict=True):
+def check_blocks(path: Path, chunk: Chunk) -> None:
+    """Raise ConfigError where a prompt has more or fewer blocks than its tokens take."""
+    block = chunk.block_tokens
+    each = zip(chunk.lines, chunk.prompt_len.tolist(), chunk.blocks or (), strict=True)
+    for line, length, names in each:
         if len(names) != -(-length // block) and length > 0:
             what = f"hash_ids has {len(names)} blocks, input_length={length} tokens"
             raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")

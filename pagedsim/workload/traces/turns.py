@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
-from pagedsim.workload.traces.rows import Chunk, Clock, Options
+from pagedsim.workload.traces.rows import Chunk, Options
 
 
 def _is_name(value: Any) -> bool:
@@ -25,6 +23,7 @@ class Turns(JsonLines):
 
     name = "turns"
     time = "timestamp"
+    per_second = 1000
     prompt = "input_length"
     output = "output_length"
     options = ()
@@ -36,13 +35,4 @@ class Turns(JsonLines):
     }
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
-        session, time, prompt, output = ([row[name] for row in rows] for name in self.fields)
-        clock = Clock(lines, np.array(time, np.float64) / 1000)
-        return Chunk(
-            lines,
-            clock,
-            clock.seconds,
-            np.array(prompt, np.int64),
-            np.array(output, np.int64),
-            links=[(one, one) for one in session],
-        )
+        return self.columns(lines, rows, links=[(row["session_id"],) * 2 for row in rows])
