@@ -199,7 +199,9 @@ def _instead(names: Sequence[str], root: Any, there: Sequence[str]) -> str:
     *above, name = names
     if above == ["study", "arms"]:
         return "arm: an experiment's arms stand as they are; choose experiment=compare for others"
-    if len(above) == 1 and name in root:
+    if names == ["workload", "requests"] and "sessions" in there:
+        return "key; use workload.sessions="  # the root's `requests` is a log of them
+    if len(above) == 1 and name in root and names != ["router", "seed"]:  # which draws nothing
         return f"key; use {name}="
     sections = [key for key, one in root.items() if isinstance(one, dict) and name in one]
     if not above and len(sections) == 1 and name.strip("_") == name:

@@ -137,6 +137,14 @@ COMPOSITION = {
         f"{SINGLE} workload.seed=77",
         "workload.seed: no such key; use seed=",
     ),
+    "seed of a router that draws nothing": (
+        f"{SINGLE} fleet.replicas=2 router.seed=3",
+        "router.seed: no such key; there are none below router",
+    ),
+    "requests of sessions": (
+        f"{SINGLE} workload=agents workload.requests=5",
+        "workload.requests: no such key; use workload.sessions=",
+    ),
     "arms of one's own in another experiment": (
         f"{SINGLE} study.arms={{a:['policy=fcfs']}}",
         "study.arms.a: no such arm: an experiment's arms stand as they are; "
@@ -623,6 +631,22 @@ def test_a_policy_that_fails_on_the_way(call: Call, module: str) -> None:
     assert lines == [
         f"pagedsim: ours: policy={module}.Faulty failed: ZeroDivisionError: division by zero "
         f"({module}.py:10, in rank) at 0 s of simulated time",
+        "pagedsim: add hydra.verbose=true for the traceback",
+    ]
+
+
+def test_a_router_that_fails_on_the_way(call: Call) -> None:
+    Path("crooked.py").write_text(
+        "from policies.routing.router import Router\n\n"
+        "class Crooked(Router):\n"
+        "    def route(self, request, replicas, now):\n"
+        "        return replicas[2]\n"
+    )
+    code, lines = call(SINGLE, "fleet.replicas=2", "router._target_=crooked.Crooked", "seeds=1")
+    assert code == 1
+    assert lines == [
+        "pagedsim: router=crooked.Crooked failed: IndexError: list index out of range "
+        "(crooked.py:5, in route) at 0 s of simulated time",
         "pagedsim: add hydra.verbose=true for the traceback",
     ]
 

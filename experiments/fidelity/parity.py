@@ -104,7 +104,7 @@ class Parity(Validate):
 
     def _fail(self, changes: Changes, error: Exception, runs: Runs) -> None:
         """Note it: the others may still tell something."""
-        failure = failure_of(error, self._configured[changes]["policy"], None)
+        failure = failure_of(error, self._configured[changes], None)
         self._failed[changes] = failure
         runs.say(f"failed: {failure}")
 

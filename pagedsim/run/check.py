@@ -108,7 +108,7 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
         try:
             _check(job, workloads)
         except Exception as error:
-            failure = failure_of(error, job.config["policy"], None)
+            failure = failure_of(error, job.config, None)
             failures[failure.reason] = failure
             arms.setdefault(failure.reason, []).append(job.arm)
     everybody = len(firsts)

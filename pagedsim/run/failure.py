@@ -44,8 +44,9 @@ def lines_of(failures: Mapping[str, Failure]) -> list[str]:
     return [f"{whose}: {one}" if whose else str(one) for whose, one in failures.items()]
 
 
-def failure_of(error: BaseException, policy: Any, now: float | None) -> Failure:
-    """An error as a failure; `now`: the simulated time at which it came, if any had passed."""
+def failure_of(error: BaseException, config: Mapping[str, Any], now: float | None) -> Failure:
+    """An error under a configuration as a failure; `now`: the simulated time at which it came, if
+    any had passed."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, PagedsimError):
         return Failure(str(error), trace)
@@ -53,17 +54,23 @@ def failure_of(error: BaseException, policy: Any, now: float | None) -> Failure:
         return Failure("there is not enough memory on this machine; simulate less", trace)
     what = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     when = "" if now is None else f" at {now:.6g} s of simulated time"
-    target = str(policy.get("_target_", "")) if isinstance(policy, Mapping) else ""
-    module = sys.modules.get(target.rpartition(".")[0])
-    file = getattr(module, "__file__", None)
+    files = dict(_files(config))
     places = list(_places(error))
     for code, line in reversed(places):
-        if file and code.co_filename == file:
-            return Failure(
-                f"policy={target} failed: {what} ({_at(code, line)})", trace, False, when
-            )
+        if setting := files.get(code.co_filename):
+            return Failure(f"{setting} failed: {what} ({_at(code, line)})", trace, False, when)
     where = f" ({_at(*places[-1])})" if places else ""
     return Failure(what + where, trace, False, when)
+
+
+def _files(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The files of those that decide in a run, and the setting that chose each."""
+    for group in ("router", "policy"):
+        settings = config.get(group)
+        target = str(settings.get("_target_", "")) if isinstance(settings, Mapping) else ""
+        module = sys.modules.get(target.rpartition(".")[0])
+        if file := getattr(module, "__file__", None):
+            yield file, f"{group}={target}"
 
 
 def _places(error: BaseException) -> Iterator[tuple[CodeType, int]]:

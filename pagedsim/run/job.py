@@ -77,7 +77,7 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
         return Interrupted(job.folder)
     except Exception as error:
         now = recorder.time if parts is not None else None
-        return failure_of(error, job.config["policy"], now)
+        return failure_of(error, job.config, now)
 
 
 def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool = False) -> Run:

@@ -104,7 +104,7 @@ class Runs:
     def _fail(self, arm: Arm, error: ConfigError) -> None:
         for job in self._under_seeds(arm, self.config):
             self.jobs.append(job)
-            self.failed[job.arm, job.number] = failure_of(error, None, None)
+            self.failed[job.arm, job.number] = failure_of(error, job.config, None)
 
     def serve(self, jobs: Sequence[Job], processes: int | None, store: Store) -> bool:
         """Run what is not there; what one of them does wrong stops no other.

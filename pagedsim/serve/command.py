@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed
+from pagedsim.run.command import group_of
 
 ENGINE = "pagedsim.run.serving.Engine"
 
@@ -20,6 +21,9 @@ def completed(words: Sequence[str]) -> list[str]:
         raise ConfigError(f"{several.pop()}: a command is one server; start one for each")
     if "backend=http" in words:
         raise ConfigError("backend=http: serve takes sim and engine")
+    for word in words:
+        if group_of(word) in ("fleet", "router"):
+            raise ConfigError(f"{word}: serve is one replica; a study has many")
     if "backend=engine" in words:
         _refuse_unread(words)
     keys = [word.partition("=")[0] for word in words]
@@ -29,7 +33,6 @@ def completed(words: Sequence[str]) -> list[str]:
 
 def _refuse_unread(words: Sequence[str]) -> None:
     """Raise ConfigError for a word of what a server with the engine never reads."""
-    from pagedsim.run.command import group_of
     from pagedsim.run.serving import Engine
 
     for word in words:

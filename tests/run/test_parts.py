@@ -139,7 +139,7 @@ def test_a_fault_of_the_program_says_where() -> None:
     try:
         [][1]
     except IndexError as error:
-        failure = failure_of(error, {"_target_": "policies.fcfs.FCFS"}, 1.5)
+        failure = failure_of(error, {"policy": {"_target_": "policies.fcfs.FCFS"}}, 1.5)
     assert failure.reason.startswith("IndexError: list index out of range (tests/run/")
     assert failure.reason.endswith("in test_a_fault_of_the_program_says_where)")
     assert str(failure) == f"{failure.reason} at 1.5 s of simulated time"

@@ -125,6 +125,8 @@ WRONG = {
         "policy: SJF goes by predicted lengths, and clients predict none",
     ),
     "server elsewhere": ("backend=http", "backend=http: serve takes sim and engine"),
+    "a fleet": ("fleet.replicas=2", "fleet.replicas=2: serve is one replica; a study has many"),
+    "who routes": ("router=random", "router=random: serve is one replica; a study has many"),
     "hardware of an engine": (
         "hardware=h100 backend=engine",
         "hardware=h100: changes nothing with backend=engine: times are measured, not modelled",
