@@ -66,7 +66,10 @@ def summarise(
     work = (flops, bytes, peak_flops, peak_bandwidth, reader or Reader(), swapped_peak)
     tiers = tiers_of(steps, [one.block_size for one in lanes.facts] if lanes else [block_size])
     drawn = (joules, idle_watts, euros_per_hour, lanes, spans)
-    run = RunTables(view, ends, last, total_blocks, max_seqs, slo, *work, tiers, *drawn)
+    slots = total_blocks * block_size
+    if lanes is not None:
+        slots = sum(one.total_blocks * one.block_size for one in lanes.facts)
+    run = RunTables(view, ends, last, slots, max_seqs, slo, *work, tiers, *drawn)
     summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()
     if len(clients) == 1:
@@ -105,7 +108,7 @@ def _over_steps(
     """Ends of the steps in which somebody decoded, replica by replica; that of the last of all; and
     metrics' sums. `lanes` are told of all."""
     wholes = {name: one.how for name, one in METRICS.items() if isinstance(one.how, Whole)}
-    nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size)
+    nothing = StepPart(pa.RecordBatch.from_pylist([], steps.schema), block_size=0)
     sums = {name: _sums(whole, nothing) for name, whole in wholes.items()}
     decodes, last = [[np.empty(0)] for _ in (lanes.facts if lanes else [None])], end
     for batch in steps.to_batches():

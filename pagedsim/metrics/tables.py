@@ -194,7 +194,8 @@ class RunTables:
     """When steps in which somebody decoded ended, of each replica."""
     last_end: float
     """When the last of all steps did, or the run where none is known."""
-    total_blocks: float
+    slots: float
+    """Of all blocks."""
     max_seqs: float
     slo: Slo | None
     flops: float | None

@@ -10,17 +10,19 @@ USE = Metrics()
 
 
 def _used(steps: StepPart) -> tuple[float, ...]:
-    return (steps.seconds @ steps["used_blocks"],)
+    return (steps.seconds @ steps["used_blocks"] * steps.block_size,)
 
 
 @USE.whole("KV use", "share", NEITHER, sums=_used)
 def kv_utilisation_mean(run: RunTables, used: float) -> float:
-    """Blocks in use as a share of all, averaged over the makespan."""
-    return ratio(used, run.makespan * run.total_blocks)
+    """Blocks in use as a share of all, averaged over the makespan; blocks of unlike sizes count by
+    their slots."""
+    return ratio(used, run.makespan * run.slots)
 
 
 def _shared_and_used(steps: StepPart) -> tuple[float, ...]:
-    return steps.seconds @ steps["shared_blocks"], steps.seconds @ steps["used_blocks"]
+    shared, used = (steps.seconds @ steps[name] for name in ("shared_blocks", "used_blocks"))
+    return shared * steps.block_size, used * steps.block_size
 
 
 @USE.whole("KV shared", "share", MORE, sums=_shared_and_used)

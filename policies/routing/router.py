@@ -75,7 +75,8 @@ class Replica(Protocol):
 
     @property
     def owed_tokens(self) -> int:
-        """Prompt tokens that are still to be computed, of all who wait or are being prefilled."""
+        """Prompt tokens that are still to be computed, of all who wait or are being prefilled; who
+        waits counts whole, for what a prefix cache has of it is found when it is let in."""
 
     @property
     def stored_tokens(self) -> int:

@@ -78,6 +78,18 @@ def test_a_row_says_what_the_replica_s_own_summary_would(
         assert isnan(theirs) or ours == pytest.approx(theirs)
 
 
+def test_blocks_of_unlike_sizes_count_by_their_slots() -> None:
+    """In the first of four seconds 20 of 40 slots are in use at one replica, at the other all 120,
+    where 5 of the 15 blocks have a second owner."""
+    facts = [ReplicaFacts("few", 10, 4, 8), ReplicaFacts("many", 15, 8, 8)]
+    half = steps_of({"end": 1.0, "running": 1, "used_blocks": 5})
+    full = steps_of({"end": 1.0, "running": 1, "used_blocks": 15, "shared_blocks": 5})
+    sizes = FLEET | {"replicas": facts, "total_blocks": 25, "block_size": float("nan")}
+    summary = summarise(REQUESTS, fleet_steps(half, full), **sizes)
+    assert summary["kv_utilisation_mean"] == 140 / (4 * 160)
+    assert summary["kv_shared_mean"] == 40 / (140 + 40)
+
+
 def test_the_busiest_replica_is_held_against_the_mean() -> None:
     summary = summarise(REQUESTS, fleet_steps(*STEPS), **FLEET)
     assert summary["load_imbalance"] == 16 / 14.5
