@@ -124,7 +124,7 @@ class Handover:
     def _room(self, request: Request, target: Member) -> Wait:
         """Until there is memory for all that it has."""
         while not target.scheduler.reserve(request, self.environment.now):
-            yield target.boundary()
+            yield target.boundary(request)
 
     def _send(
         self, source: Member, target: Member, tokens: int, since: float | None = None
@@ -139,7 +139,7 @@ class Handover:
         """Until it decodes there."""
         output_len = self.front.output_len(request)
         while not target.scheduler.board(request, self.environment.now, output_len):
-            yield target.boundary()
+            yield target.boundary(request)
         target.expect_no_more(request)
         target.account.boarded(request)
         target.server.wake()

@@ -11,6 +11,7 @@ import simpy
 
 from pagedsim.core import Request, RequestId, Scheduler, StepPlan
 from pagedsim.fleet.account import Account, Track, predicted
+from pagedsim.fleet.bell import Bell
 from pagedsim.sim.ahead import AheadServer
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.environment import Environment
@@ -63,7 +64,7 @@ class Member:
         it will generate, as predicted."""
         self.arrived: list[tuple[float, Request, int]] = []
         """Who has come and is not taken in yet."""
-        self._boundaries: list[simpy.Event] = []
+        self.bell = Bell(environment, unit.scheduler)
 
     @property
     def due(self) -> float:
@@ -142,22 +143,21 @@ class Member:
 
     # -- what others wait for ----------------------------------------------------------------------
 
-    def boundary(self) -> simpy.Event:
-        """The end of the next step, or the next time that memory comes free between steps."""
-        event = self.server.environment.event()
-        self._boundaries.append(event)
+    def boundary(self, request: Request | None = None) -> simpy.Event:
+        """The end of the next step, or the next time that memory comes free between steps; for a
+        `request` that was told "not now", the next that has a chance."""
         self.server.outside = self
-        return event
+        return self.bell.wait(request)
 
     def waits_for(self, plan: StepPlan) -> bool:
         """Whether anything is to be done when this step has ended."""
-        return bool(self._boundaries or (self.sampled and plan.chunks))
+        return bool(self.bell or (self.sampled and plan.chunks))
 
     def committed(self, plan: StepPlan) -> None:
         """The step has ended, now."""
         if self.sampled and plan.chunks:
             self.sampled(plan)
-        self._ring()
+        self.bell.ring()
 
     def hand_over(self, sampled: Callable[[StepPlan], None]) -> None:
         """Whoever has its first token here goes on elsewhere."""
@@ -167,10 +167,5 @@ class Member:
     def let_go(self, request: Request) -> None:
         """What is held here for a request is not needed any more."""
         self.scheduler.let_go(request)
-        self._ring()
+        self.bell.ring()
         self.server.wake()
-
-    def _ring(self) -> None:
-        ringing, self._boundaries = self._boundaries, []
-        for event in ringing:
-            event.succeed()
