@@ -105,9 +105,11 @@ class Reader:
         best, last, begin, steps = best[some], last[some], begin[some], steps[some]
         delay, gaps = delay[some], tokens[some] - 1
         sums = delay.copy()
+        numbers = np.arange(1, int(gaps[0]) + 1)
+        counts = np.searchsorted(-gaps, -numbers, side="right").tolist()
         # One token of every request at a time, the longest requests first.
-        for number in range(1, int(gaps[0]) + 1):
-            here = slice(int(np.searchsorted(-gaps, -number, side="right")))
+        for number, count in enumerate(counts, 1):
+            here = slice(count)
             step = -(-number * steps[here] // gaps[here]) - 1
             known = (number < gaps[here]) & (step >= 0)
             came = last[here].copy()

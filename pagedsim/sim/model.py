@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
@@ -146,7 +147,7 @@ class ModelShape:
         norms = (2 * self.layers + 1) * self.hidden
         return self._body(self.moe.experts if self.moe else 0) + norms + self._ends
 
-    @property
+    @cached_property
     def body_params(self) -> float:
         """Of the matrices that every token is multiplied with; the LM head is apart."""
         if self.params is not None:
@@ -173,6 +174,11 @@ class ModelShape:
     def moe_layers(self) -> int:
         """Layers that have experts."""
         return self.layers - self.moe.dense_layers if self.moe else 0
+
+    @cached_property
+    def _shared_params(self) -> float:
+        """Of the matrices in all layers that are no expert's choice."""
+        return self._body(0)
 
     @property
     def _ends(self) -> float:
@@ -243,7 +249,8 @@ class ModelShape:
         """
         if self.moe is None:
             return self.body_params * self.dtype_bytes + self.head_bytes
-        return self._body(0) * self.dtype_bytes + self.expert_read_bytes(tokens) + self.head_bytes
+        others = self._shared_params * self.dtype_bytes
+        return others + self.expert_read_bytes(tokens) + self.head_bytes
 
     def expert_read_bytes(self, tokens: float) -> float:
         """Of these, those of experts."""

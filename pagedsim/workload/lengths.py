@@ -91,11 +91,11 @@ class LogNormal(Lengths):
         self.max_len = None if max_len is None else require_whole("max_len", max_len, 2, LONGEST)
         # Half, as in vLLM's ShareGPT benchmark (1,024 of 2,048): every answer keeps some room.
         self.prompt_cap = inf if self.max_len is None else self.max_len // 2
-        prompt_mu = solve_mu(prompt_mean, self.sigma[0], [(1.0, self.prompt_cap)])
+        prompt_mu = solve_mu(prompt_mean, self.sigma[0], ((1.0, self.prompt_cap),))
         if prompt_mu is None:
             raise self._out_of_reach("prompt_mean", prompt_mean)
         caps = (
-            [(1.0, inf)]
+            ((1.0, inf),)
             if self.max_len is None
             else caps_left(prompt_mu, self.sigma[0], self.prompt_cap, self.max_len)
         )

@@ -6,10 +6,11 @@ was asked for, not the one it had before the cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 from math import erfc, exp, inf, log, sqrt
 
-Weighted = Sequence[tuple[float, float]]
+Weighted = tuple[tuple[float, float], ...]
 """(weight, cap): a mixture of caps, the weights summing to 1."""
 
 
@@ -33,6 +34,7 @@ def mean_of(mu: float, sigma: float, caps: Weighted) -> float:
     return mean
 
 
+@cache  # all arms and seeds of a study ask for the same
 def solve_mu(mean: float, sigma: float, caps: Weighted) -> float | None:
     """The location that gives this mean, or None if no location does."""
     low, high = log(mean) - 8 * sigma - 2, log(mean) + 8 * sigma + 2
@@ -47,7 +49,7 @@ def caps_left(mu: float, sigma: float, first_cap: float, total: float) -> Weight
     weights = [exp(-z * z / 2) for z in grid]
     scale = sum(weights)
     drawn = [min(max(exp(mu + sigma * z), 1.0), first_cap) for z in grid]
-    return [(weight / scale, total - x) for weight, x in zip(weights, drawn, strict=True)]
+    return tuple((weight / scale, total - x) for weight, x in zip(weights, drawn, strict=True))
 
 
 def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
