@@ -12,8 +12,11 @@ import math
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -84,6 +87,7 @@ def track(
     points = max(100, min(400, POINTS // max(len(by_arm), 1))) if series else 0
     folders: list[Path] = []
     try:
+        wandb.setup(wandb.Settings(mode=mode))  # offline, it loads nothing of what would send
         begin = _begin(result, folder, by_arm, mode=mode, project=project, entity=entity)
 
         def arm(name: str) -> Path:
@@ -92,15 +96,36 @@ def track(
                 _log_arm(tracked, by_arm[name], points)
                 return _folder(tracked)
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            folders += pool.map(arm, by_arm)
-        with begin("comparison", "comparison") as tracked:
-            _log_result(tracked, result, folder, arms, table, list(by_arm))
-            folders.append(_folder(tracked))
+        with _without_launch():
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                folders += pool.map(arm, by_arm)
+            with begin("comparison", "comparison") as tracked:
+                _log_result(tracked, result, folder, arms, table, list(by_arm))
+                folders.append(_folder(tracked))
     except (wandb.Error, OSError, ValueError) as error:
         told = f"tracking.mode={mode}: Weights & Biases says: {error}"
         return Tracked(folders, PagedsimError(told))
     return Tracked(folders)
+
+
+@contextmanager
+def _without_launch() -> Iterator[None]:
+    """W&B Launch, which starts jobs on other machines, is a package without contents meanwhile.
+
+    `wandb.init` asks one of its modules for inputs of such a job. There is none, and the package
+    would import all of W&B's public API, which takes longer than a run does.
+    """
+    package = "wandb.sdk.launch"
+    spec = None if package in sys.modules else find_spec(package)
+    if spec is None:
+        yield
+        return
+    sys.modules[package] = module_from_spec(spec)
+    try:
+        yield
+    finally:
+        for name in [one for one in sys.modules if f"{one}.".startswith(f"{package}.")]:
+            del sys.modules[name]
 
 
 def _begin(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import parquet
 
 from pagedsim.metrics.jsons import read_json, write_json
 from pagedsim.metrics.steps import Batches
@@ -19,8 +20,6 @@ REPORT = "report.html"
 
 def write_run(folder: Path, requests: pa.Table, steps: Batches, summary: dict[str, Any]) -> None:
     """Write requests.parquet, steps.parquet and summary.json into `folder`, made if need be."""
-    from pyarrow import parquet
-
     folder.mkdir(parents=True, exist_ok=True)
     parquet.write_table(requests, folder / REQUESTS, compression="zstd")
     with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
@@ -31,8 +30,6 @@ def write_run(folder: Path, requests: pa.Table, steps: Batches, summary: dict[st
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a run; OSError or ValueError unless all that `write_run` wrote is there."""
-    from pyarrow import parquet
-
     for name in (REQUESTS, STEPS):
         parquet.read_metadata(folder / name)  # stands at the end of a file, so it is whole
     return read_json(folder / SUMMARY)
@@ -40,7 +37,5 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def read_table(path: Path, *columns: str) -> pa.Table:
     """One of a run's tables, or some of its columns."""
-    from pyarrow import parquet
-
     with parquet.ParquetFile(path) as file:
         return file.read(columns or None)

@@ -75,7 +75,7 @@ def summarise(
     if len(clients) == 1:
         groups = {clients[0]: dict(summary)}
     else:
-        groups = {c: _of_requests(run, view.where("client", c)) for c in _by_urgency(requests)}
+        groups = {c: _of_requests(run, view.where("client", c)) for c in _by_urgency(view)}
     for metric in METRICS.values():
         summary |= metric.of_run(run, sums.get(metric.name, ()))
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
@@ -131,8 +131,8 @@ def _sums(whole: Whole, part: StepPart) -> Sequence[float]:
     return tuple(map(float, whole.sums(part)))
 
 
-def _by_urgency(requests: pa.Table) -> list[str]:
+def _by_urgency(requests: Requests) -> list[str]:
     """The clients, those with the smallest priorities first."""
-    mean = requests.group_by("client").aggregate([("priority", "mean")]).to_pydict()
-    pairs = zip(mean["priority_mean"], mean["client"], strict=True)
-    return [client for _, client in sorted(pairs)]
+    clients, whose = requests.numbered("client")
+    means = np.bincount(whose, requests["priority"]) / np.bincount(whose)
+    return [client for _, client in sorted(zip(means.tolist(), clients, strict=True))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -74,6 +75,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
         done(job, outcome)
         over.append(job)  # last, so that who is stopped in between is told again
 
+    gc.freeze()  # what is imported stays: runs need not look through it, nor processes copy it
     if processes <= 1 or len(jobs) <= 1:
         return _here(jobs, board, over, told)
     return _in_processes(jobs, min(processes, len(jobs)), board, over, told)
