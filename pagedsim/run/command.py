@@ -6,15 +6,16 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import Settings
+from pagedsim.run.composition import Composition
 from pagedsim.run.pools import with_pools
 from pagedsim.user_error import line
 
@@ -35,8 +36,8 @@ class Command:
     experiment: str = "study"
     choices: Mapping[str, str | None] = field(default_factory=dict)
     """The option of each group that was chosen."""
-    _bases: dict[tuple[str, ...], DictConfig] = field(default_factory=dict, repr=False)
-    """Composed already, since composing takes longer than a short run."""
+    composed: DictConfig | None = field(default=None, repr=False)
+    """What Hydra has made of the words, where it has."""
 
     @classmethod
     def given(cls, config: DictConfig, folder: Path) -> Command:
@@ -45,7 +46,11 @@ class Command:
         choices = {str(group): option for group, option in hydra.runtime.choices.items()}
         plain = cast(Settings, OmegaConf.to_container(config, resolve=True))
         name = str(choices.get("experiment") or "study")
-        return cls(list(hydra.overrides.task), plain, folder, name, choices)
+        return cls(list(hydra.overrides.task), plain, folder, name, choices, config)
+
+    @cached_property
+    def _composition(self) -> Composition:
+        return Composition(self.words, self.choices, self.composed)
 
     @property
     def seeds(self) -> list[int]:
@@ -82,17 +87,13 @@ class Command:
         return cast(Settings, OmegaConf.to_container(base, resolve=True, throw_on_missing=True))
 
     def _composed(self, whose: str, overrides: tuple[str, ...]) -> DictConfig:
-        if overrides in self._bases:
-            return self._bases[overrides]
-        words = [*self.words, *overrides]
         try:
-            base = compose("config", overrides=words)
-            OmegaConf.to_container(base, resolve=True, throw_on_missing=True)
+            return self._composition.of(overrides)
         except Exception as error:
             # What is wrong without the arm's changes is not the arm's fault.
             ours = any(one in str(error) or _last(one) in str(error) for one in overrides)
-            raise ConfigError((f"{whose}: " if ours else "") + line(error, words)) from error
-        return self._bases.setdefault(overrides, base)
+            told = line(error, [*self.words, *overrides])
+            raise ConfigError((f"{whose}: " if ours else "") + told) from error
 
 
 def command_line(words: Iterable[str]) -> str:
