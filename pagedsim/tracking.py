@@ -87,7 +87,7 @@ def track(
     points = max(100, min(400, POINTS // max(len(by_arm), 1))) if series else 0
     folders: list[Path] = []
     try:
-        wandb.setup(wandb.Settings(mode=mode))  # offline, it loads nothing of what would send
+        wandb.setup(_settings(mode=mode))  # offline, it loads nothing of what would send
         begin = _begin(result, folder, by_arm, mode=mode, project=project, entity=entity)
 
         def arm(name: str) -> Path:
@@ -172,10 +172,11 @@ def _ids(folder: Path, arms: Iterable[str]) -> dict[str, str]:
     return ids
 
 
-def _settings() -> Any:
+def _settings(**more: str) -> Any:
     """Only what the study says: no code, no machine, no console; each run takes its own."""
     import wandb
 
+    own: dict[str, Any] = dict(more)
     return wandb.Settings(
         silent=True,
         console="off",
@@ -186,6 +187,7 @@ def _settings() -> Any:
         x_disable_meta=True,
         x_disable_stats=True,
         x_save_requirements=False,
+        **own,
     )
 
 

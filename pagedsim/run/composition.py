@@ -65,7 +65,8 @@ class Composition:
             ]
             if not values:
                 return None
-            options = [one.input_line for one in parsed if one not in values]
+            pairs = zip(overrides, parsed, strict=True)
+            options = [override for override, one in pairs if one not in values]
             made = self.of(options).copy()
             for one in values:
                 OmegaConf.update(made, one.key_or_group, one.value(), merge=True)
