@@ -159,8 +159,11 @@ class Handover:
             process.interrupt()
 
     def _decodes(self, request: Request, member: Member) -> bool:
-        here = member.scheduler.requests.get(request.id) is request
-        return here and request.state is State.RUNNING and request.decoding
+        """Whether it decodes there, and its first token is told of: a step ahead, it may not be."""
+        scheduler = member.scheduler
+        here = scheduler.requests.get(request.id) is request
+        decodes = here and request.state is State.RUNNING and request.decoding
+        return decodes and request.generated > scheduler.queues.under_way(request)
 
     def _move(self, request: Request, source: Member, target: Member) -> Wait:
         """Copies while it goes on, then a last one for which it waits."""

@@ -103,6 +103,20 @@ def test_who_moves_decodes_on_while_it_is_copied() -> None:
     assert requests["output_tokens"].to_pylist() == [8]
 
 
+def test_who_has_no_token_yet_does_not_move() -> None:
+    """A step ahead, the second request counts its first token while that is still computed."""
+    requests, _ = served(
+        [scheduler(async_scheduling=True), scheduler()],
+        Jobs([(0.0, 4, 8), (1.5, 4, 8)]),
+        Moves(),
+        Constant(),
+        token_bytes=0.01,
+        network=NETWORK,
+    )
+    assert requests["output_tokens"].to_pylist() == [8, 8]
+    assert requests["replica"].to_pylist() == [1, 1]
+
+
 KINDS: list[dict[str, Any]] = [
     {},
     {"policy": "priority", "preemption": "swap"},
