@@ -10,7 +10,7 @@ from signal import SIG_DFL, SIGINT, signal
 from pagedsim.fidelity.external_log import read_log
 from pagedsim.fidelity.step_tables.alone import alone
 from pagedsim.fidelity.step_tables.cell import Cell
-from pagedsim.fidelity.step_tables.grid import grids
+from pagedsim.fidelity.step_tables.grid import grid
 from pagedsim.fidelity.step_tables.layouts import Table, read_table
 from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
 from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named
@@ -30,7 +30,9 @@ ALONE_STACK = "vllm-2026"
 FITTED = ("splitwise", "llm-inference-bench-a100", "inferencemax-h100", *ALONE)
 """What the constants in `families.py` and conf/stack are fitted to; the others are held out."""
 GRID, GRID_STACK = "distserve", "vllm-2023"
-"""DistServe's fits of vLLM's steps, in conf/cost, and the stack of their time."""
+GRID_COSTS = ("distserve-opt-13b-tp1", "distserve-opt-13b-tp2", "distserve-opt-66b-tp4")
+"""DistServe's fits of vLLM's steps, in conf/cost, and the stack of their time. Those of its own
+engine are there as well, and tell nothing of vLLM's."""
 Rows = Sequence[tuple[Cell, Schedule]]
 
 
@@ -43,7 +45,8 @@ def tables(paths: Sequence[str] | None, stack: str | None) -> list[Table]:
         log = read_log(LOGS / f"{name}.csv")
         shapes = model_named(model), hardware_named(gpu)
         found.append(Table(name, alone(log, name, *shapes, stack or ALONE_STACK), {}))
-    found.append(Table(GRID, list(grids(GRID, stack or GRID_STACK)), {}))
+    fits = [cell for name in GRID_COSTS for cell in grid(GRID, name, stack or GRID_STACK)]
+    found.append(Table(GRID, fits, {}))
     return sorted(found, key=lambda table: (table.name not in FITTED, table.name))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pagedsim.core import Request, StepPlan
 from pagedsim.core.plan import Chunk
 from pagedsim.fidelity.step_tables.cell import Cell, Metric
-from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, settings, there
+from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, settings
 from pagedsim.run.objects import make
 from pagedsim.sim.cost import Fitted
 from pagedsim.sim.replica import Replica
@@ -21,14 +21,8 @@ STEP_TOKENS = 4096
 """Prompts of a step have so many tokens at most; nothing says that more were measured."""
 
 
-def grids(prefix: str, stack: str) -> Iterator[Cell]:
-    """Rows of every fit in conf/cost whose name begins so."""
-    for name in sorted(there("cost")):
-        if name.startswith(prefix):
-            yield from _grid(prefix, name, stack)
-
-
-def _grid(table: str, name: str, stack: str) -> Iterator[Cell]:
+def grid(table: str, name: str, stack: str) -> Iterator[Cell]:
+    """Rows of the fit in conf/cost of that name."""
     words: Mapping[str, Any] = settings("cost", name)
     fitted_for = words["fitted_for"]
     model, hardware = model_named(fitted_for["model"]), hardware_named(fitted_for["hardware"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.fidelity.truth_rows import ALONE, DATA, FITTED, tables
+from experiments.regenerate import RESULTS
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.fidelity.external_log import Latencies, Log
 from pagedsim.fidelity.step_tables.alone import alone
@@ -26,6 +27,8 @@ from pagedsim.fidelity.step_tables.schedule import (
 )
 from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, stack_named
 from pagedsim.fidelity.step_tables.times import Points
+from pagedsim.metrics.files import RESULT
+from pagedsim.metrics.jsons import read_json
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
@@ -65,6 +68,14 @@ def test_what_constants_are_fitted_to_is_there() -> None:
     assert {*FITTED, "distserve"} <= set(names)
     assert {path.stem for path in EVERY} == set(names) - {*ALONE, "distserve"}
     assert tuple(sorted(names[: len(FITTED)])) == tuple(sorted(FITTED))
+
+
+def test_the_committed_result_is_of_the_tables_that_there_are() -> None:
+    """A file in conf/cost is no table by its name alone: some are of engines that are not vLLM."""
+    rows = [row for table in tables(None, None) for row in table.cells]
+    finding = read_json(RESULTS / "truth" / RESULT)["finding"][0]
+    assert finding.startswith(f"{sum(len(row.measured) for row in rows):,} measured numbers are")
+    assert not [row.place for row in rows if "own" in row.place]
 
 
 def test_who_was_alone_at_a_server() -> None:
