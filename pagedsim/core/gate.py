@@ -263,8 +263,8 @@ class Gate:
         if queues.ranked:
             queues.order(request)  # first, since a policy's rank may fail
         queues.board(stand_in, output_len)
-        if self._pending is not None and self._pending.decodes:
-            self._pending.held.append(request)  # the plan that is under way is without it
+        if (pending := self._pending) is not None and pending.decodes:
+            pending.held = (*pending.held, request)  # the plan that is under way is without it
         return True
 
     def let_go(self, request: Request) -> None:
@@ -336,7 +336,7 @@ class Gate:
             plan.ending = [one for one in plan.ending if one is not request]
         if (pending := self._pending) is not None:
             pending.gone = (*pending.gone, request)
-            pending.held = [one for one in pending.held if one is not request]
+            pending.held = tuple(one for one in pending.held if one is not request)
 
 
 def _ended(request: Request, output_len: int) -> RequestError:

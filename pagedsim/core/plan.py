@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pagedsim.core.memory.base import Copies, Move, Pairs
+from pagedsim.core.memory.base import Copies, Move
 from pagedsim.core.request import Request
 
 
@@ -42,68 +41,98 @@ class Rejection(NamedTuple):
     reason: str
 
 
-@dataclass(slots=True, eq=False)
 class StepPlan:
-    """The work of one step. Executors carry it out in the order of the fields.
+    """The work of one step. Executors carry it out in the order of `ORDER`.
 
     `decodes` each compute one token a sequence, at position `num_tokens - 1`. The totals are
     those that cost models need; `decode_*` count sequences, not requests.
     """
 
-    number: int
-    now: float
-    ahead: bool = False
-    """Whether it was planned while the step before it was under way."""
+    ORDER = ("moves", "swap_out", "copies", "swap_in", "chunks", "decodes")
 
-    moves: list[Move] = field(default_factory=list)
-    """Between the GPU and the tiers below it, one after another, before anything else: to the GPU
-    what the cache found below, down what it forgets or (write-through) has learned."""
-    swap_out: Pairs = field(default_factory=list)
-    """(GPU block, CPU block): read before anything of this step is written."""
-    copies: Copies = field(default_factory=dict)
-    """{target: source} on the GPU, before the forward pass."""
-    swap_in: Pairs = field(default_factory=list)
-    """(CPU block, GPU block): complete before the forward pass."""
-    chunks: list[Chunk] = field(default_factory=list)
-    decodes: Sequence[Request] = ()
+    __slots__ = (
+        *ORDER,
+        "ahead",
+        "decode_context",
+        "decode_count",
+        "displaced",
+        "ending",
+        "free_cpu_blocks",
+        "gone",
+        "held",
+        "hits",
+        "now",
+        "number",
+        "preempted",
+        "prefill_attention",
+        "prefill_context",
+        "prefill_pairs",
+        "prefill_tokens",
+        "rejected",
+        "resumed",
+        "running",
+        "shared_blocks",
+        "swapped",
+        "used_blocks",
+        "waiting",
+    )
 
-    preempted: list[Request] = field(default_factory=list)
-    """Lost their memory to others that needed it, in order."""
-    displaced: list[Request] = field(default_factory=list)
-    """Lost their place to a waiting request that ranks before them."""
-    resumed: list[Request] = field(default_factory=list)
-    """Came back from the CPU pool."""
-    rejected: list[Rejection] = field(default_factory=list)
-    held: list[Request] = field(default_factory=list)
-    """Decoding, but left out of this step."""
-    hits: list[tuple[Request, int]] = field(default_factory=list)
-    """Scheduled for the first time, with the tokens that the prefix cache held."""
+    def __init__(self, number: int, now: float, ahead: bool = False) -> None:
+        """`ahead`: it is planned while the step before it is under way."""
+        self.number = number
+        self.now = now
+        self.ahead = ahead
 
-    prefill_tokens: int = 0
-    prefill_context: int = 0
-    """Sum over chunks of the tokens that the chunk's last token attends to."""
-    prefill_attention: int = 0
-    """Sum over chunks of tokens × context."""
-    prefill_pairs: int = 0
-    """Pairs of tokens of which one, in a chunk, attends to the other or is it."""
-    decode_count: int = 0
-    decode_context: int = 0
-    """Sum over decoding sequences of the tokens that they attend to."""
+        # Most steps have none of these, so an empty tuple stands there until one has.
+        self.moves: Sequence[Move] = ()
+        """Between the GPU and the tiers below it, one after another, before anything else: to the
+        GPU what the cache found below, down what it forgets or (write-through) has learned."""
+        self.swap_out: Sequence[tuple[int, int]] = ()
+        """(GPU block, CPU block): read before anything of this step is written."""
+        self.copies: Copies = {}
+        """{target: source} on the GPU, before the forward pass."""
+        self.swap_in: Sequence[tuple[int, int]] = ()
+        """(CPU block, GPU block): complete before the forward pass."""
+        self.chunks: list[Chunk] = []
+        self.decodes: Sequence[Request] = ()
 
-    waiting: int = 0
-    """Requests, when it was planned; so with the next two."""
-    running: int = 0
-    swapped: int = 0
-    used_blocks: int = 0
-    """On the GPU, when it was planned."""
-    shared_blocks: int = 0
-    """Of these, what sharing saves."""
-    free_cpu_blocks: int = 0
+        self.preempted: tuple[Request, ...] = ()
+        """Lost their memory to others that needed it, in order."""
+        self.displaced: tuple[Request, ...] = ()
+        """Lost their place to a waiting request that ranks before them."""
+        self.resumed: tuple[Request, ...] = ()
+        """Came back from the CPU pool."""
+        self.rejected: tuple[Rejection, ...] = ()
+        self.held: tuple[Request, ...] = ()
+        """Decoding, but left out of this step."""
+        self.hits: tuple[tuple[Request, int], ...] = ()
+        """Scheduled for the first time, with the tokens that the prefix cache held."""
 
-    ending: Sequence[Request] = ()
-    """Reach their full length with it; known when it is launched."""
-    gone: Sequence[Request] = ()
-    """Left the scheduler alive since it was planned: what it computes for them is lost."""
+        self.prefill_tokens = 0
+        self.prefill_context = 0
+        """Sum over chunks of the tokens that the chunk's last token attends to."""
+        self.prefill_attention = 0
+        """Sum over chunks of tokens × context."""
+        self.prefill_pairs = 0
+        """Pairs of tokens of which one, in a chunk, attends to the other or is it."""
+        self.decode_count = 0
+        self.decode_context = 0
+        """Sum over decoding sequences of the tokens that they attend to."""
+
+        self.waiting = 0
+        """Requests, when it was planned; so with the next two."""
+        self.running = 0
+        self.swapped = 0
+        self.used_blocks = 0
+        """On the GPU, when it was planned."""
+        self.shared_blocks = 0
+        """Of these, what sharing saves."""
+        self.free_cpu_blocks = 0
+
+        self.ending: Sequence[Request] = ()
+        """Reach their full length with it; known when it is launched."""
+        self.gone: tuple[Request, ...] = ()
+        """Left the scheduler alive since it was planned: what it computes for them is lost."""
 
     @property
     def empty(self) -> bool:

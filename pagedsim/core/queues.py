@@ -81,7 +81,7 @@ class Queues(RankedPlaces):
     def reject(self, plan: StepPlan, reason: str) -> None:
         """The head of waiting can never be served."""
         request = self.waiting.pop()
-        plan.rejected.append(Rejection(request, reason))
+        plan.rejected = (*plan.rejected, Rejection(request, reason))
         self.leave(request, State.REJECTED, reason, self.now)
 
     def start(self, plan: StepPlan, count: int, hit: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class Queues(RankedPlaces):
         if request.scheduled_at is None:
             request.scheduled_at = self.now
             request.cached_tokens = cached
-            plan.hits.append((request, cached))
+            plan.hits = (*plan.hits, (request, cached))
         self.seat(request)
         self.prefilling[request] = None
         self.advance(plan, request, count)
@@ -156,14 +156,17 @@ class Queues(RankedPlaces):
     def preempt(self, plan: StepPlan, victim: Request, displaced: bool = False) -> int:
         """Take a running request's memory. Returns tokens that this step had planned for it."""
         given_back = plan.drop_chunks(victim)
-        (plan.displaced if displaced else plan.preempted).append(victim)
+        if displaced:
+            plan.displaced = (*plan.displaced, victim)
+        else:
+            plan.preempted = (*plan.preempted, victim)
         victim.preemptions += 1
         keep = self._keep(victim)
         self.unseat(victim)
         self.memory.retract(victim, victim.computed)
         if keep is Keep.SWAP:
             pairs = self.memory.swap_out(victim, plan.copies)
-            plan.swap_out += pairs
+            plan.swap_out = (*plan.swap_out, *pairs)
             victim.swapped_blocks += len(pairs)
             victim.state = State.SWAPPED
             self.swapped.append(victim)
@@ -200,9 +203,9 @@ class Queues(RankedPlaces):
         self.memory.extend(request, request.computed + count, splits)
         # Copies are made before blocks come in, so what splits now comes from the CPU twice.
         origin = {block: cpu for cpu, block in pairs}
-        pairs += [(origin[source], target) for target, source in splits.items()]
-        plan.swap_in += pairs
-        plan.resumed.append(request)
+        pairs = (*pairs, *((origin[source], target) for target, source in splits.items()))
+        plan.swap_in = (*plan.swap_in, *pairs)
+        plan.resumed = (*plan.resumed, request)
         request.swapped_blocks += len(pairs)
         self.seat(request)
         if request.ready:

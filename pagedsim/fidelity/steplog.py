@@ -81,17 +81,14 @@ def log_of(runs: Iterable[Recorded], source: str) -> StepLog:
 
 def predicted(cost: CostModel, sample: Sample) -> float:
     """What a cost model says that a recorded step takes, swaps included."""
-    plan = StepPlan(
-        number=0,
-        now=0.0,
-        prefill_tokens=sample.prefill_tokens,
-        prefill_context=sample.prefill_context,
-        prefill_attention=sample.prefill_attention,
-        prefill_pairs=sample.prefill_pairs,
-        decode_count=sample.decode_count,
-        decode_context=sample.decode_context,
-        chunks=[Chunk(_SOMEBODY, 0, 0, True)] * sample.prefill_chunks,
-    )
+    plan = StepPlan(number=0, now=0.0)
+    plan.prefill_tokens = sample.prefill_tokens
+    plan.prefill_context = sample.prefill_context
+    plan.prefill_attention = sample.prefill_attention
+    plan.prefill_pairs = sample.prefill_pairs
+    plan.decode_count = sample.decode_count
+    plan.decode_context = sample.decode_context
+    plan.chunks = [Chunk(_SOMEBODY, 0, 0, True)] * sample.prefill_chunks
     moved = sum(cost.swap_seconds(blocks) for blocks in (sample.swap_out, sample.swap_in) if blocks)
     computes = sample.prefill_tokens or sample.decode_count
     return moved + (cost.step_seconds(plan) if computes else 0.0)

@@ -10,40 +10,60 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-PACKED = 1 << 14
+PACKED = 1 << 12
 """Rows that wait to be packed."""
 
 
 class Numbers:
     """Rows of numbers, packed now and then into columns of the types that they need.
 
-    Whoever adds rows extends `rows`, which is one flat array and so costs no object a row, and
-    calls `pack` when `full`.
+    Whoever adds a row appends it to `rows`, and calls `pack` when there are `PACKED` of them. A
+    None becomes NaN.
     """
 
     def __init__(self, types: Mapping[str, type[np.generic]]) -> None:
         self._types = dict(types)
         # Each in one piece that grows where it is: many small ones would leave holes behind.
         self._columns = {name: array(np.dtype(kind).char) for name, kind in types.items()}
-        self.rows = array("d")
-        self.full = PACKED * len(types)
+        self.rows: list[tuple[float | None, ...]] = []
 
     def pack(self) -> None:
         """Move what waits into the columns."""
-        waiting = np.frombuffer(self.rows, dtype=np.float64).reshape(-1, len(self._types))
-        for place, (name, kind) in enumerate(self._types.items()):
-            self._columns[name].frombytes(waiting[:, place].astype(kind).tobytes())
-        self.rows = array("d")
-
-    def drop_last(self) -> None:
-        """Take the last row back, which is not packed yet."""
-        del self.rows[-len(self._types) :]
+        if not self.rows:
+            return
+        columns = zip(*self.rows, strict=True)
+        for (name, kind), values in zip(self._types.items(), columns, strict=True):
+            self._columns[name].frombytes(np.array(values, kind).tobytes())
+        self.rows.clear()
 
     def take(self, name: str) -> NDArray[Any]:
         """A whole column, which is let go of here: so a table can be made without a second copy."""
-        if len(self.rows):
-            self.pack()
+        self.pack()
         return np.frombuffer(self._columns.pop(name), self._types[name])
+
+
+class Sparse(Numbers):
+    """Columns in which most rows are 0: of the others each says first which it is."""
+
+    def __init__(self, types: Mapping[str, type[np.generic]]) -> None:
+        super().__init__({_ROW: np.int32, **types})
+
+    def drop(self, row: int) -> None:
+        """Take the last row back, if it is this one and more than 0."""
+        if self.rows and self.rows[-1][0] == row:
+            self.rows.pop()
+
+    def spread(self, rows: int) -> dict[str, NDArray[Any]]:
+        """The columns, with so many rows; they are let go of here."""
+        which = self.take(_ROW)
+        made = {}
+        for name in list(self._columns):
+            made[name] = np.zeros(rows, self._types[name])
+            made[name][which] = self.take(name)
+        return made
+
+
+_ROW = "row"
 
 
 class Words:

@@ -11,13 +11,22 @@ import pyarrow.compute as pc
 
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.compiled import mypyc_attr
-from pagedsim.metrics.columns import Numbers, Words
+from pagedsim.metrics.columns import PACKED, Numbers, Sparse, Words
 from pagedsim.metrics.service import service_of
 from pagedsim.metrics.steps import REPLICA, STEP_COLUMNS, Batches, FleetSteps, Steps
 from pagedsim.metrics.tiers import Moved
 
 _EACH_STEP = ("end", "used_blocks")
 """Kept for every step; of the other columns a run of quiet steps has one row."""
+_PREFILLS = (
+    *("prefill_tokens", "prefill_context", "prefill_attention", "prefill_pairs"),
+    *("prefill_requests", "sampled_prefills"),
+)
+_EVENTS = (
+    *("swapped", "shared_blocks", "preempted", "displaced", "swap_out", "swap_in", "rejected"),
+)
+"""Of these and those above most rows have nothing."""
+_EACH_ROW = ("start", "step", "decode_seqs", "decode_context", "waiting", "running")
 REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
     "priority": np.float64,
     "arrival": np.float64,
@@ -32,7 +41,6 @@ REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
     "swapped_blocks": np.int64,
     "cached_tokens": np.int32,
 }
-_NAN = float("nan")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -45,7 +53,9 @@ class StepRecorder:
     """
 
     def __init__(self) -> None:
-        self._steps = Numbers({k: t for k, t in STEP_COLUMNS.items() if k not in _EACH_STEP})
+        self._rows = Numbers({name: STEP_COLUMNS[name] for name in _EACH_ROW})
+        self._prefills = Sparse({name: STEP_COLUMNS[name] for name in _PREFILLS})
+        self._events = Sparse({name: STEP_COLUMNS[name] for name in _EVENTS})
         self._first = array("i")  # for each row of these, its first step among all
         self._ends = array("d")  # for each step
         self._used = array("i")  # for each step, blocks in use
@@ -59,30 +69,62 @@ class StepRecorder:
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was carried out; called before it is committed, or told of."""
-        chunks = plan.chunks
         if tiers := scheduler.memory.tiers:
             self._moved.of(tiers)
             self._moved.step(len(self._ends), plan)
-        if len(self._steps.rows) == self._steps.full:  # no sooner, since the last may not end
-            self._steps.pack()
+        rows = self._rows.rows
+        if len(rows) == PACKED:  # no sooner, since the last may not end
+            self._rows.pack()
         self._first.append(len(self._ends))
         self._ends.append(end)
         self._used.append(plan.used_blocks)
-        steps = self._steps
-        steps.rows.extend(
+        rows.append(
             (
                 start,
                 plan.number,
-                plan.prefill_tokens,
-                plan.prefill_context,
-                plan.prefill_attention,
-                plan.prefill_pairs,
-                len({chunk.request for chunk in chunks}) if chunks else 0,
-                sum([chunk.samples for chunk in chunks]) if chunks else 0,
                 plan.decode_count,
                 plan.decode_context,
                 plan.waiting,
                 plan.running,
+            )
+        )
+        if plan.chunks:
+            self._prefill(plan)
+        if (
+            plan.swapped
+            or plan.shared_blocks
+            or plan.preempted
+            or plan.displaced
+            or plan.swap_out
+            or plan.swap_in
+            or plan.rejected
+        ):
+            self._event(plan)
+
+    def _prefill(self, plan: StepPlan) -> None:
+        rows, chunks = self._prefills.rows, plan.chunks
+        if len(rows) == PACKED:
+            self._prefills.pack()
+        alone = len(chunks) == 1
+        rows.append(
+            (
+                len(self._first) - 1,
+                plan.prefill_tokens,
+                plan.prefill_context,
+                plan.prefill_attention,
+                plan.prefill_pairs,
+                1 if alone else len({chunk.request for chunk in chunks}),
+                chunks[0].samples if alone else sum([chunk.samples for chunk in chunks]),
+            )
+        )
+
+    def _event(self, plan: StepPlan) -> None:
+        rows = self._events.rows
+        if len(rows) == PACKED:
+            self._events.pack()
+        rows.append(
+            (
+                len(self._first) - 1,
                 plan.swapped,
                 plan.shared_blocks,
                 len(plan.preempted),
@@ -105,13 +147,18 @@ class StepRecorder:
         self._moved.undo(len(self._ends))
         if self._first[-1] == len(self._ends):
             self._first.pop()
-            self._steps.drop_last()
+            self._rows.rows.pop()
+            for sparse in (self._prefills, self._events):
+                sparse.drop(len(self._first))
 
     def own_steps(self) -> Steps:
         """The steps, in order."""
         if self._unfolded is None:
+            rows = {name: self._rows.take(name) for name in _EACH_ROW}
+            rows |= self._prefills.spread(len(self._first))
+            rows |= self._events.spread(len(self._first))
             self._unfolded = Steps(
-                {name: self._steps.take(name) for name in STEP_COLUMNS if name not in _EACH_STEP},
+                {name: rows[name] for name in STEP_COLUMNS if name not in _EACH_STEP},
                 np.frombuffer(self._first, dtype=np.int32),
                 np.frombuffer(self._ends, dtype=np.float64),
                 np.frombuffer(self._used, dtype=np.int32),
@@ -154,16 +201,16 @@ class Recorder(StepRecorder):
         self._ids.append(request.id)  # type: ignore[arg-type]
         if self.lanes:
             self._places.append(-1)  # at the door, unless a lane knows better
-        state = "unfinished" if request.alive else request.state.value
+        state = "unfinished" if request.alive else request.state._value_  # as .value, but soon
         self._words.append((request.client, state, request.finish_reason or ""))
-        requests = self._requests
-        requests.rows.extend(
+        rows = self._requests.rows
+        rows.append(
             (
                 request.priority,
-                _time(request.arrival),
-                _time(request.scheduled_at),
-                _time(request.first_token_at),
-                _time(request.finished_at),
+                request.arrival,
+                request.scheduled_at,
+                request.first_token_at,
+                request.finished_at,
                 request.prompt_len,
                 request.generated,
                 request.width,
@@ -173,8 +220,8 @@ class Recorder(StepRecorder):
                 request.cached_tokens,
             )
         )
-        if len(requests.rows) == requests.full:
-            requests.pack()
+        if len(rows) == PACKED:
+            self._requests.pack()
 
     def steps(self) -> Batches:
         """The steps, in order; those of a fleet replica by replica."""
@@ -218,7 +265,3 @@ class Lane(StepRecorder):
         """A request left this replica for good; or the run ends while it is alive here."""
         self._whole.left(request)
         self._whole._places[-1] = self._index
-
-
-def _time(time: float | None) -> float:
-    return _NAN if time is None else time

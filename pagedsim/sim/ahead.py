@@ -39,7 +39,7 @@ class AheadServer(Server):
                 stuck = current.idle
                 refused = current.rejected
             else:
-                refused = []
+                refused = ()
             following = None
             if not current.empty and scheduler.runnable and not scheduler.looks_back:
                 following = self._launched(now)

@@ -9,7 +9,6 @@ were computed: by itself, by a parent before a fork, or by a stranger with the s
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import fields
 from itertools import chain
 from typing import NamedTuple
 
@@ -84,11 +83,11 @@ class Shadow:
             "copies": (self.gpu, self.gpu, copies),
             "swap_in": (self.cpu, self.gpu, plan.swap_in),
         }
-        for part in fields(plan):  # their order is the order of execution
-            if part.name == "moves":
+        for part in plan.ORDER:
+            if part == "moves":
                 self._move_between(plan.moves)
-            elif part.name in moves:
-                self._move(*moves[part.name])
+            elif part in moves:
+                self._move(*moves[part])
         # A batched forward pass stores the keys of the whole batch before it attends to any.
         tasks = list(_tasks(plan))
         written: set[tuple[int, int]] = set()
@@ -98,7 +97,7 @@ class Shadow:
             self._read(task)
 
     @staticmethod
-    def _move(source: Pool, target: Pool, pairs: list[tuple[int, int]]) -> None:
+    def _move(source: Pool, target: Pool, pairs: Sequence[tuple[int, int]]) -> None:
         origins, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         assert len(set(targets)) == len(targets), f"two moves go to one block: {pairs}"
         overlap = set(origins) & set(targets) if source is target else set()

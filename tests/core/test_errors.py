@@ -59,9 +59,7 @@ def test_a_prompt_with_max_tokens_beyond_capacity_is_rejected_with_the_numbers(
     a = server.add("a", 10, max_tokens=7)
     server.add("b", 10, max_tokens=6)
     plan = server.plan()
-    assert plan.rejected == [
-        (a, "prompt of 10 + max_tokens 7 = 17 tokens: max_model_len is 16"),
-    ]
+    assert plan.rejected == ((a, "prompt of 10 + max_tokens 7 = 17 tokens: max_model_len is 16"),)
     assert (a.state.value, a.finish_reason) == ("rejected", plan.rejected[0].reason)
     server.commit(plan)
     assert server.running == ["b"]

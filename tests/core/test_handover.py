@@ -346,7 +346,7 @@ def test_who_was_held_back_from_a_step_may_part_meanwhile() -> None:
     first, request = (here.add(name, 3, 9) for name in ("first", "r"))
     here.step()
     plan = here.plan()
-    assert plan.held == [request]
+    assert plan.held == (request,)
     move(request, here, there)
     here.commit(plan)
     assert (first.generated, request.generated) == (2, 1)

@@ -179,7 +179,7 @@ def test_swapping_a_group_keeps_what_it_shares_shared() -> None:
     ]
     assert b.tables == [[3, 5], [3, 6], [3, 4]]
     plan = server.plan()
-    assert plan.preempted == [b]
+    assert plan.preempted == (b,)
     assert [gpu for gpu, _ in plan.swap_out] == [3, 5, 6, 4]  # each block once
     first = b.cpu_tables[0][0]
     assert [table[0] for table in b.cpu_tables] == [first] * 3
@@ -200,7 +200,7 @@ def test_a_shared_block_that_is_swapped_counts_once() -> None:
     b = server.add("b", 13, n=3)
     server.step()
     plan = server.plan()
-    assert (plan.preempted, len(plan.swap_out)) == ([b], 4)
+    assert (plan.preempted, len(plan.swap_out)) == ((b,), 4)
     assert b.swapped_blocks == 4
     server.commit(plan)
 

@@ -38,4 +38,4 @@ class OneByOne(PrefillFirst):
 
 
 def _hold_all_but_the_first(queues: Queues, plan: StepPlan) -> None:
-    plan.held = list(queues.decoding()[1:])
+    plan.held = queues.decoding()[1:]

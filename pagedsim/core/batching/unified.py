@@ -99,7 +99,7 @@ class Unified(Batching):
                 budget -= cost
                 served.add(request)
         if not all_decode:
-            plan.held = [request for request in queues.decoding() if request not in served]
+            plan.held = tuple(one for one in queues.decoding() if one not in served)
         return budget
 
     def _tokens_for(self, queues: Queues, request: Request, budget: int) -> tuple[int, int]:

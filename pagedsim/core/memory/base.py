@@ -15,7 +15,7 @@ from pagedsim.core.request import Request
 Copies = dict[int, int]
 """Block copies that a step must make before it computes: {target: source}."""
 
-Pairs = list[tuple[int, int]]
+Pairs = Sequence[tuple[int, int]]
 """Block moves between the pools, in the order of the block table: (from, to)."""
 
 
