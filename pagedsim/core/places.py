@@ -45,6 +45,7 @@ class Places:
 
     def __init__(self, memory: Memory, waiting: Queue, limits: Limits) -> None:
         self.memory = memory
+        self._longest = min(limits.max_model_len, memory.longest)
         self.max_seqs = limits.max_seqs
         self.max_batched_tokens = limits.max_batched_tokens
         self.max_model_len = limits.max_model_len
@@ -84,9 +85,13 @@ class Places:
 
     def limit_of(self, request: Request) -> int:
         """The length at which a request ends whatever its tokens are."""
-        longest = min(self.max_model_len, self.memory.longest_of(request))
-        output = max(longest - request.prompt_len, 1)
-        return request.prompt_len + min(output, request.max_tokens or output)
+        prompt, longest = request.prompt_len, self._longest
+        if request.width > 1:
+            longest = min(longest, self.memory.longest_of(request))
+        most = request.params.max_tokens
+        if most and prompt + most < longest:
+            return prompt + most
+        return longest if longest > prompt else prompt + 1
 
     @property
     def holders(self) -> list[Request]:
@@ -95,7 +100,10 @@ class Places:
 
     def generated_by(self, client: str) -> int:
         """Tokens that those of a client in the batch have generated; they hold memory still."""
-        tokens = self.clock.generated(client)
+        clock = self.clock
+        if not clock.grouped:
+            clock.count_groups(self.decoding())
+        tokens = clock.generated(client)
         if self.prefilling or self.leaving:
             others = (*self.prefilling, *self.leaving)
             tokens += sum(one.generated for one in others if one.client == client)
@@ -241,10 +249,12 @@ class Places:
         """Those of the batch that decode, in its order; the same object while nothing changes."""
         version, riders = self._decoding
         if version != self.clock.version:
+            decoding = self.running
             if self.prefilling:
-                riders = tuple(r for r in self.running if r.decoding)
-            else:
-                riders = tuple(self.running)
+                decoding = decoding.copy()
+                for request in self.prefilling:
+                    del decoding[request]
+            riders = tuple(decoding)
             self._decoding = (self.clock.version, riders)
         return riders
 

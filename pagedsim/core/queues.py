@@ -166,7 +166,7 @@ class Queues(RankedPlaces):
         self.memory.retract(victim, victim.computed)
         if keep is Keep.SWAP:
             pairs = self.memory.swap_out(victim, plan.copies)
-            plan.swap_out = (*plan.swap_out, *pairs)
+            plan.swap_out = [*plan.swap_out, *pairs]
             victim.swapped_blocks += len(pairs)
             victim.state = State.SWAPPED
             self.swapped.append(victim)
@@ -203,8 +203,8 @@ class Queues(RankedPlaces):
         self.memory.extend(request, request.computed + count, splits)
         # Copies are made before blocks come in, so what splits now comes from the CPU twice.
         origin = {block: cpu for cpu, block in pairs}
-        pairs = (*pairs, *((origin[source], target) for target, source in splits.items()))
-        plan.swap_in = (*plan.swap_in, *pairs)
+        pairs = [*pairs, *((origin[source], target) for target, source in splits.items())]
+        plan.swap_in = [*plan.swap_in, *pairs]
         plan.resumed = (*plan.resumed, request)
         request.swapped_blocks += len(pairs)
         self.seat(request)

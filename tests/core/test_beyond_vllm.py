@@ -167,7 +167,7 @@ def test_unified_swaps_a_prompt_in_the_middle_and_goes_on_where_it_was() -> None
     b = server.add("b", 12)
     assert server.step() == {"prefill": {"a": 8, "b": 1}}
     plan = server.plan()
-    assert (plan.preempted, plan.swap_out) == ((b,), ((2, 0),))
+    assert (plan.preempted, plan.swap_out) == ((b,), [(2, 0)])
     server.commit(plan)
     assert server.step() == {"decode": ["a"], "finished": ["a"]}
     plan = server.plan()
@@ -256,7 +256,7 @@ def test_a_victim_takes_back_the_copies_that_this_step_planned_for_it(
     server.step()
     plan = server.plan()
     assert shown(plan)["preempted"] == ["a"]
-    assert (plan.copies, plan.swap_out) == ({}, swap_out)
+    assert (plan.copies, list(plan.swap_out)) == ({}, swap_out)
     server.commit(plan)
 
 
