@@ -72,6 +72,8 @@ class AheadServer(Server):
             end = self._moved(plan, now, begin, begin + self.cost.step_seconds(plan))
             if now < end >= self.environment.peek():
                 yield self.environment.at(end, NORMAL)
+            if now < end >= self._next_at:
+                self._let_in(end)
         self.recorder.step(plan, now, end, self.scheduler)
         parents = self.beams.parents(plan) if self.searching else None
         ended = self.scheduler.tell(plan, end, parents=parents)

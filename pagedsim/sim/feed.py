@@ -12,6 +12,7 @@ import simpy
 from pagedsim.core import Request
 from pagedsim.core.agenda import Agenda
 from pagedsim.core.source import Job, Source, arrives
+from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Entrance
 
@@ -24,26 +25,21 @@ def feed(environment: Environment, server: Entrance, source: Source, way: float 
     if source.turns is not None:
         _Sessions(environment, server, Agenda(source, source.turns), way).go_on()
         return
-    jobs = source.requests()
     if source.mode == "closed":
-        users = _Users(environment, server, jobs, source.think_time, way)
+        users = _Users(environment, server, source.requests(), source.think_time, way)
         for _ in range(source.users or 1):
             environment.process(users.one())
     else:
-        at_once = source.mode == "burst"
-        environment.process(_arrive(environment, server, jobs, at_once, way))
+        environment.process(_arrive(environment, server, Arrivals(source, way)))
 
 
 def _arrive(
-    environment: Environment, server: Entrance, jobs: Iterator[Job], at_once: bool, way: float
+    environment: Environment, server: Entrance, arrivals: Arrivals
 ) -> Generator[simpy.Event, None, None]:
-    begin = environment.now
-    for request, output_len in jobs:
-        if at_once:
-            arrives(request, begin)
-        if request.arrival is not None and request.arrival + way > environment.now:
-            yield environment.at(request.arrival + way)
-        server.submit(request, output_len)
+    while arrivals.at < inf:
+        if arrivals.at > environment.now:
+            yield environment.at(arrivals.at)
+        server.submit(*arrivals.take())
     server.close()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from math import inf
 from typing import Protocol
 
 import simpy
 
 from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.plan import Rejection
+from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.tiers import Tiers
@@ -103,8 +105,16 @@ class Server:
         self.outside: Outside | None = None
         self.undo: Callable[[], None] | None = None  # who is to hear that a step did not end
         self._refused: Sequence[Rejection] = ()  # in the step under way
+        self._coming: Arrivals | None = None
+        self._next_at = inf  # when the next of these comes
         self._wake = environment.event()
         self.process = environment.process(self._live())
+
+    def expect(self, arrivals: Arrivals) -> None:
+        """All who will ever come are these: none of them is waited for, each is looked up."""
+        self._coming, self._next_at = arrivals, arrivals.at
+        if arrivals.at == inf:
+            self.close()
 
     def submit(self, request: Request, output_len: int) -> None:
         """A request arrives, now."""
@@ -174,7 +184,7 @@ class Server:
                 yield from self._catch_up(now)
                 for rejection in plan.rejected:
                     self._leave(rejection.request)
-            if scheduler.in_flight(plan):
+            if scheduler.pending is plan:
                 parents = self.beams.parents(plan) if self.searching else None
                 ended = scheduler.commit(plan, now, parents=parents)
                 if ended and (self.done or self.heard):
@@ -189,6 +199,9 @@ class Server:
 
     def _rest(self, now: float) -> Generator[simpy.Event, None, float | None]:
         """Wait until somebody arrives; returns when that was, None if nobody will."""
+        if (at := self._next_at) < inf:
+            self._let_in(at)
+            return at
         if not self.expecting:
             yield from self._catch_up(now)
             return None
@@ -211,35 +224,46 @@ class Server:
         The environment stays behind where nothing else happens until then. If the last step was
         committed on the way, because another like it could not follow, it is no longer in flight.
         """
-        environment, scheduler = self.environment, self.scheduler
+        environment, begin = self.environment, now
         if plan.swap_out or plan.swap_in or plan.copies:
             begin = yield from self._begin(plan, now)
-        else:
-            begin = now
         if plan.chunks or not self.fast_forward:
             end = begin + self.cost.step_seconds(plan)
         else:
             end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
         if plan.moves:
             end = self._moved(plan, now, begin, end)
-        self.recorder.step(plan, now, end, scheduler)
-        # In a beam search no step is like the one before it.
-        still = self.fast_forward and not (self.searching and scheduler.clock.wide)
-        quiet = scheduler.quiet(plan) if still else 0
-        seconds, recorder = self.cost.decode_seconds, self.recorder
-        memory, sequences = scheduler.memory, plan.decode_count
-        until = environment.peek()  # nothing happens before
+        self.recorder.step(plan, now, end, self.scheduler)
+        quiet = self._quiet(plan)
         while True:
-            if end >= until:
-                if now < end:
+            due = environment.peek() <= end
+            if now < end:
+                if due:
                     yield from self._wait_out(end)
-                if not quiet or scheduler.disturbed or self._awaited(plan):
-                    return end
-                until = environment.peek()
-            elif not quiet:
+                if end >= self._next_at:
+                    self._let_in(end)
+            if not quiet or self.scheduler.disturbed or (due and self._awaited(plan)):
                 return end
+            now, end, quiet = self._glide(plan, end, quiet)
+
+    def _quiet(self, plan: StepPlan) -> int:
+        """How many steps after this one are known to be the same."""
+        # In a beam search no step is like the one before it.
+        if plan.chunks or not self.fast_forward or (self.searching and self.scheduler.clock.wide):
+            return 0
+        return self.scheduler.quiet(plan)
+
+    def _glide(self, plan: StepPlan, end: float, quiet: int) -> tuple[float, float, int]:
+        """Repeat a step that ends at `end` up to `quiet` times, until anything else may happen.
+
+        Returns when the last one begins and ends, and how many are left.
+        """
+        scheduler, recorder, seconds = self.scheduler, self.recorder, self.cost.decode_seconds
+        memory, sequences, start = scheduler.memory, plan.decode_count, end
+        until = min(self.environment.peek(), self._next_at)  # nothing happens before
+        while quiet:
             if not scheduler.glide(plan, end):
-                return end
+                return end, end, 0
             quiet -= 1
             start, end = end, end + seconds(sequences, plan.decode_context)
             if plan.moves:  # nothing but what makes room: the step itself takes no longer
@@ -247,6 +271,20 @@ class Server:
                 self.recorder.step(plan, start, end, scheduler)
             else:
                 recorder.again(end, memory.used)
+            if end >= until:
+                break
+        return start, end, quiet
+
+    def _let_in(self, now: float) -> None:
+        """All come who are known to come by now."""
+        while (at := self._next_at) <= now:
+            assert self._coming is not None
+            request, output_len = self._coming.take()
+            self._next_at = self._coming.at
+            self.scheduler.add(request, at, output_len)
+            self.searching += request.params.beam_search
+        if self._next_at == inf and self._coming is not None:
+            self.expecting = False
 
     def _wait_out(self, end: float) -> Generator[simpy.Event, None, None]:
         """Let time pass until a step ends of which the recorder has been told."""

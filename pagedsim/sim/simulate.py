@@ -7,6 +7,7 @@ import gc
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
 from pagedsim.sim.ahead import AheadServer
+from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.feed import feed
@@ -44,7 +45,10 @@ def simulate(
         fast_forward=fast_forward,
         tiers=tiers,
     )
-    feed(environment, server, source, way)
+    if source.mode == "closed" or source.turns is not None:
+        feed(environment, server, source, way)
+    else:
+        server.expect(Arrivals(source, way))
     # Requests and plans come and go without cycles, so looking for any is time lost.
     collecting = gc.isenabled()
     gc.disable()
