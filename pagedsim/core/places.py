@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Final
 
 from pagedsim.core.answer import Continuation, samples
 from pagedsim.core.clock import Clock
@@ -26,8 +27,11 @@ from pagedsim.core.holdings import Holdings, StandIn
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.plan import Chunk, StepPlan
 from pagedsim.core.prefill import prefill_tokens, rebuilds, stored
+from pagedsim.core.ranking import Ranking
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.waiting import Queue
+
+_RUNNING: Final = State.RUNNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Places:
         self.requests: dict[RequestId, Request] = {}  # all that are alive
         self.waiting = waiting
         self.running: dict[Request, None] = {}  # an ordered set: the batch
+        self.ranking: Ranking | None = None  # the same by rank, where a policy says what changes it
         self.prefilling: dict[Request, None] = {}  # of those, the ones that do not decode yet
         self.swapped: deque[Request] = deque()
         self.leaving: dict[Request, None] = {}  # ended, and not told of yet: they hold memory
@@ -131,7 +136,7 @@ class Places:
 
     def take_out(self, request: Request) -> None:
         """Take a living request from wherever it is; it keeps its memory."""
-        if request in self.running:
+        if request.state is _RUNNING and request in self.running:
             self.unseat(request)
         elif request in self.leaving:
             del self.leaving[request]
@@ -142,7 +147,8 @@ class Places:
 
     def leave(self, request: Request, state: State, reason: str, now: float) -> None:
         """Who was taken out is served no more, and gives up all that it holds."""
-        self.forget_copies(self.copies, request)
+        if self.copies:
+            self.forget_copies(self.copies, request)
         self._settle_up(request)
         self.memory.release(request)
         request.state = state
@@ -154,7 +160,8 @@ class Places:
         if self.untold:
             self._cut(request)
         del self.requests[request.id], self._ends[request.id]
-        self._overdue.discard(request)
+        if self._overdue:
+            self._overdue.discard(request)
         if self.async_scheduling:
             self.looking_back -= request.params.looks_back
 
@@ -226,20 +233,24 @@ class Places:
 
     def seat(self, request: Request) -> None:
         """It joins the batch, at its end."""
-        request.state = State.RUNNING
+        request.state = _RUNNING
         request._seat = self._seated
         self._seated += 1
         self.running[request] = None
         self.seats += request.width
+        if self.ranking is not None:
+            self.ranking.add(request)
 
     def unseat(self, request: Request) -> None:
         """It leaves the batch."""
         if request.decoding:
             self.clock.alight(request)
         else:
-            self.prefilling.pop(request)
+            del self.prefilling[request]
         del self.running[request]
         self.seats -= request.width
+        if self.ranking is not None:
+            self.ranking.remove(request)
 
     def mix_up(self) -> None:
         """The batch is in order no longer, whoever was seated."""
@@ -271,7 +282,7 @@ class Places:
             if plan.held:
                 self.mix_up()
         for chunk in plan.chunks:
-            if chunk.request.state is State.RUNNING and chunk.request not in plan.gone:
+            if chunk.request.state is _RUNNING and chunk.request not in plan.gone:
                 self._computed(chunk)
         if clock.tick not in clock.ends:
             return
@@ -288,7 +299,7 @@ class Places:
     def _computed(self, chunk: Chunk) -> None:
         """A chunk is in memory; at the end of its work the request begins to decode."""
         request = chunk.request
-        if rebuilds(request):
+        if request.width > 1 and rebuilds(request):
             request._rebuilt += chunk.length
             if request._rebuilt < prefill_tokens(request, self.memory):
                 return

@@ -9,15 +9,24 @@ from pagedsim.core.memory.base import Copies, Move
 from pagedsim.core.request import Request
 
 
-class Chunk(NamedTuple):
+class Chunk:
     """`length` tokens of one sequence, from position `start` on, to be computed in one go."""
 
-    request: Request
-    start: int
-    length: int
-    samples: bool
-    """Whether it reaches the end of the sequence, so that a token is sampled after it."""
-    sequence: int = 0
+    __slots__ = ("length", "request", "samples", "sequence", "start")
+
+    def __init__(
+        self, request: Request, start: int, length: int, samples: bool, sequence: int = 0
+    ) -> None:
+        """`samples`: it reaches the end of the sequence, so that a token is sampled after it."""
+        self.request = request
+        self.start = start
+        self.length = length
+        self.samples = samples
+        self.sequence = sequence
+
+    def __repr__(self) -> str:
+        end = self.start + self.length
+        return f"Chunk({self.request!r}, [{self.start}, {end}) of sequence {self.sequence})"
 
     @property
     def context(self) -> int:
@@ -169,9 +178,10 @@ class StepPlan:
     def add_chunk(self, chunk: Chunk) -> None:
         """Append a chunk and count it in the totals."""
         self.chunks.append(chunk)
-        self.prefill_tokens += chunk.length
-        self.prefill_context += chunk.context
-        self.prefill_attention += chunk.length * chunk.context
+        length, context = chunk.length, chunk.start + chunk.length
+        self.prefill_tokens += length
+        self.prefill_context += context
+        self.prefill_attention += length * context
         self.prefill_pairs += chunk.pairs
 
     def drop_chunks(self, request: Request) -> int:

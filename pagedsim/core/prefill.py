@@ -22,7 +22,7 @@ def rebuilds(request: Request) -> bool:
 
 def prefill_tokens(request: Request, memory: Memory) -> int:
     """Tokens to compute in all, if nothing is cached."""
-    if not rebuilds(request):
+    if request.width == 1 or not rebuilds(request):
         return request.num_tokens
     alone = request.num_tokens - 1
     return alone + (request.width - 1) * (alone - memory.common(request))
@@ -44,15 +44,19 @@ def stored(request: Request, memory: Memory) -> int:
 
 def span(request: Request) -> int:
     """Tokens that each of its sequences has in memory when the work is done."""
-    return request.num_tokens - 1 if rebuilds(request) else request.num_tokens
+    if request.width == 1 or not rebuilds(request):
+        return request.num_tokens
+    return request.num_tokens - 1
 
 
-def next_chunks(request: Request, count: int, memory: Memory) -> Iterator[Chunk]:
-    """The next `count` tokens of the work."""
-    if not rebuilds(request):
-        start = request._prefilled
-        yield Chunk(request, start, count, samples=start + count == request.num_tokens)
-        return
+def next_chunk(request: Request, count: int) -> Chunk:
+    """The next `count` tokens of the work of one sequence."""
+    start = request._prefilled
+    return Chunk(request, start, count, start + count == request.num_tokens)
+
+
+def rebuilding(request: Request, count: int, memory: Memory) -> Iterator[Chunk]:
+    """The next `count` tokens of the work of a group that is rebuilt."""
     last, common = request.num_tokens - 1, memory.common(request)
     begin = 0  # of this sequence's share in the work
     for sequence in range(request.width):

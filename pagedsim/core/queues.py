@@ -15,7 +15,7 @@ from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.places import Limits
 from pagedsim.core.plan import Rejection, StepPlan
 from pagedsim.core.policy import Keep, Policy, Preemption, overrides
-from pagedsim.core.prefill import next_chunks, rebuilds, span
+from pagedsim.core.prefill import next_chunk, rebuilding, rebuilds, span
 from pagedsim.core.ranked import RankedPlaces
 from pagedsim.core.request import Request, State
 from pagedsim.core.slips import flag
@@ -36,6 +36,7 @@ class Queues(RankedPlaces):
         super().__init__(memory, limits, policy, sorts_late)
         self.preemption = preemption
         self.observing = overrides(policy, "observe")
+        self.admitting = overrides(policy, "admit")
         self.shedding = overrides(policy, "sheds")
         self.guarding = overrides(policy, "lingers")
         self.feasible: Request | None = None  # the last head of waiting found to be
@@ -71,7 +72,9 @@ class Queues(RankedPlaces):
 
     def admits(self, request: Request) -> bool:
         """Whether the policy lets a request start."""
-        return flag(self.policy, "admit", self.policy.admit(request, self.state))
+        return not self.admitting or flag(
+            self.policy, "admit", self.policy.admit(request, self.state)
+        )
 
     def displaces(self, waiting: Request, running: Request) -> bool:
         """Whether the policy lets a waiting request push out a running one."""
@@ -87,10 +90,10 @@ class Queues(RankedPlaces):
     def start(self, plan: StepPlan, count: int, hit: Sequence[int]) -> None:
         """The head of waiting joins the batch and computes `count` tokens after its `hit`."""
         request = self.waiting.pop()
-        cached = len(hit) * self.memory.block_size
+        cached = len(hit) * self.memory.block_size if hit else 0
         # A group's tables are laid out at once; anybody else's grow with its chunks.
-        tokens = span(request) if rebuilds(request) else cached + count
-        self.memory.admit(request, tokens, hit)
+        together = request.width > 1 and rebuilds(request)
+        self.memory.admit(request, span(request) if together else cached + count, hit)
         request._prefilled = cached
         if request.scheduled_at is None:
             request.scheduled_at = self.now
@@ -106,8 +109,11 @@ class Queues(RankedPlaces):
 
     def advance(self, plan: StepPlan, request: Request, count: int) -> None:
         """Plan the next `count` tokens of a request in the batch that does not decode yet."""
-        for chunk in next_chunks(request, count, self.memory):
-            plan.add_chunk(chunk)
+        if request.width > 1 and rebuilds(request):
+            for chunk in rebuilding(request, count, self.memory):
+                plan.add_chunk(chunk)
+        else:
+            plan.add_chunk(next_chunk(request, count))
 
     def grow(self, plan: StepPlan, spare: int) -> bool:
         """Give all that decode the memory for their next token, if that leaves `spare` blocks.
@@ -115,12 +121,13 @@ class Queues(RankedPlaces):
         If not, nothing is done, and the batching has to find out who yields.
         """
         clock, memory = self.clock, self.memory
-        forked = clock.width > clock.riders
         due = clock.due()
+        if not due:
+            return spare <= memory.free
+        forked = clock.width > clock.riders
         if not memory.grow(due, spare, plan.copies, forked):
             return False
-        if due:
-            clock.attended(memory.stride(forked))
+        clock.attended(memory.stride(forked))
         return True
 
     def extend(self, plan: StepPlan, request: Request) -> None:

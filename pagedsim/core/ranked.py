@@ -29,7 +29,11 @@ class RankedPlaces(Places):
         self.order = partial(rank_key, policy, self.state)
         self.favoured: Request | None = None  # who displaced somebody, and goes next
         self._sorts_late = sorts_late
-        self.ranking: Ranking | None = None  # the batch, of a policy that says whose rank changed
+        changes = policy.rank_changes
+        self.expiring = changes in ("always", "when stale", "with time") and (
+            self.ranked or overrides(policy, "stale")
+        )
+        """Whether ranks may have to be asked for again between two steps."""
         super().__init__(memory, self._waiting_queue(sorts_late), limits)
 
     def _waiting_queue(self, sorts_late: bool) -> Queue:
@@ -56,16 +60,6 @@ class RankedPlaces(Places):
             raise PolicyError(f"{name} gave {gave}: must be numbers for all, or tuples for all")
 
     # -- the batch -------------------------------------------------------------------------------
-
-    def seat(self, request: Request) -> None:
-        super().seat(request)
-        if self.ranking is not None:
-            self.ranking.add(request)
-
-    def unseat(self, request: Request) -> None:
-        super().unseat(request)
-        if self.ranking is not None:
-            self.ranking.remove(request)
 
     def expire(self) -> None:
         """A new step is planned: what ranks may have changed is to be asked again."""
@@ -157,6 +151,9 @@ class RankedPlaces(Places):
 
     def others_first(self) -> bool:
         """Whether those who wait must not start yet."""
+        holdings = self.holdings
+        if not (self.swapped or holdings.asking or holdings.standing):
+            return False
         return self.swapped_first() or self.coming_first()
 
     def next_to_hold(self, stand_in: StandIn) -> bool:

@@ -146,11 +146,12 @@ class Scheduler(Gate):
         queues = self.queues
         if self._pending is not None:
             raise PlanError(f"plan {self._pending.number} is not committed yet")
-        if len(queues.untold) > self.async_scheduling:
-            raise PlanError(f"plan {queues.untold[0].number} is not told of yet")
+        untold = queues.untold
+        if untold and len(untold) > self.async_scheduling:
+            raise PlanError(f"plan {untold[0].number} is not told of yet")
         queues.now = now
         self._disturbed = False
-        plan = StepPlan(queues.step, now, bool(queues.untold))
+        plan = StepPlan(queues.step, now, bool(untold))
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
         try:
@@ -158,7 +159,8 @@ class Scheduler(Gate):
                 self._hear()
             if queues.guarding:
                 self.memory.unguard(now)
-            queues.expire()
+            if queues.expiring:
+                queues.expire()
             self.batching.compose(queues, plan)
         except TypeError:
             queues.refuse_mixed_ranks()
@@ -166,7 +168,7 @@ class Scheduler(Gate):
         memory = self.memory
         plan.waiting, plan.running = len(self.waiting), len(self.running)
         plan.swapped = len(self.swapped)
-        plan.used_blocks, plan.shared_blocks = memory.used, memory.shared
+        plan.used_blocks, plan.shared_blocks = memory.total - memory.free, memory.shared
         if memory.cpu_total:
             plan.free_cpu_blocks = memory.cpu_free
         if self._tiered:
@@ -193,10 +195,12 @@ class Scheduler(Gate):
         `finished` and why; a simulation tells neither, but of beams their `parents`, as a
         `Continuation` has them.
         """
-        self._refuse_stale(plan)
+        if plan is not self._pending:
+            self._refuse_stale(plan)
         if self.queues.untold:
             raise PlanError(f"plan {self.queues.untold[0].number} is not told of yet")
-        self._check_answer(plan, tokens, finished, parents, self.clock.riders)
+        if tokens is not None or finished or parents or self.memory.with_tokens:
+            self._check_answer(plan, tokens, finished, parents, self.clock.riders)
         self._pending = None
         self.queues.launch(plan)
         return self._tell(plan, now, tokens, finished, parents)
@@ -263,8 +267,8 @@ class Scheduler(Gate):
         queues.now = now
         for chunk in plan.chunks:
             request = chunk.request
-            there = request.finish_reason is None and request not in plan.gone
-            if chunk.samples and request.first_token_at is None and there:
+            first = chunk.samples and request.first_token_at is None
+            if first and request.finish_reason is None and request not in plan.gone:
                 request.first_token_at = now
         if tokens is not None:
             for request in sampled_in(plan):
@@ -273,17 +277,17 @@ class Scheduler(Gate):
             queues.descend(parents)
         if self._watched:
             self.policy.served(plan, queues.state)
-        if not plan.ending and not finished:
-            return []
-        # In the order of the batch: the prefix cache evicts in the order of release.
-        reasons = dict.fromkeys((r for r in plan.ending if r.alive), "length")
+        ended = [request for request in plan.ending if request.finish_reason is None]
+        reasons: dict[Request, str] = {}
         if finished:
             stopped = (request for request in sampled_in(plan) if request.id in finished)
-            reasons |= {request: finished[request.id] for request in stopped}
-        ended = sorted(reasons, key=_by_seat)
+            reasons = {request: finished[request.id] for request in stopped}
+            ended = list(dict.fromkeys((*ended, *reasons)))
+        if len(ended) > 1:  # in the order of the batch: the prefix cache evicts in that of release
+            ended.sort(key=_by_seat)
         for request in ended:
             queues.take_out(request)
-            queues.leave(request, State.FINISHED, reasons[request], now)
+            queues.leave(request, State.FINISHED, reasons.get(request, "length"), now)
         return ended
 
     def _refuse_stale(self, plan: StepPlan) -> None:

@@ -48,7 +48,7 @@ class Batching(ABC):
 
     def refused(self, queues: Queues, request: Request) -> str | None:
         """Why the first that waits is not served: it cannot be, or the policy sheds it; or None."""
-        reason = self.infeasible(queues, request)
+        reason = None if request is queues.feasible else self.infeasible(queues, request)
         if reason is None and queues.shedding and request.scheduled_at is None:
             policy = queues.policy
             return slips.reason(policy, "sheds", policy.sheds(request, queues.state))

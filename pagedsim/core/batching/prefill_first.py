@@ -6,6 +6,7 @@ With a prefix cache it is nobody's: `PrefixMemory` goes by vLLM 0.33, and 0.6.6 
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from pagedsim.core.batching.base import Batching
 from pagedsim.core.compiled import mypyc_attr
@@ -16,6 +17,8 @@ from pagedsim.core.policy import Policy
 from pagedsim.core.prefill import prefill_tokens, span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
+
+_NOW: Final = Fit.NOW
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -85,10 +88,10 @@ class PrefillFirst(Batching):
 
     def _prefill(self, queues: Queues, plan: StepPlan) -> None:
         """Admit from the head of waiting until one does not fit."""
-        waiting, memory, policy = queues.waiting, queues.memory, queues.policy
-        if not self.sorts_late(policy) and queues.seats < queues.max_seqs:
+        waiting, memory = queues.waiting, queues.memory
+        if queues.seats < queues.max_seqs and not self.sorts_late(queues.policy):
             waiting.arrange()
-        while waiting and not queues.others_first():
+        while len(waiting) and not queues.others_first():
             request = waiting.head
             if reason := self.refused(queues, request):
                 queues.reject(plan, reason)
@@ -96,8 +99,10 @@ class PrefillFirst(Batching):
             if queues.seats + request.width > queues.max_seqs:
                 break
             hit = memory.lookup(request)
-            margin = self.margin(queues) + queues.guarded(hit)
-            if memory.fit(request, span(request), margin, hit) is not Fit.NOW:
+            margin = self.margin(queues)
+            if queues.guarding:
+                margin += queues.guarded(hit)
+            if memory.fit(request, span(request), margin, hit) is not _NOW:
                 break
             count = prefill_tokens(request, memory) - len(hit) * memory.block_size
             # Only the rebuilding of a group can be more than a step holds; it then goes alone.

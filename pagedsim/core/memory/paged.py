@@ -96,7 +96,7 @@ class PagedMemory(Memory):
         return request.prompt_len - request.prompt_len % self.block_size
 
     def blocks_at_length(self, request: Request, tokens: int) -> int:
-        blocks = self.blocks_for(tokens)
+        blocks = -(-tokens // self.block_size)
         if request.width == 1 or not request.generated:
             return blocks  # until the first token is sampled, all of them are one
         shared = request.prompt_len // self.block_size
@@ -106,11 +106,11 @@ class PagedMemory(Memory):
         need = self.blocks_at_length(request, tokens)
         if self.total - need < spare:
             return Fit.NEVER
-        return Fit.NOW if self.free - need >= spare else Fit.LATER
+        return Fit.NOW if len(self._free) - need >= spare else Fit.LATER
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
-        blocks = self.blocks_for(tokens)
-        first = [*hit, *self._take(blocks - len(hit))]
+        blocks = -(-tokens // self.block_size)
+        first = [*hit, *self._take(blocks - len(hit))] if hit else self._take(blocks)
         request.tables = [first]
         if request.width > 1 and request.generated:
             shared = first[: request.prompt_len // self.block_size]
@@ -162,7 +162,9 @@ class PagedMemory(Memory):
         count = len(due)
         if count + spare > self.free:
             return False
-        if count:
+        if count == 1:  # as most often
+            due[0].tables[0] += self._take(1)
+        elif count:
             for request, block in zip(due, self._take(count), strict=True):
                 request.tables[0].append(block)
         return True
