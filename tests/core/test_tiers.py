@@ -169,7 +169,7 @@ def test_a_full_first_tier_spills_to_the_next_or_not() -> None:
     assert there == [CPU, DISK, DISK]
     server, memory = swapping(spill=False)
     plan = server.plan()
-    assert (plan.swap_out, len(plan.preempted)) == ([], 1)
+    assert (plan.swap_out, len(plan.preempted)) == ((), 1)
 
 
 def swapping(spill: bool) -> tuple[Server, TieredMemory]:
