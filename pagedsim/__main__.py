@@ -40,7 +40,6 @@ def run(root: str = "config") -> None:
     `root` is the configuration to compose: of a study, or (serve) of a server.
     """
     import hydra
-    from omegaconf import OmegaConf
 
     from pagedsim.build import offered
     from pagedsim.config import register
@@ -55,8 +54,6 @@ def run(root: str = "config") -> None:
             failures.append(error)
 
     register(offered())
-    OmegaConf.register_new_resolver("manual", _manual, replace=True)
-    OmegaConf.register_new_resolver("serve_manual", _serve_manual, replace=True)
     try:
         study()
     except KeyboardInterrupt:
@@ -89,16 +86,20 @@ def _carry_out(root: str, config: DictConfig) -> None:
         run_experiment(config)
 
 
-def _manual() -> str:
-    from pagedsim.run.manual import page
+def _manual(root: str) -> str:
+    """The manual page of a root; Hydra would first list all groups of its own."""
+    from hydra import initialize_config_module
 
-    return page()
+    from pagedsim.build import offered
+    from pagedsim.config import register
 
-
-def _serve_manual() -> str:
-    from pagedsim.serve.manual import page
-
-    return page()
+    register(offered())
+    with initialize_config_module("conf", version_base="1.3"):
+        if root == "serve":
+            from pagedsim.serve.manual import page
+        else:
+            from pagedsim.run.manual import page
+        return page()
 
 
 def _over() -> None:
@@ -166,6 +167,8 @@ def command() -> None:
     sys.argv[1:] = in_order(words)
     if "--version" in words:
         print(f"pagedsim {pagedsim.__version__}")
+    elif {"--help", "-h"} & set(words):
+        print(_manual(root))
     else:
         run(root)
 

@@ -107,12 +107,10 @@ def call(
 def hydra() -> Iterator[None]:
     """Configurations can be composed."""
     from hydra import initialize_config_module
-    from omegaconf import OmegaConf
 
     from pagedsim.config import register
 
     register({})
-    OmegaConf.register_new_resolver("manual", lambda: "", replace=True)
     with initialize_config_module("conf", version_base="1.3"):
         yield
 

@@ -73,8 +73,8 @@ REQUESTS = (
 
 
 def page() -> str:
-    """The manual page. `$` is doubled, since Hydra takes it for a template."""
-    return "\n".join(_lines()).replace("$", "$$")
+    """The manual page."""
+    return "\n".join(_lines())
 
 
 def _lines() -> Iterator[str]:
