@@ -42,8 +42,7 @@ def draw_latency(study: Arms) -> Figure:
     look = looks(study.arms, bool(study.swept))
     figure = new_figure(0.75 + 2.0 * len(groups))
     panels = figure.subplots(len(groups), len(_NAMES), squeeze=False, sharey=True, sharex="col")
-    for column, name in enumerate(_NAMES):
-        curves = _curves(study, name, groups)
+    for column, (name, curves) in enumerate(_curves(study, groups).items()):
         scale = _axis(panels[-1, column], name, curves)
         for axes, group in zip(panels[:, column], groups, strict=True):
             for arm, curve in curves[group].items():
@@ -80,22 +79,32 @@ def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
     return scale
 
 
-def _curves(study: Arms, name: str, groups: list[str | None]) -> dict[str | None, Curves]:
-    curves: dict[str | None, Curves] = {group: {} for group in groups}
+def _curves(study: Arms, groups: list[str | None]) -> dict[str, dict[str | None, Curves]]:
+    """Of each latency and group; every run is read once, and one at a time."""
+    curves: dict[str, dict[str | None, Curves]]
+    curves = {name: {group: {} for group in groups} for name in _NAMES}
     for arm in study.arms:
-        runs = [run.by_column() for run in study.of(arm)]
-        for group in groups:
-            some = np.concatenate([_values(name, requests, group) for requests in runs])
-            if len(some):
-                curves[group][arm] = np.quantile(some, _SHARES)
+        runs = [_values(run.by_column(), groups) for run in study.of(arm)]
+        for name, of_groups in curves.items():
+            for group, found in of_groups.items():
+                some = np.concatenate([values[name, group] for values in runs])
+                if len(some):
+                    found[arm] = np.quantile(some, _SHARES)
     return curves
 
 
-def _values(name: str, requests: Requests, client: str | None) -> NDArray[np.float64]:
-    values = latency_of(name, requests)
-    if client is not None:
-        values = values[requests.where("client", client)]
-    return values[~np.isnan(values)]
+def _values(
+    requests: Requests, groups: list[str | None]
+) -> dict[tuple[str, str | None], NDArray[np.float64]]:
+    """One run's latencies of each group."""
+    found = {}
+    whose = {group: requests.where("client", group) for group in groups if group is not None}
+    for name in _NAMES:
+        values = latency_of(name, requests)
+        for group in groups:
+            some = values if group is None else values[whose[group]]
+            found[name, group] = some[~np.isnan(some)]
+    return found
 
 
 def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) -> None:

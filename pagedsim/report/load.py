@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import value_of
-from pagedsim.report.style import entries, key, looks, margins, new_figure, tidy, time_label
+from pagedsim.report.style import (
+    entries,
+    key,
+    looks,
+    margins,
+    new_figure,
+    stairs,
+    tidy,
+    time_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,14 +40,7 @@ def draw_load(study: Arms) -> Figure:
         run = study.of(arm)[0]
         edges, series = load_of(run, BINS)
         for axes, values in zip(panels, series.values(), strict=False):
-            axes.stairs(
-                values,
-                edges,
-                baseline=None,
-                color=look[arm].colour,
-                linestyle=look[arm].dashes,
-                lw=1.3,
-            )
+            stairs(axes, values, edges, look[arm])
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title)
         axes.set_ylim(bottom=0)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -65,6 +67,7 @@ _RC: Any = {
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # nothing is drawn above a panel that its title would have to avoid
     "axes.titlecolor": INK,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
@@ -204,6 +207,16 @@ def tidy(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
         if label is not None:
             axis.set_label_text(label)
     axes.tick_params(length=2.5, width=0.7)
+
+
+def stairs(axes: Axes, values: NDArray[Any], edges: NDArray[Any], look: Look) -> None:
+    """A line of steps; matplotlib's own would search each piece for its extremes, as of a curve."""
+    from matplotlib.patches import StepPatch
+
+    line = {"edgecolor": look.colour, "linestyle": look.dashes, "linewidth": 1.3}
+    axes.add_artist(StepPatch(values, edges, baseline=None, fill=False, **line))
+    axes.update_datalim([(edges[0], values.min()), (edges[-1], values.max())])
+    axes.autoscale_view()
 
 
 def time_label(runs: Sequence[Run]) -> str:
