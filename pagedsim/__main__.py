@@ -40,10 +40,15 @@ def run(root: str = "config") -> None:
     `root` is the configuration to compose: of a study, or (serve) of a server.
     """
     import hydra
+    from hydra._internal.hydra import Hydra
 
     from pagedsim.build import offered
     from pagedsim.config import register
 
+    get_mode = Hydra.get_mode
+    if not any(word.startswith(("-", "hydra.")) for word in sys.argv[1:]):
+        # Hydra composes all of it once more to read hydra.mode, which nobody can have set here.
+        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     failures: list[Exception] = []
 
     @hydra.main(version_base="1.3", config_path="pkg://conf", config_name=root)
@@ -69,6 +74,7 @@ def run(root: str = "config") -> None:
         _conclude(died=error)
         raise
     finally:
+        Hydra.get_mode = get_mode  # type: ignore[method-assign]
         _over()
     _conclude()
     if failures:

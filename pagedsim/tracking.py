@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from statistics import fmean
@@ -76,7 +77,8 @@ def track(
         return Tracked()
     # Offline means that nothing is sent, not even how W&B itself fares.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    import wandb
+    with _without_pages():
+        import wandb
 
     logging.getLogger("wandb").setLevel(logging.ERROR)
     by_arm: dict[str, list[Run]] = {}
@@ -106,6 +108,23 @@ def track(
         told = f"tracking.mode={mode}: Weights & Biases says: {error}"
         return Tracked(folders, PagedsimError(told))
     return Tracked(folders)
+
+
+@contextmanager
+def _without_pages() -> Iterator[None]:
+    """W&B's classes are made without reading their source for what it says of each field, which
+    takes a third of an import and is for pages that nobody asks for here."""
+    try:
+        fields: Any = import_module("pydantic._internal._fields")
+        read = fields._update_fields_from_docstrings
+    except (ImportError, AttributeError):  # another pydantic
+        yield
+        return
+    fields._update_fields_from_docstrings = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        fields._update_fields_from_docstrings = read
 
 
 @contextmanager

@@ -8,6 +8,7 @@ core not even that is: its modules have an order, and can be read in it.
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,6 +137,62 @@ def test_importing_every_module_leaves_out(rooms: tuple[str, ...], absent: tuple
     child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     assert child.stdout.split() == [], f"importing {modules} brought {child.stdout}"
+
+
+HEAVY = ("pandas", "matplotlib", "wandb", "torch", "optuna", "scipy")
+"""What takes longer to import than a short study takes to run, and most commands do without."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("--version",),
+        ("serve", "--help"),
+        ("policies",),
+        ("experiment=estimate", "tracking=none", "report=false"),
+        ("experiment=single", "tracking=none", "report=false", "seeds=1", "workload.requests=3"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_leaves_out_what_it_does_not_need(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert left_out(words, tmp_path, "sys.modules") == "", f"pagedsim {' '.join(words)}"
+
+
+def test_a_worker_leaves_out_what_only_the_report_needs(tmp_path: Path) -> None:
+    """Both of a study's processes say what they have, though the study draws and tracks."""
+    words = ("experiment=fcfs_vs_priority", "seeds=1", "workload.requests=3", "jobs=2")
+    watch = (
+        "import pagedsim.run.pool as pool; run_job = pool.run_job\n"
+        "def run(*words):\n"
+        "    made = run_job(*words)\n"
+        "    pathlib.Path(made.arm).write_text(' '.join(HEAVY & set(sys.modules)))\n"
+        "    return made\n"
+        "pool.run_job = run"
+    )
+    left_out(words, tmp_path, "set()", watch)
+    assert [(tmp_path / arm).read_text() for arm in ("fcfs", "priority")] == ["", ""]
+
+
+def left_out(words: tuple[str, ...], folder: Path, modules: str, before: str = "") -> str:
+    """Which of `HEAVY` are among `modules` when the command is over."""
+    code = (
+        f"import pathlib, sys; HEAVY = set({HEAVY!r})\n{before}\n"
+        "import pagedsim.__main__ as front\n"
+        f"sys.argv = ['pagedsim', *{words!r}]\n"
+        "try: front.main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        f"pathlib.Path('heavy').write_text(' '.join(HEAVY & set({modules})))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    return (folder / "heavy").read_text()
 
 
 # The checker, tried on small trees with known faults.

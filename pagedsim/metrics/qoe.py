@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -106,16 +107,15 @@ class Reader:
         delay, gaps = delay[some], tokens[some] - 1
         sums = delay.copy()
         numbers = np.arange(1, int(gaps[0]) + 1)
-        counts = np.searchsorted(-gaps, -numbers, side="right").tolist()
-        # One token of every request at a time, the longest requests first.
-        for number, count in enumerate(counts, 1):
-            here = slice(count)
-            step = -(-number * steps[here] // gaps[here]) - 1
-            known = (number < gaps[here]) & (step >= 0)
-            came = last[here].copy()
-            came[known] = ends[(begin[here] + step)[known]]
-            np.maximum(delay[here], came - best[here] - number * pace, out=delay[here])
-            sums[here] += delay[here]
+        counts = [*np.searchsorted(-gaps, -numbers, side="right").tolist(), 0]
+        # One token of every request at a time, the longest requests first; who has more after it
+        # gets it with a step, the others have their last.
+        for number, (here, more) in enumerate(pairwise(counts), 1):
+            step = -(-number * steps[:more] // gaps[:more]) - 1
+            came = last[:here].copy()
+            came[:more] = ends[begin[:more] + step]
+            np.maximum(delay[:here], came - best[:here] - number * pace, out=delay[:here])
+            sums[:here] += delay[:here]
         total[some] = sums
         return total
 

@@ -61,6 +61,10 @@ def write_page(folder: Path, text: str, plots: Sequence[Plot]) -> Path:
 
 def render(name: str, figure: Figure) -> tuple[bytes, str]:
     """A figure as PNG, and as SVG for a page."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if not axis.get_label_text():
+                axis.set_label_coords(0, 0)  # else a place is sought for no words, beside all ticks
     png, svg = io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
     figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})

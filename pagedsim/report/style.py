@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -109,6 +110,10 @@ def drawing() -> Iterator[None]:
     """Within it, matplotlib draws in this style."""
     import matplotlib
 
+    # Each kind of artist would write a page on all that it can be told, half of what it takes to
+    # import them.
+    artist: Any = import_module("matplotlib.artist").Artist
+    artist._update_set_signature_and_docstring = lambda: None
     with matplotlib.rc_context(_RC):
         yield
 
@@ -213,8 +218,9 @@ def stairs(axes: Axes, values: NDArray[Any], edges: NDArray[Any], look: Look) ->
     """A line of steps; matplotlib's own would search each piece for its extremes, as of a curve."""
     from matplotlib.patches import StepPatch
 
-    line = {"edgecolor": look.colour, "linestyle": look.dashes, "linewidth": 1.3}
-    axes.add_artist(StepPatch(values, edges, baseline=None, fill=False, **line))
+    line: dict[str, Any] = {"edgecolor": look.colour, "linestyle": look.dashes, "linewidth": 1.3}
+    line |= {"baseline": None, "fill": False}
+    axes.add_artist(StepPatch(values, edges, **line))
     axes.update_datalim([(edges[0], values.min()), (edges[-1], values.max())])
     axes.autoscale_view()
 
