@@ -2,8 +2,8 @@
 
     python -m experiments.benchmarks.scheduler
 
-A full batch decodes; every step is planned and committed. Each figure is the best of several
-rounds, and stands beside the cost of one plain SimPy timeout measured in the same round.
+A full batch decodes; every step is planned and committed. Times are the processor's, in several
+rounds, beside one plain SimPy timeout measured before and after.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Iterable
-from itertools import count
-from statistics import median
+from functools import partial
 
-from experiments.benchmarks.yardstick import seconds, timeout_seconds
+from experiments.benchmarks.yardstick import Cost, add, built
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 
@@ -55,21 +54,15 @@ def decode(scheduler: Scheduler, steps: Iterable[int]) -> None:
 
 
 def measure(batching: str, memory: str, running: int, steps: int, rounds: int) -> None:
-    """Print one line: what a step costs in the median round, and in timeouts."""
-    costs, ratios = [], []
+    """Print one line: what a step costs."""
+    cost = Cost([], [])
     for _ in range(rounds):
         scheduler = full_batch(batching, memory, running, steps)
-        clock = count()
         gc.collect()
-        yardstick = timeout_seconds()
-        cost = seconds(lambda: decode(scheduler, (next(clock) for _ in range(steps)))) / steps  # noqa: B023
-        costs.append(cost)
-        ratios.append(cost / yardstick)
+        add(cost, partial(decode, scheduler, range(steps)))
         scheduler.check()
-    print(
-        f"{batching:14} {memory:16} {running:8} {median(costs) * 1e6:9.2f} "
-        f"{median(ratios):10.1f} {min(ratios):8.1f} {max(ratios):8.1f}"
-    )
+    micros = Cost([each / steps * 1e6 for each in cost.seconds], [n / steps for n in cost.timeouts])
+    print(f"| {' | '.join([batching, memory, f'{running:,}', *micros.cells(2)])} |", flush=True)
 
 
 def main() -> None:
@@ -79,11 +72,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="decode steps a round")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    print("one decode step = plan + commit; timeouts: cost / one plain SimPy timeout, same round")
-    print(
-        f"{'batching':14} {'memory':16} {'running':>8} {'µs/step':>9} "
-        f"{'timeouts':>10} {'lowest':>8} {'highest':>8}"
-    )
+    print(f"plan and commit one decode step; {built()}\n")
+    print("| batching | memory | running | µs a step | lowest | timeouts a step | lowest |")
+    print("|---" * 7 + "|")
     for batching, memory in CASES:
         for running in options.running:
             measure(batching, memory, running, options.steps, options.rounds)

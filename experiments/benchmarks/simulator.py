@@ -2,30 +2,32 @@
 
     python -m experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv]
 
-Times are the median of several rounds, beside one plain SimPy timeout measured in the same round.
-Without the trace its place is taken by drawn requests of the same mean lengths and rate.
+Times are the processor's, in rounds in which all cases take turns, beside one plain SimPy timeout
+measured before and after. Without the trace its place is taken by drawn requests of the same mean
+lengths and rate.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import conf
-from experiments.benchmarks.yardstick import seconds, timeout_seconds
-from pagedsim.build import make_memory, make_scheduler
+from experiments.benchmarks.yardstick import Cost, add, built
+from pagedsim.build import make_memory, make_policy, make_scheduler
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
-from pagedsim.workload import Workload, synthetic, trace
+from pagedsim.workload import Workload, chat_sessions, synthetic, trace
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Case:
     fast_forward: bool = True
     ahead: bool = False
     """Whether each step is planned while the one before runs."""
+    memory: str = "paged"
+    policy: str = "fcfs"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the policy."""
 
 
 @cache
@@ -55,7 +61,8 @@ def replica() -> Replica:
 def run(case: Case, workload: Workload) -> Recorder:
     """Serve the workload and record it."""
     scheduler = make_scheduler(
-        memory=make_memory(blocks=case.blocks, block_size=16),
+        memory=make_memory(case.memory, blocks=case.blocks, block_size=16),
+        policy=make_policy(case.policy, **case.settings),
         batching=case.batching,
         max_seqs=case.max_seqs,
         max_model_len=4096,
@@ -66,20 +73,34 @@ def run(case: Case, workload: Workload) -> Recorder:
     return recorder
 
 
-def conversation(path: str | None, requests: int) -> Case:
+LENGTHS = {
+    "shape": "lognormal",
+    "prompt_mean": 1000.0,
+    "prompt_cv": 0.9,
+    "output_mean": 211.0,
+    "output_cv": 0.8,
+}
+URGENT = {0.0: 0.2, 1.0: 0.8}
+"""How many requests have which priority."""
+
+
+def conversation(path: str | None, requests: int, **labels: Any) -> Case:
     """The case that the budget is stated for."""
     if path:
-        return Case("conversation trace", lambda: trace(path=path))
-    lengths = {
-        "shape": "lognormal",
-        "prompt_mean": 1000.0,
-        "prompt_cv": 0.9,
-        "output_mean": 211.0,
-        "output_cv": 0.8,
-    }
+        return Case("conversation trace", lambda: trace(path=path, requests=requests, **labels))
+    drawn = partial(synthetic, requests=requests, rate=4.5, lengths=LENGTHS, max_len=4096)
+    return Case("conversation, drawn", lambda: drawn(**labels))
+
+
+def sessions(requests: int) -> Case:
+    """Conversations whose prompts have contents, so that a prefix cache finds some of them."""
+    few = {"shape": "geometric", "mean": 4}
+    own = LENGTHS | {"prompt_mean": 250.0}
+    talk = partial(chat_sessions, rate=1.1, turns=few, think=15.0, lengths=own, max_len=4096)
     return Case(
-        "conversation, drawn",
-        lambda: synthetic(requests=requests, rate=4.5, lengths=lengths, max_len=4096),
+        "conversations, prefix cache",
+        lambda: talk(sessions=max(1, requests // 4)),
+        memory="prefix",
     )
 
 
@@ -93,44 +114,54 @@ def short(requests: int, prompt: int, output: int, rate: float) -> Case:
     )
 
 
-def measure(case: Case, rounds: int) -> None:
-    """Print one line."""
-    times, ratios = [], []
-    workload = case.workload()
-    for _ in range(rounds):
-        yardstick = timeout_seconds()
-        found: list[Recorder] = []
-        took = seconds(lambda: found.append(run(case, workload)))  # noqa: B023
-        times.append(took)
-        ratios.append(took / len(workload) / yardstick)
-    took = median(times)
-    steps, requests = found[0].steps_table(), len(workload)
+def cases(path: str | None, requests: int) -> list[Case]:
+    """What the budget is stated for, and what it must not cost much more for."""
+    talk = conversation(path, requests)
+    urgent = conversation(path, requests, priority=URGENT)
+    return [
+        talk,
+        replace(talk, name=f"{talk.name}, step by step", fast_forward=False),
+        replace(talk, name=f"{talk.name}, a step ahead", ahead=True),
+        replace(
+            urgent,
+            name=f"{talk.name}, priority displaces",
+            policy="priority",
+            settings={"displace": True},
+        ),
+        sessions(requests),
+        short(requests, 154, 312, rate=1000.0),
+    ]
+
+
+def row(case: Case, workload: Workload, cost: Cost, steps: int) -> str:
+    """A line of the table."""
+    took, requests = median(cost.seconds), len(workload)
     tokens = int(workload.output_len.sum() + workload.prompt_len.sum())
-    print(
-        f"{case.name:34} {took:8.3f} {min(times):8.3f} {median(ratios):10.1f} "
-        f"{requests / took:12,.0f} {tokens / took:14,.0f} {steps.num_rows / took:12,.0f}",
-        flush=True,
-    )
+    rates = [f"{requests / took:,.0f}", f"{tokens / took / 1e6:.1f} M", f"{steps / took:,.0f}"]
+    return f"| {' | '.join([case.name, *cost.cells(3, requests), *rates])} |"
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens")
-    parser.add_argument("--requests", type=int, default=10_000, help="of each drawn workload")
+    parser.add_argument("--requests", type=int, default=10_000, help="of each workload")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    print("Llama-2-7B, A100-80GB, block 16, 7,424 blocks; timeouts: plain SimPy timeouts a request")
+    served = [
+        (case, case.workload(), Cost([], [])) for case in cases(options.trace, options.requests)
+    ]
+    found = [run(case, workload).steps().num_rows for case, workload, _ in served]
+    for _ in range(options.rounds):
+        for case, workload, cost in served:
+            add(cost, partial(run, case, workload))
+    print(f"Llama-2-7B, A100-80GB, 7,424 blocks of 16; {built()}; timeouts a request\n")
     print(
-        f"{'workload':34} {'median s':>8} {'best s':>8} {'timeouts':>10} "
-        f"{'requests/s':>12} {'tokens/s':>14} {'iterations/s':>12}"
+        "| workload | seconds | lowest | timeouts | lowest | requests/s | tokens/s | iterations/s |"
     )
-    talk = conversation(options.trace, options.requests)
-    step_by_step = Case(talk.name + ", step by step", talk.workload, fast_forward=False)
-    ahead = Case(talk.name + ", a step ahead", talk.workload, ahead=True)
-    saturated = short(options.requests, 154, 312, rate=1000.0)
-    for case in (talk, step_by_step, ahead, saturated):
-        measure(case, options.rounds)
+    print("|---" * 8 + "|")
+    for (case, workload, cost), steps in zip(served, found, strict=True):
+        print(row(case, workload, cost, steps))
 
 
 if __name__ == "__main__":

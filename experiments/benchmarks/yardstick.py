@@ -4,8 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from statistics import median
+from typing import NamedTuple
 
 import simpy
+
+from pagedsim.core import scheduler
+
+
+class Cost(NamedTuple):
+    """What the same work took, round by round."""
+
+    seconds: list[float]
+    timeouts: list[float]
+    """Of the same round: machines change while one measures."""
+
+    def cells(self, digits: int, per: int = 1) -> list[str]:
+        """As cells of a table: median and lowest seconds, median and lowest timeouts, `per` of
+        which are one."""
+        times = [f"{of(self.seconds):.{digits}f}" for of in (median, min)]
+        return times + [f"{of(self.timeouts) / per:.1f}" for of in (median, min)]
+
+
+def add(cost: Cost, work: Callable[[], object]) -> None:
+    """Another round of some work, which takes turns with the yardstick."""
+    before, took = timeout_seconds(), seconds(work)
+    cost.seconds.append(took)
+    cost.timeouts.append(2 * took / (before + timeout_seconds()))
+
+
+def built() -> str:
+    """Whether what is measured is compiled."""
+    return "pure Python" if scheduler.__file__.endswith(".py") else "compiled"
 
 
 def timeout_seconds(timeouts: int = 200_000) -> float:
