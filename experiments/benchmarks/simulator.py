@@ -10,8 +10,8 @@ lengths and rate.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -22,12 +22,15 @@ from omegaconf import OmegaConf
 
 import conf
 from experiments.benchmarks.yardstick import Cost, add, built
-from pagedsim.build import make_memory, make_policy, make_scheduler
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Policy
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.workload import Workload, chat_sessions, synthetic, trace
+from policies.fcfs import FCFS
+from policies.priority import Priority
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,7 @@ class Case:
     ahead: bool = False
     """Whether each step is planned while the one before runs."""
     memory: str = "paged"
-    policy: str = "fcfs"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the policy."""
+    policy: Callable[[], Policy] = FCFS
 
 
 @cache
@@ -62,7 +63,7 @@ def run(case: Case, workload: Workload) -> Recorder:
     """Serve the workload and record it."""
     scheduler = make_scheduler(
         memory=make_memory(case.memory, blocks=case.blocks, block_size=16),
-        policy=make_policy(case.policy, **case.settings),
+        policy=case.policy(),
         batching=case.batching,
         max_seqs=case.max_seqs,
         max_model_len=4096,
@@ -104,12 +105,12 @@ def sessions(requests: int) -> Case:
     )
 
 
-def short(requests: int, prompt: int, output: int, rate: float) -> Case:
+def short(requests: int, prompt: int, output: int, rate: float, **labels: Any) -> Case:
     """Requests of one length, at random times."""
     lengths = {"shape": "fixed", "prompt": prompt, "output": output}
     return Case(
         f"{prompt} in, {output} out, {rate:g}/s",
-        lambda: synthetic(requests=requests, rate=rate, lengths=lengths),
+        lambda: synthetic(requests=requests, rate=rate, lengths=lengths, **labels),
         max_seqs=256,
     )
 
@@ -125,8 +126,7 @@ def cases(path: str | None, requests: int) -> list[Case]:
         replace(
             urgent,
             name=f"{talk.name}, priority displaces",
-            policy="priority",
-            settings={"displace": True},
+            policy=partial(Priority, displace=True),
         ),
         sessions(requests),
         short(requests, 154, 312, rate=1000.0),

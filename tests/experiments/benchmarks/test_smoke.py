@@ -24,6 +24,7 @@ SMALLEST = {
     "fleet": "--replicas 2 --requests 10 --routers round_robin",
     "front_door": "--rounds 1 --only study --with "
     "seeds=1 workload.requests=5 tracking=none report=false",
+    "policy_runs": "--requests 5 --rounds 1 --only fcfs continuum mlfq",
     "policies": "--running 4 --waiting 8 --steps 3 --rounds 1",
     "scale": "--load calm --requests 5",
     "scheduler": "--running 2 --steps 3 --rounds 1",
