@@ -85,7 +85,7 @@ URGENT = {0.0: 0.2, 1.0: 0.8}
 """How many requests have which priority."""
 
 
-def conversation(path: str | None, requests: int, **labels: Any) -> Case:
+def conversation(path: str | None, requests: int | None, **labels: Any) -> Case:
     """The case that the budget is stated for."""
     if path:
         return Case("conversation trace", lambda: trace(path=path, requests=requests, **labels))

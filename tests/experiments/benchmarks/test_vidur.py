@@ -1,0 +1,49 @@
+"""What is wrong with its words is one line; Vidur itself is not there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.benchmarks.vidur import main, vidur, words_of
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """As much of Vidur as is looked for."""
+    for name, text in {
+        "vidur/main.py": "",
+        "vidur/config/__init__.py": "class SimulationConfig:\n"
+        "    seed = 1\n    create_from_cli_args = classmethod(lambda cls: cls())",
+        "vidur/utils/random.py": "def set_seeds(seed): pass",
+        "vidur/entities/__init__.py": "class Batch:\n    _id = 6",
+        "vidur/simulator.py": "class Simulator:\n    _time = 2.5\n"
+        "    def __init__(self, config): pass\n    def run(self): print('runs')",
+        "data/profiling/README": "",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_words_that_cannot_be(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["--vidur", "nowhere"], "--vidur nowhere: no checkout of Vidur, it has no vidur/main.py"),
+        (["--vidur", str(checkout)], "--python no/python: no such file"),
+        (["--vidur", str(checkout), "--python", sys.executable], "--trace no.csv: no such file"),
+    ):
+        rest = {"--python": "no/python", "--trace": "no.csv"}
+        more = [word for pair in rest.items() if pair[0] not in words for word in pair]
+        with pytest.raises(SystemExit):
+            main([*words, *more])
+        assert said in capsys.readouterr().err
+
+
+def test_its_simulation_is_timed(checkout: Path) -> None:
+    words = words_of(Path("trace.csv"), ["--seed", "2"])
+    assert words[-2:] == ["--seed", "2"] and "--no-metrics_config_store_plots" in words
+    took, told = vidur(checkout, Path(sys.executable), words)
+    assert took >= told.seconds >= 0 and told[1:] == (7, 2.5)
