@@ -79,14 +79,15 @@ def itl(served: Served) -> tuple[Floats, Floats]:
         return gaps, np.ones(len(gaps))
     several = served.finished & (served.requests["output_tokens"] > 1)
     names = ("first_token", "finished", "output_tokens", "preemptions")
-    values, counts = [], []
+    found = []
     for rows, ends in served.run.by_replica():
         some = rows[several[rows]]
         first, last, tokens, preemptions = (served.requests[name][some] for name in names)
         begun = served.run.begun[some]
-        gaps, came = token_gaps(ends, first, last, tokens, preemptions, begun)
-        values.append(gaps)
-        counts.append(came)
+        found.append(token_gaps(ends, first, last, tokens, preemptions, begun))
+    if len(found) == 1:
+        return found[0]
+    values, counts = zip(*found, strict=True)
     return np.concatenate(values), np.concatenate(counts)
 
 

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+AT_ONCE = 1 << 18
+"""Steps that are looked at in one go."""
 _DUST = 1e-6
 """Less than this is what summing fractions leaves where nobody decodes."""
 
@@ -54,9 +56,19 @@ def token_gaps(
     between = np.cumsum(change, out=change)[1 : len(ends)]
     came = between > _DUST
     first_gap, long = weight > 0, pauses > 0
-    values = (ends[begin[first_gap]] - first[first_gap], np.diff(ends)[came], pause[long])
-    weights = (weight[first_gap], between[came], pauses[long])
-    return np.concatenate(values), np.concatenate(weights)
+    joins, steady = int(first_gap.sum()), int(came.sum())
+    values = np.empty(joins + steady + int(long.sum()))
+    weights = np.empty_like(values)
+    values[:joins], weights[:joins] = ends[begin[first_gap]] - first[first_gap], weight[first_gap]
+    at = joins
+    for here in range(0, len(came), AT_ONCE):  # of millions of steps there is room for few copies
+        some = came[here : here + AT_ONCE]
+        to = at + int(some.sum())
+        values[at:to] = np.diff(ends[here : here + AT_ONCE + 1])[some]
+        weights[at:to] = between[here : here + AT_ONCE][some]
+        at = to
+    values[at:], weights[at:] = pause[long], pauses[long]
+    return values, weights
 
 
 def _pauses(
@@ -82,11 +94,11 @@ def weighted_percentiles(values: Floats, weights: Floats, percents: tuple[float,
     if not len(values):
         return np.full(len(percents), np.nan)
     order = np.argsort(values, kind="stable")
-    values, reached = values[order], weights[order]
+    reached = weights[order]
     np.cumsum(reached, out=reached)
     rank = np.asarray(percents) / 100 * max(reached[-1] - 1, 0)
     below = np.floor(rank + 1e-9)
     at = np.minimum(np.searchsorted(reached, below + 1e-9, side="right"), len(values) - 1)
     after = np.minimum(np.searchsorted(reached, below + 1 + 1e-9, side="right"), len(values) - 1)
-    low, high = values[at], values[after]
+    low, high = values[order[at]], values[order[after]]
     return np.asarray(low + (high - low) * np.clip(rank - below, 0, 1))

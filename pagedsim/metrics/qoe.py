@@ -96,7 +96,10 @@ class Reader:
         total = delay + (tokens - 1) * rest
         # Where nobody missed a step, the token of a step is late by what the step ended after the
         # reader's pace: only a request with a step beyond its delay so far needs a look at each.
-        ahead = ends - np.arange(len(ends)) * pace
+        ahead = np.arange(len(ends) + 1.0)
+        ahead *= pace
+        np.subtract(ends, ahead[:-1], out=ahead[:-1])
+        ahead[-1] = -np.inf  # an end may be one past the last
         due = best + pace - begin * pace
         odd = (steps != tokens - 1) | (_highest(ahead, begin, steps) - due > delay)
         some = np.flatnonzero(odd & (tokens > 1) & (steps > 0))
@@ -128,11 +131,11 @@ def decoded(ends: Floats, first: Floats, last: Floats) -> tuple[Counts, Counts]:
 
 
 def _highest(values: Floats, begin: Counts, count: Counts) -> Floats:
-    """The largest of `count` values from `begin` on; minus infinity for none."""
+    """The largest of `count` values from `begin` on, of which one more is there than may be looked
+    at; minus infinity for none."""
     found = np.full(len(begin), -np.inf)
     some = np.flatnonzero(count > 0)
     some = some[np.argsort(begin[some], kind="stable")]
     pairs = np.stack([begin[some], begin[some] + count[some]], axis=1).ravel()
-    padded = np.append(values, -np.inf)  # an end may be one past the last
-    found[some] = np.maximum.reduceat(padded, pairs)[::2] if len(some) else 0.0
+    found[some] = np.maximum.reduceat(values, pairs)[::2] if len(some) else 0.0
     return found

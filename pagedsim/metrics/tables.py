@@ -315,7 +315,7 @@ class RunTables:
             return found
         begin, steps = (some[finished] for some in self._decoded)
         arrival, tokens, first, last = (self.requests[name][finished] for name in names)
-        ends = np.concatenate(self.decode_ends)
+        ends = self.decode_ends[0] if len(self.decode_ends) == 1 else np.concatenate(self.decode_ends)
         found[finished] = self.reader.qoe(arrival, first, last, tokens, begin, steps, ends)
         return found
 
