@@ -81,7 +81,8 @@ def vidur(folder: Path, python: Path, words: Sequence[str]) -> tuple[float, Told
     """Its whole command, and its simulation."""
     alone = {"WANDB_MODE": "disabled", "PYTHONPATH": ""}
     took, said = command([str(python), str(CHILD), *words], folder, alone)
-    values = said.splitlines()[-1].split()[1::2]
+    (times,) = (one for one in said.splitlines() if one.startswith("loop "))
+    values = times.split()[1::2]
     return took, Told(float(values[0]), int(values[1]), float(values[2]))
 
 

@@ -315,7 +315,8 @@ class RunTables:
             return found
         begin, steps = (some[finished] for some in self._decoded)
         arrival, tokens, first, last = (self.requests[name][finished] for name in names)
-        ends = self.decode_ends[0] if len(self.decode_ends) == 1 else np.concatenate(self.decode_ends)
+        several = len(self.decode_ends) > 1
+        ends = np.concatenate(self.decode_ends) if several else self.decode_ends[0]
         found[finished] = self.reader.qoe(arrival, first, last, tokens, begin, steps, ends)
         return found
 
