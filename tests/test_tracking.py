@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +246,17 @@ def test_what_the_tracker_refuses_is_told_and_takes_nothing_away(
     assert [folder.parent for folder in folders] == [tmp_path / "wandb"]
     told = "tracking.mode=offline: Weights & Biases says: no room is left"
     assert str(failure) == told
+
+
+def test_launch_is_neither_imported_nor_missing_afterwards(tmp_path: Path) -> None:
+    def there() -> set[str]:
+        heavy = ("wandb.sdk.launch", "wandb.apis.public")
+        return {name for name in sys.modules if name.startswith(heavy)}
+
+    before = there()
+    whole(track(SEARCH, tmp_path))
+    assert there() == before
+    assert importlib.util.find_spec("wandb.sdk.launch") is not None
 
 
 def test_tracking_can_be_left_out(tmp_path: Path) -> None:
