@@ -172,7 +172,9 @@ def command() -> None:
         _refuse_no_command(words)
     sys.argv[1:] = in_order(words)
     if "--version" in words:
-        print(f"pagedsim {pagedsim.__version__}")
+        from pagedsim.run.compilation import built
+
+        print(f"pagedsim {pagedsim.__version__}, {built()}")
     elif {"--help", "-h"} & set(words):
         print(_manual(root))
     else:

@@ -18,6 +18,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import pagedsim
+from pagedsim.run.compilation import built
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ("requests.parquet", "steps.parquet", "summary.json")
@@ -404,7 +405,7 @@ def test_a_study_of_ones_own(call: Call) -> None:
 
 
 def test_the_version_is_ours(call: Call) -> None:
-    assert call("--version")[1] == f"pagedsim {pagedsim.__version__}\n"
+    assert call("--version")[1] == f"pagedsim {pagedsim.__version__}, {built()}\n"
 
 
 def test_what_a_replay_does_not_read_is_told(call: Call) -> None:

@@ -59,7 +59,8 @@ class DriftingQueue(RankedQueue):
             first = self._order(self._first)
             self._until = min(self._until, self._overtakes(request, request._key, first, now))
 
-    put_back = append
+    def put_back(self, request: Request) -> None:
+        self.append(request)
 
     def remove(self, request: Request) -> None:
         super().remove(request)

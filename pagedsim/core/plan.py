@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pagedsim.core.memory.base import Copies, Move
 from pagedsim.core.request import Request
@@ -57,7 +57,7 @@ class StepPlan:
     those that cost models need; `decode_*` count sequences, not requests.
     """
 
-    ORDER = ("moves", "swap_out", "copies", "swap_in", "chunks", "decodes")
+    ORDER: ClassVar = ("moves", "swap_out", "copies", "swap_in", "chunks", "decodes")
 
     __slots__ = (
         *ORDER,

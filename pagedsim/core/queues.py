@@ -7,6 +7,7 @@ Where somebody is to be chosen, it asks the policy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from pagedsim.core.errors import IntegrityError, PolicyError, is_number
 from pagedsim.core.events import Admitted, Arrived, Left, Preempted
@@ -73,12 +74,12 @@ class Queues(RankedPlaces):
     def admits(self, request: Request) -> bool:
         """Whether the policy lets a request start."""
         return not self.admitting or flag(
-            self.policy, "admit", self.policy.admit(request, self.state)
+            self.policy, "admit", self.hooks.admit(request, self.state)
         )
 
     def displaces(self, waiting: Request, running: Request) -> bool:
         """Whether the policy lets a waiting request push out a running one."""
-        answer = self.policy.displaces(waiting, running, self.state)
+        answer = self.hooks.displaces(waiting, running, self.state)
         return flag(self.policy, "displaces", answer)
 
     def reject(self, plan: StepPlan, reason: str) -> None:
@@ -153,12 +154,12 @@ class Queues(RankedPlaces):
 
     def choose_victim(self, candidates: Sequence[Request], needy: Request) -> Request:
         """The policy's victim, who must be one of the candidates."""
-        victim = self.policy.victim(candidates, needy, self.state)
+        victim: object = self.hooks.victim(candidates, needy, self.state)
         if victim not in candidates:
             raise IntegrityError(
                 f"{type(self.policy).__name__}.victim chose {victim!r}, who is not a candidate"
             )
-        return victim
+        return cast(Request, victim)
 
     def preempt(self, plan: StepPlan, victim: Request, displaced: bool = False) -> int:
         """Take a running request's memory. Returns tokens that this step had planned for it."""
@@ -269,7 +270,7 @@ class Queues(RankedPlaces):
 
     def leave(self, request: Request, state: State, reason: str, now: float) -> None:
         if self.guarding and state is State.FINISHED:
-            seconds = self.policy.lingers(request, self.state)
+            seconds = self.hooks.lingers(request, self.state)
             if not is_number(seconds) or seconds < 0:
                 name = f"{type(self.policy).__name__}.lingers"
                 raise PolicyError(f"{name} gave {seconds!r}: must be seconds of at least 0")

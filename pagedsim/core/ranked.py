@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import partial
+from typing import Any
 
 from pagedsim.core.drifting import DriftingQueue
 from pagedsim.core.errors import PolicyError
@@ -24,6 +25,7 @@ class RankedPlaces(Places):
         self, memory: Memory, limits: Limits, policy: Policy, sorts_late: bool = False
     ) -> None:
         self.policy = policy
+        self.hooks: Any = policy  # whose answers are looked at before they are believed
         self.state = ServerState(self)
         self.ranked = overrides(policy, "rank")
         self.order = partial(rank_key, policy, self.state)
@@ -67,7 +69,7 @@ class RankedPlaces(Places):
         if changes == "always" or (changes == "with time" and self._sorts_late):
             self._expire_all()
         elif changes in ("when stale", "with time"):
-            stale = self.policy.stale(self.state)
+            stale = self.hooks.stale(self.state)
             if stale is True:
                 self._expire_all()
             elif stale is not False:

@@ -123,7 +123,8 @@ class RankedQueue(Queue):
         request._key = self._order(request)
         insort(self._list, request, lo=self._start, key=by_key)
 
-    put_back = append
+    def put_back(self, request: Request) -> None:
+        self.append(request)
 
     def remove(self, request: Request) -> None:
         del self._list[find(self._list, request, self._start)]

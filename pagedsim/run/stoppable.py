@@ -22,6 +22,10 @@ class StoppableRecorder(Recorder):
     now = 0.0
     """How far a run is whose steps nobody sees, in its seconds."""
 
+    def lane(self) -> Lane:
+        self.lanes.append(_Lane(self, len(self.lanes)))
+        return self.lanes[-1]
+
     @property
     def left_count(self) -> int:
         """Requests that have left."""
@@ -44,6 +48,10 @@ class StoppableRecorder(Recorder):
         everywhere: list[Recorder | Lane] = [self, *self.lanes]
         for one in everywhere:
             one.step = partial(_stop, one)  # type: ignore[method-assign]
+
+
+class _Lane(Lane):
+    """A replica's, whose `step` may be replaced: of a class that is compiled it may not."""
 
 
 def _stop(

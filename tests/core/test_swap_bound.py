@@ -46,7 +46,7 @@ def test_a_memory_without_a_cpu_pool_has_no_peak() -> None:
 
 def test_a_bound_is_true_or_false() -> None:
     with pytest.raises(ConfigError, match=r"swap_bound='no': must be true or false"):
-        PrefixMemory(4, swap_bound="no")  # type: ignore[arg-type]
+        PrefixMemory(4, swap_bound="no")
 
 
 class Watched(Run):

@@ -51,7 +51,7 @@ class Batching(ABC):
         reason = None if request is queues.feasible else self.infeasible(queues, request)
         if reason is None and queues.shedding and request.scheduled_at is None:
             policy = queues.policy
-            return slips.reason(policy, "sheds", policy.sheds(request, queues.state))
+            return slips.reason(policy, "sheds", queues.hooks.sheds(request, queues.state))
         return reason
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:

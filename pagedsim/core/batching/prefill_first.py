@@ -6,7 +6,7 @@ With a prefix cache it is nobody's: `PrefixMemory` goes by vLLM 0.33, and 0.6.6 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, SupportsFloat
 
 from pagedsim.core.batching.base import Batching
 from pagedsim.core.compiled import mypyc_attr
@@ -27,7 +27,7 @@ class PrefillFirst(Batching):
 
     displaces_by_default = True
 
-    def __init__(self, watermark: float = 0.01, max_wait_tokens: int = 0) -> None:
+    def __init__(self, watermark: SupportsFloat = 0.01, max_wait_tokens: int = 0) -> None:
         """`watermark` is a share of the GPU blocks.
 
         After an admission the batch decodes `max_wait_tokens` steps before anybody else is let in,

@@ -1,5 +1,6 @@
 """GPU and CPU memory in blocks: paged (with a prefix cache, or over tiers) and reserved."""
 
+from pagedsim.core.compiled import apart
 from pagedsim.core.memory.base import Copies, Fit, Memory, Move, Pairs, Place, Usage
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.memory.prefix import PrefixMemory
@@ -24,3 +25,5 @@ __all__ = [
     "TieredMemory",
     "Usage",
 ]
+
+apart(Memory)

@@ -24,7 +24,7 @@ class PagedMemory(Memory):
     can_hold = True
 
     def __init__(
-        self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: bool = False
+        self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: object = False
     ) -> None:
         super().__init__(blocks, block_size, cpu_blocks)
         if require_flag("swap_bound", swap_bound):

@@ -30,7 +30,7 @@ class PrefixMemory(PagedMemory):
     can_guard = True
 
     def __init__(
-        self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: bool = False
+        self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: object = False
     ) -> None:
         super().__init__(blocks, block_size, cpu_blocks, swap_bound)
         # First in the list is the first to be handed out, and so the first to be forgotten.

@@ -47,8 +47,8 @@ class TieredMemory(PrefixMemory):
         blocks: int,
         block_size: int = 16,
         tiers: Sequence[Tier] = (),
-        write: str = "evicted",
-        spill: bool = True,
+        write: object = "evicted",
+        spill: object = True,
         prices: LoadPrices | None = None,
     ) -> None:
         """`write` is one of `WRITES`. Without `spill` only the first tier takes what is swapped.

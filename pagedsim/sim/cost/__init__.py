@@ -1,5 +1,6 @@
 """How long a step takes: from data sheets, from a fit, or from a recording."""
 
+from pagedsim.core.compiled import apart
 from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term
 from pagedsim.sim.cost.decodes import Decodes
 from pagedsim.sim.cost.fitted import Coefficients, Fitted
@@ -20,3 +21,5 @@ __all__ = [
     "Sample",
     "Term",
 ]
+
+apart(CostModel)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
-
 from pagedsim.core import StepPlan
 from pagedsim.sim.cost.base import Breakdown, CostModel
 from pagedsim.sim.cost.work import Work
@@ -42,7 +40,7 @@ class Decodes(CostModel):
 
 
 def _without_chunks(plan: StepPlan) -> StepPlan:
-    part = copy(plan)
-    part.chunks, part.prefill_tokens, part.prefill_context = [], 0, 0
-    part.prefill_attention = part.prefill_pairs = 0
+    part = StepPlan(plan.number, plan.now, plan.ahead)
+    part.decodes = plan.decodes
+    part.decode_count, part.decode_context = plan.decode_count, plan.decode_context
     return part

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, StepPlan
-from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.fitting import FEATURES, KINDS, SWAP, Sample, fit_kinds, fit_swaps
@@ -59,7 +58,6 @@ class Coefficients(NamedTuple):
         return [weight * feature for weight, feature in zip(self, features, strict=True)]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Fitted(CostModel):
     """One set of coefficients for each kind of step: all prefill, all decode, or mixed.
 

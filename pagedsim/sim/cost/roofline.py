@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagedsim.core import ConfigError
-from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_number
 from pagedsim.sim.cost.base import Bound
 from pagedsim.sim.cost.kernel import slowdown
@@ -23,7 +22,6 @@ ALL_REDUCES = 2
 """A layer, under tensor parallelism: after attention and after the MLP."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Roofline(ByTerms):
     """A step is kinds of kernels, one after the other, and the host's work around them:
 

@@ -1,0 +1,122 @@
+"""How a wheel is built: of plain Python, or with `PAGEDSIM_COMPILE=1` its hot part compiled, too.
+
+hatchling calls `Compiling`, in an environment of its own; that runs this file as a script, so that
+what compilers print can be kept back unless they fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SWITCH = "PAGEDSIM_COMPILE"
+NEEDS = ("mypy==2.4.1", "setuptools>=77", "simpy>=4.1")
+"""What compiling takes beside a C compiler; SimPy for its types. The version of mypy is that of
+constraints.txt, with which this code is tested."""
+COMPILED = (
+    "pagedsim/core/**/*.py",
+    *(f"pagedsim/sim/{name}.py" for name in ("ahead", "beams", "environment", "feed", "server")),
+    "pagedsim/sim/tiers.py",
+    *(f"pagedsim/sim/cost/{name}.py" for name in ("base", "split", "terms")),
+    *(f"pagedsim/metrics/{name}.py" for name in ("columns", "recorder")),
+)
+"""What a simulation spends its time in."""
+INTERPRETED = {
+    "pagedsim/core/compiled.py",  # what it defines is not there for a compiler
+    "pagedsim/core/errors.py",  # mypyc derives no class from ValueError
+    "pagedsim/core/slips.py",  # as sampling.py: it says what is wrong with what it is given
+    "pagedsim/core/sampling.py",  # it says by itself what is wrong with what it is given
+    "pagedsim/core/policy.py",  # whatever a user's class may do with it is to work
+}
+LISTED = "pagedsim/compiled.txt"
+"""What was compiled, and a digest of each source; `pagedsim/run/compilation.py` reads it."""
+
+
+class Compiling(BuildHookInterface[Any]):
+    """Adds extensions to a wheel where that is asked for. The sources stay in it."""
+
+    def dependencies(self) -> list[str]:
+        return list(NEEDS) if _asked() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if not _asked():
+            return
+        if version == "editable":
+            _refuse("extensions would hide changes of the sources: install without -e")
+        self.made = tempfile.TemporaryDirectory()
+        folder = Path(self.made.name)
+        _compile(Path(self.root), folder)
+        build_data["pure_python"], build_data["infer_tag"] = False, True
+        for file in (folder / "wheel").rglob("*.*"):
+            build_data["force_include"][str(file)] = str(file.relative_to(folder / "wheel"))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if _asked():
+            self.made.cleanup()
+
+
+def _asked() -> bool:
+    said = os.environ.get(SWITCH, "")
+    if said not in ("", "0", "1"):
+        raise SystemExit(f"{SWITCH}={said}: must be 1, to compile, or 0")
+    return said == "1"
+
+
+def _refuse(why: str) -> None:
+    raise SystemExit(f"{SWITCH}=1: {why}; or unset it, and nothing is compiled")
+
+
+def _compile(root: Path, folder: Path) -> None:
+    """Put the extensions, and a list of them, into `folder`/wheel."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "")
+    if compiler and shutil.which(compiler[0]) is None:
+        _refuse(f"no C compiler: there is no {compiler[0]!r} here; install one, or set CC")
+    child = subprocess.run(
+        [sys.executable, __file__, str(folder)], cwd=root, capture_output=True, text=True
+    )
+    if child.returncode:
+        said = f"{child.stdout}\n{child.stderr}".splitlines()
+        errors = [line.strip() for line in said if "error:" in line] or said
+        _refuse(f"compiling failed: {errors[0] if len(errors) == 1 else ' | '.join(errors[:3])}")
+
+
+def _sources() -> list[str]:
+    found = {str(path) for pattern in COMPILED for path in Path().glob(pattern)}
+    return sorted(one for one in found - INTERPRETED if not one.endswith("__init__.py"))
+
+
+def _build(folder: Path) -> None:
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+
+    sources = _sources()
+    options = ["--config-file=", "--explicit-package-bases", "--ignore-missing-imports"]
+    options += ["--follow-imports=silent", f"--cache-dir={folder / 'cache'}"]
+    extensions = mypycify(
+        [*options, *sources],
+        debug_level="0",
+        target_dir=str(folder / "c"),
+        group_name="pagedsim",
+    )
+    command = Distribution({"name": "pagedsim", "ext_modules": extensions}).get_command_obj(
+        "build_ext"
+    )
+    command.build_lib, command.build_temp = str(folder / "wheel"), str(folder / "objects")
+    command.ensure_finalized()
+    command.run()
+    lines = [f"{hashlib.sha256(Path(one).read_bytes()).hexdigest()} {one}" for one in sources]
+    (folder / "wheel" / LISTED).write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    _build(Path(sys.argv[1]))
