@@ -14,14 +14,13 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self._until: dict[int, float] = {}
-        self._places: list[tuple[float, int, int]] = []  # until, in which order it came, the block
+        self.until: dict[int, float] = {}
+        """Of blocks that were set, in use or free."""
+        self.places: list[tuple[float, int, int]] = []
+        """Who is here: until when, in which order it came, the block."""
         self._place_of: dict[int, tuple[float, int, int]] = {}
         self._came = 0
         self._now = -inf
-
-    def __len__(self) -> int:
-        return len(self._places)
 
     def __contains__(self, block: object) -> bool:
         return block in self._place_of
@@ -31,20 +30,19 @@ class Guard:
 
     def set(self, block: int, until: float) -> None:
         """A block in use is guarded until then, at least."""
-        self._until[block] = max(until, self._until.get(block, until))
+        self.until[block] = max(until, self.until.get(block, until))
 
     def forget(self, block: int) -> None:
         """What a block in use holds is known no more."""
-        self._until.pop(block, None)
+        self.until.pop(block, None)
 
     def takes(self, block: int) -> bool:
         """A block comes free; whether it is guarded, and so is here now."""
-        until = self._until.get(block, -inf)
-        if until <= self._now:
+        if not self.until or (until := self.until.get(block, -inf)) <= self._now:
             return False
         self._came += 1
         place = self._place_of[block] = (until, self._came, block)
-        insort(self._places, place)
+        insort(self.places, place)
         return True
 
     def gives(self, block: int) -> bool:
@@ -52,21 +50,21 @@ class Guard:
         place = self._place_of.pop(block, None)
         if place is None:
             return False
-        del self._places[bisect_left(self._places, place)]
+        del self.places[bisect_left(self.places, place)]
         return True
 
     def pop(self) -> int:
         """The first goes, since nothing else is free."""
-        _, _, block = self._places.pop(0)
+        _, _, block = self.places.pop(0)
         del self._place_of[block]
         return block
 
     def expired(self, now: float) -> list[int]:
         """The free blocks that were guarded until now, or before; they go."""
         self._now = now
-        count = bisect_left(self._places, (now, inf, 0))
-        blocks = [block for _, _, block in self._places[:count]]
-        del self._places[:count]
+        count = bisect_left(self.places, (now, inf, 0))
+        blocks = [block for _, _, block in self.places[:count]]
+        del self.places[:count]
         for block in blocks:
             del self._place_of[block]
         return blocks

@@ -33,9 +33,9 @@ class PrefixMemory(PagedMemory):
         self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: object = False
     ) -> None:
         super().__init__(blocks, block_size, cpu_blocks, swap_bound)
-        # First in the list is the first to be handed out, and so the first to be forgotten.
-        self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
-        self._free.clear()
+        # Of the free blocks those that are known; the others, in `_free`, are handed out before
+        # them. The first of these is the first to be forgotten.
+        self._unused: OrderedDict[int, None] = OrderedDict()
         self._key_of: dict[int, Hashable] = {}
         self._blocks_of: dict[Hashable, list[int]] = {}  # equal blocks, first registered first
         self._idle_keys = 0
@@ -50,7 +50,7 @@ class PrefixMemory(PagedMemory):
 
     @property
     def free(self) -> int:
-        return len(self._unused) + len(self._guard)
+        return len(self._free) + len(self._unused) + len(self._guard.places)
 
     @property
     def cached(self) -> int:
@@ -62,19 +62,23 @@ class PrefixMemory(PagedMemory):
     # -- the pool ------------------------------------------------------------------------------
 
     def _free_blocks(self) -> list[int]:
-        return [*self._unused, *self._guard]
+        return [*self._free, *self._unused, *self._guard]
 
     def _is_free(self, block: int) -> bool:
+        """Whether a block that is known is held by nobody."""
         return block in self._unused or block in self._guard
 
     def _take(self, count: int) -> list[int]:
-        first = min(count, len(self._unused))
-        blocks = [self._unused.popitem(last=False)[0] for _ in range(first)]
-        blocks += [self._guard.pop() for _ in range(count - first)]
-        for block in blocks:
+        more = count - len(self._free)
+        if more <= 0:
+            return super()._take(count)
+        blocks = super()._take(count - more)
+        for _ in range(more):
+            block = self._unused.popitem(last=False)[0] if self._unused else self._guard.pop()
             if block in self._key_of:
                 self._idle_keys -= 1
                 self._evict(block)
+            blocks.append(block)
         return blocks
 
     def _evict(self, block: int) -> None:
@@ -84,14 +88,14 @@ class PrefixMemory(PagedMemory):
     def _drop(self, blocks: list[int]) -> None:
         # The tail goes first: the beginning of a prompt is what others may share.
         for block in reversed(blocks):
-            if self._unreferenced(block):
-                known = block in self._key_of
-                self._idle_keys += known
-                if known and self._guard.takes(block):
-                    continue
+            if self._shared and not self._unreferenced(block):
+                continue
+            if block not in self._key_of:
+                self._free.append(block)
+                continue
+            self._idle_keys += 1
+            if not self._guard.takes(block):
                 self._unused[block] = None
-                if not known:
-                    self._unused.move_to_end(block, last=False)
 
     def _learn(self, block: int, key: Hashable) -> None:
         self._changes += 1
@@ -102,7 +106,8 @@ class PrefixMemory(PagedMemory):
 
     def _forget(self, block: int) -> None:
         self._changes += 1
-        self._guard.forget(block)
+        if self._guard.until:
+            self._guard.forget(block)
         key = self._key_of.pop(block)
         equals = self._blocks_of[key]
         equals.remove(block)
@@ -178,7 +183,7 @@ class PrefixMemory(PagedMemory):
     def wavers(self, request: Request) -> bool:
         # Of equal blocks the first is found. Once it is handed out, the next one is, which may be
         # in use already and then takes no free block. The last step may have done so.
-        if self._guard:
+        if self._guard.places:
             return True  # what is guarded may be so no more
         hit = self.lookup(request)
         return bool(hit) and (
@@ -300,7 +305,7 @@ class PrefixMemory(PagedMemory):
                 self._guard.set(block, until)
 
     def guarded(self, hit: Sequence[int]) -> int:
-        return len(self._guard) - sum(block in self._guard for block in hit)
+        return len(self._guard.places) - sum(block in self._guard for block in hit)
 
     def unguard(self, now: float) -> None:
         self._unused.update(dict.fromkeys(self._guard.expired(now)))
