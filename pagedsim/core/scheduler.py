@@ -283,6 +283,8 @@ class Scheduler(Gate):
             stopped = (request for request in sampled_in(plan) if request.id in finished)
             reasons = {request: finished[request.id] for request in stopped}
             ended = list(dict.fromkeys((*ended, *reasons)))
+        if ended:
+            self._disturbed = True  # what they held is free: a plan made before knew nothing of it
         if len(ended) > 1:  # in the order of the batch: the prefix cache evicts in that of release
             ended.sort(key=_by_seat)
         for request in ended:
@@ -307,16 +309,22 @@ class Scheduler(Gate):
         """How many steps after `plan` would be the same, if nobody arrives and nobody aborts.
 
         In these everybody decodes, nobody ends, and no policy could decide anything: `glide` may
-        be called that many times instead of `commit` and `plan`.
+        be called that many times instead of `commit` and `plan`. With `async_scheduling`, where
+        `plan` is the one that was launched, `grow_ahead` and `glide_ahead` instead of `plan`,
+        `launch` and `tell`.
         """
         queues = self.queues
-        if not self.in_flight(plan) or self._disturbed or queues.untold:
+        if self._disturbed or not plan.decodes or plan.chunks:
+            return 0
+        if plan is not self._pending:
+            alone = len(queues.untold) == 1 and plan is queues.untold[0]
+            if not alone or self._tiered or plan.ending or plan.decodes is not queues.decoding():
+                return 0
+        elif queues.untold:
             return 0
         if self.memory.with_tokens or self._watched:
             return 0
-        if not plan.decodes or plan.chunks or plan.held or plan.copies or plan.swap_in:
-            return 0
-        if plan.took_memory or plan.rejected:
+        if plan.held or plan.copies or plan.swap_in or plan.took_memory or plan.rejected:
             return 0
         if self.waiting or self.swapped:
             limit = self._nobody_gets_in(plan, limit)
@@ -363,6 +371,22 @@ class Scheduler(Gate):
         if self._tiered:
             plan.moves, plan.used_blocks = self.memory.drain(), self.memory.used
         return True
+
+    def grow_ahead(self, plan: StepPlan) -> bool:
+        """While `plan` is under way, take the memory for the same step again, if there is any."""
+        return self.queues.grow(plan, self.batching.slack(self.queues))
+
+    def glide_ahead(self, plan: StepPlan, now: float) -> None:
+        """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends
+        `now`, and have the new one in its place."""
+        queues = self.queues
+        queues.now = now
+        self.clock.tick += 1
+        plan.number = queues.step
+        plan.now, plan.ahead = now, True
+        plan.decode_context += plan.decode_count
+        plan.used_blocks = self.memory.used
+        queues.step += 1
 
     def check(self) -> None:
         """Raise IntegrityError if an invariant is broken. Costs a walk over everything."""

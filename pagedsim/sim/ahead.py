@@ -40,6 +40,8 @@ class AheadServer(Server):
                 refused = current.rejected
             else:
                 refused = ()
+            if self.fast_forward and not current.chunks:
+                now = self._glide_ahead(current, now)
             following = None
             if not current.empty and scheduler.runnable and not scheduler.looks_back:
                 following = self._launched(now)
@@ -56,6 +58,29 @@ class AheadServer(Server):
                 following = None
             current = following
         self._refuse_leftovers(now)
+
+    def _glide_ahead(self, plan: StepPlan, now: float) -> float:
+        """Repeat a step that begins now while nothing else happens; returns when the last begins.
+
+        All but the last, which stands in `plan` then, have ended and been told of.
+        """
+        if self.searching and self.scheduler.clock.wide:
+            return now
+        scheduler, recorder, seconds = self.scheduler, self.recorder, self.cost.step_seconds
+        quiet, first = scheduler.quiet(plan), True
+        if not quiet:
+            return now
+        until = min(self.environment.peek(), self._next_at)  # nothing happens before
+        while quiet and (end := now + seconds(plan)) < until and scheduler.grow_ahead(plan):
+            if first:
+                recorder.step(plan, now, end, scheduler)
+                first = False
+            else:
+                recorder.again(end, plan.used_blocks)
+            scheduler.glide_ahead(plan, end)
+            quiet -= 1
+            now = end
+        return now
 
     def _launched(self, now: float) -> StepPlan:
         plan = self.scheduler.plan(now)
