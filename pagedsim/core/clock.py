@@ -94,7 +94,7 @@ class Clock(Generic[R]):
         self.width = 0  # sequences riding
         self.wide: dict[int, int] = {}  # riders of several sequences, by how many
         self.version = 0  # changes with every boarding and alighting
-        self.memory: Calendar[R] = {}
+        self.memory: Calendar[R] = {}  # whose memory needs attention before which tick
         self.ends: Calendar[R] = {}
         self._base = 0  # sum over sequences of their length at tick 0
         self._said = 0  # sum over riders of what they had generated at tick 0
@@ -188,12 +188,8 @@ class Clock(Generic[R]):
         else:
             del groups[group]
 
-    def due(self) -> list[R]:
-        """The riders whose memory needs attention before the next tick."""
-        return self.memory.get(self.tick, _NOBODY)
-
     def attended(self, delay: int | None) -> None:
-        """All of `due()` are served; those served alike are due again `delay` ticks later.
+        """All that `memory` has for this tick are served, and due again `delay` ticks later.
 
         Without `delay` each is asked anew.
         """
@@ -283,8 +279,6 @@ class Clock(Generic[R]):
         if sum(map(len, calendar.values())) > sum(map(len, want.values())):
             raise IntegrityError(f"the {name} calendar has a rider twice: {calendar}")
 
-
-_NOBODY: list[Any] = []
 
 STILL: Clock[Any] = Clock(lambda request: None, lambda request: 0)
 """The clock that never ticks: where a request's length stands while it does not decode."""

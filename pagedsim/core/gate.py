@@ -69,13 +69,17 @@ class Gate:
         if request.state is not State.NEW:
             self._refuse_unfit(request)
             self.queues.count_lost(request)
-        self.queues.now = now
+        queues = self.queues
+        queues.now = now
+        waiting = queues.waiting
+        first = waiting.head if queues.steady and len(waiting) else None
         try:
-            self.queues.enter(request, output_len)
+            queues.enter(request, output_len)
         except TypeError:
-            self.queues.refuse_mixed_ranks(request)
+            queues.refuse_mixed_ranks(request)
             raise
-        self._disturbed = True
+        if first is None or waiting.head is not first:
+            self._disturbed = True
         if self.queues.observing:
             self._unheard.append(Arrived(request, now))
 

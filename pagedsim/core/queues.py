@@ -20,6 +20,7 @@ from pagedsim.core.prefill import next_chunk, rebuilding, rebuilds, span
 from pagedsim.core.ranked import RankedPlaces
 from pagedsim.core.request import Request, State
 from pagedsim.core.slips import flag
+from pagedsim.core.waiting import Queue, RankedQueue
 
 
 class Queues(RankedPlaces):
@@ -40,6 +41,10 @@ class Queues(RankedPlaces):
         self.admitting = overrides(policy, "admit")
         self.shedding = overrides(policy, "sheds")
         self.guarding = overrides(policy, "lingers")
+        self.steady = type(self.waiting) in (Queue, RankedQueue) and not (
+            self.observing or self.expiring
+        )
+        """Whether who comes and is not the first in the queue changes nothing for the next step."""
         self.feasible: Request | None = None  # the last head of waiting found to be
 
     # -- who waits ---------------------------------------------------------------------------------
@@ -122,8 +127,8 @@ class Queues(RankedPlaces):
         If not, nothing is done, and the batching has to find out who yields.
         """
         clock, memory = self.clock, self.memory
-        due = clock.due()
-        if not due:
+        due = clock.memory.get(clock.tick)
+        if due is None:
             return spare <= memory.free
         forked = clock.width > clock.riders
         if not memory.grow(due, spare, plan.copies, forked):

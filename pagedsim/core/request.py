@@ -108,7 +108,9 @@ class Request(Rider):
         """
         self.id = id
         self.prompt: Sequence[int] | None = None
-        if isinstance(prompt, int | Integral):
+        if type(prompt) is int:
+            length = prompt
+        elif isinstance(prompt, (int, Integral)):
             length = int(prompt)
         elif hasattr(prompt, "__len__") and not isinstance(prompt, str):
             self.prompt, length = _plain(prompt), len(prompt)

@@ -130,7 +130,8 @@ class Scheduler(Gate):
 
     @property
     def disturbed(self) -> bool:
-        """Whether anybody came or was aborted since the plan, so that the next is no repetition."""
+        """Whether so much has come from outside since the plan that the next is no repetition; who
+        merely came to wait behind others is none the less one more in `waiting`."""
         return self._disturbed
 
     @property
@@ -227,7 +228,8 @@ class Scheduler(Gate):
         untold = self.queues.untold
         if not untold or plan is not untold[0]:
             raise PlanError(f"plan {plan.number} was not launched, or is not the next to tell of")
-        self._check_answer(plan, tokens, finished, parents, None)
+        if tokens is not None or finished or parents or self.memory.with_tokens:
+            self._check_answer(plan, tokens, finished, parents, None)
         untold.popleft()
         return self._tell(plan, now, tokens, finished, parents)
 
@@ -248,9 +250,7 @@ class Scheduler(Gate):
             if tokens is not None:
                 raise PlanError(f"plan {plan.number}: parents go with their tokens")
             refuse_parents(plan, parents)
-        with_tokens = self.memory.with_tokens
-        if tokens is not None or finished or with_tokens:
-            refuse_answer(plan, tokens, finished or {}, with_tokens, riders)
+        refuse_answer(plan, tokens, finished or {}, self.memory.with_tokens, riders)
         if tokens is not None:
             self.expect_tokens()
 
@@ -367,9 +367,10 @@ class Scheduler(Gate):
         plan.number = queues.step
         plan.now = now
         plan.decode_context += plan.decode_count
+        plan.used_blocks = self.memory.used
         queues.step += 1
         if self._tiered:
-            plan.moves, plan.used_blocks = self.memory.drain(), self.memory.used
+            plan.moves = self.memory.drain()
         return True
 
     def grow_ahead(self, plan: StepPlan) -> bool:
@@ -386,6 +387,7 @@ class Scheduler(Gate):
         plan.now, plan.ahead = now, True
         plan.decode_context += plan.decode_count
         plan.used_blocks = self.memory.used
+        plan.waiting = len(self.waiting)
         queues.step += 1
 
     def check(self) -> None:

@@ -67,14 +67,14 @@ class AheadServer(Server):
         if self.searching and self.scheduler.clock.wide:
             return now
         scheduler, recorder, seconds = self.scheduler, self.recorder, self.cost.step_seconds
-        quiet, first = scheduler.quiet(plan), True
+        quiet, waiting = scheduler.quiet(plan), -1
         if not quiet:
             return now
         until = min(self.environment.peek(), self._next_at)  # nothing happens before
         while quiet and (end := now + seconds(plan)) < until and scheduler.grow_ahead(plan):
-            if first:
+            if plan.waiting != waiting:  # as in the first of them, and where somebody has come
                 recorder.step(plan, now, end, scheduler)
-                first = False
+                waiting = plan.waiting
             else:
                 recorder.again(end, plan.used_blocks)
             scheduler.glide_ahead(plan, end)

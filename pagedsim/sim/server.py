@@ -259,7 +259,8 @@ class Server:
         Returns when the last one begins and ends, and how many are left.
         """
         scheduler, recorder, seconds = self.scheduler, self.recorder, self.cost.decode_seconds
-        memory, sequences, start = scheduler.memory, plan.decode_count, end
+        sequences, start = plan.decode_count, end
+        waiting = len(scheduler.waiting)  # somebody may have come who changes nothing else
         until = min(self.environment.peek(), self._next_at)  # nothing happens before
         while quiet:
             if not scheduler.glide(plan, end):
@@ -268,9 +269,11 @@ class Server:
             start, end = end, end + seconds(sequences, plan.decode_context)
             if plan.moves:  # nothing but what makes room: the step itself takes no longer
                 self._moved(plan, start, start, end)
-                self.recorder.step(plan, start, end, scheduler)
+            if plan.moves or plan.waiting != waiting:
+                plan.waiting = waiting
+                recorder.step(plan, start, end, scheduler)
             else:
-                recorder.again(end, memory.used)
+                recorder.again(end, plan.used_blocks)
             if end >= until:
                 break
         return start, end, quiet

@@ -90,8 +90,8 @@ def test_a_guard_gives_the_soonest_to_expire_and_lets_it_go_in_time() -> None:
         guard.set(block, until)
         assert guard.takes(block)
     assert not guard.takes(4)
-    assert (len(guard), guard.pop(), guard.gives(1), guard.gives(2)) == (3, 2, True, False)
-    assert guard.expired(6.9) == [] and guard.expired(7.0) == [3] and not guard
+    assert (len(guard.places), guard.pop(), guard.gives(1), guard.gives(2)) == (3, 2, True, False)
+    assert guard.expired(6.9) == [] and guard.expired(7.0) == [3] and not guard.places
     guard.set(5, 6.0)
     assert not guard.takes(5), "it is past"
 
