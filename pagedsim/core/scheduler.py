@@ -326,9 +326,10 @@ class Scheduler(Gate):
             return 0
         if plan.held or plan.copies or plan.swap_in or plan.took_memory or plan.rejected:
             return 0
-        if self.waiting or self.swapped:
+        waiting = plan.waiting or len(self.waiting)
+        if waiting or self.swapped:
             limit = self._nobody_gets_in(plan, limit)
-        if self.waiting and self._displacing:
+        if waiting and self._displacing:
             # Room that was there before the batch grew is gone in the next step.
             last = next(reversed(self.running))
             if queues.displaces(self.waiting.head, last):

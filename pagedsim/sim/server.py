@@ -172,7 +172,7 @@ class Server:
                 now, stuck = woken, False
                 continue
             plan = scheduler.plan(now)
-            if plan.empty:
+            if not plan.decodes and plan.empty:
                 self._moved(plan, now, now, now)
                 self.recorder.step(plan, now, now, scheduler)
                 stuck = plan.idle
