@@ -128,12 +128,11 @@ class Queues(RankedPlaces):
         """
         clock, memory = self.clock, self.memory
         due = clock.memory.get(clock.tick)
-        if due is None:
-            return spare <= memory.free
         forked = clock.width > clock.riders
-        if not memory.grow(due, spare, plan.copies, forked):
+        if not memory.grow(due or (), spare, plan.copies, forked):
             return False
-        clock.attended(memory.stride(forked))
+        if due:
+            clock.attended(memory.stride(forked))
         return True
 
     def extend(self, plan: StepPlan, request: Request) -> None:

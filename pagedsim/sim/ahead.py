@@ -26,17 +26,17 @@ class AheadServer(Server):
     def _serve(self) -> Generator[simpy.Event, None, None]:
         scheduler, now = self.scheduler, self.environment.now
         current: StepPlan | None = None
-        stuck = False
+        self._stuck = False
         while True:
             if current is None:
-                if not scheduler.unfinished or stuck:
+                if not scheduler.unfinished or self._stuck:
                     woken = yield from self._rest(now)
                     if woken is None:
                         break
-                    now, stuck = woken, False
+                    now, self._stuck = woken, False
                     continue
                 current = self._launched(now)
-                stuck = current.idle
+                self._stuck = current.idle
                 refused = current.rejected
             else:
                 refused = ()

@@ -107,6 +107,7 @@ class Server:
         self._refused: Sequence[Rejection] = ()  # in the step under way
         self._coming: Arrivals | None = None
         self._next_at = inf  # when the next of these comes
+        self._stuck = False  # whether nothing can be done until somebody comes or acts
         self._wake = environment.event()
         self.process = environment.process(self._live())
 
@@ -142,7 +143,8 @@ class Server:
         return lost
 
     def wake(self) -> None:
-        """Plan a step, if it rests since nobody was there or could be served."""
+        """Plan a step, if it rests, or is about to, since nobody was there or could be served."""
+        self._stuck = False
         if not self._wake.triggered:
             self._wake.succeed()
 
@@ -163,19 +165,19 @@ class Server:
     def _serve(self) -> Generator[simpy.Event, None, None]:
         environment, scheduler = self.environment, self.scheduler
         now = environment.now
-        stuck = False
+        self._stuck = False
         while True:
-            if not scheduler.unfinished or stuck:
+            if not scheduler.unfinished or self._stuck:
                 woken = yield from self._rest(now)
                 if woken is None:
                     break
-                now, stuck = woken, False
+                now, self._stuck = woken, False
                 continue
             plan = scheduler.plan(now)
             if not plan.decodes and plan.empty:
                 self._moved(plan, now, now, now)
                 self.recorder.step(plan, now, now, scheduler)
-                stuck = plan.idle
+                self._stuck = plan.idle
             else:
                 self._refused = plan.rejected
                 now = yield from self._carry_out(plan, now)
