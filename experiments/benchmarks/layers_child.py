@@ -9,6 +9,7 @@ last line printed is the processor time that all of it took.
 from __future__ import annotations
 
 import faulthandler
+import runpy
 import signal
 import sys
 import time
@@ -20,11 +21,9 @@ if __name__ == "__main__":
         # interpreter next looks for signals, so calls would get what is spent before them.
         faulthandler.register(signal.SIGALRM, file=file, all_threads=False)
         signal.setitimer(signal.ITIMER_REAL, float(between), float(between))
-        from pagedsim.__main__ import main
-
         sys.argv = ["pagedsim", *words]
         try:
-            main()
+            runpy.run_module("pagedsim", run_name="__main__", alter_sys=True)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             print(f"\n{time.process_time()}")
