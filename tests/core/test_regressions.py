@@ -226,3 +226,20 @@ def test_telling_tokens_late_leaves_the_riders_calendars_true() -> None:
     except RuntimeError:
         scheduler.commit(plan, 0.0)
     scheduler.check()
+
+
+def test_reserved_memory_is_full_and_its_batch_goes_on() -> None:
+    """Nothing grows there, so nobody has to yield where few blocks are free."""
+    scheduler = make_scheduler(
+        memory=make_memory("reserved_max", blocks=16, block_size=4, max_model_len=32),
+        max_seqs=4,
+        max_model_len=32,
+    )
+    for name in ("a", "b"):
+        scheduler.add(Request(name, 4), now=0.0, output_len=20)
+    plans = []
+    for _ in range(20):
+        plans.append(scheduler.plan(0.0))
+        scheduler.commit(plans[-1], 0.0)
+    assert not any(plan.preempted for plan in plans)
+    assert not scheduler.unfinished

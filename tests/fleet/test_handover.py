@@ -117,6 +117,23 @@ def test_who_has_no_token_yet_does_not_move() -> None:
     assert requests["replica"].to_pylist() == [1, 1]
 
 
+def test_who_boards_where_a_replica_is_about_to_rest_is_served() -> None:
+    """Who is swapped out finds no room beside what is held for one that boards at that moment."""
+    jobs = [(0.0, 6, 13), (0.0, 30, 8), (0.05, 16, 7), (0.05, 27, 15)]
+    jobs += [(0.55, 34, 18), (0.55, 35, 16), (1.0, 20, 4)]
+    requests, _ = served(
+        [scheduler(preemption="swap"), scheduler(14, preemption="swap", max_seqs=4)],
+        Jobs(jobs),
+        RoundRobin(),
+        Constant(0.05),
+        roles=("prefill", "decode"),
+        token_bytes=1.0,
+        layers=2,
+        network=Network(4e-8, sharing="fair", layerwise=True),
+    )
+    assert requests["output_tokens"].to_pylist() == [output for _, _, output in jobs]
+
+
 KINDS: list[dict[str, Any]] = [
     {},
     {"policy": "priority", "preemption": "swap"},
