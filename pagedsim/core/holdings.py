@@ -99,7 +99,7 @@ class Holdings:
 
 def _pass_blocks(giver: Request, taker: Request) -> None:
     """All that a memory knows of a request goes over to another."""
-    taker.tables, giver.tables = giver.tables, []
+    taker.tables, giver.tables = giver.tables, ()
     taker._hashes, giver._hashes = giver._hashes, []
     taker._hashed_by = giver._hashed_by
     taker._registered, giver._registered = giver._registered, 0

@@ -23,6 +23,10 @@ Key = tuple[Rank, float, int]
 GREEDY = SamplingParams(temperature=0.0)
 
 
+_UNHASHED: list[Hashable] = []
+"""The hashes of whoever was never asked for them: so many wait that each list would count."""
+
+
 class State(Enum):
     """Where a request is. The first five are alive; a request never leaves the last three."""
 
@@ -140,16 +144,16 @@ class Request(Rider):
         self.swapped_blocks = 0  # block copies, out and in
         self.cached_tokens = 0  # found in the prefix cache at the first admission
 
-        self.tables: list[list[int]] = []  # GPU block ids, one list a sequence
-        self.cpu_tables: list[list[int]] = []  # where they are while swapped out
-        self.outputs: list[list[int]] = []  # sampled ids a sequence, where an executor tells them
+        self.tables: Sequence[list[int]] = ()  # GPU block ids, one list a sequence
+        self.cpu_tables: Sequence[list[int]] = ()  # where they are while swapped out
+        self.outputs: Sequence[list[int]] = ()  # sampled ids a sequence, where an executor tells them
 
         self._answer = answer
         self._rebuilt = 0  # of a group's work to compute its lost memory again, what is done
         self._order = 0
         self._key: Key = (0, 0, 0)
         self._seat = 0  # place in the running batch
-        self._hashes: list[Hashable] = []  # chain keys of its full blocks, for the prefix cache
+        self._hashes = _UNHASHED  # chain keys of its full blocks, for the prefix cache
         self._hashed_by = 0  # tokens of such a block
         self._mark: object = None  # what is in the keys of blocks that are its own
         self._registered = 0  # of its blocks, those that the prefix cache knows

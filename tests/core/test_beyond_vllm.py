@@ -293,7 +293,7 @@ def test_abort_frees_everything_at_any_moment(
         assert server.scheduler.abort("x", 99.0) is x
         server.scheduler.check()
         assert (x.state, x.finish_reason, x.finished_at) == (State.ABORTED, "abort", 99.0)
-        assert (x.tables, x.cpu_tables) == ([], [])
+        assert (x.tables, x.cpu_tables) == ((), ())
         if plan:
             assert server.commit(plan) in ([], ["keep"])
         assert "x" not in server.drain()

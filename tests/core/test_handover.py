@@ -67,7 +67,7 @@ def test_its_blocks_stay_until_they_are_let_go() -> None:
     here = Server()
     request = decoding(here)
     here.scheduler.part(request, here.now)
-    assert (here.free, request.tables, request.state) == (98, [], State.AWAY)
+    assert (here.free, request.tables, request.state) == (98, (), State.AWAY)
     assert here.queues == {}
     assert list(here.scheduler.held) == [request]
     here.step()

@@ -137,7 +137,7 @@ class PagedMemory(Memory):
     def lacking(self, request: Request, tokens: int) -> int:
         return self._lacking(request, request.tables, tokens)
 
-    def _lacking(self, request: Request, tables: list[list[int]], tokens: int) -> int:
+    def _lacking(self, request: Request, tables: Sequence[list[int]], tokens: int) -> int:
         more = self.blocks_for(tokens) - len(tables[0])
         if more > 0:
             return more * len(tables)
@@ -193,10 +193,10 @@ class PagedMemory(Memory):
     def release(self, request: Request) -> None:
         for table in request.tables:
             self._drop(table)
-        request.tables = []
+        request.tables = ()
         if request.cpu_tables:
             self._give_cpu(dict.fromkeys(chain.from_iterable(request.cpu_tables)))
-            request.cpu_tables = []
+            request.cpu_tables = ()
         request._split_at = 0
 
     def _filled(self, request: Request) -> list[list[int]]:
@@ -233,7 +233,7 @@ class PagedMemory(Memory):
         owners = Counter(chain.from_iterable(request.cpu_tables))
         here = dict(zip(owners, self._take(len(owners)), strict=True))
         request.tables = [[here[block] for block in table] for table in request.cpu_tables]
-        request.cpu_tables = []
+        request.cpu_tables = ()
         self._give_cpu(owners)
         again = {here[block]: count - 1 for block, count in owners.items() if count > 1}
         self._shared |= again

@@ -123,7 +123,7 @@ class ReservedMemory(Memory):
 
     def release(self, request: Request) -> None:
         self._give(table[0] for table in request.tables)
-        request.tables = []
+        request.tables = ()
 
     def usage(self, requests: Iterable[Request]) -> Usage:
         stored = reserved = internal = 0
