@@ -151,11 +151,13 @@ class RankedPlaces(Places):
         some = (*holdings.asking.values(), *holdings.standing.values())
         return self._before_waiting([stand_in.of for stand_in in some])
 
+    @property
+    def others(self) -> bool:
+        """Whether anybody but those who wait wants to join the batch."""
+        return bool(self.swapped or self.holdings.asking or self.holdings.standing)
+
     def others_first(self) -> bool:
         """Whether those who wait must not start yet."""
-        holdings = self.holdings
-        if not (self.swapped or holdings.asking or holdings.standing):
-            return False
         return self.swapped_first() or self.coming_first()
 
     def next_to_hold(self, stand_in: StandIn) -> bool:

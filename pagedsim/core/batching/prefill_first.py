@@ -71,7 +71,9 @@ class PrefillFirst(Batching):
 
     def _admits(self, queues: Queues) -> bool:
         """Whether to look for somebody to admit: not while those come first who were here."""
-        return bool(queues.waiting) and not queues.others_first() and self._open(queues)
+        if not len(queues.waiting) or (queues.others and queues.others_first()):
+            return False
+        return self._open(queues)
 
     def _open(self, queues: Queues) -> bool:
         """Whether this step may let somebody in: who displaced others need not wait."""
@@ -91,7 +93,8 @@ class PrefillFirst(Batching):
         waiting, memory = queues.waiting, queues.memory
         if queues.seats < queues.max_seqs and not self.sorts_late(queues.policy):
             waiting.arrange()
-        while len(waiting) and not queues.others_first():
+        others = queues.others  # as many afterwards, since nobody yields here
+        while len(waiting) and not (others and queues.others_first()):
             request = waiting.head
             if reason := self.refused(queues, request):
                 queues.reject(plan, reason)

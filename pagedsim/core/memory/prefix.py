@@ -11,6 +11,7 @@ so its blocks are registered then, and no step pays for it.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
@@ -149,8 +150,7 @@ class PrefixMemory(PagedMemory):
         for index in range(len(keys), blocks):
             if (index + 1) * size <= known:
                 tokens = request.tokens(index * size, (index + 1) * size)
-                digest = blake2b(repr((keys[-1:], tokens)).encode(), digest_size=16)
-                keys.append(digest.digest())
+                keys.append(_chained(keys[-1] if keys else b"", tokens))
             else:
                 request._mark = request._mark or object()
                 keys.append((request._mark, index))
@@ -338,3 +338,15 @@ class PrefixMemory(PagedMemory):
         listed = {block: key for key, blocks in self._blocks_of.items() for block in blocks}
         if listed != self._key_of or len(listed) != sum(map(len, self._blocks_of.values())):
             raise IntegrityError("the prefix cache's two indexes disagree")
+
+
+def _chained(before: Hashable, tokens: tuple[Hashable, ...]) -> bytes:
+    """The key of a block of these tokens after a block with that key."""
+    if isinstance(before, bytes):
+        try:
+            content = before + array("q", tokens).tobytes()  # type: ignore[arg-type]
+        except (TypeError, OverflowError):  # tokens that are no numbers of 64 bits
+            content = repr((before, tokens)).encode()
+    else:
+        content = repr((before, tokens)).encode()
+    return blake2b(content, digest_size=16).digest()
