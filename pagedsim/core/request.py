@@ -146,9 +146,7 @@ class Request(Rider):
 
         self.tables: Sequence[list[int]] = ()  # GPU block ids, one list a sequence
         self.cpu_tables: Sequence[list[int]] = ()  # where they are while swapped out
-        self.outputs: Sequence[
-            list[int]
-        ] = ()  # sampled ids a sequence, where they are told
+        self.outputs: Sequence[list[int]] = ()  # sampled ids a sequence, where they are told
 
         self._answer = answer
         self._rebuilt = 0  # of a group's work to compute its lost memory again, what is done
