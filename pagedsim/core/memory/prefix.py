@@ -15,6 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
@@ -340,11 +341,11 @@ class PrefixMemory(PagedMemory):
             raise IntegrityError("the prefix cache's two indexes disagree")
 
 
-def _chained(before: Hashable, tokens: tuple[Hashable, ...]) -> bytes:
+def _chained(before: Hashable, tokens: tuple[Any, ...]) -> bytes:
     """The key of a block of these tokens after a block with that key."""
     if isinstance(before, bytes):
         try:
-            content = before + array("q", tokens).tobytes()  # type: ignore[arg-type]
+            content = before + array("q", tokens).tobytes()
         except (TypeError, OverflowError):  # tokens that are no numbers of 64 bits
             content = repr((before, tokens)).encode()
     else:
