@@ -277,6 +277,8 @@ class Scheduler(Gate):
             queues.descend(parents)
         if self._watched:
             self.policy.served(plan, queues.state)
+        if not plan.ending and not finished:
+            return []
         ended = [request for request in plan.ending if request.finish_reason is None]
         reasons: dict[Request, str] = {}
         if finished:

@@ -115,7 +115,7 @@ class Unified(Batching):
 
     def _let_in(self, queues: Queues, plan: StepPlan, budget: int) -> None:
         """Resume from the CPU, or admit, whoever is first, until one does not fit."""
-        while budget > 0:
+        while budget > 0 and (len(queues.waiting) or queues.others):
             if queues.swapped_first():
                 taken = self._resume(queues, plan, budget)
             elif queues.waiting and not queues.coming_first():
