@@ -40,10 +40,11 @@ class AheadServer(Server):
                 refused = current.rejected
             else:
                 refused = ()
-            if self.fast_forward and not current.chunks:
+            if self.fast_forward and not (current.ending or scheduler.disturbed):
                 now = self._glide_ahead(current, now)
             following = None
-            if not current.empty and scheduler.runnable and not scheduler.looks_back:
+            works = current.decodes or not current.empty
+            if works and scheduler.runnable and not scheduler.looks_back:
                 following = self._launched(now)
                 refused = refused + following.rejected
             self._refused = refused
@@ -90,11 +91,15 @@ class AheadServer(Server):
     def _land(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Let the time of a step pass that begins now, and tell of it; returns its end."""
         end = now
-        if plan.empty:
+        if not plan.decodes and plan.empty:
             self._moved(plan, now, now, now)
         else:
-            begin = yield from self._begin(plan, now)
-            end = self._moved(plan, now, begin, begin + self.cost.step_seconds(plan))
+            begin = now
+            if plan.swap_out or plan.swap_in or plan.copies:
+                begin = yield from self._begin(plan, now)
+            end = begin + self.cost.step_seconds(plan)
+            if plan.moves:
+                end = self._moved(plan, now, begin, end)
             if now < end >= self.environment.peek():
                 yield self.environment.at(end, NORMAL)
             if now < end >= self._next_at:

@@ -119,6 +119,10 @@ class ByTerms(CostModel):
     def step_seconds(self, plan: StepPlan) -> float:
         if not plan.ahead:
             return self._in_turn(plan)
+        if self._host_is_plain and not plan.chunks and plan.decode_count:
+            host = plan.decode_count * self._host.sequence + self._host.step
+            seconds = self.decode_seconds(plan.decode_count, plan.decode_context) - host
+            return max(seconds, host + self._launching)
         host = self._host_seconds(plan)
         return max(self._in_turn(plan) - host, host + self._launches(plan))
 
