@@ -269,6 +269,7 @@ def test_every_setting_of_the_table_is_one(hydra: None) -> None:
 
 def test_every_file_on_the_map_exists() -> None:
     there = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")} | {*FOLDERS}
+    there |= {path.name for path in ROOT.glob("*.py")}
     for page, text in PAGES.items():
         if page in ("ARCHITECTURE.md", "CONTRIBUTING.md") or page.startswith("docs/decisions/"):
             names = re.findall(r"`(\w+(?:\.py|\.yaml|/))`", text)

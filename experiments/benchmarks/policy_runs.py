@@ -64,7 +64,7 @@ def measured(
             recorders: list[Recorder] = []
             here = under(case, name, make)
             add(costs[name], lambda: recorders.append(run(here, workload)))  # noqa: B023
-            steps[name] = recorders[0].steps().num_rows
+            steps[name] = recorders[0].steps_table().num_rows
     least = {name: min(cost.timeouts) for name, cost in costs.items()}
     return {name: Found(all / len(workload), all / steps[name]) for name, all in least.items()}
 

@@ -151,7 +151,7 @@ def main() -> None:
     served = [
         (case, case.workload(), Cost([], [])) for case in cases(options.trace, options.requests)
     ]
-    found = [run(case, workload).steps().num_rows for case, workload, _ in served]
+    found = [run(case, workload).steps_table().num_rows for case, workload, _ in served]
     for _ in range(options.rounds):
         for case, workload, cost in served:
             add(cost, partial(run, case, workload))

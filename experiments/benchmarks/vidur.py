@@ -133,7 +133,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for name, took in (("Vidur's", told.seconds), ("our", own), ("its", whole)):
             costs[name].seconds.append(took)
             costs[name].timeouts.append(took / yardstick)
-    steps = run(case, workload).steps().num_rows
+    steps = run(case, workload).steps_table().num_rows
     print(f"{len(workload):,} requests; pagedsim is {built()}: {steps:,} steps")
     print(f"Vidur: {told.batches:,} batches, {told.simulated:,.0f} s simulated; ", end="")
     print(f"the first run, with what it learnt, took {first:.0f} s\n")

@@ -40,7 +40,8 @@ class AheadServer(Server):
                 refused = current.rejected
             else:
                 refused = ()
-            if self.fast_forward and not (current.ending or scheduler.disturbed):
+            still = not (current.ending or scheduler.disturbed or scheduler.looks_back)
+            if still and self.fast_forward:
                 now = self._glide_ahead(current, now)
             following = None
             works = current.decodes or not current.empty
