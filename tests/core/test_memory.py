@@ -155,13 +155,13 @@ def test_swapping_out_and_in_keeps_the_order_of_the_table() -> None:
     server.step()
     old = b.tables[0].copy()
     out = server.plan()
-    assert b.tables == ()
+    assert not b.tables
     assert out.swap_out == list(zip(old, b.cpu_tables[0], strict=True))
     assert (memory.cpu_free, memory.free) == (0, 3)
     server.commit(out)
     cpu = b.cpu_tables[0]
     back = server.plan()
-    assert b.cpu_tables == ()
+    assert not b.cpu_tables
     assert back.swap_in == list(zip(cpu, b.tables[0], strict=True))
     assert (memory.cpu_free, memory.free) == (4, 2)
     server.commit(back)
