@@ -53,13 +53,23 @@ class Sparse(Numbers):
         if self.rows and self.rows[-1][0] == row:
             self.rows.pop()
 
-    def spread(self, rows: int) -> dict[str, NDArray[Any]]:
-        """The columns, with so many rows; they are let go of here."""
+    def spread(self) -> dict[str, Spread]:
+        """The columns with all of their rows; they are let go of here."""
         which = self.take(_ROW)
-        made = {}
-        for name in list(self._columns):
-            made[name] = np.zeros(rows, self._types[name])
-            made[name][which] = self.take(name)
+        return {name: Spread(which, self.take(name)) for name in list(self._columns)}
+
+
+class Spread:
+    """A column of which most rows are 0, and lie nowhere: a part of it is made when asked for."""
+
+    def __init__(self, which: NDArray[np.int32], values: NDArray[Any]) -> None:
+        """`which` rows have these values, in order."""
+        self._which, self._values = which, values
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        made = np.zeros(part.stop - part.start, self._values.dtype)
+        low, high = np.searchsorted(self._which, (part.start, part.stop))
+        made[self._which[low:high] - part.start] = self._values[low:high]
         return made
 
 

@@ -13,7 +13,14 @@ from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.metrics.columns import PACKED, Numbers, Sparse, Words
 from pagedsim.metrics.service import service_of
-from pagedsim.metrics.steps import REPLICA, STEP_COLUMNS, Batches, FleetSteps, Steps
+from pagedsim.metrics.steps import (
+    REPLICA,
+    STEP_COLUMNS,
+    Batches,
+    FleetSteps,
+    Sliced,
+    Steps,
+)
 from pagedsim.metrics.tiers import Moved
 
 _EACH_STEP = ("end", "used_blocks")
@@ -154,9 +161,8 @@ class StepRecorder:
     def own_steps(self) -> Steps:
         """The steps, in order."""
         if self._unfolded is None:
-            rows = {name: self._rows.take(name) for name in _EACH_ROW}
-            rows |= self._prefills.spread(len(self._first))
-            rows |= self._events.spread(len(self._first))
+            rows: dict[str, Sliced] = {name: self._rows.take(name) for name in _EACH_ROW}
+            rows |= self._prefills.spread() | self._events.spread()
             self._unfolded = Steps(
                 {name: rows[name] for name in STEP_COLUMNS if name not in _EACH_STEP},
                 np.frombuffer(self._first, dtype=np.int32),

@@ -44,6 +44,13 @@ PART = 1 << 18
 Column = NDArray[Any]
 
 
+class Sliced(Protocol):
+    """A column of which parts can be had."""
+
+    def __getitem__(self, part: slice, /) -> Column:
+        """The rows from `part.start` up to `part.stop`."""
+
+
 class Batches(Protocol):
     """Steps that can be gone through, any number of times: a `Steps`, or a table of them."""
 
@@ -68,7 +75,7 @@ class Steps:
 
     def __init__(
         self,
-        rows: Mapping[str, Column],
+        rows: Mapping[str, Sliced],
         first: NDArray[np.int32],
         ends: NDArray[np.float64],
         used: NDArray[np.int32],
