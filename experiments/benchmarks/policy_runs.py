@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 from experiments.benchmarks.policies import BASE, Crowd, arms
 from experiments.benchmarks.simulator import URGENT, Case, conversation, run, short
-from experiments.benchmarks.yardstick import Cost, add, built
+from experiments.benchmarks.yardstick import Cost, add
 from pagedsim.build import POLICIES
 from pagedsim.core import Policy
 from pagedsim.core.policy import overrides
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.run.compilation import built
 
 MOST = 5
 """Compositions that are named."""

@@ -13,9 +13,10 @@ import gc
 from collections.abc import Iterable
 from functools import partial
 
-from experiments.benchmarks.yardstick import Cost, add, built
+from experiments.benchmarks.yardstick import Cost, add
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
+from pagedsim.run.compilation import built
 
 CASES = (
     ("prefill_first", "paged"),

@@ -21,10 +21,11 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import conf
-from experiments.benchmarks.yardstick import Cost, add, built
+from experiments.benchmarks.yardstick import Cost, add
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.run.compilation import built
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate

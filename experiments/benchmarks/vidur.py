@@ -27,7 +27,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from experiments.benchmarks.simulator import conversation, run
-from experiments.benchmarks.yardstick import Cost, add, built, timeout_seconds
+from experiments.benchmarks.yardstick import Cost, add, timeout_seconds
+from pagedsim.run.compilation import built
 
 CHILD = Path(__file__).with_name("vidur_child.py")
 QUIET = (

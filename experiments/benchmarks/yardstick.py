@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import simpy
 
-from pagedsim.core import scheduler
-
 
 class Cost(NamedTuple):
     """What the same work took, round by round."""
@@ -31,11 +29,6 @@ def add(cost: Cost, work: Callable[[], object]) -> None:
     before, took = timeout_seconds(), seconds(work)
     cost.seconds.append(took)
     cost.timeouts.append(2 * took / (before + timeout_seconds()))
-
-
-def built() -> str:
-    """Whether what is measured is compiled."""
-    return "pure Python" if scheduler.__file__.endswith(".py") else "compiled"
 
 
 def timeout_seconds(timeouts: int = 200_000) -> float:
