@@ -132,11 +132,6 @@ class Clock(Generic[R]):
         """Sum of the lengths of all riding sequences."""
         return self._base + self.width * self.tick
 
-    @property
-    def widest(self) -> int:
-        """The most sequences that any rider has, and at least 1."""
-        return max(self.wide) if self.wide else 1
-
     def board(self, request: R) -> None:
         """From now on `request` gains a token with each tick."""
         request._generated = generated = request._generated - self.tick

@@ -33,10 +33,15 @@ class Queues(RankedPlaces):
         policy: Policy,
         preemption: Preemption,
         sorts_late: bool = False,
+        displacing: bool = False,
     ) -> None:
-        """`sorts_late`: who waits takes its place only when the queue is put in order."""
+        """`sorts_late`: who waits takes its place only when the queue is put in order.
+
+        `displacing`: who waits may push out who runs.
+        """
         super().__init__(memory, limits, policy, sorts_late)
         self.preemption = preemption
+        self.displacing = displacing
         self.observing = overrides(policy, "observe")
         self.admitting = overrides(policy, "admit")
         self.shedding = overrides(policy, "sheds")
@@ -53,10 +58,11 @@ class Queues(RankedPlaces):
         """Why a request is beyond what this server may serve, or None."""
         if request.prompt_len > self.max_model_len:
             return f"prompt of {request.prompt_len} tokens: max_model_len is {self.max_model_len}"
-        length = request.prompt_len + (request.max_tokens or 1)
-        if request.max_tokens and length > self.max_model_len:
+        most = request.params.max_tokens
+        length = request.prompt_len + (most or 1)
+        if most and length > self.max_model_len:
             return (
-                f"prompt of {request.prompt_len} + max_tokens {request.max_tokens} = {length} "
+                f"prompt of {request.prompt_len} + max_tokens {most} = {length} "
                 f"tokens: max_model_len is {self.max_model_len}"
             )
         if request.width > self.max_seqs:
@@ -97,9 +103,10 @@ class Queues(RankedPlaces):
         """The head of waiting joins the batch and computes `count` tokens after its `hit`."""
         request = self.waiting.pop()
         cached = len(hit) * self.memory.block_size if hit else 0
-        # A group's tables are laid out at once; anybody else's grow with its chunks.
-        together = request.width > 1 and rebuilds(request)
-        self.memory.admit(request, span(request) if together else cached + count, hit)
+        tokens = cached + count
+        if request.width > 1 and rebuilds(request):
+            tokens = span(request)  # a group's tables are laid out at once, others grow with chunks
+        self.memory.admit(request, tokens, hit)
         request._prefilled = cached
         if request.scheduled_at is None:
             request.scheduled_at = self.now
@@ -107,7 +114,10 @@ class Queues(RankedPlaces):
             plan.hits = (*plan.hits, (request, cached))
         self.seat(request)
         self.prefilling[request] = None
-        self.advance(plan, request, count)
+        if request.width == 1:
+            plan.add_chunk(next_chunk(request, count))
+        else:
+            self.advance(plan, request, count)
         if self.observing:
             self.policy.observe(Admitted(request, self.now))
 

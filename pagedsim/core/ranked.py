@@ -30,7 +30,7 @@ class RankedPlaces(Places):
         self.ranked = overrides(policy, "rank")
         self.order = partial(rank_key, policy, self.state)
         self.favoured: Request | None = None  # who displaced somebody, and goes next
-        self._sorts_late = sorts_late
+        self.sorts_late = sorts_late
         changes = policy.rank_changes
         self.expiring = changes in ("always", "when stale", "with time") and (
             self.ranked or overrides(policy, "stale")
@@ -66,7 +66,7 @@ class RankedPlaces(Places):
     def expire(self) -> None:
         """A new step is planned: what ranks may have changed is to be asked again."""
         changes = self.policy.rank_changes
-        if changes == "always" or (changes == "with time" and self._sorts_late):
+        if changes == "always" or (changes == "with time" and self.sorts_late):
             self._expire_all()
         elif changes in ("when stale", "with time"):
             stale = self.hooks.stale(self.state)

@@ -81,7 +81,8 @@ class Scheduler(Gate):
         self.async_scheduling = async_scheduling
         limits = Limits(max_seqs, max_batched_tokens, self.max_model_len, async_scheduling)
         refuse_misfits(limits, memory, policy, preemption)
-        queues = Queues(memory, limits, policy, preemption, batching.sorts_late(policy))
+        how = batching.sorts_late(policy), batching.displacing(policy)
+        queues = Queues(memory, limits, policy, preemption, *how)
         batching.refuse_misfits(queues)
         memory.claim(queues.end_of)
         memory.told_late = async_scheduling
@@ -93,8 +94,7 @@ class Scheduler(Gate):
         self.running = queues.running
         self.swapped = queues.swapped
 
-        self._displacing = batching.displacing(policy)
-        self._patient = patient(policy, self._displacing)
+        self._patient = patient(policy, queues.displacing)
         self._watched = overrides(policy, "served")
         self._tiered = bool(memory.tiers)
 
@@ -331,7 +331,7 @@ class Scheduler(Gate):
         waiting = plan.waiting or len(self.waiting)
         if waiting or self.swapped:
             limit = self._nobody_gets_in(plan, limit)
-        if waiting and self._displacing:
+        if waiting and queues.displacing:
             # Room that was there before the batch grew is gone in the next step.
             last = next(reversed(self.running))
             if queues.displaces(self.waiting.head, last):
@@ -347,8 +347,8 @@ class Scheduler(Gate):
         queues = self.queues
         closed = self.batching.closed(plan)
         if closed is not None:
-            return 0 if self.swapped or self._displacing else min(limit, closed)
-        if queues.seats >= queues.max_seqs and not (self._displacing or queues.shedding):
+            return 0 if self.swapped or queues.displacing else min(limit, closed)
+        if queues.seats >= queues.max_seqs and not (queues.displacing or queues.shedding):
             return limit
         if not self._patient or not self.waiting.settled:
             return 0

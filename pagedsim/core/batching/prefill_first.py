@@ -61,7 +61,7 @@ class PrefillFirst(Batching):
         if plan.chunks:
             self._closed_until = plan.number + 1 + self.max_wait_tokens
             return
-        if self.displacing(queues.policy):
+        if queues.displacing:
             self.displace(queues, plan)
         resumes = self._resumes(queues)
         self._decode(queues, plan)
@@ -70,13 +70,9 @@ class PrefillFirst(Batching):
         queues.decode(plan)
 
     def _admits(self, queues: Queues) -> bool:
-        """Whether to look for somebody to admit: not while those come first who were here."""
-        if not len(queues.waiting) or (queues.others and queues.others_first()):
-            return False
-        return self._open(queues)
-
-    def _open(self, queues: Queues) -> bool:
         """Whether this step may let somebody in: who displaced others need not wait."""
+        if not len(queues.waiting):
+            return False
         if queues.step >= self._closed_until or not queues.running:
             return True
         return queues.waiting.head is queues.favoured
@@ -91,9 +87,10 @@ class PrefillFirst(Batching):
     def _prefill(self, queues: Queues, plan: StepPlan) -> None:
         """Admit from the head of waiting until one does not fit."""
         waiting, memory = queues.waiting, queues.memory
-        if queues.seats < queues.max_seqs and not self.sorts_late(queues.policy):
+        if queues.ranked and queues.seats < queues.max_seqs and not queues.sorts_late:
             waiting.arrange()
         others = queues.others  # as many afterwards, since nobody yields here
+        spare = self.spare(queues)
         while len(waiting) and not (others and queues.others_first()):
             request = waiting.head
             if reason := self.refused(queues, request):
@@ -102,16 +99,19 @@ class PrefillFirst(Batching):
             if queues.seats + request.width > queues.max_seqs:
                 break
             hit = memory.lookup(request)
-            margin = self.margin(queues)
+            margin = spare if queues.running else 0
             if queues.guarding:
                 margin += queues.guarded(hit)
-            if memory.fit(request, span(request), margin, hit) is not _NOW:
+            tokens = span(request)
+            if memory.fit(request, tokens, margin, hit) is not _NOW:
                 break
-            count = prefill_tokens(request, memory) - len(hit) * memory.block_size
+            count = tokens if request.width == 1 else prefill_tokens(request, memory)
+            if hit:
+                count -= len(hit) * memory.block_size
             # Only the rebuilding of a group can be more than a step holds; it then goes alone.
             if plan.chunks and plan.prefill_tokens + count > queues.max_batched_tokens:
                 break
-            if not queues.admits(request):
+            if queues.admitting and not queues.admits(request):
                 break
             queues.start(plan, count, hit)
 
@@ -122,7 +122,8 @@ class PrefillFirst(Batching):
 
     def slack(self, queues: Queues) -> int:
         # vLLM's test is conservative: it counts a block for each sequence, needed or not.
-        return queues.clock.widest
+        wide = queues.clock.wide
+        return max(wide) if wide else 1
 
     def _decode_tight(self, queues: Queues, plan: StepPlan) -> None:
         """The same, where somebody may have to yield: one by one, in order."""

@@ -32,7 +32,7 @@ class Unified(Batching):
         return max(max_seqs, super().default_tokens(max_model_len, max_seqs))
 
     def compose(self, queues: Queues, plan: StepPlan) -> None:
-        if self.displacing(queues.policy):
+        if queues.displacing:
             self.displace(queues, plan)
         budget = self._go_on(queues, plan)
         if not plan.took_memory:

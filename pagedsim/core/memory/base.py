@@ -64,6 +64,8 @@ class Memory(ABC):
     """Whether blocks can be held for requests that are elsewhere."""
     tiers: Sequence[Tier] = ()
     """Where blocks go that leave the GPU, the nearest first."""
+    shared: int = 0
+    """GPU blocks that sharing saves: owners beyond the first of each, all together."""
 
     def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
         require_whole("block_size", block_size, 1)
@@ -124,11 +126,6 @@ class Memory(ABC):
     def known_blocks(self) -> Iterable[int]:
         """Blocks, in use or free, whose content the prefix cache could hand to somebody."""
         return ()
-
-    @property
-    def shared(self) -> int:
-        """GPU blocks that sharing saves: owners beyond the first of each, all together."""
-        return 0
 
     @property
     def cpu_free(self) -> int:

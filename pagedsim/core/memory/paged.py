@@ -33,15 +33,11 @@ class PagedMemory(Memory):
         self._cpu_free: list[int] = list(range(self.cpu_total - 1, -1, -1))
         self._cpu_peak = 0
         self._shared: dict[int, int] = {}  # owners beyond the first, where there are any
-        self._saved = 0  # their sum
+        self.shared = 0
 
     @property
     def free(self) -> int:
         return len(self._free)
-
-    @property
-    def shared(self) -> int:
-        return self._saved
 
     @property
     def cpu_free(self) -> int:
@@ -72,14 +68,14 @@ class PagedMemory(Memory):
         """Give up one reference to each of `blocks`."""
         if self._shared:
             blocks = [block for block in blocks if self._unreferenced(block)]
-        self._free += reversed(blocks)
+        self._free += blocks[::-1]
 
     def _unreferenced(self, block: int) -> bool:
         """Give up one reference; True if it was the last."""
         extra = self._shared.get(block)
         if extra is None:
             return True
-        self._saved -= 1
+        self.shared -= 1
         if extra == 1:
             del self._shared[block]
         else:
@@ -103,7 +99,9 @@ class PagedMemory(Memory):
         return shared + request.width * (blocks - shared)
 
     def fit(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> Fit:
-        need = self.blocks_at_length(request, tokens)
+        need = -(-tokens // self.block_size)
+        if request.width > 1:
+            need = self.blocks_at_length(request, tokens)
         if self.total - need < spare:
             return Fit.NEVER
         return Fit.NOW if len(self._free) - need >= spare else Fit.LATER
@@ -122,7 +120,7 @@ class PagedMemory(Memory):
         shared = self._shared
         for block in blocks:
             shared[block] = shared.get(block, 0) + times
-        self._saved += times * len(blocks)
+        self.shared += times * len(blocks)
 
     # -- growth --------------------------------------------------------------------------------
 
@@ -160,7 +158,7 @@ class PagedMemory(Memory):
         if forked:
             return super().grow(due, spare, copies, forked)
         count = len(due)
-        if count + spare > self.free:
+        if (lacks := count + spare) > len(self._free) and lacks > self.free:
             return False
         if count == 1:  # as most often
             due[0].tables[0] += self._take(1)
@@ -237,7 +235,7 @@ class PagedMemory(Memory):
         self._give_cpu(owners)
         again = {here[block]: count - 1 for block, count in owners.items() if count > 1}
         self._shared |= again
-        self._saved += sum(again.values())
+        self.shared += sum(again.values())
         return list(here.items())
 
     def swap_need(self, request: Request, tokens: int) -> int:
@@ -286,7 +284,7 @@ class PagedMemory(Memory):
         self._check_cpu(cpu)
         if twice := [block for block, count in cpu.items() if count > 1]:
             raise IntegrityError(f"CPU blocks {twice} belong to two requests")
-        check_shared(self._shared, self._saved, owners)
+        check_shared(self._shared, self.shared, owners)
 
     def _check_cpu(self, owners: Counter[int]) -> None:
         check_pool("CPU", self.cpu_total, self._cpu_free, owners)
