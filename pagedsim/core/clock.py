@@ -147,18 +147,18 @@ class Clock(Generic[R]):
         if width > 1:
             self.wide[width] = self.wide.get(width, 0) + 1
         if (need := self._memory_need(request)) is not None:
-            self._note(self.memory, request, need - length)
+            _note(self.memory, request, need - length)
         if (end := self._end(request)) is not None:
-            self._note(self.ends, request, end - length)
+            _note(self.ends, request, end - length)
 
     def alight(self, request: R) -> None:
         """`request` stops here, with the length that it has."""
         width, generated = request.width, request._generated
         length = request.prompt_len + generated
         if (need := self._memory_need(request)) is not None:
-            self._strike(self.memory, request, need - length)
+            _strike(self.memory, request, need - length)
         if (end := self._end(request)) is not None:
-            self._strike(self.ends, request, end - length)
+            _strike(self.ends, request, end - length)
         self._base -= width * length
         self._said -= generated
         if self._groups is not None:
@@ -202,7 +202,7 @@ class Clock(Generic[R]):
     def moved(self, request: R, before: int | None) -> None:
         """The memory need of one rider was `before` and has changed."""
         if before is not None:
-            self._strike(self.memory, request, before - request.prompt_len - request._generated)
+            _strike(self.memory, request, before - request.prompt_len - request._generated)
         self._note_need(request)
 
     def hold(self, request: R) -> None:
@@ -213,23 +213,7 @@ class Clock(Generic[R]):
 
     def _note_need(self, request: R) -> None:
         if (need := self._memory_need(request)) is not None:
-            self._note(self.memory, request, need - request.prompt_len - request._generated)
-
-    @staticmethod
-    def _note(calendar: Calendar[R], request: R, tick: int) -> None:
-        riders = calendar.get(tick)
-        if riders is None:
-            calendar[tick] = [request]
-        else:
-            riders.append(request)
-
-    @staticmethod
-    def _strike(calendar: Calendar[R], request: R, tick: int) -> None:
-        riders = calendar[tick]
-        if len(riders) == 1 and riders[0] is request:
-            del calendar[tick]
-        else:
-            riders.remove(request)
+            _note(self.memory, request, need - request.prompt_len - request._generated)
 
     def check(self, riders: list[R]) -> None:
         """Raise IntegrityError unless exactly `riders` ride, with true sums and calendars."""
@@ -273,6 +257,22 @@ class Clock(Generic[R]):
             raise IntegrityError(f"the {name} calendar still has ticks {past}: it is {self.tick}")
         if sum(map(len, calendar.values())) > sum(map(len, want.values())):
             raise IntegrityError(f"the {name} calendar has a rider twice: {calendar}")
+
+
+def _note(calendar: Calendar[R], request: R, tick: int) -> None:
+    riders = calendar.get(tick)
+    if riders is None:
+        calendar[tick] = [request]
+    else:
+        riders.append(request)
+
+
+def _strike(calendar: Calendar[R], request: R, tick: int) -> None:
+    riders = calendar[tick]
+    if len(riders) == 1 and riders[0] is request:
+        del calendar[tick]
+    else:
+        riders.remove(request)
 
 
 STILL: Clock[Any] = Clock(lambda request: None, lambda request: 0)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from typing import Final
 
 from pagedsim.core.batching import Batching
 from pagedsim.core.compiled import mypyc_attr
@@ -33,6 +34,8 @@ from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, RequestId, State
+
+_NEW: Final = State.NEW
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -46,8 +49,11 @@ class Gate:
         self.memory: Memory = queues.memory
         self.requests: dict[RequestId, Request] = queues.requests
         self._stand_ins = queues.holdings.stand_ins
-        self._pending: StepPlan | None = None
-        self._disturbed = False  # whether anything came from outside since the plan
+        self.pending: StepPlan | None = None
+        """The plan that is neither committed nor launched."""
+        self.disturbed = False
+        """Whether so much has come from outside since the plan that the next is no repetition; who
+        merely came to wait behind others is none the less one more in `waiting`."""
         self._unheard: deque[Arrived] = deque()  # what the policy is not told of yet
 
     # -- one server's affairs --------------------------------------------------------------------
@@ -66,7 +72,7 @@ class Gate:
             self._refuse_known(request)
         if output_len is not None and output_len <= request.generated:
             raise _ended(request, output_len)
-        if request.state is not State.NEW:
+        if request.state is not _NEW:
             self._refuse_unfit(request)
             self.queues.count_lost(request)
         queues = self.queues
@@ -79,7 +85,7 @@ class Gate:
             queues.refuse_mixed_ranks(request)
             raise
         if first is None or waiting.head is not first:
-            self._disturbed = True
+            self.disturbed = True
         if self.queues.observing:
             self._unheard.append(Arrived(request, now))
 
@@ -102,7 +108,7 @@ class Gate:
         self.queues.take_out(request)
         if in_batch:
             self.memory.retract(request, request.computed)
-        self._disturbed = True
+        self.disturbed = True
         self.queues.leave(request, State.ABORTED, "abort", now)
         return request
 
@@ -126,7 +132,7 @@ class Gate:
 
         Returns who was here, in the order of `requests`.
         """
-        self._pending = None
+        self.pending = None
         lost = [self.abort(name, now) for name in list(self.requests)]
         for request in self.held:
             self.let_go(request)
@@ -226,7 +232,7 @@ class Gate:
         tokens = request.num_tokens if tokens is None else tokens
         self._refuse_never(request, tokens)
         self.queues.now = now
-        self._disturbed = True
+        self.disturbed = True
         stand_in = stand_in or self.queues.expect(request)
         stand_in.follow()
         return self.queues.reserve(stand_in, tokens, self.batching.margin(self.queues))
@@ -259,7 +265,7 @@ class Gate:
             raise _ended(request, output_len)
         queues = self.queues
         queues.now = now
-        self._disturbed = True
+        self.disturbed = True
         stand_in.follow()
         if queues.seats + request.width > queues.max_seqs:
             queues.holdings.standing[request.id] = stand_in
@@ -267,13 +273,13 @@ class Gate:
         if queues.ranked:
             queues.order(request)  # first, since a policy's rank may fail
         queues.board(stand_in, output_len)
-        if (pending := self._pending) is not None and pending.decodes:
+        if (pending := self.pending) is not None and pending.decodes:
             pending.held = (*pending.held, request)  # the plan that is under way is without it
         return True
 
     def let_go(self, request: Request) -> None:
         """Free what is held here for a request: it has been read, or is not needed any more."""
-        self._disturbed = True
+        self.disturbed = True
         self.queues.holdings.drop(self._held_for(request))
 
     # -- what is refused -------------------------------------------------------------------------
@@ -334,11 +340,11 @@ class Gate:
 
     def _strike(self, request: Request) -> None:
         """Plans that are under way have nothing to do with a request any more."""
-        self._disturbed = True
+        self.disturbed = True
         for plan in self.queues.untold:
             plan.gone = (*plan.gone, request)
             plan.ending = [one for one in plan.ending if one is not request]
-        if (pending := self._pending) is not None:
+        if (pending := self.pending) is not None:
             pending.gone = (*pending.gone, request)
             pending.held = tuple(one for one in pending.held if one is not request)
 

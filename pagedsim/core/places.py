@@ -145,8 +145,8 @@ class Places:
         else:
             self.swapped.remove(request)
 
-    def leave(self, request: Request, state: State, reason: str, now: float) -> None:
-        """Who was taken out is served no more, and gives up all that it holds."""
+    def end(self, request: Request, state: State, reason: str, now: float) -> None:
+        """Who was taken out gives up all that it holds, and is in this state for good."""
         if self.copies:
             self.forget_copies(self.copies, request)
         self._settle_up(request)
@@ -243,10 +243,10 @@ class Places:
 
     def unseat(self, request: Request) -> None:
         """It leaves the batch."""
-        if request.decoding:
-            self.clock.alight(request)
-        else:
+        if request in self.prefilling:
             del self.prefilling[request]
+        else:
+            self.clock.alight(request)
         del self.running[request]
         self.seats -= request.width
         if self.ranking is not None:
@@ -282,8 +282,9 @@ class Places:
             if plan.held:
                 self.mix_up()
         for chunk in plan.chunks:
-            if chunk.request.state is _RUNNING and chunk.request not in plan.gone:
-                self._computed(chunk)
+            request = chunk.request
+            if request.state is _RUNNING and request not in plan.gone:
+                self._computed(request, chunk)
         if clock.tick not in clock.ends:
             return
         plan.ending = clock.ends.pop(clock.tick)
@@ -296,9 +297,8 @@ class Places:
                     self.unseat(request)
                     self.leaving[request] = None
 
-    def _computed(self, chunk: Chunk) -> None:
-        """A chunk is in memory; at the end of its work the request begins to decode."""
-        request = chunk.request
+    def _computed(self, request: Request, chunk: Chunk) -> None:
+        """A chunk of it is in memory; at the end of its work the request begins to decode."""
         if request.width > 1 and rebuilds(request):
             request._rebuilt += chunk.length
             if request._rebuilt < prefill_tokens(request, self.memory):

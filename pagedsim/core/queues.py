@@ -283,12 +283,17 @@ class Queues(RankedPlaces):
         return self.memory.guarded(hit) if self.guarding and self.running else 0
 
     def leave(self, request: Request, state: State, reason: str, now: float) -> None:
+        """Who was taken out is served no more, and gives up all that it holds."""
         if self.guarding and state is State.FINISHED:
-            seconds = self.hooks.lingers(request, self.state)
-            if not is_number(seconds) or seconds < 0:
-                name = f"{type(self.policy).__name__}.lingers"
-                raise PolicyError(f"{name} gave {seconds!r}: must be seconds of at least 0")
-            self.memory.guard(request, now + seconds)
-        super().leave(request, state, reason, now)
+            self._guard(request, now)
+        self.end(request, state, reason, now)
         if self.observing:
             self.policy.observe(Left(request, now))
+
+    def _guard(self, request: Request, now: float) -> None:
+        """What it leaves in the cache is kept for as long as the policy says."""
+        seconds = self.hooks.lingers(request, self.state)
+        if not is_number(seconds) or seconds < 0:
+            name = f"{type(self.policy).__name__}.lingers"
+            raise PolicyError(f"{name} gave {seconds!r}: must be seconds of at least 0")
+        self.memory.guard(request, now + seconds)

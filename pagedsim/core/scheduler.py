@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
+from typing import Final
 
 from pagedsim.core.answer import Tokens, refuse_answer, refuse_parents, sampled_in
 from pagedsim.core.batching import Batching
@@ -33,6 +34,7 @@ from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, RequestId, State
 
 _by_seat = attrgetter("_seat")
+_FINISHED: Final = State.FINISHED
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -114,11 +116,6 @@ class Scheduler(Gate):
         return len(self.requests)
 
     @property
-    def pending(self) -> StepPlan | None:
-        """The plan that is neither committed nor launched."""
-        return self._pending
-
-    @property
     def untold(self) -> Collection[StepPlan]:
         """The plans that were launched and are not told of, the oldest first."""
         return self.queues.untold
@@ -127,12 +124,6 @@ class Scheduler(Gate):
     def runnable(self) -> bool:
         """Whether there is anybody whom a plan could serve."""
         return bool(self.running or self.waiting or self.swapped)
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether so much has come from outside since the plan that the next is no repetition; who
-        merely came to wait behind others is none the less one more in `waiting`."""
-        return self._disturbed
 
     @property
     def looks_back(self) -> bool:
@@ -145,13 +136,13 @@ class Scheduler(Gate):
     def plan(self, now: float) -> StepPlan:
         """Decide the next step. It must be committed, or launched, before another is planned."""
         queues = self.queues
-        if self._pending is not None:
-            raise PlanError(f"plan {self._pending.number} is not committed yet")
+        if self.pending is not None:
+            raise PlanError(f"plan {self.pending.number} is not committed yet")
         untold = queues.untold
         if untold and len(untold) > self.async_scheduling:
             raise PlanError(f"plan {untold[0].number} is not told of yet")
         queues.now = now
-        self._disturbed = False
+        self.disturbed = False
         plan = StepPlan(queues.step, now, bool(untold))
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
@@ -175,12 +166,8 @@ class Scheduler(Gate):
         if self._tiered:
             plan.moves = memory.drain()
         queues.step += 1
-        self._pending = plan
+        self.pending = plan
         return plan
-
-    def in_flight(self, plan: StepPlan) -> bool:
-        """Whether `plan` is still to be committed."""
-        return plan is self._pending
 
     def commit(
         self,
@@ -196,20 +183,20 @@ class Scheduler(Gate):
         `finished` and why; a simulation tells neither, but of beams their `parents`, as a
         `Continuation` has them.
         """
-        if plan is not self._pending:
+        if plan is not self.pending:
             self._refuse_stale(plan)
         if self.queues.untold:
             raise PlanError(f"plan {self.queues.untold[0].number} is not told of yet")
         if tokens is not None or finished or parents or self.memory.with_tokens:
             self._check_answer(plan, tokens, finished, parents, self.clock.riders)
-        self._pending = None
+        self.pending = None
         self.queues.launch(plan)
         return self._tell(plan, now, tokens, finished, parents)
 
     def launch(self, plan: StepPlan) -> None:
         """The step is under way: everybody in it counts as a token longer from now on."""
         self._refuse_stale(plan)
-        self._pending = None
+        self.pending = None
         self.queues.launch(plan)
         self.queues.untold.append(plan)
 
@@ -279,30 +266,33 @@ class Scheduler(Gate):
             self.policy.served(plan, queues.state)
         if not plan.ending and not finished:
             return []
-        ended = [request for request in plan.ending if request.finish_reason is None]
-        reasons: dict[Request, str] = {}
+        reasons = {}
+        for request in plan.ending:
+            if request.finish_reason is None:
+                reasons[request] = "length"
         if finished:
-            stopped = (request for request in sampled_in(plan) if request.id in finished)
-            reasons = {request: finished[request.id] for request in stopped}
-            ended = list(dict.fromkeys((*ended, *reasons)))
+            for request in sampled_in(plan):
+                if request.id in finished:
+                    reasons[request] = finished[request.id]
+        ended = list(reasons)
         if ended:
-            self._disturbed = True  # what they held is free: a plan made before knew nothing of it
+            self.disturbed = True  # what they held is free: a plan made before knew nothing of it
         if len(ended) > 1:  # in the order of the batch: the prefix cache evicts in that of release
             ended.sort(key=_by_seat)
         for request in ended:
             queues.take_out(request)
-            queues.leave(request, State.FINISHED, reasons.get(request, "length"), now)
+            queues.leave(request, _FINISHED, reasons[request], now)
         return ended
 
     def _refuse_stale(self, plan: StepPlan) -> None:
-        if plan is self._pending:
+        if plan is self.pending:
             return
-        if self._pending is None:
+        if self.pending is None:
             expected = "it was committed already, or is not this scheduler's"
-        elif self._pending.number == plan.number:
+        elif self.pending.number == plan.number:
             expected = "it is another scheduler's"
         else:
-            expected = f"the plan to commit is {self._pending.number}"
+            expected = f"the plan to commit is {self.pending.number}"
         raise PlanError(f"plan {plan.number} is stale: {expected}")
 
     # -- many steps at once ----------------------------------------------------------------------
@@ -316,9 +306,9 @@ class Scheduler(Gate):
         `launch` and `tell`.
         """
         queues = self.queues
-        if self._disturbed or not plan.decodes or plan.chunks:
+        if self.disturbed or not plan.decodes or plan.chunks:
             return 0
-        if plan is not self._pending:
+        if plan is not self.pending:
             alone = len(queues.untold) == 1 and plan is queues.untold[0]
             if not alone or self._tiered or plan.ending or plan.decodes is not queues.decoding():
                 return 0
@@ -359,13 +349,13 @@ class Scheduler(Gate):
 
         If not, the plan is merely committed, and another is to be planned as usual.
         """
-        if plan is not self._pending:
+        if plan is not self.pending:
             self._refuse_stale(plan)
         queues = self.queues
         queues.now = now
         self.clock.tick += 1
         if not queues.grow(plan, self.batching.slack(queues)):
-            self._pending = None
+            self.pending = None
             return False
         plan.number = queues.step
         plan.now = now

@@ -369,7 +369,7 @@ class LLMEngine:
             self.scheduler.memory.forget()
             self.runner.forget()
             for plan in plans:
-                if self.scheduler.in_flight(plan):
+                if self.scheduler.pending is plan:
                     self.scheduler.launch(plan)
             for plan in plans:
                 self.scheduler.tell(plan, now, {}, {})
