@@ -128,8 +128,10 @@ class Places:
 
     def _settle_in(self, request: Request, output_len: int | None) -> None:
         """It is served here from now on."""
-        limit = self.limit_of(request)
-        self._ends[request.id] = min(limit, request.prompt_len + (output_len or limit))
+        end = self.limit_of(request)
+        if output_len and (length := request.prompt_len + output_len) < end:
+            end = length
+        self._ends[request.id] = end
         if self.async_scheduling:
             self.looking_back += request.params.looks_back
         self.requests[request.id] = request

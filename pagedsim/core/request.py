@@ -124,7 +124,7 @@ class Request(Rider):
             )
         if length < 1:
             raise RequestError(f"request {id!r}: prompt of {length} tokens: at least 1")
-        super().__init__(length, params.width)
+        Rider.__init__(self, length, params.width)
         self.params = params
         self.arrival = arrival
         self.priority = priority

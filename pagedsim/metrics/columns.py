@@ -31,9 +31,14 @@ class Numbers:
         """Move what waits into the columns."""
         if not self.rows:
             return
-        columns = zip(*self.rows, strict=True)
-        for (name, kind), values in zip(self._types.items(), columns, strict=True):
-            self._columns[name].frombytes(np.array(values, kind).tobytes())
+        values = zip(*self.rows, strict=True)
+        for column, kind, more in zip(
+            self._columns.values(), self._types.values(), values, strict=True
+        ):
+            try:
+                column += array(column.typecode, more)  # as it is in nearly all cases
+            except TypeError:  # there is a None
+                column.frombytes(np.array(more, kind).tobytes())
         self.rows.clear()
 
     def take(self, name: str) -> NDArray[Any]:

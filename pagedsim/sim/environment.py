@@ -28,8 +28,8 @@ class Environment(simpy.Environment):
 
     def peek(self) -> float:
         """When anything may happen next: an event, or what somebody outside does."""
-        queue = self._queue
-        return min(queue[0][0], self.horizon) if queue else self.horizon
+        queue, horizon = self._queue, self.horizon
+        return queue[0][0] if queue and queue[0][0] < horizon else horizon
 
     def run_to(self, time: float) -> None:
         """Let all happen that happens before `time`, when somebody outside acts."""

@@ -163,11 +163,11 @@ class Server:
             return
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
-        environment, scheduler = self.environment, self.scheduler
+        environment, scheduler, here = self.environment, self.scheduler, self.scheduler.requests
         now = environment.now
         self._stuck = False
         while True:
-            if not scheduler.unfinished or self._stuck:
+            if not here or self._stuck:
                 woken = yield from self._rest(now)
                 if woken is None:
                     break
@@ -188,11 +188,12 @@ class Server:
                     self._leave(rejection.request)
             if scheduler.pending is plan:
                 parents = self.beams.parents(plan) if self.searching else None
-                ended = scheduler.commit(plan, now, parents=parents)
-                if ended and (self.done or self.heard):
-                    yield from self._catch_up(now)
-                for request in ended:
-                    self._leave(request)
+                ended = scheduler.commit(plan, now, None, None, parents)
+                if ended:
+                    if self.done or self.heard:
+                        yield from self._catch_up(now)
+                    for request in ended:
+                        self._leave(request)
                 if self.outside is not None and self.outside.waits_for(plan):
                     yield from self._catch_up(now)
                     self.outside.committed(plan)
@@ -263,7 +264,9 @@ class Server:
         scheduler, recorder, seconds = self.scheduler, self.recorder, self.cost.decode_seconds
         sequences, start = plan.decode_count, end
         waiting = len(scheduler.waiting)  # somebody may have come who changes nothing else
-        until = min(self.environment.peek(), self._next_at)  # nothing happens before
+        until = self.environment.peek()
+        if self._next_at < until:
+            until = self._next_at  # nothing happens before
         while quiet:
             if not scheduler.glide(plan, end):
                 return end, end, 0
@@ -347,8 +350,9 @@ class Server:
 
     def _leave(self, request: Request) -> None:
         self.recorder.left(request)
-        self._forget(request)
-        if event := self.done.pop(request.id, None):
+        if self.searching:
+            self._forget(request)
+        if self.done and (event := self.done.pop(request.id, None)):
             event.succeed()
         if self.heard:
             self.heard(request)

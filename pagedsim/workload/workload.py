@@ -151,19 +151,21 @@ class Workload:
             for row, (at, prompt, output, priority, who, guess, due, how) in enumerate(
                 columns, start
             ):
-                request = Request(
-                    row,
-                    prompt if prompts is None else prompts[row],
-                    asked[how],
-                    arrival=None if closed else at,
-                    priority=priority,
-                    client=clients[who],
-                    predicted_len=guess if guess == guess else None,  # NaN is not itself
-                    deadline=due if due == due else None,
-                    session=None if turns is None else turns.name(row),
-                    turn=0 if turns is None else int(turns.turn[row]),
-                    answer=None if prompts is None else prompts.answer(row),
-                )
+                if prompts is None:
+                    request = Request(row, prompt, asked[how])
+                else:
+                    request = Request(row, prompts[row], asked[how], answer=prompts.answer(row))
+                # By name, in a call, each of these costs as much as a step for this request.
+                if not closed:
+                    request.arrival = at
+                request.priority = priority
+                request.client = clients[who]
+                if guess == guess:  # NaN is not itself
+                    request.predicted_len = guess
+                if due == due:
+                    request.deadline = due
+                if turns is not None:
+                    request.session, request.turn = turns.name(row), int(turns.turn[row])
                 yield request, output
 
     @property

@@ -141,7 +141,7 @@ class ByTerms(CostModel):
         totals = self._totals(plan)
         if self._split and totals.token:
             totals = self._share(plan, self._split).host
-        return sum(totals[index] * each for index, each in self._host_form)
+        return _worth(self._host_form, totals)
 
     def _in_turn(self, plan: StepPlan) -> float:
         """A step that the host begins when the one before has ended."""
@@ -184,7 +184,7 @@ class ByTerms(CostModel):
         """What a step takes if the GPU is done before the last launch."""
         if not self._launching:
             return 0.0
-        return self._launching + sum(totals[index] * each for index, each in self._host_form)
+        return self._launching + _worth(self._host_form, totals)
 
     def recompute_seconds(self, tokens: int) -> float:
         if not tokens:
@@ -216,27 +216,24 @@ class ByTerms(CostModel):
     def _totals(self, plan: StepPlan) -> Totals:
         tokens = plan.prefill_tokens
         every = tokens + plan.decode_count
-        return Totals(
-            token=every,
-            sequence=len(plan.chunks) + plan.decode_count,
-            pair=plan.prefill_pairs,
-            chunk_context=plan.prefill_context - tokens,  # its own are still in the caches
-            decode_context=plan.decode_context,
-            step=1,
-            unchosen=self._unchosen**every,
+        sequences = len(plan.chunks) + plan.decode_count
+        context = plan.prefill_context - tokens  # its own are still in the caches
+        reads, unchosen = plan.decode_context, self._unchosen**every
+        # By name, that takes as long as all that is worked out from them.
+        return Totals._make(
+            (every, sequences, plan.prefill_pairs, context, reads, 1.0, unchosen, 0.0)
         )
 
     def _sum(self, totals: Sequence[float]) -> float:
-        return max(self._added_up(totals), self._least(totals))
+        seconds, least = self._added_up(totals), self._least(totals)
+        return seconds if seconds > least else least
 
     def _added_up(self, totals: Sequence[float]) -> float:
         seconds = 0.0
         for ways in self._sums:
             longest = 0.0
             for form in ways:
-                way = 0.0
-                for index, each in form:
-                    way += totals[index] * each
+                way = _worth(form, totals)
                 if way > longest:
                     longest = way
             seconds += longest
@@ -249,7 +246,7 @@ class ByTerms(CostModel):
     def _spread(self, share: Share) -> float:
         """A step that micro-batches and groups share."""
         passing = max(self._added_up(share.part), self._launching)
-        host = sum(share.host[index] * each for index, each in self._host_form)
+        host = _worth(self._host_form, share.host)
         return passing * share.long + host
 
     def _spread_decoding(
@@ -262,7 +259,7 @@ class ByTerms(CostModel):
         longest = self._added_up(part) * share.long
         read = share.part.decode_context * self._read * share.long
         read += share.host.decode_context * self._host.decode_context
-        host = sum(host_part[index] * each for index, each in self._host_form)
+        host = _worth(self._host_form, host_part)
         return longest, read, 0.0, host, self._launching * share.long + host
 
     def work(self, plan: StepPlan) -> Work:
@@ -350,6 +347,14 @@ def _longest(ways: Sequence[Totals]) -> list[Totals]:
 
 def _within(way: Totals, other: Totals) -> bool:
     return all(one <= more for one, more in zip(way, other, strict=True))
+
+
+def _worth(form: _Form, totals: Sequence[float]) -> float:
+    """Seconds for so many of each."""
+    seconds = 0.0
+    for index, each in form:
+        seconds += totals[index] * each
+    return seconds
 
 
 def _form(way: Totals) -> _Form:
