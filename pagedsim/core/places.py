@@ -31,7 +31,9 @@ from pagedsim.core.ranking import Ranking
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.waiting import Queue
 
+# Looked up once: in an Enum that takes as long as a call.
 _RUNNING: Final = State.RUNNING
+_WAITING: Final = State.WAITING
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class Places:
         request._order = self._orders
         self.waiting.append(request)  # first, since a policy's rank may fail
         self._orders += 1
-        request.state = State.WAITING
+        request.state = _WAITING
         self._settle_in(request, output_len)
 
     def _settle_in(self, request: Request, output_len: int | None) -> None:

@@ -42,6 +42,8 @@ class Queues(RankedPlaces):
         super().__init__(memory, limits, policy, sorts_late)
         self.preemption = preemption
         self.displacing = displacing
+        self.spare = 0
+        """Blocks that an admission must leave free."""
         self.observing = overrides(policy, "observe")
         self.admitting = overrides(policy, "admit")
         self.shedding = overrides(policy, "sheds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from enum import Enum
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from pagedsim.core.clock import Rider
 from pagedsim.core.compiled import mypyc_attr
@@ -38,6 +38,9 @@ class State(Enum):
     FINISHED = "finished"
     ABORTED = "aborted"
     REJECTED = "rejected"
+
+
+_NEW: Final = State.NEW
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -134,7 +137,7 @@ class Request(Rider):
         self.session = session
         self.turn = turn
 
-        self.state = State.NEW
+        self.state = _NEW
         self.finish_reason: str | None = None
         self.scheduled_at: float | None = None  # first time in a plan
         self.first_token_at: float | None = None  # set once; survives preemption

@@ -86,6 +86,7 @@ class Scheduler(Gate):
         how = batching.sorts_late(policy), batching.displacing(policy)
         queues = Queues(memory, limits, policy, preemption, *how)
         batching.refuse_misfits(queues)
+        queues.spare = batching.spare(queues)
         memory.claim(queues.end_of)
         memory.told_late = async_scheduling
 

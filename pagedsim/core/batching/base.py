@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pagedsim.core import slips
 from pagedsim.core.compiled import mypyc_attr
@@ -13,6 +13,8 @@ from pagedsim.core.policy import Policy
 from pagedsim.core.prefill import span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
+
+_NEVER: Final = Fit.NEVER
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -56,8 +58,8 @@ class Batching(ABC):
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
         """Why no step and no memory could ever hold a new request, or None."""
-        memory, spare = queues.memory, self.spare(queues)
-        if memory.fit(request, request.prompt_len, spare, ()) is not Fit.NEVER:
+        memory, spare = queues.memory, queues.spare
+        if memory.fit(request, request.prompt_len, spare, ()) is not _NEVER:
             return None
         need = memory.blocks_at_length(request, request.prompt_len)
         kept = f", of which the watermark keeps {spare} free" if spare else ""
@@ -67,12 +69,12 @@ class Batching(ABC):
         )
 
     def spare(self, queues: Queues) -> int:
-        """Blocks that an admission must leave free."""
+        """Blocks that an admission must leave free; asked once, before anybody comes."""
         return 0
 
     def margin(self, queues: Queues) -> int:
         """Blocks to leave free for the batch, so that it is not preempted at once."""
-        return self.spare(queues) if queues.running else 0
+        return queues.spare if queues.running else 0
 
     def slack(self, queues: Queues) -> int:
         """Blocks that must stay free when the batch has grown for a step of decodes."""
@@ -127,7 +129,7 @@ class Batching(ABC):
 
         That is in the step after so many in which the batch grows, unless it is as in vLLM.
         """
-        memory, spare = queues.memory, self.spare(queues)
+        memory, spare = queues.memory, queues.spare
         if queues.seats + request.width > queues.max_seqs:
             return False
         hit = memory.lookup(request)

@@ -90,7 +90,6 @@ class PrefillFirst(Batching):
         if queues.ranked and queues.seats < queues.max_seqs and not queues.sorts_late:
             waiting.arrange()
         others = queues.others  # as many afterwards, since nobody yields here
-        spare = self.spare(queues)
         while len(waiting) and not (others and queues.others_first()):
             request = waiting.head
             if reason := self.refused(queues, request):
@@ -99,7 +98,7 @@ class PrefillFirst(Batching):
             if queues.seats + request.width > queues.max_seqs:
                 break
             hit = memory.lookup(request)
-            margin = spare if queues.running else 0
+            margin = queues.spare if queues.running else 0
             if queues.guarding:
                 margin += queues.guarded(hit)
             tokens = span(request)

@@ -6,6 +6,8 @@ last admitted takes what is left of the budget.
 
 from __future__ import annotations
 
+from typing import Final
+
 from pagedsim.core.batching.base import Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_whole
@@ -14,6 +16,8 @@ from pagedsim.core.plan import StepPlan
 from pagedsim.core.prefill import prefill_left, prefill_tokens, span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
+
+_NOW: Final = Fit.NOW
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -151,7 +155,7 @@ class Unified(Batching):
             return 0
         hit = memory.lookup(request)
         # All of the prompt must fit, although only a chunk of it may run.
-        if memory.fit(request, span(request), queues.guarded(hit), hit) is not Fit.NOW:
+        if memory.fit(request, span(request), queues.guarded(hit), hit) is not _NOW:
             return 0
         if not queues.admits(request):
             return 0

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Final
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError, require_flag
 from pagedsim.core.memory.audit import check_pool, check_shared
 from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
 from pagedsim.core.request import Request
+
+_NOW: Final = Fit.NOW
+_LATER: Final = Fit.LATER
+_NEVER: Final = Fit.NEVER
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -103,8 +108,8 @@ class PagedMemory(Memory):
         if request.width > 1:
             need = self.blocks_at_length(request, tokens)
         if self.total - need < spare:
-            return Fit.NEVER
-        return Fit.NOW if len(self._free) - need >= spare else Fit.LATER
+            return _NEVER
+        return _NOW if len(self._free) - need >= spare else _LATER
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         blocks = -(-tokens // self.block_size)
