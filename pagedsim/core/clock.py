@@ -188,16 +188,16 @@ class Clock(Generic[R]):
 
         Without `delay` each is asked anew.
         """
-        riders = self.memory.pop(self.tick, None)
-        if riders is None:
-            return
+        calendar = self.memory
+        riders = calendar[self.tick]
+        del calendar[self.tick]
         if delay is None:
             for request in riders:
                 self._note_need(request)
-        elif later := self.memory.get(self.tick + delay):
+        elif later := calendar.get(self.tick + delay):
             later += riders
         else:
-            self.memory[self.tick + delay] = riders
+            calendar[self.tick + delay] = riders
 
     def moved(self, request: R, before: int | None) -> None:
         """The memory need of one rider was `before` and has changed."""

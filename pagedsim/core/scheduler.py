@@ -317,24 +317,27 @@ class Scheduler(Gate):
             return 0
         if self.memory.with_tokens or self._watched:
             return 0
-        if plan.held or plan.copies or plan.swap_in or plan.took_memory or plan.rejected:
+        if plan.held or plan.copies or plan.swap_in or plan.rejected:
+            return 0
+        if plan.preempted or plan.displaced:
             return 0
         waiting = plan.waiting or len(self.waiting)
         if waiting or self.swapped:
-            limit = self._nobody_gets_in(plan, limit)
+            limit = self._nobody_gets_in(plan, limit, waiting)
         if waiting and queues.displacing:
             # Room that was there before the batch grew is gone in the next step.
             last = next(reversed(self.running))
             if queues.displaces(self.waiting.head, last):
                 return 0
-        tick, ends = self.clock.tick + 1, self.clock.ends
-        for steps in range(limit):
-            if tick + steps in ends:
-                return steps
+        after, ends = self.clock.tick + 1, self.clock.ends
+        for tick in range(after, after + limit):
+            if tick in ends:
+                return tick - after
         return limit
 
-    def _nobody_gets_in(self, plan: StepPlan, limit: int) -> int:
-        """For how many steps, up to `limit`, nobody will be let in while the batch decodes."""
+    def _nobody_gets_in(self, plan: StepPlan, limit: int, waiting: int) -> int:
+        """For how many steps, up to `limit`, none of the `waiting`, and of those on the CPU, will
+        be let in while the batch decodes."""
         queues = self.queues
         closed = self.batching.closed(plan)
         if closed is not None:
@@ -343,7 +346,7 @@ class Scheduler(Gate):
             return limit
         if not self._patient or not self.waiting.settled:
             return 0
-        return 0 if self.waiting and self.memory.wavers(self.waiting.head) else limit
+        return 0 if waiting and self.memory.wavers(self.waiting.head) else limit
 
     def glide(self, plan: StepPlan, now: float) -> bool:
         """Commit `plan` and, where memory allows it, plan the same step again in its place.
@@ -352,7 +355,7 @@ class Scheduler(Gate):
         """
         if plan is not self.pending:
             self._refuse_stale(plan)
-        queues = self.queues
+        queues, memory = self.queues, self.memory
         queues.now = now
         self.clock.tick += 1
         if not queues.grow(plan, self.batching.slack(queues)):
@@ -361,10 +364,10 @@ class Scheduler(Gate):
         plan.number = queues.step
         plan.now = now
         plan.decode_context += plan.decode_count
-        plan.used_blocks = self.memory.used
+        plan.used_blocks = memory.total - memory.free
         queues.step += 1
         if self._tiered:
-            plan.moves = self.memory.drain()
+            plan.moves = memory.drain()
         return True
 
     def grow_ahead(self, plan: StepPlan) -> bool:

@@ -33,6 +33,8 @@ _EVENTS = (
     *("swapped", "shared_blocks", "preempted", "displaced", "swap_out", "swap_in", "rejected"),
 )
 """Of these and those above most rows have nothing."""
+_FIRST = "first"
+"""Of each row, its first step among all."""
 _EACH_ROW = ("start", "step", "decode_seqs", "decode_context", "waiting", "running")
 REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
     "priority": np.float64,
@@ -60,33 +62,38 @@ class StepRecorder:
     """
 
     def __init__(self) -> None:
-        self._rows = Numbers({name: STEP_COLUMNS[name] for name in _EACH_ROW})
+        self._rows = Numbers({_FIRST: np.int32, **{name: STEP_COLUMNS[name] for name in _EACH_ROW}})
         self._prefills = Sparse({name: STEP_COLUMNS[name] for name in _PREFILLS})
         self._events = Sparse({name: STEP_COLUMNS[name] for name in _EVENTS})
-        self._first = array("i")  # for each row of these, its first step among all
-        self._ends = array("d")  # for each step
-        self._used = array("i")  # for each step, blocks in use
+        self._packed_ends = array("d")  # for each step
+        self._packed_used = array("i")  # for each step, blocks in use
+        self._ends: list[float] = []  # after those that are packed
+        self._used: list[int] = []
+        self._count = 0  # rows
         self._moved = Moved()
         self._unfolded: Steps | None = None
 
     @property
     def last_end(self) -> float | None:
         """When the last step ended; None where there was none."""
-        return self._ends[-1] if self._ends else None
+        ends = self._ends or self._packed_ends
+        return ends[-1] if ends else None
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was carried out; called before it is committed, or told of."""
+        rows, ends = self._rows.rows, self._ends
+        if len(rows) == PACKED:  # no sooner, since the last may not end
+            self._pack()
+        step = len(self._packed_ends) + len(ends)
         if tiers := scheduler.memory.tiers:
             self._moved.of(tiers)
-            self._moved.step(len(self._ends), plan)
-        rows = self._rows.rows
-        if len(rows) == PACKED:  # no sooner, since the last may not end
-            self._rows.pack()
-        self._first.append(len(self._ends))
-        self._ends.append(end)
+            self._moved.step(step, plan)
+        ends.append(end)
         self._used.append(plan.used_blocks)
+        self._count += 1
         rows.append(
             (
+                step,
                 start,
                 plan.number,
                 plan.decode_count,
@@ -115,7 +122,7 @@ class StepRecorder:
         alone = len(chunks) == 1
         rows.append(
             (
-                len(self._first) - 1,
+                self._count - 1,
                 plan.prefill_tokens,
                 plan.prefill_context,
                 plan.prefill_attention,
@@ -131,7 +138,7 @@ class StepRecorder:
             self._events.pack()
         rows.append(
             (
-                len(self._first) - 1,
+                self._count - 1,
                 plan.swapped,
                 plan.shared_blocks,
                 len(plan.preempted),
@@ -151,24 +158,33 @@ class StepRecorder:
         """The last step did not end: nothing is known of it."""
         self._ends.pop()
         self._used.pop()
-        self._moved.undo(len(self._ends))
-        if self._first[-1] == len(self._ends):
-            self._first.pop()
+        step = len(self._packed_ends) + len(self._ends)
+        self._moved.undo(step)
+        if self._rows.rows[-1][0] == step:
             self._rows.rows.pop()
+            self._count -= 1
             for sparse in (self._prefills, self._events):
-                sparse.drop(len(self._first))
+                sparse.drop(self._count)
+
+    def _pack(self) -> None:
+        self._rows.pack()
+        self._packed_ends.extend(self._ends)
+        self._packed_used.extend(self._used)
+        self._ends.clear()
+        self._used.clear()
 
     def own_steps(self) -> Steps:
         """The steps, in order."""
         if self._unfolded is None:
+            self._pack()
             rows: dict[str, Sliced] = {name: self._rows.take(name) for name in _EACH_ROW}
             rows |= self._prefills.spread() | self._events.spread()
             self._unfolded = Steps(
                 {name: rows[name] for name in STEP_COLUMNS if name not in _EACH_STEP},
-                np.frombuffer(self._first, dtype=np.int32),
-                np.frombuffer(self._ends, dtype=np.float64),
-                np.frombuffer(self._used, dtype=np.int32),
-                self._moved.columns(len(self._ends)),
+                self._rows.take(_FIRST),
+                np.frombuffer(self._packed_ends, dtype=np.float64),
+                np.frombuffer(self._packed_used, dtype=np.int32),
+                self._moved.columns(len(self._packed_ends)),
             )
         return self._unfolded
 
