@@ -289,9 +289,12 @@ class Places:
             request = chunk.request
             if request.state is _RUNNING and request not in plan.gone:
                 self._computed(request, chunk)
-        if clock.tick not in clock.ends:
-            return
-        plan.ending = clock.ends.pop(clock.tick)
+        if clock.tick in clock.ends:
+            self.come_to_ends(plan)
+
+    def come_to_ends(self, plan: StepPlan) -> None:
+        """Some reach their full length with the step that is under way."""
+        plan.ending = self.clock.ends.pop(self.clock.tick)
         self._overdue.update(plan.ending)
         if self.async_scheduling:
             for request in plan.ending:

@@ -267,15 +267,17 @@ class Scheduler(Gate):
             self.policy.served(plan, queues.state)
         if not plan.ending and not finished:
             return []
-        reasons = {}
-        for request in plan.ending:
-            if request.finish_reason is None:
-                reasons[request] = "length"
+        reasons = dict.fromkeys(plan.ending, "length")
         if finished:
             for request in sampled_in(plan):
                 if request.id in finished:
                     reasons[request] = finished[request.id]
-        ended = list(reasons)
+        return self._end(reasons, now)
+
+    def _end(self, reasons: dict[Request, str], now: float) -> list[Request]:
+        """These have ended, but for those who have been aborted meanwhile."""
+        queues = self.queues
+        ended = [request for request in reasons if request.finish_reason is None]
         if ended:
             self.disturbed = True  # what they held is free: a plan made before knew nothing of it
         if len(ended) > 1:  # in the order of the batch: the prefix cache evicts in that of release
@@ -304,15 +306,17 @@ class Scheduler(Gate):
         In these everybody decodes, nobody ends, and no policy could decide anything: `glide` may
         be called that many times instead of `commit` and `plan`. With `async_scheduling`, where
         `plan` is the one that was launched, `grow_ahead` and `glide_ahead` instead of `plan`,
-        `launch` and `tell`.
+        `launch` and `tell`, until somebody ends.
         """
         queues = self.queues
         if self.disturbed or not plan.decodes or plan.chunks:
             return 0
         if plan is not self.pending:
             alone = len(queues.untold) == 1 and plan is queues.untold[0]
-            if not alone or self._tiered or plan.ending or plan.decodes is not queues.decoding():
+            if not alone or self._tiered or plan.decodes is not queues.decoding():
                 return 0
+            if plan.ending:
+                limit = 1  # who ends is in the next step, too, and leaves when that is under way
         elif queues.untold:
             return 0
         if self.memory.with_tokens or self._watched:
@@ -331,8 +335,8 @@ class Scheduler(Gate):
                 return 0
         after, ends = self.clock.tick + 1, self.clock.ends
         for tick in range(after, after + limit):
-            if tick in ends:
-                return tick - after
+            if tick in ends:  # which does not show in a step that is planned before
+                return tick - after + bool(queues.untold)
         return limit
 
     def _nobody_gets_in(self, plan: StepPlan, limit: int, waiting: int) -> int:
@@ -374,18 +378,22 @@ class Scheduler(Gate):
         """While `plan` is under way, take the memory for the same step again, if there is any."""
         return self.queues.grow(plan, self.batching.slack(self.queues))
 
-    def glide_ahead(self, plan: StepPlan, now: float) -> None:
+    def glide_ahead(self, plan: StepPlan, now: float) -> list[Request]:
         """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends
-        `now`, and have the new one in its place."""
-        queues = self.queues
+        `now`, and have the new one in its place. Returns who has ended."""
+        queues, clock, memory = self.queues, self.clock, self.memory
         queues.now = now
-        self.clock.tick += 1
         plan.number = queues.step
         plan.now, plan.ahead = now, True
         plan.decode_context += plan.decode_count
-        plan.used_blocks = self.memory.used
+        plan.used_blocks = memory.total - memory.free
         plan.waiting = len(self.waiting)
         queues.step += 1
+        clock.tick += 1
+        told, plan.ending = plan.ending, ()
+        if clock.tick in clock.ends:
+            queues.come_to_ends(plan)
+        return self._end(dict.fromkeys(told, "length"), now) if told else []
 
     def check(self) -> None:
         """Raise IntegrityError if an invariant is broken. Costs a walk over everything."""

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import simpy
 
-from pagedsim.core import StepPlan
+from pagedsim.core import Request, StepPlan
 from pagedsim.sim.environment import NORMAL
 from pagedsim.sim.server import Server
 
@@ -40,9 +40,10 @@ class AheadServer(Server):
                 refused = current.rejected
             else:
                 refused = ()
-            still = not (current.ending or scheduler.disturbed or scheduler.looks_back)
-            if still and self.fast_forward:
-                now = self._glide_ahead(current, now)
+            if self.fast_forward and not (scheduler.disturbed or scheduler.looks_back):
+                now, ended = self._glide_ahead(current, now)
+                if ended:
+                    yield from self._part_with(ended, now)
             following = None
             works = current.decodes or not current.empty
             if works and scheduler.runnable and not scheduler.looks_back:
@@ -52,37 +53,41 @@ class AheadServer(Server):
             now = yield from self._land(current, now)
             self._refused = ()
             if refused:
-                yield from self._catch_up(now)
-                for rejection in refused:
-                    self._leave(rejection.request)
+                yield from self._part_with([one.request for one in refused], now)
             if following is not None and following.empty:
                 now = yield from self._land(following, now)
                 following = None
             current = following
         self._refuse_leftovers(now)
 
-    def _glide_ahead(self, plan: StepPlan, now: float) -> float:
-        """Repeat a step that begins now while nothing else happens; returns when the last begins.
+    def _glide_ahead(self, plan: StepPlan, now: float) -> tuple[float, list[Request]]:
+        """Repeat a step that begins now while nothing else happens.
 
-        All but the last, which stands in `plan` then, have ended and been told of.
+        Returns when the last one begins, which stands in `plan` then, and who has ended with the
+        one before; all before it have been told of.
         """
+        ended: list[Request] = []
         if self.searching and self.scheduler.clock.wide:
-            return now
+            return now, ended
         scheduler, recorder, seconds = self.scheduler, self.recorder, self.cost.step_seconds
         quiet, waiting = scheduler.quiet(plan), -1
-        if not quiet:
-            return now
-        until = min(self.environment.peek(), self._next_at)  # nothing happens before
-        while quiet and (end := now + seconds(plan)) < until and scheduler.grow_ahead(plan):
+        until = self.environment.peek()
+        while quiet and not scheduler.disturbed:
+            if plan.ending and self.outside is not None:
+                break
+            if (end := now + seconds(plan)) >= until or not scheduler.grow_ahead(plan):
+                break
             if plan.waiting != waiting:  # as in the first of them, and where somebody has come
                 recorder.step(plan, now, end, scheduler)
                 waiting = plan.waiting
             else:
                 recorder.again(end, plan.used_blocks)
-            scheduler.glide_ahead(plan, end)
-            quiet -= 1
+            ended = scheduler.glide_ahead(plan, end)
+            if end >= self._next_at:
+                self._let_in(end)
+            quiet = scheduler.quiet(plan) if plan.ending else quiet - 1
             now = end
-        return now
+        return now, ended
 
     def _launched(self, now: float) -> StepPlan:
         plan = self.scheduler.plan(now)
@@ -107,11 +112,9 @@ class AheadServer(Server):
                 self._let_in(end)
         self.recorder.step(plan, now, end, self.scheduler)
         parents = self.beams.parents(plan) if self.searching else None
-        ended = self.scheduler.tell(plan, end, parents=parents)
-        if ended and (self.done or self.heard):
-            yield from self._catch_up(end)
-        for request in ended:
-            self._leave(request)
+        ended = self.scheduler.tell(plan, end, None, None, parents)
+        if ended:
+            yield from self._part_with(ended, end)
         if self.outside is not None and self.outside.waits_for(plan):
             yield from self._catch_up(end)
             self.outside.committed(plan)

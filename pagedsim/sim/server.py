@@ -183,17 +183,12 @@ class Server:
                 now = yield from self._carry_out(plan, now)
                 self._refused = ()
             if plan.rejected:
-                yield from self._catch_up(now)
-                for rejection in plan.rejected:
-                    self._leave(rejection.request)
+                yield from self._part_with([one.request for one in plan.rejected], now)
             if scheduler.pending is plan:
                 parents = self.beams.parents(plan) if self.searching else None
                 ended = scheduler.commit(plan, now, None, None, parents)
                 if ended:
-                    if self.done or self.heard:
-                        yield from self._catch_up(now)
-                    for request in ended:
-                        self._leave(request)
+                    yield from self._part_with(ended, now)
                 if self.outside is not None and self.outside.waits_for(plan):
                     yield from self._catch_up(now)
                     self.outside.committed(plan)
@@ -347,6 +342,15 @@ class Server:
         with self.bus.request() as turn:
             yield turn
             yield self.environment.timeout(seconds)
+
+    def _part_with(
+        self, some: Sequence[Request], now: float
+    ) -> Generator[simpy.Event, None, None]:
+        """Some leave, now."""
+        if self.done or self.heard:
+            yield from self._catch_up(now)
+        for request in some:
+            self._leave(request)
 
     def _leave(self, request: Request) -> None:
         self.recorder.left(request)
