@@ -177,7 +177,10 @@ class Places:
 
     def under_way(self, request: Request) -> int:
         """Tokens that a request counts already and that are not told of yet."""
-        return sum(samples(plan, request) for plan in self.untold)
+        tokens = 0
+        for plan in self.untold:
+            tokens += samples(plan, request)
+        return tokens
 
     @staticmethod
     def forget_copies(copies: Copies, request: Request) -> None:

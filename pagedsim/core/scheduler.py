@@ -267,24 +267,30 @@ class Scheduler(Gate):
             self.policy.served(plan, queues.state)
         if not plan.ending and not finished:
             return []
-        reasons = dict.fromkeys(plan.ending, "length")
-        if finished:
-            for request in sampled_in(plan):
-                if request.id in finished:
-                    reasons[request] = finished[request.id]
-        return self._end(reasons, now)
+        if not finished:
+            return self._end(plan.ending, now)
+        stopped = {one: finished[one.id] for one in sampled_in(plan) if one.id in finished}
+        return self._end(list(dict.fromkeys((*plan.ending, *stopped))), now, stopped)
 
-    def _end(self, reasons: dict[Request, str], now: float) -> list[Request]:
-        """These have ended, but for those who have been aborted meanwhile."""
-        queues = self.queues
-        ended = [request for request in reasons if request.finish_reason is None]
+    def _end(
+        self, some: Sequence[Request], now: float, stopped: Mapping[Request, str] | None = None
+    ) -> list[Request]:
+        """These have come to their ends, but for those who have been aborted meanwhile.
+
+        Some were `stopped` before they were as long as they can be, and why.
+        """
+        queues, ended = self.queues, []
+        for request in some:
+            if request.finish_reason is None:
+                ended.append(request)
         if ended:
             self.disturbed = True  # what they held is free: a plan made before knew nothing of it
         if len(ended) > 1:  # in the order of the batch: the prefix cache evicts in that of release
             ended.sort(key=_by_seat)
         for request in ended:
             queues.take_out(request)
-            queues.leave(request, _FINISHED, reasons[request], now)
+            reason = stopped.get(request, "length") if stopped else "length"
+            queues.leave(request, _FINISHED, reason, now)
         return ended
 
     def _refuse_stale(self, plan: StepPlan) -> None:
@@ -393,7 +399,7 @@ class Scheduler(Gate):
         told, plan.ending = plan.ending, ()
         if clock.tick in clock.ends:
             queues.come_to_ends(plan)
-        return self._end(dict.fromkeys(told, "length"), now) if told else []
+        return self._end(told, now) if told else []
 
     def check(self) -> None:
         """Raise IntegrityError if an invariant is broken. Costs a walk over everything."""

@@ -76,6 +76,8 @@ class ByTerms(CostModel):
         "_host",
         "_host_form",
         "_host_is_plain",
+        "_host_sequence",
+        "_host_step",
         "_launching",
         "_overlaps",
         "_read",
@@ -101,6 +103,7 @@ class ByTerms(CostModel):
         self._launching = launching
         self._host = _added(term.seconds for term in terms if term.bound == "host")
         self._host_form = _form(self._host)
+        self._host_sequence, self._host_step = self._host.sequence, self._host.step
         plain = Totals(sequence=self._host.sequence, step=self._host.step)
         self._host_is_plain = self._host == plain and split is None
         of_gpu = [term for term in terms if term.bound != "host"] if split else terms
@@ -119,12 +122,9 @@ class ByTerms(CostModel):
     def step_seconds(self, plan: StepPlan) -> float:
         if not plan.ahead:
             return self._in_turn(plan)
-        if self._host_is_plain and not plan.chunks and plan.decode_count:
-            host = plan.decode_count * self._host.sequence + self._host.step
-            seconds = self.decode_seconds(plan.decode_count, plan.decode_context) - host
-            return max(seconds, host + self._launching)
         host = self._host_seconds(plan)
-        return max(self._in_turn(plan) - host, host + self._launches(plan))
+        seconds, least = self._in_turn(plan) - host, host + self._launches(plan)
+        return seconds if seconds > least else least
 
     def _launches(self, plan: StepPlan) -> float:
         """Seconds in which the host launches a step's kernels."""
@@ -137,7 +137,7 @@ class ByTerms(CostModel):
     def _host_seconds(self, plan: StepPlan) -> float:
         if self._host_is_plain:  # to make all totals takes longer than the rest of a decode
             sequences = len(plan.chunks) + plan.decode_count
-            return sequences * self._host.sequence + self._host.step
+            return sequences * self._host_sequence + self._host_step
         totals = self._totals(plan)
         if self._split and totals.token:
             totals = self._share(plan, self._split).host
