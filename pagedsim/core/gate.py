@@ -273,7 +273,7 @@ class Gate:
         if queues.ranked:
             queues.order(request)  # first, since a policy's rank may fail
         queues.board(stand_in, output_len)
-        if (pending := self.pending) is not None and pending.decodes:
+        if (pending := self.pending) is not None and pending.decode_count:
             pending.held = (*pending.held, request)  # the plan that is under way is without it
         return True
 

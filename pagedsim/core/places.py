@@ -23,6 +23,7 @@ from typing import Final
 
 from pagedsim.core.answer import Continuation, samples
 from pagedsim.core.clock import Clock
+from pagedsim.core.errors import PlanError
 from pagedsim.core.holdings import Holdings, StandIn
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.plan import Chunk, StepPlan
@@ -276,12 +277,21 @@ class Places:
             self._decoding = (self.clock.version, riders)
         return riders
 
+    def decoding_at(self, version: int) -> tuple[Request, ...]:
+        """The same, for a plan that was made when the batch was of this version."""
+        if version != self.clock.version:
+            raise PlanError(
+                "the batch has changed since the plan: ask who decodes in it before it is "
+                "committed, or set `lasting_plans` of the scheduler"
+            )
+        return self.decoding()
+
     # -- what a step does to those in it ---------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> None:
         """Everybody in the plan is a token longer: all that does not depend on which tokens."""
         clock = self.clock
-        if plan.decodes:
+        if plan.decode_count:
             clock.tick += 1
             for request in plan.held:
                 if request.decoding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 from pagedsim.core.memory.base import Copies, Move
 from pagedsim.core.request import Request
@@ -50,6 +50,13 @@ class Rejection(NamedTuple):
     reason: str
 
 
+class Roll(Protocol):
+    """Who knows who decodes."""
+
+    def decoding_at(self, version: int) -> Sequence[Request]:
+        """Those of the batch that decode, in its order, which is still of this version."""
+
+
 class StepPlan:
     """The work of one step. Executors carry it out in the order of `ORDER`.
 
@@ -60,7 +67,10 @@ class StepPlan:
     ORDER: ClassVar = ("moves", "swap_out", "copies", "swap_in", "chunks", "decodes")
 
     __slots__ = (
-        *ORDER,
+        *ORDER[:-1],
+        "_decodes",
+        "_roll",
+        "_version",
         "ahead",
         "decode_context",
         "decode_count",
@@ -103,7 +113,9 @@ class StepPlan:
         self.swap_in: Sequence[tuple[int, int]] = ()
         """(CPU block, GPU block): complete before the forward pass."""
         self.chunks: list[Chunk] = []
-        self.decodes: Sequence[Request] = ()
+        self._decodes: Sequence[Request] = ()
+        self._roll: Roll | None = None  # who knows them, as long as nobody has asked
+        self._version = 0
 
         self.preempted: tuple[Request, ...] = ()
         """Lost their memory to others that needed it, in order."""
@@ -144,9 +156,36 @@ class StepPlan:
         """Left the scheduler alive since it was planned: what it computes for them is lost."""
 
     @property
+    def decodes(self) -> Sequence[Request]:
+        """Those of the batch that decode, in its order.
+
+        In most steps of a simulation nobody asks for them, so there they are put together when
+        somebody does, before the step is committed (see `Scheduler.lasting_plans`).
+        """
+        if self._roll is not None:
+            self.call_roll()
+        return self._decodes
+
+    @decodes.setter
+    def decodes(self, requests: Sequence[Request]) -> None:
+        self._decodes, self._roll = requests, None
+
+    def call_roll(self) -> None:
+        """Find out who decodes, for whoever will ask when the batch has changed."""
+        if self._roll is not None:
+            self._decodes, self._roll = self._roll.decoding_at(self._version), None
+
+    def decode(self, roll: Roll, version: int, count: int, context: int) -> None:
+        """Plan a token for all who decode; they are so many sequences, and attend to so much."""
+        if count:
+            self._roll, self._version = roll, version
+        self.decode_count, self.decode_context = count, context
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing to compute and nothing to move."""
-        return not (self.chunks or self.decodes or self.swap_out or self.swap_in or self.copies)
+        moved = self.swap_out or self.swap_in or self.copies
+        return not (self.chunks or self.decode_count or moved)
 
     @property
     def idle(self) -> bool:

@@ -157,9 +157,7 @@ class Queues(RankedPlaces):
     def decode(self, plan: StepPlan) -> None:
         """Plan one token for every decoding sequence, those held back left out."""
         clock = self.clock
-        plan.decodes = self.decoding()
-        plan.decode_count = clock.width
-        plan.decode_context = clock.context
+        plan.decode(self, clock.version, clock.width, clock.context)
         if plan.held:
             held = set(plan.held)
             plan.decodes = tuple(r for r in plan.decodes if r not in held)

@@ -99,6 +99,9 @@ class Scheduler(Gate):
 
         self._patient = patient(policy, queues.displacing)
         self._watched = overrides(policy, "served")
+        self.lasting_plans = True
+        """Whether a plan's `decodes` can be asked for when it has been committed, too. Whoever
+        drives the scheduler and never does so saves time by saying so."""
         self._tiered = bool(memory.tiers)
 
     def __repr__(self) -> str:
@@ -167,6 +170,8 @@ class Scheduler(Gate):
         if self._tiered:
             plan.moves = memory.drain()
         queues.step += 1
+        if self.lasting_plans or self._watched or self.async_scheduling or memory.with_tokens:
+            plan.call_roll()
         self.pending = plan
         return plan
 
@@ -315,7 +320,7 @@ class Scheduler(Gate):
         `launch` and `tell`, until somebody ends.
         """
         queues = self.queues
-        if self.disturbed or not plan.decodes or plan.chunks:
+        if self.disturbed or not plan.decode_count or plan.chunks:
             return 0
         if plan is not self.pending:
             alone = len(queues.untold) == 1 and plan is queues.untold[0]

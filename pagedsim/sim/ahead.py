@@ -45,7 +45,7 @@ class AheadServer(Server):
                 if ended:
                     yield from self._part_with(ended, now)
             following = None
-            works = current.decodes or not current.empty
+            works = current.decode_count or not current.empty
             if works and scheduler.runnable and not scheduler.looks_back:
                 following = self._launched(now)
                 refused = refused + following.rejected
@@ -97,7 +97,7 @@ class AheadServer(Server):
     def _land(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Let the time of a step pass that begins now, and tell of it; returns its end."""
         end = now
-        if not plan.decodes and plan.empty:
+        if not plan.decode_count and plan.empty:
             self._moved(plan, now, now, now)
         else:
             begin = now

@@ -90,6 +90,7 @@ class Server:
         """
         self.environment = environment
         self.scheduler = scheduler
+        scheduler.lasting_plans = False  # nobody here looks at one that is over
         self.cost = cost
         self.recorder = recorder
         self.bus = simpy.Resource(environment, capacity=1) if overlap else None
@@ -174,7 +175,7 @@ class Server:
                 now, self._stuck = woken, False
                 continue
             plan = scheduler.plan(now)
-            if not plan.decodes and plan.empty:
+            if not plan.decode_count and plan.empty:
                 self._moved(plan, now, now, now)
                 self.recorder.step(plan, now, now, scheduler)
                 self._stuck = plan.idle
@@ -343,9 +344,7 @@ class Server:
             yield turn
             yield self.environment.timeout(seconds)
 
-    def _part_with(
-        self, some: Sequence[Request], now: float
-    ) -> Generator[simpy.Event, None, None]:
+    def _part_with(self, some: Sequence[Request], now: float) -> Generator[simpy.Event, None, None]:
         """Some leave, now."""
         if self.done or self.heard:
             yield from self._catch_up(now)

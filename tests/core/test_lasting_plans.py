@@ -1,0 +1,44 @@
+"""Who decodes in a plan, asked early and late."""
+
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import PlanError, Request, Scheduler, StepPlan
+
+
+def two_steps(lasting: bool) -> tuple[Scheduler, StepPlan]:
+    """After a decode of two requests, with which the first has ended."""
+    scheduler = make_scheduler(memory=make_memory(blocks=8, block_size=4))
+    scheduler.lasting_plans = lasting
+    scheduler.add(Request("short", 4), now=0.0, output_len=2)
+    scheduler.add(Request("long", 4), now=0.0, output_len=9)
+    scheduler.commit(scheduler.plan(0.0), 1.0)
+    plan = scheduler.plan(1.0)
+    ended = scheduler.commit(plan, 2.0)
+    assert [request.id for request in ended] == ["short"]
+    return scheduler, plan
+
+
+def test_a_plan_says_who_decoded_when_it_is_over() -> None:
+    assert [request.id for request in two_steps(lasting=True)[1].decodes] == ["short", "long"]
+
+
+def test_a_plan_that_does_not_last_is_asked_before_the_batch_changes_or_refuses() -> None:
+    scheduler, plan = two_steps(lasting=False)
+    with pytest.raises(PlanError, match="the batch has changed since the plan"):
+        _ = plan.decodes
+    following = scheduler.plan(2.0)
+    assert following.decode_count == 1
+    decodes = following.decodes
+    assert [request.id for request in decodes] == ["long"]
+    scheduler.abort("long", 2.5)
+    assert following.decodes is decodes
+
+
+def test_a_plan_without_decodes_has_none_at_any_time() -> None:
+    scheduler = make_scheduler(memory=make_memory(blocks=8, block_size=4))
+    scheduler.lasting_plans = False
+    scheduler.add(Request("one", 4), now=0.0, output_len=2)
+    plan = scheduler.plan(0.0)
+    scheduler.commit(plan, 1.0)
+    assert plan.decodes == ()
