@@ -46,6 +46,7 @@ class Queues(RankedPlaces):
         )
         """Whether who comes and is not the first in the queue changes nothing for the next step."""
         self.feasible: Request | None = None  # the last head of waiting found to be
+        self.refused_in = -1  # the last step in which the policy did not let the first in
 
     # -- who waits ---------------------------------------------------------------------------------
 
@@ -78,9 +79,10 @@ class Queues(RankedPlaces):
 
     def admits(self, request: Request) -> bool:
         """Whether the policy lets a request start."""
-        return not self.admitting or flag(
-            self.policy, "admit", self.hooks.admit(request, self.state)
-        )
+        if not self.admitting or flag(self.policy, "admit", self.hooks.admit(request, self.state)):
+            return True
+        self.refused_in = self.step
+        return False
 
     def displaces(self, waiting: Request, running: Request) -> bool:
         """Whether the policy lets a waiting request push out a running one."""

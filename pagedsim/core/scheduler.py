@@ -25,7 +25,7 @@ from pagedsim.core.gate import Gate
 from pagedsim.core.integrity import check_places
 from pagedsim.core.memory import Memory
 from pagedsim.core.misfits import refuse_misfits
-from pagedsim.core.patience import patient
+from pagedsim.core.patience import Patience
 from pagedsim.core.places import Limits
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy, Preemption, overrides
@@ -93,8 +93,7 @@ class Scheduler(Gate):
         self.running = queues.running
         self.swapped = queues.swapped
 
-        self._displacing = batching.displacing(policy)
-        self._patient = patient(policy, self._displacing)
+        self._patience = Patience(queues, batching)
         self._watched = overrides(policy, "served")
         self._tiered = bool(memory.tiers)
 
@@ -328,31 +327,12 @@ class Scheduler(Gate):
             return 0
         if plan.held or plan.copies or plan.swap_in or plan.took_memory or plan.rejected:
             return 0
-        waiting = plan.waiting or len(self.waiting)
-        if waiting or self.swapped:
-            limit = self._nobody_gets_in(plan, limit)
-        if waiting and self._displacing:
-            # Room that was there before the batch grew is gone in the next step.
-            last = next(reversed(self.running))
-            if queues.displaces(self.waiting.head, last):
-                return 0
+        limit = self._patience.steps(plan, limit)
         tick, ends = self.clock.tick + 1, self.clock.ends
         for steps in range(limit):
             if tick + steps in ends:
                 return steps
         return limit
-
-    def _nobody_gets_in(self, plan: StepPlan, limit: int) -> int:
-        """For how many steps, up to `limit`, nobody will be let in while the batch decodes."""
-        queues = self.queues
-        closed = self.batching.closed(plan)
-        if closed is not None:
-            return 0 if self.swapped or self._displacing else min(limit, closed)
-        if queues.seats >= queues.max_seqs and not (self._displacing or queues.shedding):
-            return limit
-        if not self._patient or not self.waiting.settled:
-            return 0
-        return 0 if self.waiting and self.memory.wavers(self.waiting.head) else limit
 
     def glide(self, plan: StepPlan, now: float) -> bool:
         """Commit `plan` and, where memory allows it, plan the same step again in its place.
@@ -364,7 +344,7 @@ class Scheduler(Gate):
         queues = self.queues
         queues.now = now
         self.clock.tick += 1
-        if not queues.grow(plan, self.batching.slack(queues)):
+        if not self._patience.lasts() or not queues.grow(plan, self.batching.slack(queues)):
             self._pending = None
             return False
         plan.number = queues.step
@@ -378,7 +358,8 @@ class Scheduler(Gate):
 
     def grow_ahead(self, plan: StepPlan) -> bool:
         """While `plan` is under way, take the memory for the same step again, if there is any."""
-        return self.queues.grow(plan, self.batching.slack(self.queues))
+        queues = self.queues
+        return self._patience.lasts() and queues.grow(plan, self.batching.slack(queues))
 
     def glide_ahead(self, plan: StepPlan, now: float) -> None:
         """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends

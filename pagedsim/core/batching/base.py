@@ -78,6 +78,15 @@ class Batching(ABC):
         """Blocks that must stay free when the batch has grown for a step of decodes."""
         return 0
 
+    def fits(self, queues: Queues, request: Request) -> bool:
+        """Whether there are seats and memory in the next step for a waiting request."""
+        memory = queues.memory
+        if queues.seats + request.width > queues.max_seqs:
+            return False
+        hit = memory.lookup(request)
+        margin = _growth(queues, 1) if self.grows_first else self.margin(queues)
+        return memory.fit(request, span(request), margin + queues.guarded(hit), hit) is Fit.NOW
+
     def closed(self, plan: StepPlan) -> int | None:
         """How many steps after this one will let nobody in; None if this one was open to all."""
         return None
