@@ -195,7 +195,8 @@ class Queues(RankedPlaces):
         return given_back
 
     def _keep(self, victim: Request) -> Keep:
-        if victim.computed == 0 or not self.memory.cpu_room(victim):
+        memory = self.memory
+        if not memory.cpu_total or victim.computed == 0 or not memory.cpu_room(victim):
             return Keep.RECOMPUTE
         for asked in (self.policy, self.preemption):
             if (keep := asked.keep(victim, self.state)) is not None:

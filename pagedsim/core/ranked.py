@@ -95,23 +95,22 @@ class RankedPlaces(Places):
         if not isinstance(stale, Collection) or not all(isinstance(one, Request) for one in stale):
             name = f"{type(self.policy).__name__}.stale"
             raise PolicyError(f"{name} gave {stale!r}: must be true, false, or requests")
+        if not stale:
+            return False
+        running, ranking = self.running, self.ranking
         for request in stale:
-            self._move(request)
-        return len(stale) > 0
-
-    def _move(self, request: Request) -> None:
-        """The rank of one request has changed."""
-        if request.state is State.WAITING:
-            self.waiting.move(request)
-        elif request in self.running:
-            self.mix_up()
-            if self.ranking is not None:
-                self.ranking.move(request)
+            if request in running:
+                self.mix_up()
+                if ranking is not None:
+                    ranking.move(request)
+            elif request.state is State.WAITING:
+                self.waiting.move(request)
+        return True
 
     def rank_running(self) -> None:
         """Put the batch in order of rank, where anything can have changed."""
         changes = self.policy.rank_changes
-        if changes == "when stale" and self.ranking is None:
+        if changes in ("never", "when stale") and self.ranking is None:
             self.ranking = Ranking(self.order, self.running)
         elif changes in ("while running", "with time") or (
             changes == "while decoding" and self.prefilling
