@@ -131,6 +131,8 @@ class Queues(RankedPlaces):
         clock, memory = self.clock, self.memory
         due = clock.memory.get(clock.tick)
         forked = clock.width > clock.riders
+        if memory.with_tokens:
+            self.number()  # a prefix cache goes by it
         if not memory.grow(due or (), spare, plan.copies, forked):
             return False
         if due:

@@ -124,9 +124,8 @@ class RankedPlaces(Places):
         batch = sorted(self.running, key=self.order) if ranking is None else list(ranking)
         self.running.clear()
         self.running.update(dict.fromkeys(batch))
-        for request in batch:
-            request._seat = self._seated
-            self._seated += 1
+        self._unnumbered = self._seated
+        self._seated += len(batch)
         self._running_sorted = self._seated
         self._decoding = (-1, ())
 

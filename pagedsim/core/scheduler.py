@@ -287,6 +287,7 @@ class Scheduler(Gate):
         if ended:
             self._disturbed = True  # what they held is free: a plan made before knew nothing of it
         if len(ended) > 1:  # in the order of the batch: the prefix cache evicts in that of release
+            queues.number()
             ended.sort(key=_by_seat)
         for request in ended:
             queues.take_out(request)

@@ -152,8 +152,13 @@ class Batching(ABC):
 def _growth(queues: Queues, steps: int) -> int:
     """Blocks that the batch takes in so many steps, as far as it is known."""
     memory, clock = queues.memory, queues.clock
-    due = [
-        (r, r.num_tokens + n) for n in range(steps) for r in clock.memory.get(clock.tick + n, ())
-    ]
-    begun = [(request, span(request) + steps) for request in queues.prefilling]
-    return sum(memory.lacking(request, tokens) for request, tokens in (*due, *begun))
+    due = [clock.memory.get(clock.tick + step, ()) for step in range(steps)]
+    if memory.stride(clock.width > clock.riders):  # each needs a block
+        growth = sum(map(len, due))
+    else:
+        growth = sum(
+            memory.lacking(one, one.num_tokens + step)
+            for step, some in enumerate(due)
+            for one in some
+        )
+    return growth + sum(memory.lacking(one, span(one) + steps) for one in queues.prefilling)
