@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -152,8 +153,11 @@ def _stand_in(*, _root_: Any) -> str:
 def register(policies: Mapping[str, str]) -> None:
     """Make known to Hydra the schema, what stands in for a model, and policies.
 
-    These come by name and path of their class.
+    These come by name and path of their class. From here on libyaml reads YAML, where PyYAML has
+    it: a command reads dozens of files, and PyYAML's Python takes several times as long.
     """
+    yaml: Any = import_module("yaml")
+    yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(name="serve_schema", node=Serve)

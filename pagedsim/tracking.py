@@ -20,6 +20,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from statistics import fmean
+from threading import Lock
 from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, PagedsimError
@@ -91,11 +92,13 @@ def track(
     try:
         wandb.setup(_settings(mode=mode))  # offline, it loads nothing of what would send
         begin = _begin(result, folder, by_arm, mode=mode, project=project, entity=entity)
+        turn = Lock()  # to log is computing, and threads that compute at once hinder each other
 
         def arm(name: str) -> Path:
             config = by_arm[name][0].config | {"arm": name, "seed": by_arm[name][0].seed}
             with begin(name, "arm", config=config) as tracked:
-                _log_arm(tracked, by_arm[name], points)
+                with turn:
+                    _log_arm(tracked, by_arm[name], points)
                 return _folder(tracked)
 
         with _without_launch():

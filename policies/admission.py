@@ -31,11 +31,11 @@ class Reserve(Refusal):
     def refuses(self, request: Request, state: ServerState) -> float | None:
         there = [*state.running, *state.swapped, request]
         needed = sum(_longest(one, state) for one in there)
-        # Batchings want a block for each sequence free before they let the batch grow.
-        spare = sum(one.width for one in there)
-        return inf if needed + spare > state.total_blocks else None
+        return inf if needed > state.total_blocks else None
 
 
 def _longest(request: Request, state: ServerState) -> int:
+    """Blocks that a request may come to need, with one for each sequence that batchings want free
+    before they let the batch grow."""
     longest = request.prompt_len + state.longest_output(request)
-    return request.width * state.blocks_for(longest)
+    return request.width * (state.blocks_for(longest) + 1)

@@ -28,13 +28,16 @@ class LongestPrefix(Policy):
         self.most = require_whole("most", most, 0)
         self._first: dict[Hashable, Request] = {}  # who waits with a beginning that nobody has
         self._many = False
+        self._cached = 0  # changes of the cache that ranks know of
 
     def stale(self, state: ServerState) -> bool:
         many, self._many = self._many, state.waiting > self.most
         if self._many:
             return not many
-        self._first = {key: one for key, one in self._first.items() if _waits(one)}
-        return True
+        first = {key: one for key, one in self._first.items() if _waits(one)}
+        gone, self._first = len(first) < len(self._first), first
+        known, self._cached = self._cached, state.cache_changes
+        return many or gone or known != self._cached
 
     def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
         if self._many:

@@ -40,16 +40,14 @@ class MLFQ(Policy):
         self.levels = require_whole("levels", levels, 1, 64)
         self.starve = require_number("starve", starve, above=0)
         self.displacing = require_flag("displace", displace)
+        # The quantum of each level, in seconds.
+        self.quanta = [*(self.quantum * 2**level for level in range(self.levels - 1)), inf]
         self._places: dict[Request, Place] = {}
         self._due = Due()
 
     def entry(self, request: Request) -> int:
         """The level that a request joins."""
         return 0
-
-    def length(self, level: int) -> float:
-        """The quantum of a level, in seconds."""
-        return inf if level == self.levels - 1 else self.quantum * 2**level
 
     def rank(self, request: Request, state: ServerState) -> float:
         place = self._places.get(request)
@@ -64,7 +62,7 @@ class MLFQ(Policy):
         elif request.generated == place.generated:
             place.due = now  # nobody falls before it has gained a token, or some would not get on
         else:
-            while now >= (end := place.since + self.length(place.level) - place.served):
+            while now >= (end := place.since + self.quanta[place.level] - place.served):
                 place.level, place.served, place.since = place.level + 1, 0.0, end
             place.due = end
 
@@ -117,4 +115,4 @@ class SkipJoin(MLFQ):
 
     def entry(self, request: Request) -> int:
         seconds = request.prompt_len / self.prefill_rate
-        return next(level for level in range(self.levels) if seconds <= self.length(level))
+        return next(level for level, quantum in enumerate(self.quanta) if seconds <= quantum)

@@ -11,6 +11,10 @@ from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.request import State
 from policies.refusal import Refusal
 
+Need = tuple[float, int, int]
+"""Tokens that a request will still generate and keep, as it does all but the last; tokens that it
+holds, its last blocks counted whole; and its sequences."""
+
 
 class PastFuture(Refusal):
     """A request starts if memory will suffice at its peak, to which the batch and it will grow.
@@ -34,40 +38,29 @@ class PastFuture(Refusal):
 
     def refuses(self, request: Request, state: ServerState) -> float | None:
         there = [*state.running, *state.swapped]
-        left = {one: self._left(one, state) for one in (*there, request)}
+        needs = self._needs([*there, request], state)
         room = (state.total_blocks - 1) * state.block_size * (1 - self.reserve)
-        excess = self._peak(left, state.block_size) - room
+        excess = _peak(needs) - room
         if excess <= 0:
             return None
-        return self._steps(excess / request.width, there, left)
-
-    def _steps(self, excess: float, there: list[Request], left: dict[Request, float]) -> int:
-        """Steps for which that holds, if nobody comes or leaves.
-
-        While the batch decodes, a newcomer would have a token less at its peak with each step;
-        until somebody says more than was thought.
-        """
+        # While the batch decodes, a newcomer would have a token less at its peak with each step;
+        # until somebody says more than was thought.
         if not all(one.decoding for one in there):
             return 1
-        return int(min(ceil(excess), *left.values()))
+        return int(min(ceil(excess / request.width), min(left for left, _, _ in needs)))
 
-    def _peak(self, left: dict[Request, float], block_size: int) -> float:
-        """Tokens in memory at most, the last blocks of all counted whole."""
-        peak = held = sequences = 0.0
-        for one in sorted(left, key=left.__getitem__, reverse=True):
+    def _needs(self, some: list[Request], state: ServerState) -> list[Need]:
+        """What each of these needs."""
+        lengths, rest, needs = self._lengths, state.block_size - 1, []
+        for one in some:
+            said, width, length = one.generated, one.width, lengths.get(one, 0.0)
+            if length <= said:
+                length = lengths[one] = self._length(one, state)
+            left = length - said - 1
             # Whoever is to decode first gets a token from the prompt.
-            held += one.width * (one.num_tokens + (not one.decoding) + block_size - 1)
-            sequences += one.width
-            peak = max(peak, held + sequences * left[one])
-        return peak
-
-    def _left(self, request: Request, state: ServerState) -> float:
-        """Tokens that a request will still generate and keep: the last one is not kept."""
-        said = request.generated
-        length = self._lengths.get(request, 0.0)
-        if length <= said:
-            length = self._lengths[request] = self._length(request, state)
-        return max(length - said - 1, 0)
+            held = one.prompt_len + said + (not one.decoding) + rest
+            needs.append((left if left > 0 else 0, width * held, width))
+        return needs
 
     def _length(self, request: Request, state: ServerState) -> float:
         """What its answer will come to: more than it has said already, if it may."""
@@ -83,3 +76,14 @@ class PastFuture(Refusal):
             self._lengths.pop(event.request, None)
             if event.request.state is State.FINISHED:
                 self._outputs.append(event.request.generated)
+
+
+def _peak(needs: list[Need]) -> float:
+    """Tokens in memory at most: when somebody ends, with those who are still there then."""
+    peak = held = sequences = 0.0
+    for left, tokens, width in sorted(needs, reverse=True):
+        held += tokens
+        sequences += width
+        if (then := held + sequences * left) > peak:
+            peak = then
+    return peak

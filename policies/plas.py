@@ -37,11 +37,11 @@ class PLAS(MLFQ):
 
     def entry(self, request: Request) -> int:
         left = 0.0 if request.session is None else self._service[request.session]
-        level = 0
-        while left >= (length := self.length(level)):
-            left -= length
-            level += 1
-        return level
+        for level, quantum in enumerate(self.quanta):
+            if left < quantum:
+                return level
+            left -= quantum
+        return self.levels - 1
 
     def observe(self, event: Event) -> None:
         request, now = event

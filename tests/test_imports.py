@@ -90,7 +90,7 @@ RULES: dict[str, tuple[tuple[str, ...], Outside]] = {
     "pagedsim.workload": (("pagedsim.core",), all_but(*TORCH)),
     "pagedsim.metrics": (("pagedsim", "pagedsim.core"), all_but(*TORCH)),
     "pagedsim.report": (("pagedsim", "pagedsim.core", "pagedsim.metrics"), all_but(*TORCH)),
-    "pagedsim.config": ((), only("hydra", "omegaconf")),
+    "pagedsim.config": ((), only("hydra", "omegaconf", "yaml")),
     "pagedsim.user_error": (("pagedsim.core",), only("hydra", "omegaconf")),
     "pagedsim.tracking": (
         ("pagedsim", "pagedsim.core", "pagedsim.metrics", "pagedsim.report"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from math import inf
 
 from pagedsim.core.ranking import Order
@@ -29,8 +30,10 @@ class DriftingQueue(RankedQueue):
         self._speed = speed
         self._now = now
         self._speeds: dict[Request, float] = {}
-        self._at = -inf  # when all but the late were ranked
+        self._at = -inf  # when all but the late, who came since, were ranked
         self._late: list[Request] = []
+        self._spent = 0  # how many of these were ranked since
+        self._fastest: list[float] = []  # of those in the list from each place on, as it was then
         self._runners: list[Request] = []  # who may be the first; none: not known
         self._first: Request | None = None  # None: the first of the list
         self._until = -inf  # how long it is the first
@@ -49,14 +52,11 @@ class DriftingQueue(RankedQueue):
         speed = self._speed(request)  # first, since a policy may fail
         super().append(request)
         self._speeds[request] = speed
-        now = self._now()
-        if now == self._at:
-            return
         self._late.append(request)
         if self._runners:
             self._runners.append(request)
         if self._first is not None:
-            first = self._order(self._first)
+            first, now = self._order(self._first), self._now()
             self._until = min(self._until, self._overtakes(request, request._key, first, now))
 
     def put_back(self, request: Request) -> None:
@@ -80,9 +80,10 @@ class DriftingQueue(RankedQueue):
 
     def _look(self, now: float) -> None:
         """Find the first, and until when it is."""
-        if self._at == -inf or len(self._late) > LATE:
+        if self._at == -inf or len(self._late) > LATE or self._spent > len(self._list):
             self._rank_all(now)
             return
+        self._spent += len(self._late)
         if not self._runners:
             self._runners = self._who_may_be_first()
         keys = {request: self._order(request) for request in self._runners}
@@ -97,13 +98,18 @@ class DriftingQueue(RankedQueue):
         super().arrange()
         self._speeds = {request: self._speed(request) for request in self._list}
         self._at, self._until = now, -inf
-        self._first, self._runners, self._late = None, [], []
+        self._first, self._runners, self._late, self._spent = None, [], [], 0
+        backwards = accumulate(map(self._speeds.__getitem__, reversed(self._list)), min)
+        self._fastest = list(backwards)[::-1]
 
     def _who_may_be_first(self) -> list[Request]:
         """Of those ranked at one time who is faster than all before; and who came since."""
         late = set(self._late)
         found, fastest = [], inf
-        for request in self._list[self._start :]:
+        for place, request in enumerate(self._list, -len(late)):
+            # Who stands here stood no farther in front, but for those who came since.
+            if fastest <= self._fastest[max(place, 0)]:
+                break
             if (speed := self._speeds[request]) < fastest and request not in late:
                 found.append(request)
                 fastest = speed

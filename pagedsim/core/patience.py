@@ -1,20 +1,90 @@
-"""Whether a policy will wait: what lets a driver skip steps in which it could decide nothing."""
+"""Whether those who wait go on waiting: what lets a driver skip steps that decide nothing."""
 
 from __future__ import annotations
 
+from pagedsim.core.batching import Batching
+from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy, overrides
+from pagedsim.core.queues import Queues
+from pagedsim.core.request import Request
 
 
-def patient(policy: Policy, displacing: bool) -> bool:
-    """Whether a policy that could admit nobody will not change its mind while the batch decodes.
+class Patience:
+    """Tells for how long nobody gets in while the batch decodes.
 
-    Memory and seats only become scarcer then, so only an order or an answer that changes by
-    itself could let somebody in.
+    Memory and seats only become scarcer then. So whoever did not get in will not, unless somebody
+    else comes to be the first, or the policy changes its mind. Where neither can be ruled out
+    beforehand, both are looked at before each step, which costs less than to plan it.
     """
-    if overrides(policy, "admit") or overrides(policy, "sheds"):
-        return False
+
+    def __init__(self, queues: Queues, batching: Batching) -> None:
+        policy = queues.policy
+        self._queues = queues
+        self._batching = batching
+        self._displacing = queues.displacing
+        self._sure = not queues.shedding and _constant(policy, self._displacing)
+        self._in_order = not self._displacing or not queues.ranked or _keeps_order(policy)
+        self._first: Request | None = None  # who is looked at
+        self._refused = False  # whether it fits, and the policy did not let it in
+
+    def steps(self, plan: StepPlan, limit: int) -> int:
+        """For how many steps after `plan`, up to `limit`, nobody gets in, if each `lasts`."""
+        queues, waiting = self._queues, self._queues.waiting
+        self._first = None
+        if not (plan.waiting or len(waiting) or queues.swapped):
+            return limit
+        closed = self._batching.closed(plan)
+        if closed is not None:
+            return 0 if queues.swapped or self._displacing else min(limit, closed)
+        if queues.seats >= queues.max_seqs and not (self._displacing or queues.shedding):
+            return limit
+        if not waiting.settled or (waiting and queues.memory.wavers(waiting.head)):
+            return 0
+        self._refused = queues.refused_in == plan.number
+        if not self._sure or self._refused:
+            if queues.others or not self._in_order or (self._displacing and queues.prefilling):
+                return 0
+            self._first = waiting.head
+        # Room that was there before the batch grew is gone in the next step.
+        return 0 if waiting and self._pushes_out(waiting.head) else limit
+
+    def lasts(self) -> bool:
+        """Whether nobody gets in in the next step; to be asked before each of `steps`."""
+        if self._first is None:
+            return True
+        try:
+            return self._still_waits(self._first)
+        except TypeError:
+            self._queues.refuse_mixed_ranks()
+            raise
+
+    def _still_waits(self, first: Request) -> bool:
+        queues = self._queues
+        if queues.expiring and queues.expire() and self._displacing:
+            return False
+        if self._displacing or queues.seats < queues.max_seqs:
+            queues.waiting.arrange()
+        if queues.waiting.head is not first or self._batching.refused(queues, first):
+            return False
+        if self._pushes_out(first):
+            return False
+        return not (self._refused and self._batching.fits(queues, first) and queues.admits(first))
+
+    def _pushes_out(self, request: Request) -> bool:
+        """Whether who waits may push out the last of the batch."""
+        queues = self._queues
+        return self._displacing and queues.displaces(request, next(reversed(queues.running)))
+
+
+def _constant(policy: Policy, displacing: bool) -> bool:
+    """Whether no order, and no answer about it, changes by itself while the batch decodes."""
     if displacing and overrides(policy, "displaces"):
         return False
     if not overrides(policy, "rank") or policy.rank_changes == "never":
         return True
     return policy.rank_changes in ("while running", "while decoding") and not displacing
+
+
+def _keeps_order(policy: Policy) -> bool:
+    """Whether the batch stays in its order of rank while it decodes, unless ranks are stale."""
+    return policy.rank_changes in ("never", "when stale", "while decoding")

@@ -78,6 +78,7 @@ class Places:
         self._overdue: set[Request] = set()  # of those that are alive, who is at its end
         self._orders = 0
         self._seated = 0
+        self._unnumbered = -1  # where seats go on of who was put in order since; -1: nobody was
         self._decoding: tuple[int, tuple[Request, ...]] = (-1, ())
         self._running_sorted = -1  # how many had been seated when the batch was last sorted
 
@@ -260,6 +261,16 @@ class Places:
         if self.ranking is not None:
             self.ranking.remove(request)
 
+    def number(self) -> None:
+        """Seats are numbered in the order of the batch; to be called before they are compared."""
+        first, self._unnumbered = self._unnumbered, -1
+        if first < 0:
+            return
+        for seat, request in enumerate(self.running, first):
+            if request._seat >= first:
+                break  # from here on they came since
+            request._seat = seat
+
     def mix_up(self) -> None:
         """The batch is in order no longer, whoever was seated."""
         self._running_sorted = -1
@@ -310,6 +321,7 @@ class Places:
         plan.ending = self.clock.ends.pop(self.clock.tick)
         self._overdue.update(plan.ending)
         if self.async_scheduling:
+            self.number()
             for request in plan.ending:
                 # Where everybody can know that it ends here, nothing more is computed for it.
                 known = request.num_tokens >= self.limit_of(request)

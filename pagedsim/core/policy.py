@@ -207,7 +207,7 @@ def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
     """What requests are sorted by: rank, then arrival, then the order in which they were added."""
     assert request.arrival is not None  # set when it is added
     rank = policy.rank(request, state)
-    if type(rank) is not float or rank != rank:
+    if rank != rank or not (type(rank) is float or type(rank) is int):
         _refuse_rank(policy, request, rank)
     return (rank, request.arrival, request._order)
 

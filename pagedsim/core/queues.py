@@ -53,6 +53,7 @@ class Queues(RankedPlaces):
         )
         """Whether who comes and is not the first in the queue changes nothing for the next step."""
         self.feasible: Request | None = None  # the last head of waiting found to be
+        self.refused_in = -1  # the last step in which the policy did not let the first in
 
     # -- who waits ---------------------------------------------------------------------------------
 
@@ -86,9 +87,10 @@ class Queues(RankedPlaces):
 
     def admits(self, request: Request) -> bool:
         """Whether the policy lets a request start."""
-        return not self.admitting or flag(
-            self.policy, "admit", self.hooks.admit(request, self.state)
-        )
+        if not self.admitting or flag(self.policy, "admit", self.hooks.admit(request, self.state)):
+            return True
+        self.refused_in = self.step
+        return False
 
     def displaces(self, waiting: Request, running: Request) -> bool:
         """Whether the policy lets a waiting request push out a running one."""
@@ -141,6 +143,8 @@ class Queues(RankedPlaces):
         clock, memory = self.clock, self.memory
         due = clock.memory.get(clock.tick)
         forked = clock.width > clock.riders
+        if memory.with_tokens:
+            self.number()  # a prefix cache goes by it
         if not memory.grow(due or (), spare, plan.copies, forked):
             return False
         if due:
@@ -203,7 +207,8 @@ class Queues(RankedPlaces):
         return given_back
 
     def _keep(self, victim: Request) -> Keep:
-        if victim.computed == 0 or not self.memory.cpu_room(victim):
+        memory = self.memory
+        if not memory.cpu_total or victim.computed == 0 or not memory.cpu_room(victim):
             return Keep.RECOMPUTE
         for asked in (self.policy, self.preemption):
             if (keep := asked.keep(victim, self.state)) is not None:

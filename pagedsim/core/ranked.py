@@ -31,6 +31,7 @@ class RankedPlaces(Places):
         self.order = partial(rank_key, policy, self.state)
         self.favoured: Request | None = None  # who displaced somebody, and goes next
         self.sorts_late = sorts_late
+        self._asked_in = -1  # the last step for which it was asked which ranks have changed
         changes = policy.rank_changes
         self.expiring = changes in ("always", "when stale", "with time") and (
             self.ranked or overrides(policy, "stale")
@@ -63,43 +64,53 @@ class RankedPlaces(Places):
 
     # -- the batch -------------------------------------------------------------------------------
 
-    def expire(self) -> None:
-        """A new step is planned: what ranks may have changed is to be asked again."""
+    def expire(self) -> bool:
+        """A new step is planned: what ranks may have changed is to be asked again, once.
+
+        Returns whether any rank has changed.
+        """
+        if self._asked_in == self.step:
+            return False
+        self._asked_in = self.step
+        stale = self._stale()
+        if stale is True:
+            self._expire_all()
+            return True
+        return stale is not False and self._move_all(stale)
+
+    def _stale(self) -> object:
+        """What the policy says of its ranks, or what `rank_changes` does."""
         changes = self.policy.rank_changes
         if changes == "always" or (changes == "with time" and self.sorts_late):
-            self._expire_all()
-        elif changes in ("when stale", "with time"):
-            stale = self.hooks.stale(self.state)
-            if stale is True:
-                self._expire_all()
-            elif stale is not False:
-                self._move_all(stale)
+            return True
+        return self.hooks.stale(self.state) if changes in ("when stale", "with time") else False
 
     def _expire_all(self) -> None:
         self.waiting.expire()
         self.mix_up()
         self.ranking = None
 
-    def _move_all(self, stale: object) -> None:
+    def _move_all(self, stale: object) -> bool:
+        """Those whose ranks have changed go to their places; whether there were any."""
         if not isinstance(stale, Collection) or not all(isinstance(one, Request) for one in stale):
             name = f"{type(self.policy).__name__}.stale"
             raise PolicyError(f"{name} gave {stale!r}: must be true, false, or requests")
+        if not stale:
+            return False
+        running, ranking = self.running, self.ranking
         for request in stale:
-            self._move(request)
-
-    def _move(self, request: Request) -> None:
-        """The rank of one request has changed."""
-        if request.state is State.WAITING:
-            self.waiting.move(request)
-        elif request in self.running:
-            self.mix_up()
-            if self.ranking is not None:
-                self.ranking.move(request)
+            if request in running:
+                self.mix_up()
+                if ranking is not None:
+                    ranking.move(request)
+            elif request.state is State.WAITING:
+                self.waiting.move(request)
+        return True
 
     def rank_running(self) -> None:
         """Put the batch in order of rank, where anything can have changed."""
         changes = self.policy.rank_changes
-        if changes == "when stale" and self.ranking is None:
+        if changes in ("never", "when stale") and self.ranking is None:
             self.ranking = Ranking(self.order, self.running)
         elif changes in ("while running", "with time") or (
             changes == "while decoding" and self.prefilling
@@ -113,9 +124,8 @@ class RankedPlaces(Places):
         batch = sorted(self.running, key=self.order) if ranking is None else list(ranking)
         self.running.clear()
         self.running.update(dict.fromkeys(batch))
-        for request in batch:
-            request._seat = self._seated
-            self._seated += 1
+        self._unnumbered = self._seated
+        self._seated += len(batch)
         self._running_sorted = self._seated
         self._decoding = (-1, ())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
@@ -27,18 +27,22 @@ class Ranking:
         for request in self._requests:
             request._key = order(request)
         self._requests.sort(key=by_key)
+        self._keys = [request._key for request in self._requests]  # sooner compared by themselves
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
         """One more."""
-        request._key = self.order(request)
-        insort(self._requests, request, key=by_key)
+        request._key = key = self.order(request)
+        place = bisect_left(self._keys, key)
+        self._keys.insert(place, key)
+        self._requests.insert(place, request)
 
     def remove(self, request: Request) -> None:
         """One less."""
-        del self._requests[find(self._requests, request)]
+        place = bisect_left(self._keys, request._key)
+        del self._keys[place], self._requests[place]
 
     def move(self, request: Request) -> None:
         """The rank of one has changed."""

@@ -201,9 +201,13 @@ class Request(Rider):
         if end <= self.prompt_len:
             return tuple(self.prompt[start:end])
         offset = self.prompt_len
-        said = self.outputs[0] if self._answer is None or self.outputs else self._answer
-        generated = said[max(start - offset, 0) : end - offset]
+        generated = self._said[max(start - offset, 0) : end - offset]
         return (*self.prompt[start:], *generated)
+
+    @property
+    def _said(self) -> Sequence[int]:
+        """What its first sequence says, as far as that is known; perhaps more than it will say."""
+        return self.outputs[0] if self.outputs else self._answer or ()
 
     def __repr__(self) -> str:
         return (

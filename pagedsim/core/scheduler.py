@@ -26,7 +26,7 @@ from pagedsim.core.gate import Gate
 from pagedsim.core.integrity import check_places
 from pagedsim.core.memory import Memory
 from pagedsim.core.misfits import refuse_misfits
-from pagedsim.core.patience import patient
+from pagedsim.core.patience import Patience
 from pagedsim.core.places import Limits
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy, Preemption, overrides
@@ -97,7 +97,7 @@ class Scheduler(Gate):
         self.running = queues.running
         self.swapped = queues.swapped
 
-        self._patient = patient(policy, queues.displacing)
+        self._patience = Patience(queues, batching)
         self._watched = overrides(policy, "served")
         self.lasting_plans = True
         """Whether a plan's `decodes` can be asked for when it has been committed, too. Whoever
@@ -291,6 +291,7 @@ class Scheduler(Gate):
         if ended:
             self.disturbed = True  # what they held is free: a plan made before knew nothing of it
         if len(ended) > 1:  # in the order of the batch: the prefix cache evicts in that of release
+            queues.number()
             ended.sort(key=_by_seat)
         for request in ended:
             queues.take_out(request)
@@ -336,32 +337,12 @@ class Scheduler(Gate):
             return 0
         if plan.preempted or plan.displaced:
             return 0
-        waiting = plan.waiting or len(self.waiting)
-        if waiting or self.swapped:
-            limit = self._nobody_gets_in(plan, limit, waiting)
-        if waiting and queues.displacing:
-            # Room that was there before the batch grew is gone in the next step.
-            last = next(reversed(self.running))
-            if queues.displaces(self.waiting.head, last):
-                return 0
+        limit = self._patience.steps(plan, limit)
         after, ends = self.clock.tick + 1, self.clock.ends
         for tick in range(after, after + limit):
             if tick in ends:  # which does not show in a step that is planned before
                 return tick - after + bool(queues.untold)
         return limit
-
-    def _nobody_gets_in(self, plan: StepPlan, limit: int, waiting: int) -> int:
-        """For how many steps, up to `limit`, none of the `waiting`, and of those on the CPU, will
-        be let in while the batch decodes."""
-        queues = self.queues
-        closed = self.batching.closed(plan)
-        if closed is not None:
-            return 0 if self.swapped or queues.displacing else min(limit, closed)
-        if queues.seats >= queues.max_seqs and not (queues.displacing or queues.shedding):
-            return limit
-        if not self._patient or not self.waiting.settled:
-            return 0
-        return 0 if waiting and self.memory.wavers(self.waiting.head) else limit
 
     def glide(self, plan: StepPlan, now: float) -> bool:
         """Commit `plan` and, where memory allows it, plan the same step again in its place.
@@ -373,7 +354,7 @@ class Scheduler(Gate):
         queues, memory = self.queues, self.memory
         queues.now = now
         self.clock.tick += 1
-        if not queues.grow(plan, self.batching.slack(queues)):
+        if not self._patience.lasts() or not queues.grow(plan, self.batching.slack(queues)):
             self.pending = None
             return False
         plan.number = queues.step
@@ -387,7 +368,8 @@ class Scheduler(Gate):
 
     def grow_ahead(self, plan: StepPlan) -> bool:
         """While `plan` is under way, take the memory for the same step again, if there is any."""
-        return self.queues.grow(plan, self.batching.slack(self.queues))
+        queues = self.queues
+        return self._patience.lasts() and queues.grow(plan, self.batching.slack(queues))
 
     def glide_ahead(self, plan: StepPlan, now: float) -> list[Request]:
         """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends

@@ -37,5 +37,6 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def read_table(path: Path, *columns: str) -> pa.Table:
     """One of a run's tables, or some of its columns."""
-    with parquet.ParquetFile(path) as file:
-        return file.read(columns or None)
+    # A column alone is read sooner than threads begin, or parts of the file are gathered.
+    with parquet.ParquetFile(path, pre_buffer=False) as file:
+        return file.read(columns or None, use_threads=len(columns) != 1)

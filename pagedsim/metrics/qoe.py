@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,9 @@ from pagedsim.core.errors import require_number
 
 Floats = NDArray[np.float64]
 Counts = NDArray[Any]
+
+_AT_ONCE = 1 << 13
+"""Tokens that are looked at in one go."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +108,45 @@ class Reader:
         some = some[np.argsort(-tokens[some], kind="stable")]
         if not len(some):
             return total
-        best, last, begin, steps = best[some], last[some], begin[some], steps[some]
-        delay, gaps = delay[some], tokens[some] - 1
-        sums = delay.copy()
-        numbers = np.arange(1, int(gaps[0]) + 1)
-        counts = [*np.searchsorted(-gaps, -numbers, side="right").tolist(), 0]
-        # One token of every request at a time, the longest requests first; who has more after it
-        # gets it with a step, the others have their last.
-        for number, (here, more) in enumerate(pairwise(counts), 1):
-            step = -(-number * steps[:more] // gaps[:more]) - 1
-            came = last[:here].copy()
-            came[:more] = ends[begin[:more] + step]
-            np.maximum(delay[:here], came - best[:here] - number * pace, out=delay[:here])
-            sums[:here] += delay[:here]
-        total[some] = sums
+        late = _Spread(tokens[some], steps[some], begin[some], last[some], best[some])
+        total[some] = late.sums(delay[some], pace, ends)
         return total
+
+
+class _Spread(NamedTuple):
+    """Answers of several tokens, the longest first, which lie evenly over the steps of each."""
+
+    tokens: Counts
+    steps: Counts
+    begin: Counts
+    last: Floats
+    best: Floats
+
+    def sums(self, delay: Floats, pace: float, ends: Floats) -> Floats:
+        """The delay of the first token of each and those of all after it, added up.
+
+        Some tokens of every answer are looked at in one go.
+        """
+        gaps, sums = self.tokens - 1, delay.copy()
+        most, number = int(gaps[0]), 1
+        longer = np.searchsorted(-gaps, -np.arange(1, most + 1), side="right")
+        while number <= most:
+            some = int(longer[number - 1])
+            end = min(number + max(_AT_ONCE // some, 1), most + 1)
+            numbers = np.arange(number, end)[:, None]
+            left = gaps[:some] - numbers
+            # Who has more after a token gets it with a step, the others have their last.
+            step = self.begin[:some] - (-numbers * self.steps[:some] // gaps[:some]) - 1
+            came = np.where(left > 0, ends[np.where(left > 0, step, 0)], self.last[:some])
+            late = came - self.best[:some] - numbers * pace
+            late[0] = np.maximum(late[0], delay[:some])
+            np.maximum.accumulate(late, axis=0, out=late)
+            delay[:some] = late[-1]
+            late[left < 0] = 0.0
+            late[0] += sums[:some]
+            sums[:some] = np.add.accumulate(late, axis=0)[-1]
+            number = end
+        return sums
 
 
 def decoded(ends: Floats, first: Floats, last: Floats) -> tuple[Counts, Counts]:

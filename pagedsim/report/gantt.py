@@ -104,7 +104,8 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
     gap = 1.5  # rows of space between clients
     y = np.arange(len(rows)) + gap * group[order]
     stages = ("arrival", "scheduled", "first_token", "finished")
-    times = [np.where(np.isnan(columns[s]), run.end, columns[s]) for s in stages]
+    over = run.end
+    times = [np.where(np.isnan(columns[s]), over, columns[s]) for s in stages]
     times[1] = np.minimum(times[1], times[2])
     served = ~rejected
     for colour, begin, end in zip((QUEUED, PREFILL, DECODE), times, times[1:], strict=False):

@@ -78,7 +78,7 @@ def _for_page(name: str, svg: str) -> str:
     svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', svg, count=1)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
-    svg = re.sub(r'="[^"]*"', _shortened, svg)
+    svg = re.sub(r'="[^"]*\.\d{3}[^"]*"', _shortened, svg)
     svg = re.sub(
         r"#[0-9a-f]{6}\b", lambda m: f"var({COLOURS[m[0]]})" if m[0] in COLOURS else m[0], svg
     )
@@ -87,4 +87,4 @@ def _for_page(name: str, svg: str) -> str:
 
 def _shortened(attribute: re.Match[str]) -> str:
     """An attribute, such as a path, with two decimals: a hundredth of a point is not seen."""
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", attribute[0])
+    return re.sub(r"(?<=\d\.\d\d)\d+", "", attribute[0])

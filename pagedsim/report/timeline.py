@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import count
+from itertools import compress, count
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,17 @@ _STEP = (
 )
 """What is shown of a step."""
 
-Events = Iterator[dict[str, Any]]
+Events = Iterator[str]
+"""Each as JSON: there are tens of thousands, most of them a few numbers."""
+
+_text = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def write_timeline(
     study: Arms, path: Path, *, requests: int = REQUESTS, steps: int = STEPS, arms: int = ARMS
 ) -> Path:
     """Write the first seed of the first `arms` arms, as far as the caps allow; returns `path`."""
-    events: list[dict[str, Any]] = []
+    events: list[str] = []
     notes = []
     shown = study.arms[:arms]
     if len(shown) < len(study.arms):
@@ -62,9 +65,9 @@ def write_timeline(
         events += _requests(run, clients, table.slice(0, requests), 1)
     if notes:
         events += _process(0, f"note: {'; '.join(notes)}")
-    page = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"note": "; ".join(notes)}}
+    more = {"displayTimeUnit": "ms", "otherData": {"note": "; ".join(notes)}}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(page, separators=(",", ":")), encoding="utf-8")
+    path.write_text(f'{{"traceEvents":[{",".join(events)}],{_text(more)[1:]}', encoding="utf-8")
     return path
 
 
@@ -105,15 +108,18 @@ def _steps(process: int, table: pa.Table, total: float) -> Events:
     begin = _micros(table["start"])
     length = np.round(_micros(table["end"]) - begin, 3)
     names = ("step", "prefill_tokens", "decode_seqs", "swap_out", "swap_in")
-    rows = table.select((*names, "prefill_requests", "preempted")).to_pylist()
-    for start, duration, row in zip(begin.tolist(), length.tolist(), rows, strict=True):
+    columns = (table[name].to_numpy().tolist() for name in names)
+    facts = (table[name].to_numpy().tolist() for name in ("prefill_requests", "preempted"))
+    rows = zip(begin.tolist(), length.tolist(), *facts, zip(*columns, strict=True), strict=True)
+    for start, duration, chunks, preempted, values in rows:
         if duration > 0:
-            arguments = {name: row[name] for name in names if row[name] or name == "step"}
-            name = _kind(row["prefill_requests"], row["decode_seqs"])
-            yield _slice(process, 1, name, start, duration, arguments)
-        if preempted := row["preempted"]:
+            first, *others = map('"{}":{}'.format, names, values)
+            told = ",".join([first, *compress(others, values[1:])])
+            kind = _kind(chunks, values[2])
+            yield _slice(process, 1, kind, start, duration, f"{{{told}}}")
+        if preempted:
             name = "preemption" if preempted == 1 else f"{preempted} preemptions"
-            yield {"ph": "i", "s": "p", "pid": process, "tid": 1, "ts": start, "name": name}
+            yield f'{{"ph":"i","s":"p","pid":{process},"tid":1,"ts":{start},"name":"{name}"}}'
     yield from _counters(process, table, total)
 
 
@@ -136,7 +142,8 @@ def _counters(process: int, table: pa.Table, total: float) -> Events:
     times = _micros(table["start"]).tolist()
     for name, values in series.items():
         for time, value in zip(times, values.tolist(), strict=True):
-            yield {"ph": "C", "pid": process, "ts": time, "name": name, "args": {"value": value}}
+            value = f'{{"value":{value}}}'
+            yield f'{{"ph":"C","pid":{process},"ts":{time},"name":"{name}","args":{value}}}'
 
 
 def _requests(run: Run, process: int, table: pa.Table, first: int) -> Events:
@@ -153,9 +160,8 @@ def _requests(run: Run, process: int, table: pa.Table, first: int) -> Events:
         yield from _track(process, track, f"{row['request']}{client}")
         if row.get(CAME_FROM) is not None:
             row[CAME_FROM] = run.replicas[row[CAME_FROM]]["name"]
-        arguments = {
-            n: value for n, value in row.items() if n == "request" or value not in ("", 0, None)
-        }
+        told = {n: one for n, one in row.items() if n == "request" or one not in ("", 0, None)}
+        arguments = _text(told)
         times = [stage[i] for stage in stages]
         if row["state"] == "rejected":
             yield _slice(process, track, "rejected", times[0], times[-1] - times[0], arguments)
@@ -169,7 +175,8 @@ def _stages(run: Run, table: pa.Table) -> tuple[list[str], list[list[float]]]:
     """What requests do one after the other, and when each of that begins, with the end of all."""
     known = ["arrival", "scheduled" if run.inside else "first_token", "first_token", "finished"]
     names = ["queued", "prefill", "decode"]
-    times = [_micros(table[name], run.end) for name in known]
+    end = run.end
+    times = [_micros(table[name], end) for name in known]
     if "boarded" in table.column_names:  # replicas hand requests on
         moves = [_micros(table[name]) for name in ("left", "boarded")]
         times[3:3] = [np.where(np.isnan(move), times[2], move) for move in moves]
@@ -178,38 +185,21 @@ def _stages(run: Run, table: pa.Table) -> tuple[list[str], list[list[float]]]:
 
 
 def _slice(
-    process: int, track: int, name: str, start: float, duration: float, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "pid": process,
-        "tid": track,
-        "ts": start,
-        "dur": duration,
-        "name": name,
-        "args": arguments,
-    }
+    process: int, track: int, name: str, start: float, duration: float, arguments: str
+) -> str:
+    place = f'"pid":{process},"tid":{track},"ts":{start},"dur":{duration}'
+    return f'{{"ph":"X",{place},"name":"{name}","args":{arguments}}}'
 
 
 def _process(process: int, name: str) -> Events:
-    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
-    yield {
-        "ph": "M",
-        "pid": process,
-        "name": "process_sort_index",
-        "args": {"sort_index": process},
-    }
+    for event, arguments in (("name", {"name": name}), ("sort_index", {"sort_index": process})):
+        yield _text({"ph": "M", "pid": process, "name": f"process_{event}", "args": arguments})
 
 
 def _track(process: int, track: int, name: str) -> Events:
     for event, arguments in (("name", {"name": name}), ("sort_index", {"sort_index": track})):
-        yield {
-            "ph": "M",
-            "pid": process,
-            "tid": track,
-            "name": f"thread_{event}",
-            "args": arguments,
-        }
+        place = {"ph": "M", "pid": process, "tid": track}
+        yield _text({**place, "name": f"thread_{event}", "args": arguments})
 
 
 def _micros(column: Any, missing: float | None = None) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
+
+from pagedsim.run.exchange import Exchange
 
 _ROOT = "config"
 
@@ -15,8 +18,8 @@ _ROOT = "config"
 class Composition:
     """What Hydra composes of words and overrides.
 
-    To compose takes as long as a short run does, so it is done once for each choice of options;
-    values are put into a copy of that.
+    To compose takes as long as a short run does, so it is done once for each choice of options that
+    cannot simply be exchanged; values are put into a copy of that.
     """
 
     def __init__(
@@ -50,9 +53,14 @@ class Composition:
             if keys.count(key) > 1 or override != f"{key}={self._choices.get(key)}"
         )
 
+    @cached_property
+    def _exchange(self) -> Exchange:
+        words = OverridesParser.create().parse_overrides([*self._words])
+        return Exchange(self._made[()], words, self._choices)
+
     def _varied(self, overrides: tuple[str, ...]) -> DictConfig | None:
-        """The composition of the options among `overrides` with the values among them; None where
-        there are no values, or one has no place there."""
+        """What was composed, with the options and values among `overrides`; None where one of them
+        has no place there."""
         parser = OverridesParser.create()
         try:
             parsed = [parser.parse_override(override) for override in overrides]
@@ -64,7 +72,7 @@ class Composition:
                 and not (one.package or one.is_sweep_override() or one.is_hydra_override())
             ]
             if not values:
-                return None
+                return self._exchanged(parsed)
             pairs = zip(overrides, parsed, strict=True)
             options = [override for override, one in pairs if one not in values]
             made = self.of(options).copy()
@@ -73,3 +81,15 @@ class Composition:
         except Exception:  # what is wrong is said by Hydra, which sees all of it at once
             return None
         return made
+
+    def _exchanged(self, parsed: Sequence[Override]) -> DictConfig | None:
+        """The same, of options alone."""
+        if () not in self._made or not parsed:
+            return None
+        options: dict[str, str] = {}
+        for one in parsed:
+            option, plain = one.value(), one.type is OverrideType.CHANGE and one.package is None
+            if not (plain and isinstance(option, str)) or one.key_or_group in options:
+                return None
+            options[one.key_or_group] = option
+        return self._exchange.of(options)

@@ -5,6 +5,7 @@ sessions whose turns wait for answers, `shared_prefix` one of stages over the sa
 reads one from a file; each gives a `Workload`, whose `requests()` are what a server is fed with.
 """
 
+from pagedsim.core.runs import TokenRuns
 from pagedsim.workload.arrivals import (
     Arrivals,
     Burst,
@@ -37,7 +38,6 @@ from pagedsim.workload.tokens import (
     GrowingPrompts,
     PrefixedPrompts,
     Prompts,
-    TokenRuns,
 )
 from pagedsim.workload.traces import FORMATS
 from pagedsim.workload.traffic import Traffic

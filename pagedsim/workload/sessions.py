@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pagedsim.core import ConfigError
 
@@ -62,17 +62,23 @@ class Sessions:
 
     def name(self, row: int) -> str | None:
         """What the session of a request is called."""
-        number = int(self.session[row])
+        number: int = self.session.item(row)
         return str(number) if number >= 0 else None
 
     def after(self, row: int) -> list[int]:
         """Those that must have left before it is sent."""
-        return list(map(int, self._waits[self._starts[row] : self._starts[row + 1]]))
+        return _between(self._waits, self._starts, row)
 
     def followers(self, row: int) -> list[int]:
         """Those that wait for it."""
-        return list(map(int, self._followers[self._begins[row] : self._begins[row + 1]]))
+        return _between(self._followers, self._begins, row)
 
     def pause(self, row: int) -> float:
         """Seconds between the last answer that it waits for and its arrival."""
-        return float(self.pauses[row])
+        return float(self.pauses.item(row))
+
+
+def _between(rows: NDArray[np.int64], starts: NDArray[np.int64], row: int) -> list[int]:
+    """Those that a row has of `rows`."""
+    start, end = starts.item(row), starts.item(row + 1)
+    return rows[start:end].tolist() if start < end else []

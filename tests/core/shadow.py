@@ -157,7 +157,7 @@ class Shadow:
             gpu.update(*request.tables)
             cpu.update(*request.cpu_tables)
         if isinstance(self.memory, PrefixMemory):
-            gpu.update(self.memory._key_of)
+            gpu.update(self.memory.known_blocks())
         if isinstance(self.memory, TieredMemory):
             cpu.update(_cached_below(self.memory))
         for pool, kept in ((self.gpu, gpu), (self.cpu, cpu)):

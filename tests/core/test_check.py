@@ -338,19 +338,19 @@ def test_paged_memory(plant: Callable[[Busy], None], named: str) -> None:
 
 
 def leaks_an_unused_block(busy: Busy) -> None:
-    busy.prefix._unused.popitem()
+    busy.prefix._idle.pop(1)
 
 
 def forgets_in_one_index(busy: Busy) -> None:
-    busy.prefix._key_of.pop(busy.solo.tables[0][0])
+    busy.prefix._key_of[busy.solo.tables[0][0]] = None
 
 
 def invents_in_one_index(busy: Busy) -> None:
-    busy.prefix._blocks_of["a key that no block has"] = [39]
+    busy.prefix._block_of["a key that no block has"] = 39
 
 
-def counts_a_cached_block_too_many(busy: Busy) -> None:
-    busy.prefix._idle_keys += 1
+def lays_a_known_block_to_the_others(busy: Busy) -> None:
+    busy.prefix._free += busy.prefix._idle.pop(1)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def counts_a_cached_block_too_many(busy: Busy) -> None:
         (leaks_an_unused_block, r"GPU pool: blocks \[\d+\] leaked"),
         (forgets_in_one_index, r"the prefix cache's two indexes disagree"),
         (invents_in_one_index, r"the prefix cache's two indexes disagree"),
-        (counts_a_cached_block_too_many, r"(\d+) free blocks are cached, \d+ counted"),
+        (lays_a_known_block_to_the_others, r"\d+ free blocks are known, \d+ lie with those"),
     ],
 )
 def test_prefix_cache(plant: Callable[[Busy], None], named: str) -> None:

@@ -153,3 +153,16 @@ def test_tokens_that_come_together_are_there_together() -> None:
     """Of four in two parts, at 1 and 7, two are read at 1 and 3, two at 7 and 9."""
     found = READER.qoe_of_times(np.zeros(1), np.array([4]), [np.array([1.0, 7.0])])
     assert found == pytest.approx([1 - (2 + 2) / (1 + 3 + 7 + 9)])
+
+
+def test_it_is_the_same_however_many_tokens_are_looked_at_in_one_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = np.random.default_rng(1)
+    ends, tokens = np.cumsum(draw.exponential(0.2, 400)), draw.integers(2, 200, 30)
+    first = np.sort(draw.uniform(0, 20, 30))
+    last = first + tokens * draw.uniform(0.2, 0.4, 30)  # not a token a step
+    answers = (first - 1, first, last, tokens, *decoded(ends, first, last), ends)
+    whole = READER.qoe(*answers)
+    monkeypatch.setattr("pagedsim.metrics.qoe._AT_ONCE", 7)
+    assert READER.qoe(*answers).tolist() == whole.tolist()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hydra import compose
-from omegaconf import DictConfig, OmegaConf
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from pagedsim.run import composition
 from pagedsim.run.composition import Composition
@@ -28,10 +32,10 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     yield asked
 
 
-def made() -> Composition:
-    whole = compose("config", overrides=WORDS, return_hydra_config=True)
+def made(words: Sequence[str] = WORDS) -> Composition:
+    whole = compose("config", overrides=[*words], return_hydra_config=True)
     choices = {str(group): option for group, option in whole.hydra.runtime.choices.items()}
-    return Composition(WORDS, choices, compose("config", overrides=WORDS))
+    return Composition(words, choices, compose("config", overrides=[*words]))
 
 
 @pytest.mark.parametrize(
@@ -39,10 +43,13 @@ def made() -> Composition:
     [
         ([], []),
         (["policy=fcfs"], []),
-        (["policy=priority"], [["policy=priority"]]),
+        (["policy=priority"], []),
+        (["policy=priority", "model=opt-13b", "policy.displace=true"], []),
         (["policy=priority", "policy=fcfs"], [["policy=priority", "policy=fcfs"]]),
         (["memory.block_size=8", "workload.rate=3"], []),
-        (["memory.block_size=8", "policy=vtc"], [["policy=vtc"]]),
+        (["memory.block_size=8", "policy=vtc"], []),
+        (["backend=engine"], [["backend=engine"]]),  # an option of `scale` goes by it
+        (["fleet=prefill_decode"], [["fleet=prefill_decode"]]),  # it chooses a router, too
         (["study.metrics=[ttft]", "workload.extra={a: {b: [1, 2]}}"], []),
         (["slo.ttft=1", "server.max_seqs=${memory.block_size}"], []),
         (["workload=sharegpt", "predictor=noisy"], [["workload=sharegpt", "predictor=noisy"]]),
@@ -77,3 +84,45 @@ def test_points_of_a_sweep_leave_each_other_alone() -> None:
     sizes = [several.of([f"memory.block_size={size}"]).memory.block_size for size in (8, 16, 32)]
     assert sizes == [8, 16, 32]
     assert several.of([]).workload.rate == 6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=fairness"],  # has its own settings of the policy
+        ["experiment=policy_zoo", "policy.victim=rank"],
+        ["experiment=policy_zoo", "+policy@workload.extra=priority"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_others_add_to_is_not_exchanged(
+    words: list[str], composed: list[list[str]]
+) -> None:
+    found = made(words).of(["policy=priority"])
+    assert composed == [[*words, "policy=priority"]]
+    assert found == compose("config", overrides=[*words, "policy=priority"])
+
+
+def test_nothing_is_exchanged_where_another_folder_of_configurations_is_named(
+    tmp_path: Path, composed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
+    sources = [FileConfigSource("command-line", f"file://{tmp_path}"), *repository.sources]
+    monkeypatch.setattr(repository, "sources", sources)
+    made().of(["policy=priority"])
+    assert composed == [[*WORDS, "policy=priority"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["fcfs_vs_priority", "migration"])
+def test_every_option_is_exchanged_for_what_hydra_makes_of_it(experiment: str) -> None:
+    words, root = [f"experiment={experiment}"], Path(str(files("conf")))
+    composition = made(words)
+    for file in sorted(root.glob("*/*.yaml")):
+        option = f"{file.parent.name}={file.stem}"
+        try:
+            found = composition.of([option])
+        except MissingMandatoryValue:
+            continue  # which must be given, or the option is of no use
+        whole = compose("config", overrides=[*words, option])
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(whole), option

@@ -1,65 +1,8 @@
-"""Prompts as runs: equal tokens are equal keys, at any length and for little work."""
+"""Prompts of workloads: they share what they should, and nothing else."""
 
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pagedsim.core import Request
-from pagedsim.workload import BlockPrompts, PrefixedPrompts, TokenRuns
-
-RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=6)
-
-
-def ids(runs: TokenRuns, start: int, stop: int) -> list[int]:
-    return [runs[i] for i in range(*slice(start, stop).indices(len(runs)))]
-
-
-@given(RUNS, RUNS, st.integers(0, 40), st.integers(0, 40), st.integers(0, 20))
-def test_two_slices_are_equal_exactly_where_their_tokens_are(
-    one: list[tuple[int, int]], two: list[tuple[int, int]], i: int, j: int, size: int
-) -> None:
-    a, b = TokenRuns(one), TokenRuns(two)
-    same = ids(a, i, i + size) == ids(b, j, j + size)
-    assert (a[i : i + size] == b[j : j + size]) is same
-    if same:
-        assert hash(a[i : i + size]) == hash(b[j : j + size])
-
-
-@given(RUNS, st.integers(-40, 40), st.integers(-40, 40))
-def test_a_slice_covers_what_it_says(runs: list[tuple[int, int]], i: int, j: int) -> None:
-    prompt = TokenRuns(runs)
-    assert len(prompt) == sum(length for _, length in runs)
-    assert sum(piece[2] for piece in prompt[i:j]) == len(range(*slice(i, j).indices(len(prompt))))
-    assert [prompt[k] for k in range(-len(prompt), 0)] == list(prompt)
-
-
-def test_tokens_are_numbered_within_their_stream() -> None:
-    prompt = TokenRuns([(3, 2), (0, 1)])
-    assert list(prompt) == [3 << 32, (3 << 32) + 1, 0]
-    long = TokenRuns([(0, 200_000), (1, 10)])  # longer than the context of any model
-    assert long[199_999] < long[200_000] == 1 << 32
-    with pytest.raises(IndexError):
-        prompt[3]
-    with pytest.raises(ValueError, match="steps of 1"):
-        prompt[::2]
-
-
-def test_a_prompt_is_a_value() -> None:
-    assert TokenRuns([(1, 4), (2, 0)]) == TokenRuns([(1, 4)])
-    assert len({TokenRuns([(1, 4)]), TokenRuns([(1, 4)]), TokenRuns([(1, 5)])}) == 2
-    assert eval(repr(TokenRuns([(1, 4), (2, 3)]))) == TokenRuns([(1, 4), (2, 3)])
-
-
-def test_blocks_are_runs_and_the_last_may_be_shorter() -> None:
-    assert TokenRuns.blocks([5, 6, 7], 4, 10) == TokenRuns([(5, 4), (6, 4), (7, 2)])
-    assert TokenRuns.blocks([5, 6, 7], 4, 8) == TokenRuns([(5, 4), (6, 4)])
-
-
-def test_the_core_takes_a_prompt_of_runs_and_asks_for_its_blocks() -> None:
-    request = Request(0, TokenRuns([(0, 20), (9, 20)]))
-    assert request.prompt_len == 40
-    assert request.tokens(16, 32) == ((0, 16, 4), (9, 0, 12))
+from pagedsim.workload import BlockPrompts, PrefixedPrompts
 
 
 def test_prefixed_prompts_share_their_prefix_and_nothing_else() -> None:
@@ -70,6 +13,6 @@ def test_prefixed_prompts_share_their_prefix_and_nothing_else() -> None:
     assert prompts[0][32:40] != prompts[1][:8]
 
 
-def test_pieces_are_plain_numbers_so_that_their_repr_is_a_key() -> None:
+def test_pieces_are_plain_numbers() -> None:
     prompts = BlockPrompts(np.arange(3), np.array([0, 3]), np.array([10], np.int32), 4)
     assert repr(prompts[0][0:8]) == "((0, 0, 4), (1, 0, 4))"

@@ -80,6 +80,15 @@ class Batching(ABC):
         """Blocks that must stay free when the batch has grown for a step of decodes."""
         return 0
 
+    def fits(self, queues: Queues, request: Request) -> bool:
+        """Whether there are seats and memory in the next step for a waiting request."""
+        memory = queues.memory
+        if queues.seats + request.width > queues.max_seqs:
+            return False
+        hit = memory.lookup(request)
+        margin = _growth(queues, 1) if self.grows_first else self.margin(queues)
+        return memory.fit(request, span(request), margin + queues.guarded(hit), hit) is Fit.NOW
+
     def closed(self, plan: StepPlan) -> int | None:
         """How many steps after this one will let nobody in; None if this one was open to all."""
         return None
@@ -145,8 +154,13 @@ class Batching(ABC):
 def _growth(queues: Queues, steps: int) -> int:
     """Blocks that the batch takes in so many steps, as far as it is known."""
     memory, clock = queues.memory, queues.clock
-    due = [
-        (r, r.num_tokens + n) for n in range(steps) for r in clock.memory.get(clock.tick + n, ())
-    ]
-    begun = [(request, span(request) + steps) for request in queues.prefilling]
-    return sum(memory.lacking(request, tokens) for request, tokens in (*due, *begun))
+    due = [clock.memory.get(clock.tick + step, ()) for step in range(steps)]
+    if memory.stride(clock.width > clock.riders):  # each needs a block
+        growth = sum(map(len, due))
+    else:
+        growth = sum(
+            memory.lacking(one, one.num_tokens + step)
+            for step, some in enumerate(due)
+            for one in some
+        )
+    return growth + sum(memory.lacking(one, span(one) + steps) for one in queues.prefilling)

@@ -180,7 +180,7 @@ class Memory(ABC):
 
     @abstractmethod
     def stride(self, forked: bool) -> int | None:
-        """Tokens between two needs of every rider; None where riders differ."""
+        """Tokens between two needs of every rider, each of a block; None where riders differ."""
 
     def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
         """Extend all of `due` to their lengths if that leaves `spare` blocks free; else nothing.

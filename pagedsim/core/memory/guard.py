@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 
 
@@ -27,6 +27,10 @@ class Guard:
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._place_of)
+
+    def among(self, blocks: Sequence[int]) -> int:
+        """How many of these are here."""
+        return sum(block in self._place_of for block in blocks) if self.places else 0
 
     def set(self, block: int, until: float) -> None:
         """A block in use is guarded until then, at least."""

@@ -1,8 +1,8 @@
 """Paged memory that remembers what freed blocks hold, so that equal beginnings are not recomputed.
 
-A full block is known by a chained key: its tokens and the key of the block before it. Blocks keep
-their key after they are freed, until they are handed out again; the order of the free list is the
-order of eviction (vLLM 0.33's rules).
+A full block is known by a key, which says what all tokens up to its end are. Blocks keep their key
+after they are freed, until they are handed out again; the order of the free list is the order of
+eviction (vLLM 0.33's rules).
 
 Where no executor tells the sampled tokens, what a request generates is its own, or what its
 workload says (the next turn of its session quotes it): nobody else can find it before it has left,
@@ -11,16 +11,14 @@ so its blocks are registered then, and no step pays for it.
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from hashlib import blake2b
-from typing import Any
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Pairs
 from pagedsim.core.memory.guard import Guard
+from pagedsim.core.memory.idle import Idle
+from pagedsim.core.memory.keys import add_keys, known_to_others, own_keys
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.request import Request
 
@@ -35,13 +33,13 @@ class PrefixMemory(PagedMemory):
         self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: object = False
     ) -> None:
         super().__init__(blocks, block_size, cpu_blocks, swap_bound)
-        # Of the free blocks those that are known; the others, in `_free`, are handed out before
-        # them. The first of these is the first to be forgotten.
-        self._unused: OrderedDict[int, None] = OrderedDict()
-        self._key_of: dict[int, Hashable] = {}
-        self._blocks_of: dict[Hashable, list[int]] = {}  # equal blocks, first registered first
-        self._idle_keys = 0
+        # The free blocks that are known; those that are not, in `_free`, are handed out before, and
+        # those that are guarded after them.
+        self._idle = Idle(blocks)
         self._guard = Guard()
+        self._key_of: list[Hashable | None] = [None] * blocks
+        self._block_of: dict[Hashable, int] = {}  # of equal blocks, the first that was registered
+        self._equals: dict[Hashable, list[int]] = {}  # the others, in their order
         self._changes = 0
         self._where: dict[Hashable, int] | None = None  # whom to tell which keys are known here,
         self._bit = 0  # and by which bit
@@ -52,89 +50,107 @@ class PrefixMemory(PagedMemory):
 
     @property
     def free(self) -> int:
-        return len(self._free) + len(self._unused) + len(self._guard.places)
+        return len(self._free) + self._idle.count + len(self._guard.places)
 
     @property
     def cached(self) -> int:
-        return self._idle_keys
+        return self._idle.count + len(self._guard.places)
 
     def known_blocks(self) -> Iterable[int]:
-        return self._key_of.keys()
+        return [block for block, key in enumerate(self._key_of) if key is not None]
 
     # -- the pool ------------------------------------------------------------------------------
 
     def _free_blocks(self) -> list[int]:
-        return [*self._free, *self._unused, *self._guard]
+        return [*self._free, *self._idle, *self._guard]
 
     def _is_free(self, block: int) -> bool:
         """Whether a block that is known is held by nobody."""
-        return block in self._unused or block in self._guard
+        return block in self._idle or block in self._guard
 
     def _take(self, count: int) -> list[int]:
         more = count - len(self._free)
         if more <= 0:
             return super()._take(count)
-        blocks = super()._take(count - more)
-        for _ in range(more):
-            block = self._unused.popitem(last=False)[0] if self._unused else self._guard.pop()
-            if block in self._key_of:
-                self._idle_keys -= 1
-                self._evict(block)
-            blocks.append(block)
-        return blocks
+        oldest = self._idle.pop(more)
+        while len(oldest) < more:
+            oldest.append(self._guard.pop())
+        self._evict(oldest)
+        return super()._take(count - more) + oldest
 
-    def _evict(self, block: int) -> None:
-        """A block that is known is handed out to be written to."""
-        self._forget(block)
+    def _evict(self, blocks: Sequence[int]) -> None:
+        """Blocks that are known are handed out to be written to."""
+        self._forget(blocks)
 
     def _drop(self, blocks: list[int]) -> None:
         # The tail goes first: the beginning of a prompt is what others may share.
-        for block in reversed(blocks):
-            if self._shared and not self._unreferenced(block):
-                continue
-            if block not in self._key_of:
-                self._free.append(block)
-                continue
-            self._idle_keys += 1
-            if not self._guard.takes(block):
-                self._unused[block] = None
-
-    def _learn(self, block: int, key: Hashable) -> None:
-        self._changes += 1
-        self._key_of[block] = key
-        self._blocks_of.setdefault(key, []).append(block)
-        if self._where is not None:
-            self._tell(key, self._where)
-
-    def _forget(self, block: int) -> None:
-        self._changes += 1
+        if self._shared:
+            blocks = [block for block in blocks if self._unreferenced(block)]
+        known = [block for block in blocks if self._key_of[block] is not None]
+        if len(known) < len(blocks):
+            self._free += [block for block in reversed(blocks) if self._key_of[block] is None]
         if self._guard.until:
-            self._guard.forget(block)
-        key = self._key_of.pop(block)
-        equals = self._blocks_of[key]
-        equals.remove(block)
+            known = [block for block in reversed(known) if not self._guard.takes(block)][::-1]
+        if known:
+            self._idle.add(known)
+
+    def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable]) -> None:
+        """Of these blocks those that are not known yet are known by these keys from now on."""
+        key_of, block_of = self._key_of, self._block_of
+        for block, key in zip(blocks, keys, strict=True):
+            if key_of[block] is not None:
+                self._changes -= 1
+                continue
+            key_of[block] = key
+            if block_of.setdefault(key, block) != block:
+                self._equals.setdefault(key, []).append(block)
+        self._changes += len(blocks)
+        if self._where is not None:
+            self._tell(keys, self._where)
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        key_of, block_of = self._key_of, self._block_of
+        for block in blocks:
+            key = key_of[block]
+            key_of[block] = None
+            if not self._equals or self._last(block, key):
+                del block_of[key]
+                if self._where is not None:
+                    self._untell(key, self._where)
+        self._changes += len(blocks)
+        if self._guard.until:
+            for block in blocks:
+                self._guard.forget(block)
+
+    def _last(self, block: int, key: Hashable) -> bool:
+        """A block is known no more by its key; whether no other is."""
+        equals = self._equals.get(key)
+        if equals is None:
+            return True
+        if self._block_of[key] == block:
+            self._block_of[key] = equals.pop(0)
+        else:
+            equals.remove(block)
         if not equals:
-            del self._blocks_of[key]
-            self._untell(key)
+            del self._equals[key]
+        return False
 
     def tell(self, where: dict[Hashable, int], bit: int) -> None:
         """From now on, `where` has of each key that is known here this bit; nobody else is told."""
         assert self._where is None, "another index is told already"
         self._where, self._bit = where, bit
-        for key in self._blocks_of:
-            self._tell(key, where)
+        self._tell(self._block_of, where)
 
-    def _tell(self, key: Hashable, where: dict[Hashable, int]) -> None:
-        if isinstance(key, bytes):  # by what a block holds; others mean something here alone
-            where[key] = where.get(key, 0) | self._bit
+    def _tell(self, keys: Iterable[Hashable], where: dict[Hashable, int]) -> None:
+        for key in keys:
+            if known_to_others(key):
+                where[key] = where.get(key, 0) | self._bit
 
-    def _untell(self, key: Hashable) -> None:
-        if self._where is None or key not in self._where:
-            return
-        if left := self._where[key] & ~self._bit:
-            self._where[key] = left
+    def _untell(self, key: Hashable, where: dict[Hashable, int]) -> None:
+        if left := where.get(key, 0) & ~self._bit:
+            where[key] = left
         else:
-            del self._where[key]
+            where.pop(key, None)
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -147,14 +163,11 @@ class PrefixMemory(PagedMemory):
         if request._hashed_by != size:
             request._hashes, request._hashed_by = [], size
         keys = request._hashes
-        known = self._known(request)
-        for index in range(len(keys), blocks):
-            if (index + 1) * size <= known:
-                tokens = request.tokens(index * size, (index + 1) * size)
-                keys.append(_chained(keys[-1] if keys else b"", tokens))
-            else:
-                request._mark = request._mark or object()
-                keys.append((request._mark, index))
+        if len(keys) < blocks:
+            add_keys(keys, request, min(blocks, self._known(request) // size), size)
+        if len(keys) < blocks:
+            request._mark = request._mark or object()
+            keys += own_keys(request._mark, range(len(keys), blocks))
         return keys
 
     def _known(self, request: Request) -> int:
@@ -175,10 +188,10 @@ class PrefixMemory(PagedMemory):
     def lookup(self, request: Request) -> Sequence[int]:
         hit: list[int] = []
         for key in self.findable(request):
-            equals = self._blocks_of.get(key)
-            if equals is None:
+            block = self._block_of.get(key)
+            if block is None:
                 break
-            hit.append(equals[0])
+            hit.append(block)
         return hit
 
     def wavers(self, request: Request) -> bool:
@@ -188,12 +201,9 @@ class PrefixMemory(PagedMemory):
             return True  # what is guarded may be so no more
         hit = self.lookup(request)
         return bool(hit) and (
-            any(self._is_free(block) and self._doubled(block) for block in hit)
+            any(self._is_free(block) and self._key_of[block] in self._equals for block in hit)
             or self.fit(request, request.num_tokens, 0, hit) is Fit.NOW
         )
-
-    def _doubled(self, block: int) -> bool:
-        return len(self._blocks_of[self._key_of[block]]) > 1
 
     def _register(self, request: Request, tokens: int) -> None:
         """Blocks that `tokens` tokens fill can be found from now on."""
@@ -207,11 +217,7 @@ class PrefixMemory(PagedMemory):
         known = request._registered
         if full <= known:
             return
-        keys, table = self._keys(request, full), request.tables[0]
-        for index in range(known, full):
-            block = table[index]
-            if block not in self._key_of:
-                self._learn(block, keys[index])
+        self._learn(request.tables[0][known:full], self._keys(request, full)[known:full])
         request._registered = full
 
     # -- admission and growth ------------------------------------------------------------------
@@ -225,17 +231,14 @@ class PrefixMemory(PagedMemory):
 
     def _unheld(self, hit: Sequence[int]) -> int:
         """Blocks of a hit that stand in the free list, so that they take a free block as well."""
-        return sum(map(self._is_free, hit))
+        return self._idle.among(hit) + self._guard.among(hit)
 
     def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
         """The blocks of a hit, of which each has one more owner from now on."""
-        for block in hit:
-            if self._is_free(block):
-                if not self._guard.gives(block):
-                    del self._unused[block]
-                self._idle_keys -= 1
-            else:
-                self._share((block,))
+        others = self._idle.take_out(hit)
+        if self._guard.places:
+            others = [block for block in others if not self._guard.gives(block)]
+        self._share(others)
         return hit
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
@@ -282,22 +285,24 @@ class PrefixMemory(PagedMemory):
     def retract(self, request: Request, tokens: int) -> None:
         """Nobody may find what this step was to fill and now will not."""
         full = tokens // self.block_size
-        for index in range(full, request._registered):
-            block = request.tables[0][index]
+        for block in request.tables[0][full : request._registered]:
             own = sum(block in table for table in request.tables)
-            if self.references(block) == own and block in self._key_of:
-                self._forget(block)
+            if self.references(block) == own and self._key_of[block] is not None:
+                self._forget((block,))
         request._registered = min(request._registered, full)
 
     def forget(self) -> None:
         self._changes += 1
-        for key in self._blocks_of:
-            self._untell(key)
-        self._unused.update(dict.fromkeys(self._guard))
+        if self._where is not None:
+            for key in self._block_of:
+                self._untell(key, self._where)
+        # They are handed out in the order in which they would have been forgotten.
+        self._free = [*reversed((*self._idle, *self._guard)), *self._free]
+        self._idle = Idle(self.total)
         self._guard = Guard()
-        self._key_of.clear()
-        self._blocks_of.clear()
-        self._idle_keys = 0
+        self._key_of = [None] * self.total
+        self._block_of.clear()
+        self._equals.clear()
 
     def guard(self, request: Request, until: float) -> None:
         if request.tables:
@@ -306,10 +311,11 @@ class PrefixMemory(PagedMemory):
                 self._guard.set(block, until)
 
     def guarded(self, hit: Sequence[int]) -> int:
-        return len(self._guard.places) - sum(block in self._guard for block in hit)
+        return len(self._guard.places) - self._guard.among(hit)
 
     def unguard(self, now: float) -> None:
-        self._unused.update(dict.fromkeys(self._guard.expired(now)))
+        if expired := self._guard.expired(now):
+            self._idle.add(expired[::-1])
 
     def release(self, request: Request) -> None:
         if request.tables:
@@ -333,21 +339,12 @@ class PrefixMemory(PagedMemory):
 
     def check(self, requests: Iterable[Request]) -> None:
         super().check(requests)
-        idle = sum(map(self._is_free, self._key_of))
-        if idle != self._idle_keys:
-            raise IntegrityError(f"{idle} free blocks are cached, {self._idle_keys} counted")
-        listed = {block: key for key, blocks in self._blocks_of.items() for block in blocks}
-        if listed != self._key_of or len(listed) != sum(map(len, self._blocks_of.values())):
+        known = sum(self._key_of[block] is not None for block in self._free_blocks())
+        if known != self.cached:
+            raise IntegrityError(f"{known} free blocks are known, {self.cached} lie with those")
+        listed = [(block, key) for key, block in self._block_of.items()]
+        listed += [(block, key) for key, blocks in self._equals.items() for block in blocks]
+        if sorted(block for block, _ in listed) != [*self.known_blocks()] or any(
+            self._key_of[block] != key for block, key in listed
+        ):
             raise IntegrityError("the prefix cache's two indexes disagree")
-
-
-def _chained(before: Hashable, tokens: tuple[Any, ...]) -> bytes:
-    """The key of a block of these tokens after a block with that key."""
-    if isinstance(before, bytes):
-        try:
-            content = before + array("q", tokens).tobytes()
-        except (TypeError, OverflowError):  # tokens that are no numbers of 64 bits
-            content = repr((before, tokens)).encode()
-    else:
-        content = repr((before, tokens)).encode()
-    return blake2b(content, digest_size=16).digest()

@@ -16,6 +16,7 @@ from typing import Protocol
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_flag, unknown
 from pagedsim.core.memory.base import Move, Place
+from pagedsim.core.memory.keys import known_to_others
 from pagedsim.core.memory.prefix import PrefixMemory
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.request import Request
@@ -93,8 +94,8 @@ class TieredMemory(PrefixMemory):
         """Blocks on the GPU, and from `total` on those below it, by their number."""
         hit = list(super().lookup(request))
         for key in self.findable(request)[len(hit) :]:
-            if equals := self._blocks_of.get(key):
-                hit.append(equals[0])
+            if (block := self._block_of.get(key)) is not None:
+                hit.append(block)
             elif (number := self._below(key)) is not None:
                 hit.append(self.total + number)
             else:
@@ -128,7 +129,11 @@ class TieredMemory(PrefixMemory):
         return best
 
     def _unheld(self, hit: Sequence[int]) -> int:
-        return super()._unheld(hit) + sum(found >= self.total for found in hit)
+        here = [found for found in hit if found < self.total]
+        return super()._unheld(here) + len(hit) - len(here)
+
+    def _is_free(self, block: int) -> bool:
+        return block < self.total and super()._is_free(block)
 
     def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
         super()._claimed([found for found in hit if found < self.total])
@@ -140,23 +145,27 @@ class TieredMemory(PrefixMemory):
         for place, key, block in zip(places, keys, blocks, strict=True):
             self._moves.append(Move(place, Place(0, block)))
             self.tiers[place.level - 1].keep(place.block, key)
-            self._learn(block, key)
+        self._learn(blocks, keys)
         here = dict(zip(below, blocks, strict=True))
         return [here.get(found, found) for found in hit]
 
     # -- what goes down ------------------------------------------------------------------------
 
-    def _learn(self, block: int, key: Hashable) -> None:
-        super()._learn(block, key)
-        self._unwritten.pop(block, None)  # what it is to get now is not in it yet
-        if self._through and _known_to_others(key):
-            self._learned[block] = key
+    def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable]) -> None:
+        both = zip(blocks, keys, strict=True)
+        new = [(block, key) for block, key in both if self._key_of[block] is None]
+        super()._learn(blocks, keys)
+        for block, key in new:
+            self._unwritten.pop(block, None)  # what it is to get now is not in it yet
+            if self._through and known_to_others(key):
+                self._learned[block] = key
 
-    def _evict(self, block: int) -> None:
-        key = self._key_of[block]
-        super()._evict(block)
-        if _known_to_others(key) and key not in self._blocks_of:
-            self._write(1, Place(0, block), key)
+    def _evict(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            key = self._key_of[block]
+            super()._evict((block,))
+            if known_to_others(key) and key not in self._block_of:
+                self._write(1, Place(0, block), key)
 
     def _write(self, level: int, source: Place, key: Hashable) -> None:
         """Write a block to the tier of that level; what it forgets for that goes further down."""
@@ -176,7 +185,7 @@ class TieredMemory(PrefixMemory):
 
     def drain(self) -> list[Move]:
         for block, key in self._unwritten.items():
-            if self._key_of.get(block) == key:
+            if self._key_of[block] == key:
                 for level in range(1, len(self.tiers) + 1):
                     self._write(level, Place(0, block), key)
         self._unwritten, self._learned = self._learned, {}
@@ -216,8 +225,3 @@ class TieredMemory(PrefixMemory):
                 raise IntegrityError(f"{place} is in use, and its tier does not know it")
         for tier in self.tiers:
             tier.check()
-
-
-def _known_to_others(key: Hashable) -> bool:
-    """Whether a block's key is made of its tokens, so that another request may have the same."""
-    return isinstance(key, bytes)

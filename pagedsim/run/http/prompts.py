@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import Request
-from pagedsim.workload.tokens import TokenRuns
+from pagedsim.core.runs import TokenRuns
 
 FIRST_ID, LAST_ID = 3, 255
 """Ids that every vocabulary has, and that mean no beginning and no end."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pagedsim.core import Request
+from pagedsim.core.runs import TokenRuns
 from pagedsim.run.http.prompts import FIRST_ID, LAST_ID, Contents
-from pagedsim.workload.tokens import TokenRuns
 
 SYSTEM = (7, 40)
 

@@ -1,0 +1,135 @@
+"""Steps in which a policy could change its mind, and does not, are not planned one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Policy, Request, SamplingParams, Scheduler, ServerState, StepPlan
+from pagedsim.core.errors import PolicyError
+from pagedsim.core.policy import RankChanges
+from pagedsim.core.request import Rank
+from policies.admission import Reserve
+from policies.edf import EDF
+from policies.hrrn import HRRN
+from policies.mlfq import MLFQ
+from policies.past_future import PastFuture
+from policies.srpt import SRPT
+from policies.vtc import VTC
+from tests.core.odd_policies import Aging, ShortestRemaining, SmallBatches
+
+LONG = 40
+"""Tokens that each will say: as many steps pass until anybody ends."""
+
+
+def waiting(policy: Policy, batching: str = "prefill_first", prompt: int = 8) -> Scheduler:
+    """Two decode, and a third, who came later, waits: for memory, if its prompt is long."""
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=64, block_size=4), policy=policy, batching=batching
+    )
+    for number, size in enumerate((40, 40, prompt)):
+        request = Request(number, size, SamplingParams(max_tokens=LONG, temperature=0.0))
+        request.client, request.priority, request.deadline = "abc"[number], number, 1e6 + number
+        request.predicted_len = LONG + number
+        scheduler.add(request, scheduler.now, output_len=LONG)
+        scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
+    for _ in range(2):
+        scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
+    assert (len(scheduler.running), len(scheduler.waiting)) == (2, 1)
+    return scheduler
+
+
+def glided(scheduler: Scheduler) -> tuple[int, StepPlan]:
+    """How many steps are repeated after one that is planned now; and that one."""
+    plan = scheduler.plan(scheduler.now)
+    steps, quiet = 0, scheduler.quiet(plan)
+    while steps < quiet and scheduler.glide(plan, scheduler.now + 1.0):
+        steps += 1
+    return steps, plan
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@pytest.mark.parametrize(
+    "make",
+    [HRRN, VTC, SRPT, lambda: MLFQ(displace=False), lambda: EDF(shed=True), Aging],
+)
+def test_who_lacks_memory_is_looked_at_and_no_step_is_planned(
+    make: Callable[[], Policy], batching: str
+) -> None:
+    assert glided(waiting(make(), batching, prompt=180))[0] > 20
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@pytest.mark.parametrize("make", [lambda: SmallBatches(2), Reserve, PastFuture])
+def test_who_may_not_start_is_looked_at_and_no_step_is_planned(
+    make: Callable[[], Policy], batching: str
+) -> None:
+    assert glided(waiting(make(), batching, prompt=100))[0] > 20
+
+
+class Opening(Policy):
+    """Lets nobody in beside another until a certain time."""
+
+    asked = 0
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        self.asked += 1
+        return not state.batch_size or request.id == 1 or state.now >= 12.0
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_who_may_start_at_last_starts_in_that_step(batching: str) -> None:
+    scheduler = waiting(policy := Opening(), batching)
+    policy.asked = 0
+    steps, _ = glided(scheduler)
+    assert scheduler.now == 12.0 and steps == policy.asked - 2
+    assert [chunk.request.id for chunk in scheduler.plan(12.0).chunks] == [2]
+
+
+class Rising(Policy):
+    """From a certain time on, the last who came goes first; it counts how often it was asked."""
+
+    rank_changes: RankChanges = "when stale"
+
+    def __init__(self, displacing: bool) -> None:
+        self.displacing = displacing
+        self.late: list[Request] = []
+        self.asked = 0
+
+    def rank(self, request: Request, state: ServerState) -> Rank:
+        if request.id == 2:
+            self.late = [request]
+        return -1.0 if request.id == 2 and state.now >= 12.0 else 0.0
+
+    def stale(self, state: ServerState) -> Collection[Request]:
+        self.asked += 1
+        return self.late if state.now == 12.0 else ()
+
+
+def test_a_stale_rank_ends_quiet_steps_and_is_asked_for_once() -> None:
+    scheduler = waiting(policy := Rising(displacing=True), prompt=180)
+    policy.asked = 0
+    steps, _ = glided(scheduler)
+    plan = scheduler.plan(scheduler.now)
+    assert scheduler.now == 12.0 and policy.asked == steps + 2
+    assert plan.displaced and scheduler.waiting.head.id == 2
+
+
+class Muddled(Rising):
+    """Ranks with a number, and later with a tuple."""
+
+    def rank(self, request: Request, state: ServerState) -> Rank:
+        return (-1.0,) if super().rank(request, state) == -1.0 else 0.0
+
+
+def test_ranks_that_cannot_be_compared_are_said_so_in_a_quiet_step() -> None:
+    scheduler = waiting(Muddled(displacing=False), prompt=180)
+    scheduler.add(Request(3, 180), scheduler.now, output_len=LONG)
+    with pytest.raises(PolicyError, match="must be numbers for all, or tuples for all"):
+        glided(scheduler)
+
+
+def test_a_batch_that_is_put_in_order_in_each_step_is_planned_in_each() -> None:
+    assert glided(waiting(ShortestRemaining(displace=True), prompt=180))[0] == 0
