@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import ceil, inf
+from operator import itemgetter
 from random import Random
 
 from pagedsim.core import Event, Left, Policy, Request, ServerState
@@ -53,12 +54,14 @@ class PastFuture(Refusal):
         """What each of these needs."""
         lengths, rest, needs = self._lengths, state.block_size - 1, []
         for one in some:
-            said, width, length = one.generated, one.width, lengths.get(one, 0.0)
+            said, width = one.generated, one.width
+            length = lengths.get(one, 0.0)
             if length <= said:
                 length = lengths[one] = self._length(one, state)
+            held = one.prompt_len + said + rest
+            if not one.decoding:
+                held += 1  # it first gets a token from the prompt
             left = length - said - 1
-            # Whoever is to decode first gets a token from the prompt.
-            held = one.prompt_len + said + (not one.decoding) + rest
             needs.append((left if left > 0 else 0, width * held, width))
         return needs
 
@@ -81,7 +84,7 @@ class PastFuture(Refusal):
 def _peak(needs: list[Need]) -> float:
     """Tokens in memory at most: when somebody ends, with those who are still there then."""
     peak = held = sequences = 0.0
-    for left, tokens, width in sorted(needs, reverse=True):
+    for left, tokens, width in sorted(needs, key=itemgetter(0), reverse=True):
         held += tokens
         sequences += width
         if (then := held + sequences * left) > peak:

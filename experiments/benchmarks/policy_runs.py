@@ -4,9 +4,9 @@
 
 Conversations and short requests on the server of `simulator.py`, from four clients and of two
 priorities, with deadlines and with their true lengths as predictions, so that every policy has what
-it goes by. Policies are all that have a name, and with `--compositions` all arms of `policies.py`,
-the most expensive of which are named. They take turns; a policy that keeps the prefix cache's
-blocks, or ranks by them, has one.
+it goes by. Policies are all that have a name, the most expensive first, and with `--compositions`
+all arms of `policies.py`, the most expensive of which are named. They take turns; a policy that
+keeps the prefix cache's blocks, or ranks by them, has one.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ def under(case: Case, name: str, make: Callable[[], Policy]) -> Case:
 
 
 class Found(NamedTuple):
-    """What a simulation costs, the least of several rounds."""
+    """What a simulation does and costs, for each request."""
 
+    steps: float
+    """A policy that moves requests, or runs few at a time, takes more of them."""
+    preempted: float
+    """How often: each time the request is admitted again, and computes again what it lost."""
     timeouts: float
-    """A request."""
-    each: float
-    """Timeouts a step: a policy that moves requests, or runs few at a time, takes more steps."""
+    """The least of several rounds."""
 
 
 def measured(
@@ -59,38 +61,38 @@ def measured(
     """What each costs."""
     workload = case.workload()
     workload = replace(workload, predicted_len=workload.output_len.astype(float))
-    costs, steps = {name: Cost([], []) for name in policies}, dict.fromkeys(policies, 0)
+    costs = {name: Cost([], []) for name in policies}
+    recorders: dict[str, Recorder] = {}
     for _ in range(rounds):
         for name, make in policies.items():
-            recorders: list[Recorder] = []
             here = under(case, name, make)
-            add(costs[name], lambda: recorders.append(run(here, workload)))  # noqa: B023
-            steps[name] = recorders[0].steps_table().num_rows
-    least = {name: min(cost.timeouts) for name, cost in costs.items()}
-    return {name: Found(all / len(workload), all / steps[name]) for name, all in least.items()}
+            add(costs[name], lambda: recorders.update({name: run(here, workload)}))  # noqa: B023
+    return {name: _found(recorders[name], cost) for name, cost in costs.items()}
+
+
+def _found(recorder: Recorder, cost: Cost) -> Found:
+    requests = recorder.requests_table()
+    preempted = sum(requests["preemptions"].to_pylist())
+    each = (recorder.steps_table().num_rows, preempted, min(cost.timeouts))
+    return Found(*(all / requests.num_rows for all in each))
 
 
 def table(found: Mapping[str, Mapping[str, Found]], names: Sequence[str]) -> Iterator[str]:
     """A line for each policy."""
-    heads = [f"{load}: timeouts a request | × {BASE} | a step" for load in found]
+    heads = [f"{load}: steps | preempted | timeouts | × {BASE}" for load in found]
     yield f"| policy | {' | '.join(heads)} |"
-    yield "|---" * (1 + 3 * len(found)) + "|"
+    yield "|---" * (1 + 4 * len(found)) + "|"
     for name in names:
-        cells = [
-            cell
-            for costs in found.values()
-            for cell in (
-                f"{costs[name].timeouts:.1f}",
-                times(costs, name),
-                f"{costs[name].each:.1f}",
-            )
-        ]
-        yield f"| `{name}` | {' | '.join(cells)} |"
+        cells = [f"`{name}`"]
+        for costs in found.values():
+            cells += [f"{costs[name].steps:.1f}", f"{costs[name].preempted:.2f}"]
+            cells += [f"{costs[name].timeouts:.1f}", f"{times(costs, name):.2f}"]
+        yield f"| {' | '.join(cells)} |"
 
 
-def times(costs: Mapping[str, Found], name: str) -> str:
+def times(costs: Mapping[str, Found], name: str) -> float:
     """The cost of a request, as a multiple of first come, first served."""
-    return f"{costs[name].timeouts / costs[BASE].timeouts:.2f}"
+    return costs[name].timeouts / costs[BASE].timeouts
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -110,11 +112,12 @@ def main(words: Sequence[str] | None = None) -> None:
     names = asked.only or (every if asked.compositions else alone)
     policies = {name: every[name] for name in [BASE, *names]}
     found = {load: measured(case, policies, asked.rounds) for load, case in cases.items()}
-    print(f"{asked.requests:,} requests of each workload; {built()}\n")
-    print("\n".join(table(found, [name for name in policies if name in alone])))
+    print(f"{asked.requests:,} requests of each workload; {built()}; all but × for a request\n")
+    dearest = sorted(policies, key=lambda name: -max(times(of, name) for of in found.values()))
+    print("\n".join(table(found, [name for name in dearest if name in alone])))
     for load, costs in found.items():
-        composed = sorted(set(costs) - set(alone), key=lambda name: -costs[name].timeouts)
-        told = [f"`{name}` {times(costs, name)} × {BASE}" for name in composed[:MOST]]
+        composed = sorted(set(costs) - set(alone), key=lambda name: -times(costs, name))
+        told = [f"`{name}` {times(costs, name):.2f} × {BASE}" for name in composed[:MOST]]
         if told:
             print(f"\nthe most expensive compositions, {load}: {', '.join(told)}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 
@@ -36,9 +36,10 @@ class Guard:
         """A block in use is guarded until then, at least."""
         self.until[block] = max(until, self.until.get(block, until))
 
-    def forget(self, block: int) -> None:
-        """What a block in use holds is known no more."""
-        self.until.pop(block, None)
+    def forget(self, blocks: Iterable[int]) -> None:
+        """What these blocks hold, which are in use, is known no more."""
+        for block in blocks:
+            self.until.pop(block, None)
 
     def takes(self, block: int) -> bool:
         """A block comes free; whether it is guarded, and so is here now."""

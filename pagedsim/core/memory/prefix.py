@@ -76,7 +76,7 @@ class PrefixMemory(PagedMemory):
         while len(oldest) < more:
             oldest.append(self._guard.pop())
         self._evict(oldest)
-        return super()._take(count - more) + oldest
+        return super()._take(count - more) + oldest if self._free else oldest
 
     def _evict(self, blocks: Sequence[int]) -> None:
         """Blocks that are known are handed out to be written to."""
@@ -109,18 +109,17 @@ class PrefixMemory(PagedMemory):
             self._tell(keys, self._where)
 
     def _forget(self, blocks: Sequence[int]) -> None:
-        key_of, block_of = self._key_of, self._block_of
+        key_of, block_of, equals, where = self._key_of, self._block_of, self._equals, self._where
         for block in blocks:
             key = key_of[block]
             key_of[block] = None
-            if not self._equals or self._last(block, key):
+            if not equals or self._last(block, key):
                 del block_of[key]
-                if self._where is not None:
-                    self._untell(key, self._where)
+                if where is not None:
+                    self._untell(key, where)
         self._changes += len(blocks)
         if self._guard.until:
-            for block in blocks:
-                self._guard.forget(block)
+            self._guard.forget(blocks)
 
     def _last(self, block: int, key: Hashable) -> bool:
         """A block is known no more by its key; whether no other is."""
