@@ -183,13 +183,12 @@ class Clock(Generic[R]):
         else:
             del groups[group]
 
-    def attended(self, delay: int | None) -> None:
-        """All that `memory` has for this tick are served, and due again `delay` ticks later.
+    def attended(self, riders: list[R], delay: int | None) -> None:
+        """All that `memory` had for this tick are served, and due again `delay` ticks later.
 
         Without `delay` each is asked anew.
         """
         calendar = self.memory
-        riders = calendar[self.tick]
         del calendar[self.tick]
         if delay is None:
             for request in riders:

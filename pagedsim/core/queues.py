@@ -145,10 +145,11 @@ class Queues(RankedPlaces):
         forked = clock.width > clock.riders
         if memory.with_tokens:
             self.number()  # a prefix cache goes by it
-        if not memory.grow(due or (), spare, plan.copies, forked):
+        if due is None:
+            return memory.grow((), spare, plan.copies, forked)
+        if not memory.grow(due, spare, plan.copies, forked):
             return False
-        if due:
-            clock.attended(memory.stride(forked))
+        clock.attended(due, memory.stride(forked))
         return True
 
     def extend(self, plan: StepPlan, request: Request) -> None:

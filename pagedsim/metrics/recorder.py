@@ -218,9 +218,10 @@ class Recorder(StepRecorder):
             before = len(self._ids) - len(self._sessions)
             self._sessions += [*[None] * before, request.session]
             self._turns.extend([*[0] * before, request.turn])
-        if isinstance(request.id, str) and not isinstance(self._ids, list):
-            self._ids = list(self._ids)
-        self._ids.append(request.id)  # type: ignore[arg-type]
+        try:
+            self._ids.append(request.id)  # type: ignore[arg-type]
+        except TypeError:  # the first that is a word
+            self._ids = [*self._ids, request.id]
         if self.lanes:
             self._places.append(-1)  # at the door, unless a lane knows better
         state = "unfinished" if request.alive else request.state._value_  # as .value, but soon

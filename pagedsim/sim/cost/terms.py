@@ -233,7 +233,9 @@ class ByTerms(CostModel):
         for ways in self._sums:
             longest = 0.0
             for form in ways:
-                way = _worth(form, totals)
+                way = 0.0
+                for index, each in form:  # as in `_worth`, which would take half of the time again
+                    way += totals[index] * each
                 if way > longest:
                     longest = way
             seconds += longest
