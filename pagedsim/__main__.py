@@ -216,6 +216,7 @@ def _policies(words: Sequence[str]) -> str:
 def main() -> None:
     """`python -m pagedsim`."""
     gc.set_threshold(_ALLOCATIONS)
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy's threads wait asleep
     if os.getcwd() not in sys.path:  # where a policy of one's own lies
         sys.path.insert(0, os.getcwd())
     root = "config" if _place("serve", sys.argv[1:]) is None else "serve"

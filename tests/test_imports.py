@@ -174,6 +174,41 @@ def test_a_worker_leaves_out_what_only_the_report_needs(tmp_path: Path) -> None:
     assert [(tmp_path / arm).read_text() for arm in ("fcfs", "priority")] == ["", ""]
 
 
+SAVINGS = {
+    "artists": (
+        "from pagedsim.report.style import drawing, new_figure\n"
+        "with drawing(): new_figure(1).subplots()\n"
+        "from matplotlib.lines import Line2D\n"
+        "print('agg_filter' in Line2D.__init__.__doc__)"
+    ),
+    "configurations": (
+        "import yaml; from omegaconf._utils import get_yaml_loader as loader\n"
+        "from pagedsim.config import register; register({})\n"
+        "print(yaml.__with_libyaml__ and not issubclass(loader(), yaml.CSafeLoader))"
+    ),
+    "garbage": (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() < 10_000))\n"
+        "import runpy, sys; sys.argv = ['pagedsim', 'policies', '--help']\n"
+        "runpy.run_module('pagedsim', run_name='__main__', alter_sys=True)"
+    ),
+}
+"""What says at its end whether more is done than need be: a page on all that each artist can be
+told, YAML read in Python, objects looked through once more to end."""
+
+
+@pytest.mark.parametrize("code", SAVINGS.values(), ids=SAVINGS)
+def test_what_a_library_does_for_nobody_is_left_out(code: str, tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (child.returncode, child.stderr) == (0, "")
+    assert child.stdout.splitlines()[-1] == "False"
+
+
 def left_out(words: tuple[str, ...], folder: Path, modules: str, before: str = "") -> str:
     """Which of `HEAVY` are among `modules` when the command is over."""
     code = (

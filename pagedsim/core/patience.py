@@ -45,8 +45,9 @@ class Patience:
             if queues.others or not self._in_order or (self._displacing and queues.prefilling):
                 return 0
             self._first = waiting.head
-        # Room that was there before the batch grew is gone in the next step.
-        return 0 if waiting and self._pushes_out(waiting.head) else limit
+        if self._displacing and waiting and self._pushes_out(waiting.head):
+            return 0  # room that was there before the batch grew is gone in the next step
+        return limit
 
     def lasts(self) -> bool:
         """Whether nobody gets in in the next step; to be asked before each of `steps`."""
@@ -60,20 +61,23 @@ class Patience:
 
     def _still_waits(self, first: Request) -> bool:
         queues = self._queues
-        if queues.expiring and queues.expire() and self._displacing:
+        if queues.expiring:
+            if queues.expire() and self._displacing:
+                return False
+            if self._displacing or queues.seats < queues.max_seqs:
+                queues.waiting.arrange()
+            if queues.waiting.head is not first:
+                return False
+        if queues.shedding and self._batching.refused(queues, first):
             return False
-        if self._displacing or queues.seats < queues.max_seqs:
-            queues.waiting.arrange()
-        if queues.waiting.head is not first or self._batching.refused(queues, first):
-            return False
-        if self._pushes_out(first):
+        if self._displacing and self._pushes_out(first):
             return False
         return not (self._refused and self._batching.fits(queues, first) and queues.admits(first))
 
     def _pushes_out(self, request: Request) -> bool:
         """Whether who waits may push out the last of the batch."""
         queues = self._queues
-        return self._displacing and queues.displaces(request, next(reversed(queues.running)))
+        return queues.displaces(request, next(reversed(queues.running)))
 
 
 def _constant(policy: Policy, displacing: bool) -> bool:

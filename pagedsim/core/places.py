@@ -115,7 +115,8 @@ class Places:
         tokens = clock.generated(client)
         if self.prefilling or self.leaving:
             others = (*self.prefilling, *self.leaving)
-            tokens += sum(one.generated for one in others if one.client == client)
+            # Their clocks stand still, and most have said nothing yet.
+            tokens += sum([r._generated for r in others if r._generated and r.client == client])
         return tokens
 
     # -- coming and going ------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class TokenRuns(Sequence[int]):
     __slots__ = ("ends", "streams")
 
     def __init__(self, runs: Iterable[tuple[int, int]]) -> None:
-        kept = [(stream, length) for stream, length in runs if length > 0]
+        kept = [(int(stream), int(length)) for stream, length in runs if length > 0]
         self.streams = [stream for stream, _ in kept]
         """Of each run."""
         self.ends = list(accumulate(length for _, length in kept))
@@ -40,7 +40,7 @@ class TokenRuns(Sequence[int]):
 
     @classmethod
     def up_to(cls, streams: list[int], ends: list[int]) -> TokenRuns:
-        """Runs by where each ends, none of them empty."""
+        """Runs by where each ends, none of them empty; all are Python's own numbers."""
         made = cls.__new__(cls)
         made.streams, made.ends = streams, ends
         return made
@@ -49,7 +49,7 @@ class TokenRuns(Sequence[int]):
     def blocks(cls, streams: Sequence[int], block: int, length: int) -> TokenRuns:
         """`length` tokens in runs of `block`, a run a stream; the last may be shorter."""
         count = -(-length // block)
-        return cls.up_to(list(streams[:count]), [*range(block, length, block), length])
+        return cls.up_to(list(streams[:count]), [*range(block, length, block), int(length)])
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0

@@ -7,7 +7,7 @@ in seconds, any other metric its name. `clients` holds the metrics of requests f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import add
 from typing import Any
 
@@ -82,16 +82,26 @@ def summarise(
     if tiers is not None:
         summary["tiers"] = {name: use._asdict() for name, use in tiers.items()}
     rows = {} if lanes is None else {"replicas": replica_rows(run, lanes)}
-    return summary | {"clients": groups} | _classes(run) | rows
+    return summary | {"clients": groups} | _classes(run, groups) | rows
 
 
-def _classes(run: RunTables) -> dict[str, Any]:
-    """The metrics of each priority, the most urgent first; nothing where all have the same."""
-    levels = np.unique(run.requests["priority"])
+def _classes(run: RunTables, clients: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The metrics of each priority, the most urgent first; nothing where all have the same.
+
+    One that is a client's, and that client's only one, has the metrics of `clients`.
+    """
+    priority = run.requests["priority"]
+    levels = np.unique(priority)
     if len(levels) < 2:
         return {}
-    masks = {f"{level:g}": run.requests["priority"] == level for level in levels.tolist()}
-    return {"classes": {level: _of_requests(run, mask) for level, mask in masks.items()}}
+    names, whose = run.requests.numbered("client")
+    classes: dict[str, Any] = {}
+    for level in levels.tolist():
+        mask = priority == level
+        client = whose[np.argmax(mask)]
+        alone = np.array_equal(mask, whose == client)
+        classes[f"{level:g}"] = dict(clients[names[client]]) if alone else _of_requests(run, mask)
+    return {"classes": classes}
 
 
 def _of_requests(run: RunTables, mask: Mask) -> dict[str, Any]:

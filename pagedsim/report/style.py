@@ -110,10 +110,11 @@ def drawing() -> Iterator[None]:
     """Within it, matplotlib draws in this style."""
     import matplotlib
 
-    # Each kind of artist would write a page on all that it can be told, half of what it takes to
+    # Each kind of artist would write pages on all that it can be told, half of what it takes to
     # import them.
-    artist: Any = import_module("matplotlib.artist").Artist
-    artist._update_set_signature_and_docstring = lambda: None
+    artists: Any = import_module("matplotlib.artist")
+    artists.Artist._update_set_signature_and_docstring = lambda: None
+    artists.kwdoc = lambda artist: ""
     with matplotlib.rc_context(_RC):
         yield
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +71,16 @@ def test_told_tokens_go_on_from_runs(text: TokenRuns, one: list[int], two: list[
     for at, (our, their) in enumerate(zip(mine, others, strict=False)):
         told = at + 1 - len(text)
         assert (our == their) is (told <= 0 or one[:told] == two[:told])
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    number: Any = np.int64
+    theirs = keys_of(Request(2, TokenRuns([(3, 20), (4, 20)])), 16)
+    for text in (
+        TokenRuns([(number(3), number(20)), (number(4), number(20))]),
+        TokenRuns.blocks([number(3), number(4)], 20, number(40)),
+    ):
+        assert keys_of(Request(1, text), 16) == theirs
 
 
 def test_blocks_of_other_sizes_have_other_keys() -> None:

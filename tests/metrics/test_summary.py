@@ -266,3 +266,14 @@ def test_each_priority_is_a_class_where_there_are_several() -> None:
     assert [one["e2e_mean"] for one in classes.values()] == [2.0, 4.0]
     alike = [row | {"priority": 1.0} for row in rows]
     assert "classes" not in summarise(requests_of(*alike), STEPS, **SIZES)
+
+
+def test_a_client_that_has_a_priority_for_itself_is_that_class() -> None:
+    rows = [
+        {"client": "a", "priority": 1.0, "finished": 3.0},
+        {"client": "b", "priority": 0.0, "finished": 2.0},
+        {"client": "c", "priority": 1.0, "finished": 5.0},
+    ]
+    summary = summarise(requests_of(*rows), STEPS, **SIZES)
+    assert summary["classes"]["0"] == summary["clients"]["b"]
+    assert summary["classes"]["1"]["e2e_mean"] == 4.0
