@@ -27,7 +27,7 @@ class Patience:
         self._first: Request | None = None  # who is looked at
         self._refused = False  # whether it fits, and the policy did not let it in
 
-    def steps(self, plan: StepPlan, limit: int) -> int:
+    def stretch(self, plan: StepPlan, limit: int) -> int:
         """For how many steps after `plan`, up to `limit`, nobody gets in, if each `lasts`."""
         queues, waiting = self._queues, self._queues.waiting
         self._first = None
@@ -50,7 +50,7 @@ class Patience:
         return limit
 
     def lasts(self) -> bool:
-        """Whether nobody gets in in the next step; to be asked before each of `steps`."""
+        """Whether nobody gets in in the next step; to be asked before each of a `stretch`."""
         if self._first is None:
             return True
         try:

@@ -337,7 +337,7 @@ class Scheduler(Gate):
             return 0
         if plan.preempted or plan.displaced:
             return 0
-        limit = self._patience.steps(plan, limit)
+        limit = self._patience.stretch(plan, limit)
         after, ends = self.clock.tick + 1, self.clock.ends
         for tick in range(after, after + limit):
             if tick in ends:  # which does not show in a step that is planned before
