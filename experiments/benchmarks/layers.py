@@ -39,15 +39,13 @@ SIMPY = str(Path(simpy.__file__).parent) + "/"
 LOOP = ("scheduler", "policy", "driver", "cost", "recorder", "SimPy", "workload")
 """Layers that are at work while simulated time passes."""
 LAYERS = (*LOOP, "tables", "summary", "plots", "imports", "command")
+_DRIVER = ("ahead", "arrivals", "beams", "environment", "feed", "server", "simulate", "tiers")
 PLACES: Mapping[str, str] = {
     "pagedsim/core/": "scheduler",
     "policies/": "policy",
     "pagedsim/sim/": "cost",  # with the arithmetic of models and hardware that it asks
     "pagedsim/sim/cost/work.py": "summary",
-    **{
-        f"pagedsim/sim/{name}.py": "driver"
-        for name in ("server", "ahead", "feed", "environment", "simulate", "beams", "tiers")
-    },
+    **{f"pagedsim/sim/{name}.py": "driver" for name in _DRIVER},
     "pagedsim/workload/": "workload",
     "pagedsim/metrics/": "summary",
     "pagedsim/metrics/recorder.py": "recorder",

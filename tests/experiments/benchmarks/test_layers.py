@@ -66,6 +66,7 @@ def test_a_moment_counts_for_one(stack: list[tuple[str, str]], layer: str, funct
     ("file", "function", "layer"),
     [
         ("pagedsim/sim/server.py", "_serve", "driver"),
+        ("pagedsim/sim/arrivals.py", "take", "driver"),
         ("pagedsim/sim/cost/terms.py", "decode_seconds", "cost"),
         ("pagedsim/sim/cost/work.py", "total_work", "summary"),
         ("pagedsim/metrics/recorder.py", "step", "recorder"),
