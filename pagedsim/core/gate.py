@@ -84,7 +84,7 @@ class Gate:
         except TypeError:
             queues.refuse_mixed_ranks(request)
             raise
-        if first is None or waiting.head is not first:
+        if first is None or waiting.head is not first or queues.looking_back:
             self.disturbed = True
         if self.queues.observing:
             self._unheard.append(Arrived(request, now))

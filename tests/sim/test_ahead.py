@@ -112,6 +112,21 @@ def test_who_looks_back_is_served_as_without() -> None:
     assert list(map(content, tables[0])) == list(map(content, tables[1]))
 
 
+def test_who_looks_back_and_comes_while_a_step_is_repeated_is_waited_for() -> None:
+    class Late(Jobs):
+        def requests(self) -> Any:
+            for request, output in super().requests():
+                params = SamplingParams(n=2, max_tokens=9) if request.id == 3 else request.params
+                yield (
+                    Request(request.id, request.prompt_len, params, arrival=request.arrival),
+                    output,
+                )
+
+    rows = [(0.0, 4, 9), (0.0, 4, 20), (0.0, 4, 5), (5.5, 4, 9)]
+    tables = [run(scheduler(max_seqs=2), Late(rows), fast_forward=fast) for fast in (True, False)]
+    assert list(map(content, tables[0])) == list(map(content, tables[1]))
+
+
 def test_swaps_that_go_out_beside_the_computation() -> None:
     rows = [(0.0, 12, 24)] * 4
     settings: dict[str, Any] = {"blocks": 20, "cpu_blocks": 20, "preemption": "swap"}
