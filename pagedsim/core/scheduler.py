@@ -366,9 +366,10 @@ class Scheduler(Gate):
             plan.moves = memory.drain()
         return True
 
-    def grow_ahead(self, plan: StepPlan) -> bool:
+    def grow_ahead(self, plan: StepPlan, now: float) -> bool:
         """While `plan` is under way, take the memory for the same step again, if there is any."""
         queues = self.queues
+        queues.now = now
         return self._patience.lasts() and queues.grow(plan, self.batching.slack(queues))
 
     def glide_ahead(self, plan: StepPlan, now: float) -> list[Request]:

@@ -75,7 +75,7 @@ class AheadServer(Server):
         while quiet and not scheduler.disturbed:
             if plan.ending and self.outside is not None:
                 break
-            if (end := now + seconds(plan)) >= until or not scheduler.grow_ahead(plan):
+            if (end := now + seconds(plan)) >= until or not scheduler.grow_ahead(plan, now):
                 break
             if plan.waiting != waiting:  # as in the first of them, and where somebody has come
                 recorder.step(plan, now, end, scheduler)

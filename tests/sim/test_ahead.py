@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -125,6 +125,23 @@ def test_who_looks_back_and_comes_while_a_step_is_repeated_is_waited_for() -> No
     rows = [(0.0, 4, 9), (0.0, 4, 20), (0.0, 4, 5), (5.5, 4, 9)]
     tables = [run(scheduler(max_seqs=2), Late(rows), fast_forward=fast) for fast in (True, False)]
     assert list(map(content, tables[0])) == list(map(content, tables[1]))
+
+
+def test_a_policy_sees_the_time_of_a_step_that_is_repeated_and_not_of_who_came_before() -> None:
+    class Opening(Policy):
+        seen: ClassVar[list[float]] = []
+
+        def admit(self, request: Request, state: ServerState) -> bool:
+            self.seen.append(state.now)
+            return not state.batch_size or request.id in (0, 1) or state.now >= 6.0
+
+    rows = [(0.0, 4, 20), (0.0, 4, 20), (0.0, 4, 3), (3.5, 4, 3), (5.3, 4, 3)]
+    tables = [
+        run(scheduler(policy=Opening(), batching="unified"), Jobs(rows), fast_forward=fast)
+        for fast in (True, False)
+    ]
+    assert list(map(content, tables[0])) == list(map(content, tables[1]))
+    assert all(now.is_integer() for now in Opening.seen) and 6.0 in Opening.seen
 
 
 def test_swaps_that_go_out_beside_the_computation() -> None:
