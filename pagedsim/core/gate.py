@@ -105,6 +105,7 @@ class Gate:
             return self._abort_away(request_id, now)
         self._hear()
         in_batch = request in self.queues.running
+        self._call_roll()
         self.queues.take_out(request)
         if in_batch:
             self.memory.retract(request, request.computed)
@@ -151,6 +152,7 @@ class Gate:
         self._refuse_stranger(request)
         self._hear()
         self.queues.now = now
+        self._call_roll()
         output_len = self.queues.withdraw(request)
         self._strike(request)
         return output_len
@@ -207,6 +209,7 @@ class Gate:
         if not request.decoding or request.generated <= self.queues.under_way(request):
             raise RequestError(f"request {request.id!r} cannot part: it does not decode yet")
         self.queues.now = now
+        self._call_roll()
         output_len = self.queues.part(request)
         self._strike(request)
         return output_len
@@ -272,6 +275,7 @@ class Gate:
             return False
         if queues.ranked:
             queues.order(request)  # first, since a policy's rank may fail
+        self._call_roll()
         queues.board(stand_in, output_len)
         if (pending := self.pending) is not None and pending.decode_count:
             pending.held = (*pending.held, request)  # the plan that is under way is without it
@@ -337,6 +341,11 @@ class Gate:
                 f"request {name!r} cannot board: it has computed {computed} tokens, and memory is "
                 f"reserved for {reserved}"
             )
+
+    def _call_roll(self) -> None:
+        """The batch is about to change: who decodes in the plan under way is found out before."""
+        if self.pending is not None:
+            self.pending.call_roll()
 
     def _strike(self, request: Request) -> None:
         """Plans that are under way have nothing to do with a request any more."""

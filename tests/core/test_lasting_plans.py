@@ -1,5 +1,7 @@
 """Who decodes in a plan, asked early and late."""
 
+from collections.abc import Callable
+
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
@@ -33,6 +35,39 @@ def test_a_plan_that_does_not_last_is_asked_before_the_batch_changes_or_refuses(
     assert [request.id for request in decodes] == ["long"]
     scheduler.abort("long", 2.5)
     assert following.decodes is decodes
+
+
+def one_away() -> tuple[Scheduler, Request]:
+    """Two decode; a third has parted, and its blocks are kept."""
+    scheduler, requests = make_scheduler(memory=make_memory(blocks=16, block_size=4)), []
+    scheduler.lasting_plans = False
+    for name in ("one", "two", "three"):
+        requests.append(Request(name, 4))
+        scheduler.add(requests[-1], now=0.0, output_len=9)
+    scheduler.commit(scheduler.plan(0.0), 1.0)
+    scheduler.part(requests[-1], 1.0)
+    return scheduler, requests[-1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda scheduler, away: scheduler.board(away, 1.5, 9),
+        lambda scheduler, away: scheduler.part(scheduler.requests["one"], 1.5),
+        lambda scheduler, away: scheduler.withdraw(scheduler.requests["one"], 1.5),
+        lambda scheduler, away: scheduler.abort("one", 1.5),
+    ],
+    ids=["board", "part", "withdraw", "abort"],
+)
+def test_who_comes_or_goes_while_a_step_runs_does_not_change_who_decodes_in_it(
+    change: Callable[[Scheduler, Request], object],
+) -> None:
+    scheduler, away = one_away()
+    plan = scheduler.plan(1.0)
+    change(scheduler, away)
+    assert [request.id for request in plan.decodes] == ["one", "two"]
+    scheduler.commit(plan, 2.0)
+    scheduler.check()
 
 
 def test_a_plan_without_decodes_has_none_at_any_time() -> None:
