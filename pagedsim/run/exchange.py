@@ -17,8 +17,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 _ROOT = "config"
-_OURS = {"hydra", "main", "schema"}
-"""Who provides what is composed, unless the command line names another folder of configurations."""
+_OURS = {"pkg://hydra.conf", "pkg://conf", "structured://"}
+"""Where all lies that is composed, unless the command line names another folder of configurations,
+beside ours or in its place."""
 
 
 class Exchange:
@@ -57,7 +58,7 @@ class Exchange:
         """What words, the root or options of other groups may have a say in; None: nobody knows,
         since not all of it is ours, or something stands in a place of its own."""
         sources = GlobalHydra.instance().config_loader().get_sources()
-        strange = {source.provider for source in sources} - _OURS
+        strange = {source.full_path() for source in sources} - _OURS
         if strange or any(word.package is not None for word in self._words):
             return None
         keys = [word.key_or_group for word in self._words]

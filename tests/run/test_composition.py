@@ -103,11 +103,16 @@ def test_an_option_that_others_add_to_is_not_exchanged(
     assert found == compose("config", overrides=[*words, "policy=priority"])
 
 
+@pytest.mark.parametrize("option", ["--config-dir", "--config-path"])
 def test_nothing_is_exchanged_where_another_folder_of_configurations_is_named(
-    tmp_path: Path, composed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    option: str, tmp_path: Path, composed: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
-    sources = [FileConfigSource("command-line", f"file://{tmp_path}"), *repository.sources]
+    if option == "--config-dir":
+        sources = [FileConfigSource("command-line", f"file://{tmp_path}"), *repository.sources]
+    else:
+        main = FileConfigSource("main", f"file://{Path(str(files('conf')))}")
+        sources = [main if one.provider == "main" else one for one in repository.sources]
     monkeypatch.setattr(repository, "sources", sources)
     made().of(["policy=priority"])
     assert composed == [[*WORDS, "policy=priority"]]
