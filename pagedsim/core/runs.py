@@ -49,7 +49,8 @@ class TokenRuns(Sequence[int]):
     def blocks(cls, streams: Sequence[int], block: int, length: int) -> TokenRuns:
         """`length` tokens in runs of `block`, a run a stream; the last may be shorter."""
         count = -(-length // block)
-        return cls.up_to(list(streams[:count]), [*range(block, length, block), int(length)])
+        block, length = int(block), int(length)
+        return cls.up_to(list(map(int, streams[:count])), [*range(block, length, block), length])
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0

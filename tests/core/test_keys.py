@@ -78,8 +78,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
     theirs = keys_of(Request(2, TokenRuns([(3, 20), (4, 20)])), 16)
     for text in (
         TokenRuns([(number(3), number(20)), (number(4), number(20))]),
-        TokenRuns.blocks([number(3), number(4)], 20, number(40)),
+        TokenRuns.blocks([number(3), number(4)], number(20), number(40)),
     ):
+        assert {type(one) for one in (*text.streams, *text.ends)} == {int}
         assert keys_of(Request(1, text), 16) == theirs
 
 
