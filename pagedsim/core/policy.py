@@ -45,7 +45,9 @@ class Preemption:
 class Policy:
     """First come, first served; the base of every other policy.
 
-    Requests of equal rank go in the order of their arrival.
+    Requests of equal rank go in the order of their arrival. A question may be asked twice in a
+    step, and where nothing hangs on its answer not at all: what a policy goes by changes in
+    `observe` and `served`, not in answers.
     """
 
     paper: ClassVar[str] = ""
@@ -81,8 +83,8 @@ class Policy:
         return 0.0
 
     def stale(self, state: ServerState) -> bool | Collection[Request]:
-        """Whether any rank given before has changed, or whose; asked before each step by "when
-        stale" and "with time". Of the latter, otherwise than with the time."""
+        """Whether any rank given before has changed, or whose; asked before a step whose plan goes
+        by ranks, by "when stale" and "with time". Of the latter, otherwise than with the time."""
         return True
 
     def speed(self, request: Request, state: ServerState) -> float:
