@@ -354,7 +354,7 @@ class Scheduler(Gate):
         queues, memory = self.queues, self.memory
         queues.now = now
         self.clock.tick += 1
-        if not self._patience.lasts() or not queues.grow(plan, self.batching.slack(queues)):
+        if not self._patience.lasts() or not self.batching.grow(queues, plan):
             self.pending = None
             return False
         plan.number = queues.step
@@ -370,7 +370,7 @@ class Scheduler(Gate):
         """While `plan` is under way, take the memory for the same step again, if there is any."""
         queues = self.queues
         queues.now = now
-        return self._patience.lasts() and queues.grow(plan, self.batching.slack(queues))
+        return self._patience.lasts() and self.batching.grow(queues, plan)
 
     def glide_ahead(self, plan: StepPlan, now: float) -> list[Request]:
         """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends

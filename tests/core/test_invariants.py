@@ -51,6 +51,13 @@ def compare_gliding(case: Case) -> None:
     assert Run(untold, glides=True).go().trace == Run(untold).go().trace
 
 
+def test_a_lone_sequence_learns_its_blocks_as_soon_when_steps_are_skipped() -> None:
+    """Under `one_by_one` who decodes is given its memory otherwise than a whole batch is."""
+    server = Server("prefix", 8, 1, "one_by_one", policy="ltr", displace=True, max_seqs=1, ratio=1)
+    jobs = tuple(Job(1, output, stream=0) for output in (1, 3, 6, 1))
+    compare_gliding(Case(server, jobs))
+
+
 PAIR = Job(4, 11, width=2)
 ONCE_BROKEN = {
     "whoever lacked memory was the one to yield, and took it back": Case(

@@ -76,6 +76,10 @@ class Batching(ABC):
         """Blocks to leave free for the batch, so that it is not preempted at once."""
         return queues.spare if queues.running else 0
 
+    def grow(self, queues: Queues, plan: StepPlan) -> bool:
+        """Give all that decode the memory for their next token, unless somebody had to yield."""
+        return queues.grow(plan, self.slack(queues))
+
     def slack(self, queues: Queues) -> int:
         """Blocks that must stay free when the batch has grown for a step of decodes."""
         return 0

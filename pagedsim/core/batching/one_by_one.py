@@ -16,17 +16,23 @@ class OneByOne(PrefillFirst):
     head-of-line blocking that continuous batching does away with.
     """
 
+    def grow(self, queues: Queues, plan: StepPlan) -> bool:
+        first = next(iter(queues.running))
+        if queues.memory.lacking(first, first.num_tokens) > queues.memory.free:
+            return False
+        queues.extend(plan, first)  # by which its blocks are learned sooner than by growing
+        return True
+
     def _decode(self, queues: Queues, plan: StepPlan) -> None:
         if not queues.running:
             return
-        first = next(iter(queues.running))
-        while queues.memory.lacking(first, first.num_tokens) > queues.memory.free:
-            others = [one for one in queues.running if one is not first]
+        first, *others = queues.running
+        while not self.grow(queues, plan):
             victim = queues.choose_victim(others, first) if others else first
             queues.preempt(plan, victim)
             if victim is first:
                 return
-        queues.extend(plan, first)
+            others.remove(victim)
         _hold_all_but_the_first(queues, plan)
 
     def _resume(self, queues: Queues, plan: StepPlan) -> None:

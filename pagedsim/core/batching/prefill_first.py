@@ -116,7 +116,7 @@ class PrefillFirst(Batching):
 
     def _decode(self, queues: Queues, plan: StepPlan) -> None:
         """Memory for the next token of everybody who runs, or for as many as it lasts."""
-        if queues.running and not queues.grow(plan, self.slack(queues)):
+        if queues.running and not self.grow(queues, plan):
             self._decode_tight(queues, plan)
 
     def slack(self, queues: Queues) -> int:

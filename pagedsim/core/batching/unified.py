@@ -56,7 +56,7 @@ class Unified(Batching):
         budget, decodes = queues.max_batched_tokens, queues.clock.width
         prefilling, running = queues.prefilling, queues.running
         decodes_first = not prefilling or _last(prefilling, running)
-        if decodes > budget or not decodes_first or not queues.grow(plan, self.slack(queues)):
+        if decodes > budget or not decodes_first or not self.grow(queues, plan):
             return self._one_by_one(queues, plan, budget, running, all_decode=False)
         if not prefilling:
             return budget - decodes
