@@ -36,6 +36,8 @@ BETWEEN = 0.003
 """Seconds between two looks."""
 ROOT = str(Path(pagedsim.__file__).parents[1]) + "/"
 SIMPY = str(Path(simpy.__file__).parent) + "/"
+COUNTED = (SIMPY, *(f"{ROOT}{folder}/" for folder in ("pagedsim", "policies", "experiments")))
+"""Whose frames count; an environment of libraries may stand beside these."""
 LOOP = ("scheduler", "policy", "driver", "cost", "recorder", "SimPy", "workload")
 """Layers that are at work while simulated time passes."""
 LAYERS = (*LOOP, "tables", "summary", "plots", "imports", "command")
@@ -184,7 +186,7 @@ def stacks(lines: Sequence[str]) -> Iterator[list[Frame]]:
 def place(stack: Sequence[Frame]) -> Place:
     """What a moment counts for."""
     for number, (file, function) in enumerate(stack):
-        if not file.startswith((ROOT, SIMPY)):
+        if not file.startswith(COUNTED):
             continue
         if any(outer.startswith("<frozen importlib") for outer, _ in stack):
             return Place("imports", file.removeprefix(ROOT))

@@ -56,6 +56,8 @@ def test_stacks_are_read() -> None:
         ([(CORE, "<module>"), ("<frozen importlib._bootstrap>", "_load")], "imports",
          "pagedsim/core/scheduler.py"),
         ([(NUMPY, "sum")], "command", "before and after"),
+        ([(f"{ROOT}.venv/lib/python/site-packages/numpy/core.py", "sum"), (CORE, "plan")],
+         "scheduler", "pagedsim/core/scheduler.py: plan"),
     ],
 )  # fmt: skip
 def test_a_moment_counts_for_one(stack: list[tuple[str, str]], layer: str, function: str) -> None:
