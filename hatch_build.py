@@ -88,8 +88,9 @@ def _compile(root: Path, folder: Path) -> None:
     )
     if child.returncode:
         said = f"{child.stdout}\n{child.stderr}".splitlines()
-        errors = [line.strip() for line in said if "error:" in line] or said
-        _refuse(f"compiling failed: {errors[0] if len(errors) == 1 else ' | '.join(errors[:3])}")
+        errors = [line.strip() for line in said if "error:" in line][:3]
+        last = [line for line in said if line.strip() and "warning:" not in line][-1:]
+        _refuse(f"compiling failed: {' | '.join(errors or last)}")
 
 
 def _sources() -> list[str]:

@@ -294,7 +294,7 @@ class Places:
         if version != self.clock.version:
             raise PlanError(
                 "the batch has changed since the plan: ask who decodes in it before it is "
-                "committed, or set `lasting_plans` of the scheduler"
+                "committed; in a simulation, when the recorder is told of the step"
             )
         return self.decoding()
 

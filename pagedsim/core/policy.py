@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum
 from functools import partial
-from numbers import Real
-from typing import ClassVar, Literal
+from numbers import Integral, Real
+from typing import ClassVar, Literal, SupportsFloat
 
 from pagedsim.core.errors import ConfigError, PolicyError, shown
 from pagedsim.core.events import Event
@@ -210,7 +210,7 @@ def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
     assert request.arrival is not None  # set when it is added
     rank = policy.rank(request, state)
     if rank != rank or not (type(rank) is float or type(rank) is int):
-        _refuse_rank(policy, request, rank)
+        rank = _plain_rank(policy, request, rank)
     return (rank, request.arrival, request._order)
 
 
@@ -220,14 +220,22 @@ def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
     if speed != speed or not isinstance(speed, (float, int, Real)):
         name = f"{type(policy).__name__}.speed"
         raise PolicyError(f"{name} gave {speed!r} for {request!r}: no number")
-    return speed
+    return _own(speed)
 
 
-def _refuse_rank(policy: Policy, request: Request, rank: object) -> None:
-    """Raise PolicyError unless `rank` is a number or some numbers."""
-    for part in rank if type(rank) is tuple else (rank,):
-        if type(part) is int:
-            continue
+def _plain_rank(policy: Policy, request: Request, rank: object) -> Rank:
+    """A rank in Python's own numbers; PolicyError unless it is a number or some numbers."""
+    parts = rank if type(rank) is tuple else (rank,)
+    for part in parts:
         if part != part or not isinstance(part, (float, int, Real)):
             name = f"{type(policy).__name__}.rank"
             raise PolicyError(f"{name} gave {rank!r} for {request!r}: no number")
+    own = tuple(map(_own, parts))
+    return own if type(rank) is tuple else own[0]
+
+
+def _own(number: SupportsFloat) -> float:
+    """NumPy's numbers and fractions as Python's own, which compiled code asks for."""
+    if type(number) is float or type(number) is int:
+        return number
+    return int(number) if isinstance(number, Integral) else float(number)

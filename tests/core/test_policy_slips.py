@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Around, ConfigError, Policy, Request, Scheduler, ServerState
 from pagedsim.core.errors import PolicyError
-from pagedsim.core.policy import RankChanges
+from pagedsim.core.policy import RankChanges, rank_key
 from policies.admission import Cap
 from policies.priority import Priority
 from policies.vtc import VTC
@@ -182,3 +184,19 @@ def test_an_error_of_a_hook_is_its_own() -> None:
     mine = type("Mine", (Policy,), {"rank": lambda self, request, state: 1 + request.id})()
     with pytest.raises(TypeError, match="unsupported operand"):
         served(scheduler(mine))
+
+
+@pytest.mark.parametrize("number", [np.float64, np.float32, np.int64, Fraction])
+def test_ranks_in_other_numbers_are_those_in_pythons_own(number: Callable[[int], float]) -> None:
+    class Longest(Policy):
+        rank_changes = "never"
+
+        def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
+            return number(-request.prompt_len), number(1)
+
+    served = make_scheduler(memory=make_memory(blocks=8, block_size=4), policy=Longest())
+    for length in (3, 5, 4):
+        served.add(Request(length, length), now=0.0, output_len=2)
+    assert [chunk.request.id for chunk in served.plan(0.0).chunks] == [5, 4, 3]
+    key = rank_key(served.policy, served.queues.state, served.requests[5])
+    assert {type(part) for part in cast("tuple[float, ...]", key[0])} <= {float, int}
