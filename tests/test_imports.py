@@ -198,13 +198,7 @@ told, YAML read in Python, objects looked through once more to end."""
 
 @pytest.mark.parametrize("code", SAVINGS.values(), ids=SAVINGS)
 def test_what_a_library_does_for_nobody_is_left_out(code: str, tmp_path: Path) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    child = in_a_child(code, tmp_path)
     assert (child.returncode, child.stderr) == (0, "")
     assert child.stdout.splitlines()[-1] == "False"
 
@@ -219,15 +213,20 @@ def left_out(words: tuple[str, ...], folder: Path, modules: str, before: str = "
         "except SystemExit as end: assert not end.code, end.code\n"
         f"pathlib.Path('heavy').write_text(' '.join(HEAVY & set({modules})))"
     )
-    child = subprocess.run(
+    child = in_a_child(code, folder)
+    assert child.returncode == 0, child.stderr
+    return (folder / "heavy").read_text()
+
+
+def in_a_child(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run this in a Python of its own, in a folder."""
+    return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
-    assert child.returncode == 0, child.stderr
-    return (folder / "heavy").read_text()
 
 
 # The checker, tried on small trees with known faults.

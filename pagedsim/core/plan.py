@@ -162,8 +162,7 @@ class StepPlan:
         In most steps of a simulation nobody asks for them, so there they are put together when
         somebody does, before the step is committed (see `Scheduler.lasting_plans`).
         """
-        if self._roll is not None:
-            self.call_roll()
+        self.call_roll()
         return self._decodes
 
     @decodes.setter

@@ -270,10 +270,8 @@ class Scheduler(Gate):
             queues.descend(parents)
         if self._watched:
             self.policy.served(plan, queues.state)
-        if not plan.ending and not finished:
-            return []
         if not finished:
-            return self._end(plan.ending, now)
+            return self._end(plan.ending, now) if plan.ending else []
         stopped = {one: finished[one.id] for one in sampled_in(plan) if one.id in finished}
         return self._end(list(dict.fromkeys((*plan.ending, *stopped))), now, stopped)
 
@@ -333,9 +331,7 @@ class Scheduler(Gate):
             return 0
         if self.memory.with_tokens or self._watched:
             return 0
-        if plan.held or plan.copies or plan.swap_in or plan.rejected:
-            return 0
-        if plan.preempted or plan.displaced:
+        if plan.held or plan.copies or plan.swap_in or plan.took_memory or plan.rejected:
             return 0
         limit = self._patience.stretch(plan, limit)
         after, ends = self.clock.tick + 1, self.clock.ends

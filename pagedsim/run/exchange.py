@@ -100,8 +100,7 @@ class _File:
         if "defaults:" not in self._text:
             return set()
         entries = self.settings.get("defaults", ())
-        told = [one if isinstance(one, str) else str(one) for one in entries]
-        return {name for one in told for name in re.findall(r"(?:^/|\$\{)(\w+)", one)}
+        return {name for one in entries for name in re.findall(r"(?:^/|\$\{)(\w+)", str(one))}
 
 
 @cache

@@ -155,7 +155,7 @@ class Workload:
                     request = Request(row, prompt, asked[how])
                 else:
                     request = Request(row, prompts[row], asked[how], answer=prompts.answer(row))
-                # By name, in a call, each of these costs as much as a step for this request.
+                # Set one by one: a call with so many names takes longer than all of these.
                 if not closed:
                     request.arrival = at
                 request.priority = priority

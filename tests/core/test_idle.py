@@ -1,5 +1,7 @@
 """Free blocks of a cache: who came first goes first, and of those who came together the last."""
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,10 +11,10 @@ TOTAL = 12
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "pop", "take_out"]), st.randoms()), max_size=30))
-def test_it_is_a_queue_from_which_anybody_may_be_taken(moves: list[tuple[str, object]]) -> None:
+def test_it_is_a_queue_from_which_anybody_may_be_taken(moves: list[tuple[str, Random]]) -> None:
     idle, queue, held = Idle(TOTAL), list[int](), list(range(TOTAL))
     for move, random in moves:
-        some = random.sample(range(TOTAL), random.randrange(TOTAL + 1))  # type: ignore[attr-defined]
+        some = random.sample(range(TOTAL), random.randrange(TOTAL + 1))
         if move == "add" and (bundle := [block for block in some if block in held]):
             idle.add(list(bundle))
             queue += reversed(bundle)

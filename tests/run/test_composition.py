@@ -107,13 +107,14 @@ def test_an_option_that_others_add_to_is_not_exchanged(
 def test_nothing_is_exchanged_where_another_folder_of_configurations_is_named(
     option: str, tmp_path: Path, composed: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
+    loader = GlobalHydra.instance().config_loader()
+    sources = loader.get_sources()
     if option == "--config-dir":
-        sources = [FileConfigSource("command-line", f"file://{tmp_path}"), *repository.sources]
+        sources = [FileConfigSource("command-line", f"file://{tmp_path}"), *sources]
     else:
         main = FileConfigSource("main", f"file://{Path(str(files('conf')))}")
-        sources = [main if one.provider == "main" else one for one in repository.sources]
-    monkeypatch.setattr(repository, "sources", sources)
+        sources = [main if one.provider == "main" else one for one in sources]
+    monkeypatch.setattr(loader, "get_sources", lambda: sources)
     made().of(["policy=priority"])
     assert composed == [[*WORDS, "policy=priority"]]
 

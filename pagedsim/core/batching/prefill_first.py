@@ -98,7 +98,7 @@ class PrefillFirst(Batching):
             if queues.seats + request.width > queues.max_seqs:
                 break
             hit = memory.lookup(request)
-            margin = queues.spare if queues.running else 0
+            margin = self.margin(queues)
             if queues.guarding:
                 margin += queues.guarded(hit)
             tokens = span(request)
