@@ -1,4 +1,12 @@
-"""What a policy may be told of: who comes, joins the batch, loses its place in it, and leaves."""
+"""Events that a policy observes: arrivals, admissions, preemptions and departures.
+
+Their order is the same in the simulator and in the engine. `Admitted` and `Preempted` come while a
+step is planned, in the order of its decisions; `Left` comes when the step has ended, and `Arrived`
+with the next plan, before its decisions, since an engine cannot look at new requests while a step
+runs. So a request that arrives during a step is observed after the departures at the end of it,
+with an earlier `now`: that of `Arrived` may go back, that of all other events never does. Arrivals
+are in order of time among themselves, and the events of one request in that of its life.
+"""
 
 from __future__ import annotations
 

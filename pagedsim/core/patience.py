@@ -12,9 +12,10 @@ from pagedsim.core.request import Request
 class Patience:
     """Tells for how long nobody gets in while the batch decodes.
 
-    Memory and seats only become scarcer then. So whoever did not get in will not, unless somebody
-    else comes to be the first, or the policy changes its mind. Where neither can be ruled out
-    beforehand, both are looked at before each step, which costs less than to plan it.
+    Memory and seats only become scarcer then. So a request that was not admitted stays in the
+    queue, unless another becomes the head of it or the policy changes its answer. Where neither
+    can be ruled out beforehand, both are checked in each step, which costs less than to plan it:
+    in the order in which the batching would ask, before or after the batch has grown.
     """
 
     def __init__(self, queues: Queues, batching: Batching) -> None:
@@ -49,30 +50,54 @@ class Patience:
             return 0  # room that was there before the batch grew is gone in the next step
         return limit
 
-    def lasts(self) -> bool:
-        """Whether nobody gets in in the next step; to be asked before each of a `stretch`."""
-        if self._first is None:
-            return True
-        try:
-            return self._still_waits(self._first)
-        except TypeError:
-            self._queues.refuse_mixed_ranks()
-            raise
+    def lasts(self, plan: StepPlan) -> bool:
+        """Give the batch memory for one more step like `plan`, in which no request is admitted.
 
-    def _still_waits(self, first: Request) -> bool:
+        False if there is none: that step is to be planned. If the batch has grown by then,
+        `Queues.grown_in` says so.
+        """
+        queues, batching, first = self._queues, self._batching, self._first
+        if first is None:
+            return batching.grow(queues, plan)
+        try:
+            if not self._keeps_order(first) or self._displaces(first):
+                return False
+            if not batching.grows_first:
+                return not self._starts(first) and batching.grow(queues, plan)
+            if not batching.grow(queues, plan):
+                return False
+            if self._starts(first):
+                queues.grown_in = queues.step
+                return False
+        except TypeError:
+            queues.refuse_mixed_ranks()
+            raise
+        return True
+
+    def _keeps_order(self, first: Request) -> bool:
+        """Whether `first` is the head of the queue in the next step, too."""
         queues = self._queues
-        if queues.expiring:
-            if queues.expire() and self._displacing:
-                return False
-            if self._displacing or queues.seats < queues.max_seqs:
-                queues.waiting.arrange()
+        if not queues.expiring:
+            return True
+        if queues.expire() and self._displacing:
+            return False
+        if self._displacing or queues.seats < queues.max_seqs:
+            queues.waiting.arrange()
+        return queues.waiting.head is first
+
+    def _displaces(self, first: Request) -> bool:
+        return self._displacing and self._pushes_out(first)
+
+    def _starts(self, first: Request) -> bool:
+        """Whether the head of the queue leaves it, or is another by now."""
+        queues = self._queues
+        if queues.expiring and queues.seats < queues.max_seqs:
+            queues.waiting.arrange()
             if queues.waiting.head is not first:
-                return False
+                return True
         if queues.shedding and self._batching.refused(queues, first):
-            return False
-        if self._displacing and self._pushes_out(first):
-            return False
-        return not (self._refused and self._batching.fits(queues, first) and queues.admits(first))
+            return True
+        return self._refused and self._batching.fits(queues, first) and queues.admits(first)
 
     def _pushes_out(self, request: Request) -> bool:
         """Whether who waits may push out the last of the batch."""

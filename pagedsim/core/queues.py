@@ -54,6 +54,7 @@ class Queues(RankedPlaces):
         """Whether who comes and is not the first in the queue changes nothing for the next step."""
         self.feasible: Request | None = None  # the last head of waiting found to be
         self.refused_in = -1  # the last step in which the policy did not let the first in
+        self.grown_in = -1  # the last step for which the batch had grown before it was planned
 
     # -- who waits ---------------------------------------------------------------------------------
 

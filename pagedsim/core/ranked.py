@@ -49,7 +49,7 @@ class RankedPlaces(Places):
             return LateQueue(self.order)
         if self.policy.rank_changes == "with time":
             speed = partial(speed_of, self.policy, self.state)
-            return DriftingQueue(self.order, speed, lambda: self.now)
+            return DriftingQueue(self.order, speed, lambda: self.now, self._expire_stale)
         return RankedQueue(self.order)
 
     def refuse_mixed_ranks(self, newcomer: Request | None = None) -> None:
@@ -64,14 +64,23 @@ class RankedPlaces(Places):
 
     # -- the batch -------------------------------------------------------------------------------
 
-    def expire(self) -> bool:
-        """A new step is planned: what ranks may have changed is to be asked again, once.
+    def renew_order(self) -> None:
+        """Put the waiting queue in the order of ranks at the beginning of a step.
 
-        Returns whether any rank has changed.
+        What the step does later, such as evicting cached blocks, changes no rank in it.
         """
+        self.expire()
+        if self.seats < self.max_seqs and not self.sorts_late:
+            self.waiting.arrange()
+
+    def expire(self) -> bool:
+        """Find out, once a step, which ranks have changed; returns whether any has."""
         if self._asked_in == self.step:
             return False
         self._asked_in = self.step
+        return self._expire_stale()
+
+    def _expire_stale(self) -> bool:
         stale = self._stale()
         if stale is True:
             self._expire_all()

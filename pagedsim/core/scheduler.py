@@ -156,7 +156,7 @@ class Scheduler(Gate):
             if queues.guarding:
                 self.memory.unguard(now)
             if queues.expiring:
-                queues.expire()
+                queues.renew_order()
             self.batching.compose(queues, plan)
         except TypeError:
             queues.refuse_mixed_ranks()
@@ -350,7 +350,7 @@ class Scheduler(Gate):
         queues, memory = self.queues, self.memory
         queues.now = now
         self.clock.tick += 1
-        if not self._patience.lasts() or not self.batching.grow(queues, plan):
+        if not self._patience.lasts(plan):
             self.pending = None
             return False
         plan.number = queues.step
@@ -366,7 +366,7 @@ class Scheduler(Gate):
         """While `plan` is under way, take the memory for the same step again, if there is any."""
         queues = self.queues
         queues.now = now
-        return self._patience.lasts() and self.batching.grow(queues, plan)
+        return self._patience.lasts(plan)
 
     def glide_ahead(self, plan: StepPlan, now: float) -> list[Request]:
         """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from hashlib import blake2b
 
 from pagedsim.core.places import Places
 from pagedsim.core.prefill import stored
@@ -109,6 +110,15 @@ class ServerState:
     def stored_blocks(self, request: Request) -> int:
         """Different blocks that hold them: what a swap would move."""
         return self._places.memory.filled_blocks(request)
+
+    def draw(self, request: Request, seed: int = 0) -> float:
+        """A random number in [0, 1) that is fixed by the seed, the request and the step.
+
+        A question that is asked again in a step gets the same answer with it, which it would not
+        with a generator of random numbers.
+        """
+        key = repr((seed, request.id, self._places.step)).encode()
+        return (int.from_bytes(blake2b(key, digest_size=8).digest()) >> 11) * 2.0**-53
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens of one sequence."""

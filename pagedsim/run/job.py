@@ -66,7 +66,7 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
     parts = None
     try:
         parts = build(job.config, job.seed)
-        if job.again and not parts.workload.drawn:
+        if job.again and not parts.drawn:
             return Repeated()
         recorder.requests = len(parts.workload)
         parts.stage.run(parts.workload, recorder)

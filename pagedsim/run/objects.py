@@ -10,7 +10,7 @@ from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
 
 from pagedsim.core import ConfigError, PagedsimError
-from pagedsim.core.errors import refuse_settings, unknown
+from pagedsim.core.errors import is_whole, refuse_settings, unknown
 
 T = TypeVar("T")
 
@@ -67,6 +67,24 @@ def _with_group(group: str, settings: Mapping[str, Any], text: str) -> str:
 def takes(target: str, name: str) -> bool:
     """Whether what `target` names has a parameter `name`."""
     return name in signature(locate(target)).parameters
+
+
+def seeded(settings: Any, seed: int) -> Any:
+    """The settings of a part, with the run's `seed` added to its own if it draws at random."""
+    if not draws(settings):
+        return settings
+    own = settings.get("seed", 0)
+    return {**settings, "seed": own + seed} if is_whole(own) and own >= 0 else settings
+
+
+def draws(settings: Any) -> bool:
+    """Whether the class of a part takes a `seed`, so that it draws at random."""
+    if not isinstance(settings, Mapping) or not settings.get("_target_"):
+        return False
+    try:
+        return takes(str(settings["_target_"]), "seed")
+    except (PagedsimError, ValueError, TypeError):  # `make` says what is wrong
+        return False
 
 
 def locate(path: str) -> Callable[..., Any]:

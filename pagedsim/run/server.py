@@ -9,7 +9,7 @@ from typing import Any
 from pagedsim.build import inner_policy, make_policy
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
 from pagedsim.run.backend import Settings
-from pagedsim.run.objects import make, said_of, takes
+from pagedsim.run.objects import make, said_of, seeded, takes
 from pagedsim.server import ServerSpec
 
 _OF_MEMORY = (
@@ -21,8 +21,11 @@ _OTHERS = ("kind", "reserved_gib")
 """The class, and what the simulator's hardware is taken to leave."""
 
 
-def server_of(config: Mapping[str, Any]) -> ServerSpec:
-    """Of the groups policy, preemption, batching, memory and server, and the keys beside them."""
+def server_of(config: Mapping[str, Any], seed: int = 0) -> ServerSpec:
+    """Of the groups policy, preemption, batching, memory and server, and the keys beside them.
+
+    A policy that draws at random has the run's `seed` added to its own.
+    """
     memory = config["memory"]
     if not isinstance(memory, dict):
         raise ConfigError(f"memory={memory}: must be a mapping of settings")
@@ -30,7 +33,7 @@ def server_of(config: Mapping[str, Any]) -> ServerSpec:
     more = {key: memory[key] for key in memory if key not in (*_OF_MEMORY, *_OTHERS)}
     with said_of("server", config["server"]), said_of("memory", memory):
         return ServerSpec(
-            policy=policy_of(config["policy"]),
+            policy=policy_of(config["policy"], seed),
             preemption=_preemption(config["preemption"]),
             batching=make("batching", config["batching"], Batching),
             **config["server"],
@@ -45,24 +48,24 @@ def server_of(config: Mapping[str, Any]) -> ServerSpec:
         )
 
 
-def policy_of(settings: Any) -> Policy:
+def policy_of(settings: Any, seed: int = 0) -> Policy:
     """What the group `policy` describes, `of` and `victim` included."""
     if not isinstance(settings, Mapping):
         return make("policy", settings, Policy)  # says what is wrong
     said = {key: value for key, value in settings.items() if key != "victim"}
     with said_of("policy", settings):
-        return make_policy(_inside("policy", said), victim=settings.get("victim"))
+        return make_policy(_inside("policy", said, seed), victim=settings.get("victim"))
 
 
-def _inside(where: str, settings: Mapping[str, Any]) -> Policy:
+def _inside(where: str, settings: Mapping[str, Any], seed: int) -> Policy:
     """The policy that settings describe, and whatever it stands around, to any depth."""
-    said = dict(settings)
+    said = dict(seeded(settings, seed))
     with said_of(where, said):
         of = said.get("of")
         if isinstance(of, str):
             said["of"] = inner_policy(of)
         elif isinstance(of, Mapping) and "_target_" in of:
-            said["of"] = _inside(f"{where}.of", of)
+            said["of"] = _inside(f"{where}.of", of, seed)
         return make(where, said, Policy)
 
 

@@ -131,7 +131,7 @@ class Engine(Backend):
                 "see what other processes compute"
             )
         model, name = self._model(config)
-        server = self._server(config)
+        server = self._server(config, seed)
         with said_of("backend", {"load_format": None, "model_impl": None}):
             arguments = Arguments(
                 model=model,
@@ -145,8 +145,8 @@ class Engine(Backend):
         check_split(arguments)
         return Serving(arguments, name, seed, self.threads, CLOCKS[self.clock]())
 
-    def _server(self, config: Settings) -> ServerSpec:
-        server = server_of(config)
+    def _server(self, config: Settings, seed: int) -> ServerSpec:
+        server = server_of(config, seed)
         if (kind := server.memory) not in ("paged", "prefix"):
             raise ConfigError(f"memory.kind={kind}: backend=engine has paged and prefix")
         if server.blocks is not None or self.cache_tokens is None:

@@ -12,9 +12,8 @@ from pagedsim.core.errors import require_flag, require_number, shown, unknown
 from pagedsim.fleet.spec import FleetSpec, Pool
 from pagedsim.run.backend import Backend, Settings
 from pagedsim.run.fleet import FleetStage, Place
-from pagedsim.run.objects import make, said_of
+from pagedsim.run.objects import make, said_of, seeded
 from pagedsim.run.pools import configured, without_configurations
-from pagedsim.run.routing import router_of
 from pagedsim.run.server import server_of
 from pagedsim.run.simulation import Simulation
 from pagedsim.sim.beams import TURNOVER, Beams
@@ -26,6 +25,7 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.sizing import sized
 from pagedsim.sim.tiering import tiered
 from pagedsim.workload import Workload
+from policies.routing.router import Router
 
 PHASES = ("prefill", "decode")
 
@@ -84,11 +84,12 @@ class Simulated(Backend):
             for name, pool in spec.kinds.items()
             for place in self._places(name, pool, config, seed)
         ]
-        return FleetStage(spec, places, router_of(config["router"], seed), seed)
+        router = make("router", seeded(config["router"], seed), Router)
+        return FleetStage(spec, places, router, seed)
 
     def simulation(self, config: Settings, seed: int) -> Simulation:
         """One server."""
-        server, memory = server_of(config), config["memory"]
+        server, memory = server_of(config, seed), config["memory"]
         model = make("model", config["model"], ModelShape)
         hardware = make("hardware", config["hardware"], Hardware)
         with said_of("memory", memory):
@@ -104,7 +105,7 @@ class Simulated(Backend):
 
     def _like(self, one: Simulation, config: Settings, seed: int) -> Simulation:
         """Another such server, with a policy and a memory of its own."""
-        server = server_of(config).priced(one.cost.prices())
+        server = server_of(config, seed).priced(one.cost.prices())
         server, tiers = tiered(server, one.replica, one.cost, one.tiers)
         server = server.of_sizes(one.server.sizes())
         beams = Beams(self.beam_turnover, seed)

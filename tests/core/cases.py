@@ -36,18 +36,25 @@ from policies.victims import VICTIMS
 from tests.core.odd_policies import (
     Aging,
     Counting,
+    DisplacingLottery,
+    Lottery,
     Mixed,
+    OddBlocks,
     RandomVictims,
     ShortestRemaining,
     SmallBatches,
+    Witness,
 )
 
 T = TypeVar("T")
 Ends = Literal["hidden", "told"]
 
-ODD = ("random_victims", "mixed", "small_batches", "counting", "remaining", "speeds")
+ODD = (
+    *("random_victims", "mixed", "small_batches", "counting", "remaining", "speeds"),
+    *("lottery", "odd_blocks"),
+)
 DISPLACING = {
-    *("remaining", "speeds"),
+    *("remaining", "speeds", "lottery"),
     *(name for name, kind in POLICIES.items() if takes(kind, "displace")),
 }
 SHORT = {"quantum": 2.0, "starve": 9, "period": 3, "most": 3, "rate": 0.5}
@@ -139,12 +146,18 @@ class Server:
                 return ShortestRemaining(self.displace)
             case "speeds":
                 return Aging(self.displace)
+            case "lottery":
+                return (DisplacingLottery if self.displace else Lottery)(seed)
+            case "odd_blocks":
+                return OddBlocks()
             case "random_victims":
                 return RandomVictims(seed)
             case "small_batches":
                 return SmallBatches(1 + seed % 3)
             case "mixed":
                 return Mixed()
+            case "witness":
+                return Witness()
             case "counting":
                 return Counting()
         known = {**SHORT, "of": self.of, "displace": self.displace}

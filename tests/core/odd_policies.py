@@ -64,6 +64,48 @@ class SmallBatches(Policy):
         return len(state.running) < self.most
 
 
+class OddBlocks(Policy):
+    """Admits while the number of free blocks is odd, which taking a block changes."""
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        return state.free_blocks % 2 == 1 or not state.running
+
+
+class Lottery(Policy):
+    """Draws an order in each step, which requests may start, and which are rejected."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        return state.draw(request, self.seed)
+
+    def admit(self, request: Request, state: ServerState) -> bool:
+        return state.draw(request, self.seed + 1) < 0.5 or not state.running
+
+    def sheds(self, request: Request, state: ServerState) -> str | None:
+        return "unlucky" if state.draw(request, self.seed + 2) < 0.01 else None
+
+
+class DisplacingLottery(Lottery):
+    """Draws, too, which requests may displace others."""
+
+    displacing = True
+
+    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+        return state.draw(waiting, self.seed + 3) < 0.1
+
+
+class Witness(Policy):
+    """Keeps all that it observes."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def observe(self, event: Event) -> None:
+        self.events.append(event)
+
+
 class Counting(Policy):
     """Counts what it observes."""
 

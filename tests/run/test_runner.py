@@ -233,6 +233,21 @@ def test_what_depends_on_no_seed_is_run_once(tmp_path: Path) -> None:
     assert (len(runs.repeated), runs.wanted, runs.interrupted) == (2, 4, False)
 
 
+def test_a_policy_or_router_that_draws_is_run_under_each_seed(tmp_path: Path) -> None:
+    drawing = {
+        "policy": ["policy._target_=tests.core.odd_policies.Lottery"],
+        "inner": ["policy=aging", "policy.of={_target_: tests.core.odd_policies.Lottery}"],
+        "router": ["router=random", "fleet.replicas=2"],
+        "failures": ["fleet.replicas=2", "fleet.failures={mean_between: 3600, mean_repair: 5}"],
+    }
+    file = tmp_path / "trace.csv"
+    file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,8,4\n1,8,4\n")
+    trace = ["experiment=single", "workload=trace", f"workload.path={file}", "seeds=2"]
+    runs = served(Compare("t", "q", {"plain": [], **drawing}), tmp_path, trace)
+    wanted = {("plain", 0), *((arm, seed) for arm in drawing for seed in range(2))}
+    assert runs.finished.keys() == wanted
+
+
 def test_an_overload_is_said(tmp_path: Path) -> None:
     plan = Compare("t", "q", {"a": ["workload.rate=200"], "b": ["workload.rate=1"]})
     more = ["workload.requests=400", "seeds=1", "server.max_seqs=16"]

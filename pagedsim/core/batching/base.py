@@ -85,12 +85,12 @@ class Batching(ABC):
         return 0
 
     def fits(self, queues: Queues, request: Request) -> bool:
-        """Whether there are seats and memory in the next step for a waiting request."""
+        """Whether there are seats and memory for a waiting request, once it is its turn."""
         memory = queues.memory
         if queues.seats + request.width > queues.max_seqs:
             return False
         hit = memory.lookup(request)
-        margin = _growth(queues, 1) if self.grows_first else self.margin(queues)
+        margin = 0 if self.grows_first else self.margin(queues)
         return memory.fit(request, span(request), margin + queues.guarded(hit), hit) is Fit.NOW
 
     def closed(self, plan: StepPlan) -> int | None:

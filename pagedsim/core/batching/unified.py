@@ -36,7 +36,7 @@ class Unified(Batching):
         return max(max_seqs, super().default_tokens(max_model_len, max_seqs))
 
     def compose(self, queues: Queues, plan: StepPlan) -> None:
-        if queues.displacing:
+        if queues.displacing and queues.grown_in != plan.number:  # else done before it grew
             self.displace(queues, plan)
         budget = self._go_on(queues, plan)
         if not plan.took_memory:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from pagedsim.build import ROUTERS, make_router
 from pagedsim.core import ConfigError, Request
-from pagedsim.run.routing import router_of
+from pagedsim.run.objects import make, seeded
 from policies.routing.router import Refusal, Router
 from tests.policies.routing.fakes import Fake, Fleet, fleet
 
@@ -27,6 +27,10 @@ every_router = pytest.mark.parametrize("name", ROUTERS)
 
 def option(name: str) -> Any:
     return OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+
+
+def seeded_router(settings: Any, seed: int) -> Router:
+    return make("router", seeded(settings, seed), Router)
 
 
 def defined() -> set[str]:
@@ -135,7 +139,7 @@ def test_it_names_nobody_who_is_dead(name: str) -> None:
 @every_router
 def test_the_same_seed_gives_the_same_answers(name: str) -> None:
     first, again, other = (
-        answers(router_of(option(name), seed), fleet({}, {}, {}, {})) for seed in (0, 0, 1)
+        answers(seeded_router(option(name), seed), fleet({}, {}, {}, {})) for seed in (0, 0, 1)
     )
     assert first == again
     assert (first != other) is (name in DRAWS)
@@ -184,7 +188,7 @@ def test_a_bad_setting_is_one_line(name: str, key: str) -> None:
     settings = option(name)
     settings[key] = bad(settings[key])
     with pytest.raises(ConfigError) as error:
-        router_of(settings, 0)
+        seeded_router(settings, 0)
     text = str(error.value)
     assert text.startswith(
         f"router.{key}={settings[key]!r}".replace("'7'", "7")
@@ -212,7 +216,7 @@ def test_an_unknown_name_has_the_nearest() -> None:
 @pytest.mark.parametrize("settings", ["central", None, {}, {"_target_": "policies.fcfs.FCFS"}])
 def test_settings_that_make_no_router_are_one_line(settings: Any) -> None:
     with pytest.raises(ConfigError, match=r"^router") as error:
-        router_of(settings, 0)
+        seeded_router(settings, 0)
     assert "\n" not in str(error.value)
 
 
