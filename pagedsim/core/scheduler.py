@@ -368,6 +368,11 @@ class Scheduler(Gate):
         queues.now = now
         return self._patience.lasts(plan)
 
+    @property
+    def ends_next(self) -> bool:
+        """Whether any request gets its last token in the step after those that are planned."""
+        return self.clock.tick + 1 in self.clock.ends
+
     def glide_ahead(self, plan: StepPlan, now: float) -> list[Request]:
         """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends
         `now`, and have the new one in its place. Returns who has ended."""

@@ -73,7 +73,8 @@ class AheadServer(Server):
         quiet, waiting = scheduler.quiet(plan), -1
         until = self.environment.peek()
         while quiet and not scheduler.disturbed:
-            if plan.ending and self.outside is not None:
+            # A seat comes free with the last step of a request, or when the one before it begins.
+            if self.outside is not None and (plan.ending or scheduler.ends_next):
                 break
             if (end := now + seconds(plan)) >= until or not scheduler.grow_ahead(plan, now):
                 break
