@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from math import ceil, inf
 from operator import itemgetter
-from random import Random
 
 from pagedsim.core import Event, Left, Policy, Request, ServerState
 from pagedsim.core.errors import require_number, require_whole
@@ -33,7 +32,7 @@ class PastFuture(Refusal):
         super().__init__(of)
         self.window = require_whole("window", window, 1)
         self.reserve = require_number("reserve", reserve, 0, below=1)
-        self._random = Random(require_whole("seed", seed))
+        self.seed = require_whole("seed", seed)
         self._outputs: deque[int] = deque(maxlen=self.window)
         self._lengths: dict[Request, float] = {}  # what answers are taken to come to
 
@@ -70,7 +69,8 @@ class PastFuture(Refusal):
         said, length = request.generated, request.predicted_len
         if length is None or length <= said:
             longer = [one for one in self._outputs if one > said]
-            length = self._random.choice(longer) if longer else inf
+            draw = state.draw(request, self.seed)
+            length = longer[int(draw * len(longer))] if longer else inf
         return min(length, state.longest_output(request))
 
     def observe(self, event: Event) -> None:
