@@ -32,6 +32,8 @@ class Patience:
         """For how many steps after `plan`, up to `limit`, nobody gets in, if each `lasts`."""
         queues, waiting = self._queues, self._queues.waiting
         self._first = None
+        if queues.holdings.asking and self._may_reserve():
+            return 0
         if not (plan.waiting or len(waiting) or queues.swapped):
             return limit
         closed = self._batching.closed(plan)
@@ -49,6 +51,11 @@ class Patience:
         if self._displacing and waiting and self._pushes_out(waiting.head):
             return 0  # room that was there before the batch grew is gone in the next step
         return limit
+
+    def _may_reserve(self) -> bool:
+        """Whether a request that lacks memory to come here could get it in a later step."""
+        asking = self._queues.holdings.asking.values()
+        return not self._sure or any(self._queues.memory.wavers(one) for one in asking)
 
     def lasts(self, plan: StepPlan) -> bool:
         """Give the batch memory for one more step like `plan`, in which no request is admitted.
