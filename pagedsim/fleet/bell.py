@@ -45,17 +45,23 @@ class Bell:
             event.succeed()
 
     def _wake(self, ringing: Sequence[Waiter]) -> None:
-        asked, self._first = False, None
+        asked, refused, again, self._first = False, False, False, None
         for waiter in ringing:
             event, request = waiter
             # One asks at every ring: that nobody new has come is not to be taken for granted.
             if request is not None and asked and self._in_vain(request):
                 self._waiting.append(waiter)
+                refused = True
                 continue
             asked = asked or request is not None
             _happen(event)
-            if request is None or not (self._waiting and self._waiting[-1][1] is request):
+            if request is not None and self._waiting and self._waiting[-1][1] is request:
+                refused = True
+            else:
                 self._first = None  # something has changed
+                again = again or refused
+        if again:  # a request that asked before its turn may have its turn now
+            self.ring()
 
     def _in_vain(self, request: Request) -> bool:
         """Whether a request would surely be told "not now" again."""
