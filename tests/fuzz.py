@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
@@ -251,35 +251,35 @@ QUIET = settings(
 )
 
 
-def _search(minutes: float, first: int, fleets: bool | None) -> int:
-    """Compare new simulations until the time is up, or one differs."""
-    until, number, done = time.monotonic() + 60 * minutes, first, [0, 0]
+def draw(count: int, first: int, look: Callable[[Simulation], object]) -> None:
+    """Show `look` so many simulations, the same for the same `first` seed."""
+    drawn = settings(QUIET, max_examples=count, phases=[Phase.generate])
+    seed(first)(drawn(given(simulations())(look)))()
+
+
+def search(minutes: float, first: int, fleets: bool | None = None) -> Simulation | None:
+    """Compare new simulations until the time is up; the smallest found that differs, if any."""
+    until, number = time.monotonic() + 60 * minutes, first
+    done, differs = [0, 0], []
 
     def counted(case: Simulation) -> None:
-        done[compare(case)] += 1
+        try:
+            done[compare(case)] += 1
+        except AssertionError:
+            differs.append(case)
+            raise
 
     while time.monotonic() < until:
-        run = settings(QUIET, max_examples=500)(given(simulations(fleets))(counted))
+        run = settings(QUIET, max_examples=250)(given(simulations(fleets))(counted))
         try:
             seed(number)(run)()
-        except AssertionError as error:
-            case = error.args[0] if error.args else error
-            print(f"seed {number}: the smallest simulation that differs is\n{case}")
-            return 1
+        except AssertionError:
+            print(f"\nseed {number}: the smallest simulation found that differs is\n{differs[-1]}")
+            return differs[-1]
+        print(f"\rseed {number}: {done[1]} alike, {done[0]} refused", end="", flush=True)
         number += 1
-        print(f"\r{done[1]} alike, {done[0]} refused, seed {number}", end="", flush=True)
     print()
-    return 0
-
-
-def _digests(count: int, first: int) -> None:
-    """A line for each of `count` simulations: what came out, and what it was."""
-
-    def printed(case: Simulation) -> None:
-        print(sha256(repr(outcome(case)).encode()).hexdigest()[:16], case)
-
-    drawn = settings(QUIET, max_examples=count, phases=[Phase.generate])
-    seed(first)(drawn(given(simulations())(printed)))()
+    return None
 
 
 def main() -> int:
@@ -289,10 +289,14 @@ def main() -> int:
     parser.add_argument("--fleets", action=argparse.BooleanOptionalAction, help="only, or none")
     parser.add_argument("--digests", type=int, help="print digests of so many simulations")
     words = parser.parse_args()
-    if words.digests:
-        _digests(words.digests, words.seed)
-        return 0
-    return _search(words.minutes, words.seed, words.fleets)
+    if not words.digests:
+        return search(words.minutes, words.seed, words.fleets) is not None
+
+    def printed(case: Simulation) -> None:
+        print(sha256(repr(outcome(case)).encode()).hexdigest()[:16], case)
+
+    draw(words.digests, words.seed, printed)
+    return 0
 
 
 if __name__ == "__main__":
