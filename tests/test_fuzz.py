@@ -59,12 +59,14 @@ def test_every_part_that_has_a_name_is_drawn() -> None:
 # -- once different --------------------------------------------------------------------------------
 
 
-def job(prompt: int, output: int, gap: int = 0, stream: int | None = None, **more: int) -> Job:
+def job(prompt: int, output: int, gap: int = 0, stream: int | None = 0, **more: int) -> Job:
     return Job(prompt, output, gap=gap, stream=stream, **more)  # type: ignore[arg-type]
 
 
 WIDE = Server("paged", 30, 1, "prefill_first", max_seqs=1)
-NARROW = Server("paged", 18, 1, "prefill_first", policy="slo", max_seqs=2)
+NARROW = replace(
+    WIDE, blocks=18, policy="slo", preemption="swap", cpu_blocks=1, watermark=0.0, max_seqs=2
+)
 ONE = job(1, 1)
 ONCE_DIFFERENT = {
     "ranks by what is cached, which the growth of the batch evicts": Simulation(
