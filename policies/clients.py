@@ -18,6 +18,8 @@ class Clients:
     def __init__(self, weights: object = None) -> None:
         self.weights = weights_of(weights)
         self.state: ServerState | None = None
+        self.last_to_wait: Collection[str] = ()
+        """The client that was the last to have no request waiting any more; none at first."""
         self._waiting: Counter[str] = Counter()
         self._running: dict[Request, int] = {}
         self._settled: Counter[str] = Counter()  # the sum of these, by client
@@ -65,6 +67,7 @@ class Clients:
         self._waiting[client] -= 1
         if not self._waiting[client]:
             del self._waiting[client]
+            self.last_to_wait = (client,)
 
 
 def weights_of(weights: object) -> dict[str, float]:

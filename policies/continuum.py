@@ -63,4 +63,6 @@ class Continuum(Policy):
             if not request.alive:  # else it goes on at another server
                 self._answered[session] = now
         elif isinstance(event, Arrived) and session in self._answered:
-            self._gaps[request.client].append(now - self._answered.pop(session))
+            gap = now - self._answered.pop(session)
+            if gap >= 0:  # else it came while the answer was computed, and waited for no tool
+                self._gaps[request.client].append(gap)

@@ -15,8 +15,9 @@ class VTC(Policy):
 
     Served are `prompt` for each token of a prompt when it is admitted and `output` for each token
     generated, over the client's weight. A client that comes back is lifted to the least served of
-    those that wait, so that it saves nothing up. Clients with requests waiting then differ by at
-    most 2 × max(prompt × longest prompt, output × tokens in memory).
+    those that wait, or, if none waits, to the last that had a request waiting, so that it saves
+    nothing up. Clients with requests waiting then differ by at most
+    2 × max(prompt × longest prompt, output × tokens in memory).
     """
 
     paper = "Sheng et al., Fairness in Serving Large Language Models, OSDI 2024 (2401.00588)"
@@ -51,7 +52,8 @@ class VTC(Policy):
     def observe(self, event: Event) -> None:
         request, client = event.request, event.request.client
         if isinstance(event, Arrived) and not self._clients.waits(client):
-            least = min(map(self.service, self._clients.who_wait), default=0.0)
+            behind = self._clients.who_wait or self._clients.last_to_wait
+            least = min(map(self.service, behind), default=0.0)
             self._served[client] += max(least - self.service(client), 0.0)
         elif isinstance(event, Admitted) and not (request.preemptions or request.generated):
             self._served[client] += self._worth(client, request.prompt_len, 0)

@@ -15,6 +15,8 @@ from tests.policies.served import Job, Outcome, served, started
 
 SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=4, max_size=14)
 
+MANY = st.lists(st.tuples(st.integers(1, 12), st.integers(6, 12)), min_size=12, max_size=20)
+
 
 class Service:
     """What each client has had, by what the plans do, and how far two of those that wait differ."""
@@ -54,6 +56,67 @@ def test_two_clients_that_wait_differ_by_no_more_than_the_bound(
     watched, tokens = Service(), 40
     served(
         two_clients(sizes, others),
+        VTC(),
+        batching=batching,
+        max_seqs=seqs,
+        blocks=tokens // 4,
+        look=watched.look,
+    )
+    longest = max(prompt for prompt, _ in (*sizes, *others))
+    assert watched.apart <= 2 * max(1.0 * longest, 2.0 * tokens)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_a_client_that_was_served_alone_pays_nothing_for_it_later(batching: str) -> None:
+    """One client is served alone for long; later both send more than the server can do at once."""
+    alone = [Job(20 * at, 4, 16, {"client": "a"}) for at in range(100)]
+    flood = [Job(2000, 4, 16, {"client": "b"}) for _ in range(150)]
+    again = [Job(2000.5, 4, 16, {"client": "a"}) for _ in range(150)]
+    watched = Service()
+    outcome = served(
+        [*alone, *flood, *again],
+        VTC(),
+        batching=batching,
+        max_seqs=4,
+        blocks=21,
+        look=watched.look,
+    )
+    order = started(outcome)
+    assert sum(100 <= number < 250 for number in order[: order.index(250)]) <= 4
+    assert watched.apart <= 2 * max(4, 2 * 20 * 4)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@given(
+    past=st.lists(
+        st.tuples(st.sampled_from([0, 0, 0, 1, 2]), st.integers(1, 12), st.integers(6, 12)),
+        min_size=8,
+        max_size=16,
+    ),
+    sizes=MANY,
+    others=MANY,
+    seqs=st.integers(1, 4),
+)
+def test_the_bound_holds_whatever_clients_were_served_before(
+    batching: str,
+    past: list[tuple[int, int, int]],
+    sizes: list[tuple[int, int]],
+    others: list[tuple[int, int]],
+    seqs: int,
+) -> None:
+    """Each request of the past is served by itself, then two clients send all that they have."""
+    watched, tokens, late = Service(), 40, 20.0 * len(past) + 20
+    before = [
+        Job(20.0 * turn, prompt, output, {"client": "abc"[client]})
+        for turn, (client, prompt, output) in enumerate(past)
+    ]
+    both = [
+        Job(late + 0.1 * number, *size, {"client": client})
+        for number, (client, some) in enumerate((("a", sizes), ("b", others)))
+        for size in some
+    ]
+    served(
+        [*before, *both],
         VTC(),
         batching=batching,
         max_seqs=seqs,

@@ -160,6 +160,17 @@ def test_memory_is_kept_for_as_long_as_sessions_took_to_come_back() -> None:
     assert policy.time_to_live("") == pytest.approx((2 + 5) / 2)  # each is answered in a second
 
 
+@pytest.mark.parametrize("batching", ["unified", "prefill_first"])
+def test_calls_of_a_session_that_overlap_have_no_gap(batching: str) -> None:
+    """The second comes while the first is computed, and is observed after the end of it."""
+    policy = Continuum(ttl=2.0)
+    to = scheduler(policy, 50, batching=batching)
+    calls = Asked([(at, range(8), 1, "a") for at in (0.0, 0.005, 0.03)])
+    found = run(to, calls, Affine())[0]  # type: ignore[arg-type]
+    assert found["state"].to_pylist() == ["finished"] * 3
+    assert policy.time_to_live("") >= 0
+
+
 def test_the_oldest_session_goes_first() -> None:
     rows = [(0.0, own(1, 8), 4, "a"), (1.0, own(2, 8), 4, "b"), (9.0, own(3, 8), 4, "b")]
     rows += [(9.0, own(4, 8), 9, "c"), (9.0, own(5, 8), 4, "a")]
