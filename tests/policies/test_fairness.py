@@ -112,7 +112,7 @@ def test_the_bound_holds_whatever_clients_were_served_before(
     ]
     both = [
         Job(late + 0.1 * number, *size, {"client": client})
-        for number, (client, some) in enumerate((("a", sizes), ("b", others)))
+        for number, (client, some) in enumerate((("b", others), ("a", sizes)))
         for size in some
     ]
     served(
