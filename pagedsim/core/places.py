@@ -337,6 +337,7 @@ class Places:
             if request._rebuilt < prefill_tokens(request, self.memory):
                 return
             request._rebuilt = 0
+            self.memory.filled(request, request.prompt_len)  # found from now on, not from growth on
         else:
             request._prefilled += chunk.length
             if not chunk.samples:
