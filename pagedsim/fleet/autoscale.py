@@ -43,7 +43,8 @@ LESS_IS_BUSIER = ("freeness",)
 class Autoscale:
     """When to start another replica, and when to stop one.
 
-    At each look at most one starts or stops. It starts the first that is off, or takes the last
+    Where prefill and decode are apart, this goes for the replicas of each role by themselves. At
+    each look at most one starts or stops. It starts the first that is off, or takes the last
     that drains back; it stops the last that is up, which serves those that it has to their end.
     """
 
@@ -55,7 +56,7 @@ class Autoscale:
     down: float
     """One less where the mean is on the other side of it."""
     least: int = 1
-    """So many there are at least, and in the beginning."""
+    """So many there are of each role at least, and in the beginning."""
     every: float = 10.0
     """Seconds from one look to the next."""
     start: float = 60.0
@@ -89,8 +90,9 @@ class Autoscale:
         return -1 if mean < sign * self.down and count > self.least else 0
 
 
-def autoscale_of(settings: Any, replicas: int) -> Autoscale | None:
-    """What `fleet.autoscale` says, of so many replicas; raises ConfigError for what cannot be."""
+def autoscale_of(settings: Any, replicas: Mapping[str, int]) -> Autoscale | None:
+    """What `fleet.autoscale` says, of so many replicas of each role; raises ConfigError for what
+    cannot be."""
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
@@ -101,44 +103,48 @@ def autoscale_of(settings: Any, replicas: int) -> Autoscale | None:
     given = {str(key): value for key, value in settings.items()}
     refuse_settings("autoscale", given, Autoscale, "autoscale")
     made = Autoscale(**given)
-    if made.least > replicas:
-        raise ConfigError(
-            f"autoscale.least={made.least}: the fleet has {replicas} replicas, which is the most "
-            "there can be"
-        )
+    for role, most in replicas.items():
+        if made.least > most:
+            which = "" if role == "both" else f" with role={role}"
+            raise ConfigError(
+                f"autoscale.least={made.least}: the fleet has {most} replicas{which}, which is the "
+                "most there can be"
+            )
     return made
 
 
 def scale(front: Front, rule: Autoscale) -> None:
-    """Have replicas start and stop; all but the first few are off until then."""
-    for member in front.members[rule.least :]:
-        front.roster.put(member, Standing.OFF)
-    front.environment.process(_look(front, rule))
+    """Have replicas start and stop; all but the first few of each role are off until then."""
+    for role in dict.fromkeys(member.role for member in front.members):
+        mine = [member for member in front.members if member.role == role]
+        for member in mine[rule.least :]:
+            front.roster.put(member, Standing.OFF)
+        front.environment.process(_look(front, rule, mine))
 
 
-def _look(front: Front, rule: Autoscale) -> Generator[simpy.Event, None, None]:
+def _look(
+    front: Front, rule: Autoscale, members: Sequence[Member]
+) -> Generator[simpy.Event, None, None]:
     chore, roster, now = Chore(front), front.roster, 0.0
+
+    def those(*standings: Standing) -> list[Member]:
+        return [member for member in members if roster[member] in standings]
+
     while True:
         now += rule.every
         yield from chore.until(now)
-        for draining in roster.those(Standing.DRAINING):
+        for draining in those(Standing.DRAINING):
             front.stop_if_drained(draining)
-        there = roster.those(Standing.UP, Standing.STARTING)
-        more = rule.wanted([front.view(one) for one in there], len(front.held))
+        there = [front.view(one) for one in those(Standing.UP, Standing.STARTING)]
+        more = rule.wanted(there, front.held_for(members[0].role))
         if more > 0:
-            _start(front, rule.start)
-        elif more < 0 and (up := roster.those(Standing.UP)):
+            if draining_ones := those(Standing.DRAINING):
+                front.up(draining_ones[-1])
+            elif off := those(Standing.OFF):
+                roster.put(off[0], Standing.STARTING)
+                front.environment.process(_starts(front, off[0], rule.start))
+        elif more < 0 and (up := those(Standing.UP)):
             front.drain(up[-1])
-
-
-def _start(front: Front, seconds: float) -> None:
-    """One more, if there is one."""
-    roster = front.roster
-    if draining := roster.those(Standing.DRAINING):
-        front.up(draining[-1])
-    elif off := roster.those(Standing.OFF):
-        roster.put(off[0], Standing.STARTING)
-        front.environment.process(_starts(front, off[0], seconds))
 
 
 def _starts(front: Front, member: Member, seconds: float) -> Generator[simpy.Event, None, None]:

@@ -36,6 +36,11 @@ class Bell:
         self._waiting.append((event, request))
         return event
 
+    def drop(self, request: Request | None = None) -> None:
+        """A request, or every waiter, waits no more."""
+        kept = [one for one in self._waiting if request is not None and one[1] is not request]
+        self._waiting = kept
+
     def ring(self) -> None:
         """Wake them, after what is to happen now already."""
         if self._waiting:

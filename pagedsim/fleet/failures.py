@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,6 +103,20 @@ def _named(where: str, settings: Any, replicas: int) -> tuple[int, Outage]:
     return index, (at, require_number(f"{where}.for", settings["for"], above=0))
 
 
+def _joined(outages: Iterator[Outage]) -> Iterator[Outage]:
+    """The same outages, those that follow each other without a pause as one."""
+    begin = seconds = -inf
+    for at, more in outages:
+        if at == begin + seconds:
+            seconds += more
+            continue
+        if begin >= 0:
+            yield begin, seconds
+        begin, seconds = at, more
+    if begin >= 0:
+        yield begin, seconds
+
+
 def fail(front: Front, failures: Failures, seed: int) -> None:
     """Have replicas die when it is their time."""
     for member in front.members:
@@ -113,7 +128,7 @@ def _dies(
     front: Front, member: Member, outages: Iterator[Outage]
 ) -> Generator[simpy.Event, None, None]:
     chore, roster = Chore(front), front.roster
-    for at, seconds in outages:
+    for at, seconds in _joined(outages):
         yield from chore.until(at)
         if front.over:
             return

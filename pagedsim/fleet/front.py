@@ -213,6 +213,13 @@ class Front:
             self.handover.place()
         self._pumping = False
 
+    def held_for(self, role: str) -> int:
+        """Requests that wait in front of all replicas of a role."""
+        to_decode = len(self.handover.waiting) if self.handover is not None else 0
+        return {"prefill": len(self.held), "decode": to_decode}.get(
+            role, len(self.held) + to_decode
+        )
+
     def _end_if_empty(self) -> None:
         if self.over:
             self._end()
@@ -277,22 +284,34 @@ class Front:
         """A replica that drains stops, if nobody is there. Whose scheduler is a step ahead may have
         to carry out one for nobody before that, so it has to be asked again."""
         here, scheduler = self.roster[member], member.scheduler
-        if here is Standing.DRAINING and not (scheduler.unfinished or scheduler.untold):
+        if here is not Standing.DRAINING or scheduler.unfinished or scheduler.untold:
+            return
+        if not (scheduler.held or member.coming):  # for requests that come here, or leave
             scheduler.memory.forget()
             self.roster.put(member, Standing.OFF)
 
     def lose(self, member: Member, standing: Standing) -> None:
         """A replica dies with all that is on it, and is `standing` from now on; those who were
-        there begin anew elsewhere, before all who came after them."""
+        there, or whose keys and values were, begin anew elsewhere, before all who came after them.
+        """
         self.roster.put(member, standing)
         lost = member.crash()
         for request in lost:
-            self.retries[request.id] += 1
-            if self._observing:
-                self.router.observe(Left(request, self.view(member), self.environment.now))
-        anew = [(request.afresh(), self.output_len(request)) for request in lost]
-        self.held = deque(sorted((*anew, *self.held), key=_arrival))
+            self.lost_at(member, request)
+        recomputed: list[Request] = []
+        if self.handover is not None:
+            gone, recomputed = self.handover.lose(member)
+            lost += gone
+        self.retries.update(request.id for request in (*lost, *recomputed))
+        again = [*(request.afresh() for request in lost), *recomputed]
+        jobs = [(request, self.output_len(request)) for request in again]
+        self.held = deque(sorted((*jobs, *self.held), key=_arrival))
         self.pump()
+
+    def lost_at(self, member: Member, request: Request) -> None:
+        """A request that the router placed at a replica is there no more, and not served."""
+        if self._observing:
+            self.router.observe(Left(request, self.view(member), self.environment.now))
 
 
 def _arrival(job: Job) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import simpy
@@ -23,17 +24,22 @@ STAGES = 3
 LAST_BLOCKS = 16
 """No more than so many blocks are left to the last one, if the copies before can bring it there."""
 
+RESEND = "resend"
+AFTER_DEATH = (RESEND, "recompute")
+"""What becomes of keys and values whose receiver died: they are sent to another replica from where
+they still are, or computed again."""
+
 Wait = Generator[simpy.Event, None, None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Parted:
-    """A request that waits for a replica that decodes."""
+    """A request that waits for a replica that decodes; its keys and values are at the source."""
 
     request: Request
     source: Member
-    since: float
-    """When the step began that computed the end of its prompt."""
+    since: float | None
+    """When the step began that computed the end of its prompt; None: it is sent once more."""
     left: float
     """When that was computed."""
 
@@ -49,19 +55,52 @@ class Journey:
     """When it did."""
 
 
+@dataclass(eq=False)
+class Way:
+    """A request between two replicas.
+
+        source has all          reserved at the target      target has all
+        ── waits for room ──────── is sent ───────────────── waits for a seat ── decodes there
+        ── decodes, copied ─────── parted, sent ────────────      (live migration)
+
+    A replica that dies takes with it what it has. If it was the one that had all, the request
+    begins anew; if it was the target, the source has all of it still.
+    """
+
+    request: Request
+    source: Member | None
+    """The replica that has its keys and values; None: the target has all of them."""
+    target: Member
+    left: float
+    decodes: bool = False
+    """Whether it decodes at the source still, and only copies are on their way."""
+    moves: bool = False
+    """Whether it had decoded at the source, and may go on there."""
+    process: simpy.Process | None = None
+    cut: bool = False
+    """Whether it has ended otherwise, so that its process is to do nothing more."""
+
+
+class _Cut(Exception):
+    """The process of a way that was cut goes on no more."""
+
+
 class Handover:
     """Brings requests from those that computed their prompts to those that decode."""
 
-    def __init__(self, front: Front, fabric: Fabric) -> None:
+    def __init__(self, front: Front, fabric: Fabric, resends: bool = True) -> None:
+        """`resends`: what was on its way to a replica that died is sent to another one; or else it
+        is computed again."""
         self.front = front
         self.environment = front.environment
         self.fabric = fabric
+        self.resends = resends
         self.waiting: deque[Parted] = deque()
         """Who waits for the router to name a replica."""
         self.journeys: dict[RequestId, Journey] = {}
         """Of every request, the last one."""
         self.migrations = 0
-        self._moving: dict[RequestId, simpy.Process] = {}
+        self._ways: dict[RequestId, Way] = {}
 
     # -- from prefill to decode ------------------------------------------------------------------
 
@@ -92,71 +131,158 @@ class Handover:
                 break
             self.waiting.popleft()
             if isinstance(target, Refusal):
-                first.source.let_go(first.request)
+                self._free(first.request, first.source)
                 self.front.dismiss(
                     first.request, State.REJECTED, target.reason, self.front.recorder
                 )
             else:
                 target.expect(first.request)
-                self.environment.process(self._carry(first, target))
+                way = Way(first.request, first.source, target, first.left)
+                self._begin(way, self._carry(way, first.since))
 
-    def _carry(self, parted: Parted, target: Member) -> Wait:
-        request, source = parted.request, parted.source
+    def _carry(self, way: Way, since: float | None) -> Wait:
+        request, source, target = way.request, way.source, way.target
+        assert source is not None
         try:
-            yield from self._room(request, target)
+            yield from self._room(way)
         except RequestError:  # it is as long as it can be there
+            self._end(way)
             target.expect_no_more(request)
-            source.let_go(request)
+            self._free(request, source)
             self.front.dismiss(request, State.FINISHED, "length", source.account.recorder)
             return
         target.makes_room(request)
         tokens = target.scheduler.parcel(request).tokens
-        if not (yield from self._send(source, target, tokens, parted.since)):
+        if not (yield from self._send(way, tokens, since)):
+            self._end(way)
             target.expect_no_more(request)
             target.let_go(request)
-            source.let_go(request)
+            self._free(request, source)
+            self.front.lost_at(target, request)
             self.front.again(request)
             return
-        source.let_go(request)
-        yield from self._board(request, target)
-        self.journeys[request.id] = Journey(source.index, parted.left, self.environment.now)
+        yield from self._arrive(way)
 
-    def _room(self, request: Request, target: Member) -> Wait:
+    def _arrive(self, way: Way) -> Wait:
+        """The target has all: the source is rid of it, and it decodes as soon as a seat is free."""
+        source, request = way.source, way.request
+        assert source is not None
+        way.source = None
+        self._free(request, source)
+        yield from self._board(way)
+        self._end(way)
+        self.journeys[request.id] = Journey(source.index, way.left, self.environment.now)
+
+    def _room(self, way: Way) -> Wait:
         """Until there is memory for all that it has."""
-        while not target.scheduler.reserve(request, self.environment.now):
-            yield target.boundary(request)
+        while not way.target.scheduler.reserve(way.request, self.environment.now):
+            yield from self._wait(way, way.target.boundary(way.request))
 
     def _send(
-        self, source: Member, target: Member, tokens: int, since: float | None = None
+        self, way: Way, tokens: int, since: float | None = None
     ) -> Generator[simpy.Event, None, bool]:
+        source, target = way.source, way.target
+        assert source is not None
         nbytes = tokens * max(source.unit.token_bytes, target.unit.token_bytes)
         arrived = yield from self.fabric.send(
             source.index, target.index, nbytes, since=since, layers=source.unit.layers
         )
+        if way.cut:
+            raise _Cut
         return arrived
 
-    def _board(self, request: Request, target: Member) -> Wait:
-        """Until it decodes there."""
+    def _board(self, way: Way) -> Wait:
+        """Until it decodes at the target."""
+        request, target = way.request, way.target
         output_len = self.front.output_len(request)
         while not target.scheduler.board(request, self.environment.now, output_len):
-            yield target.boundary(request)
+            yield from self._wait(way, target.boundary(request))
         target.expect_no_more(request)
         target.account.boarded(request)
         target.server.wake()
+
+    def _free(self, request: Request, source: Member) -> None:
+        """The source has no use for it any more, and may have been waiting for that to stop."""
+        source.let_go(request)
+        self.front.stop_if_drained(source)
+
+    # -- ways, and what ends them ------------------------------------------------------------------
+
+    def _begin(self, way: Way, process: Wait) -> None:
+        self._ways[way.request.id] = way
+        way.process = self.environment.process(self._until_cut(process))
+
+    def _end(self, way: Way) -> None:
+        del self._ways[way.request.id]
+
+    @staticmethod
+    def _until_cut(process: Wait) -> Wait:
+        try:
+            yield from process
+        except (simpy.Interrupt, _Cut):
+            return
+
+    @staticmethod
+    def _wait(way: Way, event: simpy.Event) -> Wait:
+        yield event
+        if way.cut:  # by what else happened at that moment
+            raise _Cut
+
+    def _cut(self, way: Way) -> None:
+        """End a way from outside, and let go of what the target holds for it."""
+        self._end(way)
+        way.cut = True
+        if way.process is not None and way.process.is_alive:
+            way.process.interrupt()
+        way.target.bell.drop(way.request)
+        if way.source is not None:
+            self._give_up(way)
+
+    def lose(self, member: Member) -> tuple[list[Request], list[Request]]:
+        """A replica has died. Returns the requests that it had, and those that it was to receive
+        and that are computed again with the tokens they have."""
+        lost, waiting = [], []
+        for parted in self.waiting:
+            if parted.source is not member:
+                waiting.append(parted)
+                continue
+            lost.append(parted.request)
+            if parted.since is not None:  # else it was placed elsewhere since, and lost there
+                self.front.lost_at(member, parted.request)
+        recomputed: list[Request] = []
+        for way in list(self._ways.values()):
+            source, request = way.source, way.request
+            if member is not source and member is not way.target:
+                continue
+            self._cut(way)
+            if way.decodes:
+                continue  # at the source, if that is alive
+            self.front.lost_at(way.target, request)
+            if source is None or source is member:
+                lost.append(request)
+            elif way.moves:
+                self._return(request, source, way.left)
+            elif self.resends:
+                waiting.append(Parted(request, source, None, way.left))
+            else:
+                self._free(request, source)
+                recomputed.append(request)
+        self.waiting = deque(sorted(waiting, key=attrgetter("left")))
+        return lost, recomputed
 
     # -- while it decodes ------------------------------------------------------------------------
 
     def migrate(self, request: Request, source: Member, target: Member) -> None:
         """Somebody who decodes is to go on elsewhere, if there is room."""
         fine = self._decodes(request, source) and source is not target
-        if fine and request.id not in self._moving:
-            process = self.environment.process(self._move(request, source, target))
-            self._moving[request.id] = process
+        if fine and request.id not in self._ways:
+            way = Way(request, source, target, 0.0, decodes=True, moves=True)
+            self._begin(way, self._move(way))
 
     def gone(self, request: Request) -> None:
         """A request has left for good: nothing of it is copied any more."""
-        if process := self._moving.pop(request.id, None):
-            process.interrupt()
+        if way := self._ways.get(request.id):
+            self._cut(way)
 
     def _decodes(self, request: Request, member: Member) -> bool:
         """Whether it decodes there, and its first token is told of: a step ahead, it may not be."""
@@ -165,37 +291,43 @@ class Handover:
         decodes = here and request.state is State.RUNNING and request.decoding
         return decodes and request.generated > scheduler.queues.under_way(request)
 
-    def _move(self, request: Request, source: Member, target: Member) -> Wait:
+    def _move(self, way: Way) -> Wait:
         """Copies while it goes on, then a last one for which it waits."""
-        try:
-            carried = yield from self._copy(request, source, target)
-            if carried:
-                yield source.boundary()
-        except simpy.Interrupt:
-            self._give_up(request, target)
-            return
-        self._moving.pop(request.id, None)
+        request, source, target = way.request, way.source, way.target
+        assert source is not None
+        carried = yield from self._copy(way)
+        if carried:
+            yield from self._wait(way, source.boundary())
         if not carried or not self._decodes(request, source):
-            self._give_up(request, target)
+            self._end(way)
+            self._give_up(way)
             return
-        now = self.environment.now
-        source.scheduler.part(request, now)
+        way.left, way.decodes = self.environment.now, False
+        source.scheduler.part(request, way.left)
         source.account.went(request)
-        if target.scheduler.reserve(request, now):
+        if target.scheduler.reserve(request, way.left):
             tokens = target.scheduler.parcel(request, carried).tokens
-            if (yield from self._send(source, target, tokens)):
-                source.let_go(request)
-                yield from self._board(request, target)
+            if (yield from self._send(way, tokens)):
+                yield from self._arrive(way)
                 self.migrations += 1
-                self.journeys[request.id] = Journey(source.index, now, self.environment.now)
                 return
-        self._give_up(request, target)
-        yield from self._board(request, source)
+        self._end(way)
+        self._give_up(way)
+        self._return(request, source, way.left)
 
-    def _copy(
-        self, request: Request, source: Member, target: Member
-    ) -> Generator[simpy.Event, None, int]:
+    def _return(self, request: Request, source: Member, left: float) -> None:
+        """A request that has parted goes on where its keys and values still are."""
+        back = Way(request, None, source, left)
+        self._begin(back, self._come_back(back))
+
+    def _come_back(self, way: Way) -> Wait:
+        yield from self._board(way)
+        self._end(way)
+
+    def _copy(self, way: Way) -> Generator[simpy.Event, None, int]:
         """All copies but the last; returns how many tokens they have carried, 0: it cannot move."""
+        request, source, target = way.request, way.source, way.target
+        assert source is not None
         carried = 0
         for stage in range(STAGES):
             try:
@@ -208,14 +340,17 @@ class Handover:
             if stage == STAGES - 1 or (stage and parcel.blocks <= LAST_BLOCKS):
                 break
             reached = request.computed
-            if not (yield from self._send(source, target, parcel.tokens)):
+            if not (yield from self._send(way, parcel.tokens)):
                 return 0
             carried = reached
             if not self._decodes(request, source):
                 return 0
         return carried
 
-    @staticmethod
-    def _give_up(request: Request, target: Member) -> None:
+    def _give_up(self, way: Way) -> None:
+        """The target holds nothing for the request any more, and expects it no more."""
+        target, request = way.target, way.request
+        target.expect_no_more(request)
         if any(one is request for one in target.scheduler.held):
             target.let_go(request)
+        self.front.stop_if_drained(target)

@@ -71,7 +71,7 @@ class Usage:
     """What of that was for other transfers."""
     retries: int = 0
     lost: int = 0
-    """Given up."""
+    """Given up, or cut off when a replica died or the request ended."""
 
 
 class Fabric:
@@ -106,17 +106,21 @@ class Fabric:
         route = self.route(source, target)
         left = nbytes - self._sent_before(route, nbytes, since, layers)
         usage.transfers += 1
-        for attempt in range(1 + network.retries):
-            usage.retries += attempt > 0
-            yield from self._carry(route, left)
-            if arrives := not self._dice.random() < network.failure_rate:
-                yield self.environment.timeout(1e-6 * network.latency_us)
-                break
-            yield self.environment.timeout(network.timeout_s)
-            left = nbytes
-        usage.seconds += self.environment.now - began
-        usage.lost += not arrives
-        usage.bytes += nbytes if arrives else 0.0
+        arrives = False
+        try:
+            for attempt in range(1 + network.retries):
+                usage.retries += attempt > 0
+                yield from self._carry(route, left)
+                if not self._dice.random() < network.failure_rate:
+                    yield self.environment.timeout(1e-6 * network.latency_us)
+                    arrives = True
+                    break
+                yield self.environment.timeout(network.timeout_s)
+                left = nbytes
+        finally:
+            usage.seconds += self.environment.now - began
+            usage.lost += not arrives
+            usage.bytes += nbytes if arrives else 0.0
         return arrives
 
     def route(self, source: int, target: int) -> Route:

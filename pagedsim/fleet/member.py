@@ -118,6 +118,8 @@ class Member:
         """Lose all that is here, now; returns who was."""
         lost = self.server.crash()
         self.account.clear()
+        self.coming.clear()
+        self.bell.drop()
         return lost
 
     def expect(self, request: Request) -> None:

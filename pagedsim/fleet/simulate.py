@@ -13,7 +13,7 @@ from pagedsim.fleet.account import Track
 from pagedsim.fleet.autoscale import Autoscale, scale
 from pagedsim.fleet.failures import Failures, fail
 from pagedsim.fleet.front import Front
-from pagedsim.fleet.handover import Handover
+from pagedsim.fleet.handover import RESEND, Handover
 from pagedsim.fleet.link import Fabric, Network
 from pagedsim.fleet.member import Member, Unit
 from pagedsim.sim.environment import Environment
@@ -33,6 +33,7 @@ def simulate_fleet(
     network: Network | None = None,
     failures: Failures | None = None,
     autoscale: Autoscale | None = None,
+    on_receiver_death: str = RESEND,
     way: float = 0.0,
     seed: int = 0,
     together: bool = False,
@@ -42,9 +43,10 @@ def simulate_fleet(
 
     `recorders` has one for each replica; `refused` is told of whoever reaches none. Each request
     takes `way` seconds to come to the router. `network` joins replicas that send each other keys
-    and values. What fails by chance is drawn by the `seed`. Replicas that concern each other in
-    nothing live in times of their own, unless they are to be `together`; what comes out is the
-    same. `begins` is shown the door before anybody comes.
+    and values, and `on_receiver_death` is one of `AFTER_DEATH`. What fails by chance is drawn by
+    the `seed`. Replicas that concern each other in nothing live in times of their own, unless they
+    are to be `together`; what comes out is the same. `begins` is shown the door before anybody
+    comes.
     """
     environment = Environment()
     together = together or failures is not None or autoscale is not None
@@ -54,7 +56,7 @@ def simulate_fleet(
         for index, (unit, recorder) in enumerate(zip(units, recorders, strict=True))
     ]
     front = Front(environment, members, router, refused, staleness)
-    _join(front, network, seed)
+    _join(front, network, seed, on_receiver_death == RESEND)
     if failures is not None:
         fail(front, failures, seed)
     if autoscale is not None:
@@ -97,7 +99,7 @@ def _apart(units: Sequence[Unit], source: Source, router: Router) -> bool:
     return not (waits or hears or shares) and all(unit.role == "both" for unit in units)
 
 
-def _join(front: Front, network: Network | None, seed: int) -> None:
+def _join(front: Front, network: Network | None, seed: int, resends: bool) -> None:
     """Have requests go on at other replicas, where prompts and decodes are apart or some move."""
     apart = [member for member in front.members if member.role == "prefill"]
     every = front.router.migrates_every
@@ -108,7 +110,7 @@ def _join(front: Front, network: Network | None, seed: int) -> None:
         return
     assert network is not None, "links must be given"
     fabric = Fabric(front.environment, network, seed)
-    front.handover = Handover(front, fabric)
+    front.handover = Handover(front, fabric, resends)
     for member in apart:
         member.hand_over(front.handover.takes(member))
     if every is not None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import choices, refuse_settings, require_number, require_whole, shown
+from pagedsim.core.errors import (
+    choices,
+    refuse_settings,
+    require_number,
+    require_whole,
+    shown,
+    unknown,
+)
 from pagedsim.fleet.autoscale import Autoscale, autoscale_of
 from pagedsim.fleet.failures import Failures, failures_of
+from pagedsim.fleet.handover import AFTER_DEATH, RESEND
 from pagedsim.fleet.link import Network
 
 ROLES = ("both", "prefill", "decode")
@@ -50,6 +59,9 @@ class FleetSpec:
     """A router sees a replica as it was, at most so many seconds ago."""
     link: Network | None = None
     """What replicas send keys and values over; None: each keeps its own."""
+    on_receiver_death: str = RESEND
+    """`resend`: keys and values that were on their way to a replica that died are sent to another
+    one; `recompute`: they are computed again."""
     failures: Any = None
     """Which replicas die, and when: see `failures.py`."""
     autoscale: Any = None
@@ -64,8 +76,10 @@ class FleetSpec:
             )
         if not isinstance(self.link, Network | None):
             raise ConfigError(f"link={shown(self.link)}: must be settings with a _target_, or null")
+        if self.on_receiver_death not in AFTER_DEATH:
+            raise unknown("on_receiver_death", str(self.on_receiver_death), AFTER_DEATH)
         self._refuse_lonely_roles()
-        self._refuse_comers_and_goers()
+        self._refuse_changes_that_cannot_be()
 
     @cached_property
     def kinds(self) -> Mapping[str, Pool]:
@@ -97,18 +111,18 @@ class FleetSpec:
     @cached_property
     def scaling(self) -> Autoscale | None:
         """When replicas start and stop."""
-        return autoscale_of(self.autoscale, self._count)
+        counts = Counter[str]()
+        for pool in self.kinds.values():
+            counts[pool.role] += pool.replicas
+        return autoscale_of(self.autoscale, counts)
 
     @property
     def _count(self) -> int:
         return sum(pool.replicas for pool in self.kinds.values())
 
-    def _refuse_comers_and_goers(self) -> None:
-        """Raise ConfigError for failures, or a rule, that cannot be; and where roles are apart."""
-        roles = {pool.role for pool in self.kinds.values()}
-        for key, made in (("failures", self.dying), ("autoscale", self.scaling)):
-            if made is not None and roles != {"both"}:
-                raise ConfigError(f"{key}: where prefill and decode are apart, all must stay up")
+    def _refuse_changes_that_cannot_be(self) -> None:
+        """Raise ConfigError for failures, or a rule, of replicas that there are not."""
+        _ = self.dying, self.scaling
 
     def _refuse_lonely_roles(self) -> None:
         """Raise ConfigError where prompts or decodes have nobody to compute them."""

@@ -68,12 +68,6 @@ class FleetStage(Stage):
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for who could not hand over, or take over, what it has to."""
         moving = self.router.migrates_every is not None
-        if moving and self.spec.changes:
-            name = type(self.router).__name__
-            raise ConfigError(
-                f"router: {name} moves requests, so with fleet.failures or fleet.autoscale it must "
-                "have migration=false"
-            )
         if self.spec.link is None and (moving or any(one.role == "prefill" for one in self.places)):
             raise ConfigError(
                 "fleet.link=null: must be given where requests go from replica to replica"
@@ -131,6 +125,7 @@ class FleetStage(Stage):
             network=self.spec.link,
             failures=self.spec.dying,
             autoscale=self.spec.scaling,
+            on_receiver_death=self.spec.on_receiver_death,
             seed=self.seed,
             way=self.places[0].simulation.cost.server_seconds,
             begins=self._begin,

@@ -10,6 +10,9 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fleet.autoscale import Autoscale, autoscale_of
 from pagedsim.fleet.failures import Named
+from pagedsim.fleet.front import Front
+from pagedsim.fleet.link import Network
+from pagedsim.fleet.roster import Standing
 from policies.routing.least_requests import LeastRequests
 from policies.routing.round_robin import RoundRobin
 from tests.fleet.fleets import whole
@@ -84,6 +87,72 @@ def test_the_dead_are_replaced() -> None:
     assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
 
+def test_the_last_that_drains_is_taken_back() -> None:
+    """Replicas 1 and 2 drain, with long requests; then many wait, and 2 is up again first."""
+    long, short = [(0.0, 3, 40)] * 3, [(12.25, 3, 4)] * 6
+    rule = Autoscale("queue", up=1.0, down=0.5, every=5.0, start=50.0, least=1)
+
+    def begin(front: Front) -> None:
+        for member in front.members:
+            front.up(member)
+
+    front, recorder = whole(
+        [scheduler() for _ in range(3)],
+        Jobs([*long, *short]),
+        RoundRobin(),
+        Constant(),
+        autoscale=rule,
+        begins=begin,
+    )
+    up = [front.roster._past[index] for index in (1, 2)]
+    back = [[begin for what, begin, _ in one if what is Standing.UP and begin > 0] for one in up]
+    assert back[1] == [15.0] and (not back[0] or back[0][0] > 15.0)
+    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
+
+
+def test_a_replica_that_dies_while_it_starts_is_up_when_it_is_repaired() -> None:
+    """It starts at 2 and would be up at 5, but dies at 3 and is repaired at 9."""
+    jobs = Jobs([(0.0, 3, 4)] * 8)
+    rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=3.0)
+    front, recorder = whole(
+        [scheduler(), scheduler()],
+        jobs,
+        LeastRequests(),
+        Constant(),
+        autoscale=rule,
+        failures=Named({1: [(3.0, 6.0)]}),
+    )
+    began = [row["scheduled"] for row in recorder.requests_table().to_pylist() if row["replica"]]
+    assert front.roster.down()[1] == [(3.0, 9.0)]
+    assert not began or min(began) >= 9.0
+    assert front.roster.there()[1][:2] == [(2.0, 3.0), (9.0, front.roster.there()[1][1][1])]
+
+
+def test_each_role_has_a_rule_of_its_own() -> None:
+    """One replica of each role is up at first; prompts wait, and a second one starts for them."""
+    rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=1.0)
+    front, recorder = whole(
+        [scheduler(max_seqs=4) for _ in range(4)],
+        Jobs([(0.5 * n, 8, 2) for n in range(40)]),
+        RoundRobin(),
+        Constant(1.5),
+        ("prefill", "prefill", "decode", "decode"),
+        autoscale=rule,
+        network=Network(1.0),
+    )
+    first = [spans[0][0] if spans else None for spans in front.roster.there()]
+    assert first[0] == first[2] == 0.0
+    assert first[1] and not front.roster.there()[3]
+    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
+
+
+def test_at_least_so_many_of_each_role() -> None:
+    with pytest.raises(ConfigError, match=r"the fleet has 1 replicas with role=decode"):
+        autoscale_of(
+            {"rule": "kv", "up": 0.9, "down": 0.2, "least": 2}, {"prefill": 2, "decode": 1}
+        )
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -103,6 +172,6 @@ def test_the_dead_are_replaced() -> None:
 )
 def test_bad_settings_are_one_line(settings: Any, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        autoscale_of(settings, 2)
+        autoscale_of(settings, {"both": 2})
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -1,8 +1,9 @@
-"""Whatever a fleet is made of and whatever happens to it: nobody is lost, or served twice."""
+"""Whatever a fleet is made of and whatever happens to it: no request is lost, or served twice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Scheduler
+from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.autoscale import Autoscale
 from pagedsim.fleet.failures import Drawn
+from pagedsim.fleet.handover import AFTER_DEATH
+from pagedsim.fleet.link import Network
+from pagedsim.workload import Sessions
 from policies.routing.central import Central
 from policies.routing.least_requests import LeastRequests
 from policies.routing.least_tokens import LeastTokens
@@ -36,6 +40,7 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "least_tokens": LeastTokens,
     "least_work": LeastWork,
     "llumnix": lambda: Llumnix(migration=False),
+    "migrating": lambda: Llumnix(every=0.11),
     "power_of_two": PowerOfTwo,
     "prefix_aware": PrefixAware,
     "round_robin": RoundRobin,
@@ -57,6 +62,15 @@ replicas = st.fixed_dictionaries(
 rows = st.lists(
     st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40
 )
+networks = st.builds(
+    Network,
+    st.sampled_from([4e-8, 1e-6]),
+    sharing=st.sampled_from(["fifo", "fair"]),
+    layerwise=st.booleans(),
+    failure_rate=st.sampled_from([0.0, 0.3]),
+    retries=st.just(1),
+    timeout_s=st.just(0.1),
+)
 rules = st.sampled_from(
     [
         None,
@@ -69,8 +83,12 @@ chances = st.sampled_from([None, Drawn(0.7, 0.2), Drawn(2.0, 1.0, seed=3)])
 fleets = st.fixed_dictionaries(
     {
         "kinds": st.lists(replicas, min_size=1, max_size=5),
+        "roles": st.none() | st.lists(st.sampled_from(["both", "prefill", "decode"]), max_size=3),
+        "network": networks,
+        "on_receiver_death": st.sampled_from(AFTER_DEATH),
         "rows": rows,
         "mode": st.sampled_from(["open", "closed", "burst"]),
+        "sessions": st.none() | st.integers(1, 4),
         "router": st.sampled_from(sorted(ROUTERS)),
         "staleness": st.sampled_from([0.0, 0.1]),
         "failures": chances,
@@ -87,12 +105,52 @@ def made(blocks: int, memory: str, **more: Any) -> Scheduler:
     return make_scheduler(memory=own, **more)
 
 
-def holds(fleet: dict[str, Any]) -> None:
-    schedulers = [made(**kind) for kind in fleet["kinds"]]
+@dataclass
+class Turns(Jobs):
+    """Jobs of some sessions, each of which goes on from the one before."""
+
+    sessions: int = 1
+
+    def __post_init__(self) -> None:
+        rows = range(len(self.rows))
+        after = [[row - self.sessions] if row >= self.sessions else [] for row in rows]
+        keys = [row % self.sessions for row in rows]
+        turns = [row // self.sessions + 1 for row in rows]
+        self.turns: Any = Sessions(keys, turns, after, [0.03] * len(rows))
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        for request, output in super().requests():
+            request.session = str(int(request.id) % self.sessions)
+            yield request, output
+
+
+def load(fleet: dict[str, Any]) -> Jobs:
     sizes = sorted((0.05 * at, prompt, output) for at, prompt, output in fleet["rows"])
-    jobs = Jobs(sizes, fleet["mode"], users=3, think_time=0.05, priorities=(0, 1))
-    changes = {name: fleet[name] for name in ("staleness", "failures", "autoscale", "seed")}
-    front, recorder = whole(schedulers, jobs, ROUTERS[fleet["router"]](), Affine(), **changes)
+    if fleet["sessions"] is not None:
+        return Turns(sizes, priorities=(0, 1), sessions=fleet["sessions"])
+    return Jobs(sizes, fleet["mode"], users=3, think_time=0.05, priorities=(0, 1))
+
+
+def holds(fleet: dict[str, Any]) -> None:
+    roles = fleet["roles"]
+    kinds = fleet["kinds"]
+    if roles is not None:
+        roles = [*roles, "prefill", "decode"]
+        kinds = [kinds[number % len(kinds)] for number in range(len(roles))]
+    schedulers = [made(**kind) for kind in kinds]
+    jobs = load(fleet)
+    names = ("staleness", "failures", "autoscale", "seed", "network", "on_receiver_death")
+    front, recorder = whole(
+        schedulers,
+        jobs,
+        ROUTERS[fleet["router"]](),
+        Affine(),
+        roles or (),
+        token_bytes=1.0,
+        layers=2,
+        **{name: fleet[name] for name in names},
+    )
+    sizes = jobs.rows
     requests = recorder.requests_table()
     assert requests["request"].to_pylist() == list(range(len(sizes)))
     assert requests["state"].unique().to_pylist() == ["finished"]
@@ -101,8 +159,12 @@ def holds(fleet: dict[str, Any]) -> None:
         assert (requests[before].to_numpy() <= requests[after].to_numpy()).all()
     assert front.apart is not None or not front.here  # who lives apart is not heard of
     assert not front.held
+    assert front.handover is None or not front.handover.waiting
+    for member in front.members:
+        assert not member.coming and not member.bell
     for scheduler in schedulers:
         scheduler.check()
+        assert not scheduler.held
         assert scheduler.memory.used == 0
         assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
     for lane, there in zip(recorder.lanes, front.roster.there(), strict=True):

@@ -59,6 +59,34 @@ def test_what_is_lost_begins_anew_elsewhere() -> None:
     ]
 
 
+def test_outages_back_to_back_are_one() -> None:
+    """Replica 0 is down from 1.5 to 6, and what was lost waits for it all the time."""
+    rows = [{"replica": 0, "at": 1.5, "for": 2.5}, {"replica": 0, "at": 4.0, "for": 2}]
+    made = failures_of(rows, 1)
+    front, recorder = whole(
+        [scheduler()], Jobs([(0.0, 3, 4)]), RoundRobin(), Constant(), failures=made
+    )
+    [row] = recorder.requests_table().to_pylist()
+    assert (row["first_token"], row["finished"], front.retries[0]) == (7.0, 10.0, 1)
+    assert front.roster.down() == [[(1.5, 6.0)]]
+
+
+def test_a_router_cannot_name_a_replica_that_is_down() -> None:
+    class Faithful(Router):
+        """The replica that it saw first."""
+
+        first: Replica | None = None
+
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+            self.first = self.first or replicas[0]
+            return self.first
+
+    jobs = Jobs([(0.0, 3, 4), (2.0, 3, 4)])
+    schedulers = [scheduler(), scheduler()]
+    with pytest.raises(PagedsimError, match=r"Faithful.route gave .*: must be one of the replicas"):
+        served(schedulers, jobs, Faithful(), Constant(), failures=Named({0: [(1.5, 9.0)]}))
+
+
 def test_who_finds_nobody_alive_waits_in_the_order_of_arrival() -> None:
     jobs = Jobs([(0.0, 3, 4), (0.5, 3, 4), (2.0, 3, 4)])
     requests, _ = served(

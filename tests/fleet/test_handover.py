@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.link import Network
 from policies.routing.central import Central
 from policies.routing.least_requests import LeastRequests
-from policies.routing.llumnix import Llumnix
 from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Move, Replica, Replicas, Router
 from tests.fleet.fleets import served
@@ -132,75 +127,6 @@ def test_who_boards_where_a_replica_is_about_to_rest_is_served() -> None:
         network=Network(4e-8, sharing="fair", layerwise=True),
     )
     assert requests["output_tokens"].to_pylist() == [output for _, _, output in jobs]
-
-
-KINDS: list[dict[str, Any]] = [
-    {},
-    {"policy": "priority", "preemption": "swap"},
-    {"batching": "prefill_first"},
-    {"memory": "prefix"},
-    {"async_scheduling": True},
-    {"async_scheduling": True, "memory": "prefix"},
-]
-
-
-FLEETS = given(
-    kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=4),
-    roles=st.lists(st.sampled_from(["both", "prefill", "decode"]), min_size=4, max_size=4),
-    moving=st.booleans(),
-    failures=st.sampled_from([0.0, 0.3]),
-    central=st.booleans(),
-    layerwise=st.booleans(),
-    sharing=st.sampled_from(["fifo", "fair"]),
-    jobs=st.lists(
-        st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 30)),
-        min_size=1,
-        max_size=25,
-    ),
-)
-
-
-def nobody_is_lost_and_nobody_is_served_twice(
-    kinds: list[dict[str, Any]],
-    roles: list[str],
-    moving: bool,
-    failures: float,
-    layerwise: bool,
-    sharing: str,
-    central: bool,
-    jobs: list[tuple[int, int, int]],
-) -> None:
-    roles = [*roles[: len(kinds) - 2], "prefill", "decode"] if not moving else ["both"] * len(kinds)
-    rows = sorted((0.05 * at, prompt, output) for at, prompt, output in jobs)
-    schedulers = [scheduler(**kind) for kind in kinds]
-    network = Network(
-        4e-8, sharing=sharing, layerwise=layerwise, failure_rate=failures, retries=1, timeout_s=0.1
-    )
-    router: Router = Central(slots=3) if central else RoundRobin()
-    if moving:
-        router = Llumnix(every=0.11)
-    requests, _ = served(
-        schedulers, Jobs(rows), router, roles=roles, token_bytes=1.0, layers=2, network=network
-    )
-    assert requests["request"].to_pylist() == list(range(len(rows)))
-    assert set(requests["state"].to_pylist()) == {"finished"}
-    assert requests["output_tokens"].to_pylist() == [output for _, _, output in rows]
-    for one in schedulers:
-        one.check()
-        assert not one.held and one.memory.used == 0
-
-
-@settings(max_examples=80, deadline=None)
-@FLEETS
-def test_nobody_is_lost_and_nobody_is_served_twice(**fleet: Any) -> None:
-    nobody_is_lost_and_nobody_is_served_twice(**fleet)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
-@FLEETS
-def test_nobody_is_lost_in_two_thousand_fleets(**fleet: Any) -> None:
-    nobody_is_lost_and_nobody_is_served_twice(**fleet)
 
 
 def test_who_is_placed_in_one_step_is_seen_by_the_next() -> None:

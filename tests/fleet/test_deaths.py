@@ -1,0 +1,218 @@
+"""A replica dies while requests go from one to another: state by state, with times by hand.
+
+Steps take a second. A prompt of 4 tokens is computed at replica 0 in the first one; a token has a
+byte, and 8 bytes a second go from replica to replica.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Request, Scheduler
+from pagedsim.fleet.failures import Named, Outage
+from pagedsim.fleet.front import Front
+from pagedsim.fleet.link import Network
+from policies.routing.round_robin import RoundRobin
+from policies.routing.router import Event, Move, Replica, Replicas, Router
+from tests.fleet.fleets import whole
+from tests.sim.harness import Constant, Jobs
+
+NETWORK = Network(8e-9)
+APART = ("prefill", "decode", "decode")
+
+
+def scheduler(blocks: int = 64, **more: Any) -> Scheduler:
+    made = make_memory(blocks=blocks, block_size=4, cpu_blocks=16)
+    return make_scheduler(memory=made, **{"max_seqs": 4, "batching": "unified", **more})
+
+
+class Watching(RoundRobin):
+    """Round robin that keeps what it observes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, str, Any, int]] = []
+
+    def observe(self, event: Event) -> None:
+        name, where = type(event).__name__, event.replica.index
+        self.seen.append((event.now, name, event.request.id, where))
+
+
+def served(
+    deaths: dict[int, list[Outage]],
+    rows: list[tuple[float, int, int]],
+    schedulers: list[Scheduler] | None = None,
+    roles: tuple[str, ...] = APART,
+    router: Router | None = None,
+    **more: Any,
+) -> tuple[Front, list[dict[str, Any]]]:
+    schedulers = schedulers or [scheduler() for _ in roles]
+    front, recorder = whole(
+        schedulers,
+        Jobs(rows),
+        router or RoundRobin(),
+        Constant(),
+        roles,
+        token_bytes=1.0,
+        network=NETWORK,
+        failures=Named(deaths),
+        **more,
+    )
+    for one in schedulers:
+        one.check()
+        assert not one.held and one.memory.used == 0
+    assert all(not member.coming and not member.bell for member in front.members)
+    rows_out: list[dict[str, Any]] = recorder.requests_table().to_pylist()
+    assert [row["state"] for row in rows_out] == ["finished"] * len(rows)
+    assert [row["output_tokens"] for row in rows_out] == [output for _, _, output in rows]
+    return front, rows_out
+
+
+def test_what_is_sent_to_a_replica_that_dies_is_sent_to_another() -> None:
+    """On its way from 1 to 1.5, it is sent to replica 2 from 1.25 on, and decodes twice there."""
+    router = Watching()
+    front, [row] = served({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], router=router)
+    assert (row["replica"], row["first_token"], row["finished"]) == (2, 1.0, 3.75)
+    assert front.retries[0] == 0
+    assert router.seen[1:4] == [
+        (1.0, "Placed", 0, 1),
+        (1.25, "Left", 0, 1),
+        (1.25, "Placed", 0, 2),
+    ]
+
+
+def test_or_it_is_computed_again_with_the_tokens_that_it_has() -> None:
+    """From 1.25 to 2.25 it computes its prompt and the first token again, which gives the second;
+    half a second and a byte later the last."""
+    front, [row] = served({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], on_receiver_death="recompute")
+    assert (row["replica"], row["first_token"], row["finished"]) == (2, 1.0, 2.25 + 5 / 8 + 1.0)
+    assert front.retries[0] == 1
+
+
+@pytest.mark.parametrize("way", ["resend", "recompute"])
+def test_what_its_source_took_along_begins_anew(way: str) -> None:
+    """The source is back at 2, and computes the prompt from then on."""
+    front, [row] = served({0: [(1.25, 0.75)]}, [(0.0, 4, 3)], on_receiver_death=way)
+    assert (row["first_token"], row["finished"]) == (3.0, 5.5)
+    assert front.retries[0] == 1
+
+
+def test_both_ends_die() -> None:
+    front, [row] = served({0: [(1.25, 0.75)], 1: [(1.25, 9.0)]}, [(0.0, 4, 3)])
+    assert (row["replica"], row["first_token"], row["finished"]) == (2, 3.0, 5.5)
+    assert front.retries[0] == 1
+
+
+def test_a_source_that_dies_when_all_has_arrived_takes_nothing_along() -> None:
+    front, [row] = served({0: [(1.75, 9.0)]}, [(0.0, 4, 3)])
+    assert (row["first_token"], row["finished"]) == (1.0, 3.5)
+    assert front.retries[0] == 0
+
+
+def test_what_waits_for_memory_at_a_replica_that_dies_goes_elsewhere() -> None:
+    """Request 0 has all memory of replica 1; request 1 waits for it from 1 on."""
+    schedulers = [scheduler(), scheduler(blocks=4), scheduler()]
+    rows = [(0.0, 8, 6), (0.0, 8, 3)]
+    router = First()
+    front, [one, other] = served({1: [(3.25, 20.0)]}, rows, schedulers, router=router)
+    # From the beginning: a step of prompt, a second on the way, decodes.
+    assert (one["first_token"], front.retries[0]) == (4.25, 1)
+    assert (other["finished"], front.retries[1]) == (3.25 + 1.0 + 2.0, 0)
+    assert {one["replica"], other["replica"]} == {2}
+
+
+class First(Router):
+    """The first replica of those that may take it."""
+
+    migrates_every: float | None = None
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+        return replicas[0]
+
+
+def test_what_waits_for_a_seat_at_a_replica_that_dies_is_lost() -> None:
+    """Its keys and values are there, and nowhere else."""
+    schedulers = [scheduler(), scheduler(max_seqs=1), scheduler()]
+    rows = [(0.0, 4, 9), (0.0, 4, 3)]
+    front, [_, other] = served({1: [(3.25, 20.0)]}, rows, schedulers, router=First())
+    assert front.retries == {0: 1, 1: 1}
+    assert other["first_token"] == 4.25
+
+
+def test_what_waits_for_a_replica_that_decodes_waits_until_one_is_back() -> None:
+    roles = ("prefill", "decode")
+    front, [row] = served({1: [(0.5, 3.0)]}, [(0.0, 4, 3)], roles=roles)
+    assert (row["first_token"], row["finished"], front.retries[0]) == (1.0, 3.5 + 0.5 + 2.0, 0)
+
+
+def test_what_waits_for_a_replica_that_decodes_is_lost_with_its_source() -> None:
+    roles = ("prefill", "decode")
+    deaths = {0: [(2.0, 1.0)], 1: [(0.5, 5.0)]}
+    front, [row] = served(deaths, [(0.0, 4, 3)], roles=roles)
+    assert (row["first_token"], front.retries[0]) == (4.0, 1)
+    assert row["finished"] == 5.5 + 0.5 + 2.0
+
+
+class Moves(First):
+    """Everything starts at replica 0, and moves to replica 1 at 2.25."""
+
+    migrates_every = 2.25
+
+    def migrate(self, replicas: Replicas, now: float) -> list[Move]:
+        return [Move(one, replicas[0], replicas[1]) for one in replicas[0].batch if now < 3]
+
+
+BOTH = ("both", "both")
+
+
+@pytest.mark.parametrize("at", [2.5, 2.9, 3.05])
+def test_a_target_that_dies_while_a_request_moves_leaves_it_where_it_is(at: float) -> None:
+    """Copies go from 2.25 on, and the last one from 3 to 3.125, for which it has parted."""
+    front, [row] = served({1: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (row["replica"], front.retries[0], front.handover and front.handover.migrations) == (
+        *(0, 0),
+        0,
+    )
+    assert row["finished"] == (8.0 if at < 3 else at + 5.0)
+
+
+@pytest.mark.parametrize("at", [2.5, 2.9, 3.05])
+def test_a_source_that_dies_while_a_request_moves_takes_it_along(at: float) -> None:
+    front, [row] = served({0: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (row["replica"], front.retries[0]) == (1, 1)
+    assert row["finished"] == at + 8.0
+
+
+def test_a_source_that_dies_after_a_move_takes_nothing_along() -> None:
+    front, [row] = served({0: [(3.5, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (row["replica"], front.retries[0], row["finished"]) == (1, 0, 8.125)
+
+
+def test_lost_requests_go_before_those_that_came_after_them() -> None:
+    """Three arrive while all are down; what was lost when the first died arrived before them."""
+    deaths = {0: [(0.5, 2.0)]}
+    rows = [(0.0, 4, 2), (0.25, 4, 2), (1.0, 4, 2), (1.5, 4, 2)]
+    _, found = served(deaths, rows, [scheduler(max_seqs=1)], roles=("both",))
+    assert [row["first_token"] for row in found] == [3.5, 5.5, 7.5, 9.5]
+
+
+def test_a_draining_replica_stops_when_nothing_is_held_there() -> None:
+    """Nothing is computed there from 1 on, and all is sent at 1.5."""
+
+    def drains(front: Front) -> None:
+        front.environment.at(0.5).callbacks.append(lambda _: front.drain(front.members[0]))
+
+    front, _ = served({}, [(0.0, 4, 3)], begins=drains)
+    assert front.roster.there()[0] == [(0.0, 1.5)]
+
+
+def test_a_draining_replica_serves_what_is_on_its_way_to_it() -> None:
+    def drains(front: Front) -> None:
+        front.environment.at(1.25).callbacks.append(lambda _: front.drain(front.members[1]))
+
+    front, [row] = served({}, [(0.0, 4, 3)], begins=drains)
+    assert (row["replica"], row["finished"]) == (1, 3.5)
+    assert front.roster.there()[1] == [(0.0, 3.5)]
