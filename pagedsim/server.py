@@ -36,6 +36,7 @@ LAYOUTS = ("block", "layer")
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 CACHE_DTYPES = ("auto", "fp8", *FP8)
 """What `kv_cache_dtype` may be: fp8 is fp8_e4m3."""
+MOST_THREADS = 1024
 QUANTIZATIONS = ("int8", "fp8")
 """What `quantization` may be, beside None."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_whole, unknown
 from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
-from pagedsim.server import ServerSpec
+from pagedsim.server import MOST_THREADS, ServerSpec
 
 DEVICES = ("auto", "cuda", "cpu")
 MEMORIES = ("paged", "prefix")
@@ -38,6 +38,10 @@ class Arguments:
     Qwen2 and Qwen3. auto: native where it can be."""
     enforce_eager: bool = False
     """Launch every kernel of every step anew, without CUDA graphs."""
+    num_threads: int | None = None
+    """Threads for what a CPU computes, shared by the ranks. None: one, or as many as the environment
+    variable OMP_NUM_THREADS says. More help a large model where nothing else runs; beside other work
+    they wait for each other in every product."""
     seed: int = 0
     """For sampling where a request has none of its own, and for random weights."""
     server: ServerSpec = field(default_factory=ServerSpec)
@@ -56,6 +60,8 @@ class Arguments:
             if (size := getattr(self.server, name)) > 1:
                 raise ConfigError(f"{name}={size}: must be 1; the engine has tensor_parallel alone")
         require_whole("seed", self.seed, 0, 2**63 - 1)
+        if self.num_threads is not None:
+            require_whole("num_threads", self.num_threads, 1, MOST_THREADS)
         require_flag("enforce_eager", self.enforce_eager)
 
     @classmethod

@@ -10,6 +10,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pagedsim.core import (
@@ -22,7 +23,7 @@ from pagedsim.core import (
 )
 from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.arguments import Arguments
-from pagedsim.engine.assemble import assemble
+from pagedsim.engine.assemble import assemble, device_of, use_threads
 from pagedsim.engine.engine_args import EngineArgs
 from pagedsim.engine.flight import Flight
 from pagedsim.engine.interrupt import uninterrupted
@@ -75,6 +76,10 @@ class LLMEngine:
         `clock` gives the time in seconds; what the engine reports is counted from now.
         """
         self.arguments = arguments = arguments or Arguments.of(**settings)
+        self._threads = torch.get_num_threads()
+        if device_of(arguments.device).type == "cpu":
+            use_threads(arguments.num_threads)
+        self._own_threads = torch.get_num_threads()
         parts = assemble(arguments)
         self.model, self.tokenizer = parts.model, parts.tokenizer
         self.server = parts.server
@@ -124,9 +129,12 @@ class LLMEngine:
         """End what runs elsewhere for this engine; it serves nobody afterwards.
 
         Where a model is shared by several processes they end with this, or else when the engine is
-        not used any more. A model that was loaded before stays, for its next engine.
+        not used any more. A model that was loaded before stays, for its next engine. Torch has as
+        many threads as before, unless that was changed since.
         """
         self.runner.close()
+        if torch.get_num_threads() == self._own_threads:
+            torch.set_num_threads(self._threads)
         if not isinstance(self.arguments.model, LoadedModel):
             self.model.close()
 

@@ -24,7 +24,7 @@ from pagedsim.run.model_cache import ModelCache
 from pagedsim.run.objects import make, said_of, takes
 from pagedsim.run.server import server_of
 from pagedsim.run.stoppable import StoppableRecorder, Stopped
-from pagedsim.server import ServerSpec
+from pagedsim.server import MOST_THREADS, ServerSpec
 from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
 from pagedsim.workload.tokens import Prompts
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 TIMES = ("feed", "plan", "launch", "sample", "commit")
 """Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
 
-MOST_THREADS = 1024
 
 CACHE = ModelCache()
 """The model of this process's last run."""
@@ -140,10 +139,11 @@ class Engine(Backend):
                 load_format=self.load_format,
                 model_impl=self.model_impl,
                 enforce_eager=self.enforce_eager,
+                num_threads=self.threads,
                 server=server,
             )
         check_split(arguments)
-        return Serving(arguments, name, seed, self.threads, CLOCKS[self.clock]())
+        return Serving(arguments, name, seed, CLOCKS[self.clock]())
 
     def _server(self, config: Settings, seed: int) -> ServerSpec:
         server = server_of(config, seed)
@@ -176,13 +176,10 @@ class Engine(Backend):
 class Serving(Stage):
     """One engine in real time; it is made when the run begins, and gone when it ends."""
 
-    def __init__(
-        self, arguments: Arguments, name: str, seed: int, threads: int, clock: WallClock
-    ) -> None:
+    def __init__(self, arguments: Arguments, name: str, seed: int, clock: WallClock) -> None:
         self.arguments = arguments
         self.name = name
         self.seed = seed
-        self.threads = threads
         self.clock = clock
         self._times = {part: array("d") for part in TIMES}
         self._plans: list[str] = []
@@ -217,7 +214,7 @@ class Serving(Stage):
         """Make the engine, have `work` done with it, and take it away; no other runs meanwhile."""
         from pagedsim.engine.engine import LLMEngine
 
-        with the_machine(stopping), threads(self.threads):
+        with the_machine(stopping), threads(self.arguments.num_threads):
             arguments = replace(self.arguments, model=_loaded(self.arguments))
             engine = LLMEngine(arguments, observer=observer, clock=self.clock)
             self.scheduler = engine.scheduler

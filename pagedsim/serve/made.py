@@ -91,11 +91,8 @@ def _refuse_the_simulators(config: Mapping[str, Any]) -> None:
 
 
 def _engine(stage: Serving, observer: Observer | None) -> Served:
-    import torch
-
     from pagedsim.engine.engine import LLMEngine
 
-    torch.set_num_threads(stage.threads)
     return LLMEngine(stage.arguments, observer=observer)
 
 

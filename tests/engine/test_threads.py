@@ -1,0 +1,70 @@
+"""On how many threads a CPU computes: the same choice for LLM, the server and studies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pagedsim.core import ConfigError
+from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.llm import LLM
+from pagedsim.run.backend import Backend
+from pagedsim.run.serving import Engine
+
+
+@pytest.fixture(autouse=True)
+def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch has three, and the environment says nothing."""
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("settings", "said", "wanted"), [
+    ({}, None, 1), ({"num_threads": 2}, None, 2), ({}, "3", 3), ({"num_threads": 2}, "3", 2),
+])  # fmt: skip
+def test_one_thread_unless_others_are_asked_for(
+    settings: dict[str, Any], said: str | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if said:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    llm = LLM("tiny", device="cpu", **settings)
+    assert torch.get_num_threads() == wanted
+    llm.close()
+    assert torch.get_num_threads() == 3
+
+
+def test_a_number_that_was_chosen_since_stays() -> None:
+    engine = LLMEngine(device="cpu")
+    torch.set_num_threads(2)
+    engine.close()
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "many"])
+def test_a_bad_number_is_one_line(count: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^num_threads=.*must be a whole number"):
+        LLM("tiny", device="cpu", num_threads=count)
+
+
+def test_the_setting_of_studies_and_of_the_server_is_the_engine_s(
+    hydra: None, composed: dict[str, Any]
+) -> None:
+    backend: Backend = Engine(threads=2)
+    stage: Any = backend.stage(composed, 0)
+    assert stage.arguments.num_threads == 2
+
+
+@pytest.fixture
+def composed(hydra: None) -> dict[str, Any]:
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    words = ["backend=engine", "model=tiny", "experiment=single"]
+    made: Any = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
+    return dict(made)
