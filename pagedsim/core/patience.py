@@ -88,7 +88,7 @@ class Patience:
             return True
         if queues.expire() and self._displacing:
             return False
-        if self._displacing or queues.seats < queues.max_seqs:
+        if queues.seats < queues.max_seqs:
             queues.waiting.arrange()
         return queues.waiting.head is first
 

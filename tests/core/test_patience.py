@@ -131,5 +131,79 @@ def test_ranks_that_cannot_be_compared_are_said_so_in_a_quiet_step() -> None:
         glided(scheduler)
 
 
+class Pushing(Policy):
+    """From a certain time on, request 2 may displace others."""
+
+    displacing = True
+
+    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+        return state.now >= 12.0
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_a_request_that_may_displace_others_at_last_does_so_in_that_step(batching: str) -> None:
+    scheduler = waiting(Pushing(), batching, prompt=180)
+    steps, _ = glided(scheduler)
+    assert scheduler.now == 12.0 and steps > 0
+    assert scheduler.plan(12.0).displaced
+
+
+class Falling(Policy):
+    """From a certain time on, request 0, the first of the batch, goes last."""
+
+    rank_changes: RankChanges = "when stale"
+    displacing = True
+
+    def __init__(self) -> None:
+        self.first: list[Request] = []
+
+    def rank(self, request: Request, state: ServerState) -> Rank:
+        if request.id == 0:
+            self.first = [request]
+            return 9 if state.now >= 12.0 else 0
+        return {1: 1, 2: 5}[int(request.id)]
+
+    def stale(self, state: ServerState) -> Collection[Request]:
+        return self.first if state.now == 12.0 else ()
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_a_running_request_that_falls_back_is_displaced_in_that_step(batching: str) -> None:
+    scheduler = waiting(Falling(), batching, prompt=180)
+    steps, _ = glided(scheduler)
+    assert scheduler.now == 12.0 and steps > 0
+    assert [one.id for one in scheduler.plan(12.0).displaced][:1] == [0]
+
+
+class Shedding(Policy):
+    """From a certain time on, no request is served that has not run yet."""
+
+    def sheds(self, request: Request, state: ServerState) -> str | None:
+        return "late" if state.now >= 12.0 else None
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_a_request_that_is_shed_at_last_leaves_in_that_step(batching: str) -> None:
+    scheduler = waiting(Shedding(), batching, prompt=180)
+    steps, _ = glided(scheduler)
+    assert scheduler.now == 12.0 and steps > 0
+    assert [one.request.id for one in scheduler.plan(12.0).rejected] == [2]
+
+
+@pytest.mark.parametrize(("policy", "skips"), [(Policy, True), (Aging, False), (HRRN, False)])
+def test_no_step_is_skipped_while_memory_is_asked_for_in_an_order_that_changes(
+    policy: Callable[[], Policy], skips: bool
+) -> None:
+    scheduler = waiting(policy(), "unified", prompt=180)
+    other = make_scheduler(memory=make_memory(blocks=64, block_size=4))
+    coming = Request(9, 200, SamplingParams(max_tokens=LONG))
+    other.add(coming, 0.0, output_len=LONG)
+    other.commit(other.plan(0.0), 1.0)
+    scheduler.abort(2, scheduler.now)
+    assert not scheduler.reserve(coming, scheduler.now)
+    plan = scheduler.plan(scheduler.now)
+    assert (scheduler.quiet(plan) > 0) is skips
+
+
 def test_a_batch_that_is_put_in_order_in_each_step_is_planned_in_each() -> None:
     assert glided(waiting(ShortestRemaining(displace=True), prompt=180))[0] == 0
