@@ -57,9 +57,7 @@ def test_time_per_token_by_hand() -> None:
     assert summary["session_time_per_token_mean"] == pytest.approx((6 / 12 + 4 / 8) / 2)
     assert summary["sessions_finished"] == 3
 
-    slower = requests_of(
-        row("a", 0.0, 8.0, output_tokens=4), row("b", 0.0, 3.0, output_tokens=30)
-    )
+    slower = requests_of(row("a", 0.0, 8.0, output_tokens=4), row("b", 0.0, 3.0, output_tokens=30))
     per_token = summarise(slower, STEPS, **SIZES)["session_time_per_token_mean"]
     assert per_token == pytest.approx((2.0 + 0.1) / 2)  # of sessions, not of tokens
 
