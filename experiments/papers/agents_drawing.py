@@ -13,17 +13,21 @@ if TYPE_CHECKING:
 
 
 def draw(data: Mapping[str, Any]) -> Figure:
-    """A part for each load."""
-    figure = new_figure(3.2)
-    (row,) = figure.subplots(1, len(data), squeeze=False)
-    for axes, (name, load) in zip(row, data.items(), strict=True):
+    """A column for each load: seconds a session, and below it seconds per token."""
+    figure = new_figure(5.4)
+    panels = figure.subplots(2, len(data), squeeze=False, sharex="col")
+    for column, (name, load) in zip(panels.T, data.items(), strict=True):
         look = looks(list(load["seconds"]))
-        for policy, seconds in load["seconds"].items():
-            style = look[policy]
-            joined(axes, load["rates"], seconds, style)
-        axes.axhline(load["bound"], lw=0.8, color="0.6")
-        axes.set_ylim(bottom=0)
-        axes.set_title(name)
-        tidy(axes, x="sessions/s")
-    tidy(row[0], y="seconds a session")
+        lines = ("seconds", [load["bound"]]), ("seconds_per_token", load["token_bounds"])
+        for axes, (key, bounds) in zip(column, lines, strict=True):
+            for policy, values in load[key].items():
+                joined(axes, load["rates"], values, look[policy])
+            for bound in bounds:
+                axes.axhline(bound, lw=0.8, color="0.6")
+            axes.set_ylim(bottom=0)
+        column[0].set_title(name)
+        tidy(column[0])
+        tidy(column[1], x="sessions/s")
+    tidy(panels[0][0], y="seconds a session")
+    tidy(panels[1][0], y="s per token of a session")
     return keyed(figure, look, wspace=0.2)

@@ -19,10 +19,11 @@ SESSIONS = Metrics()
 
 
 class Spans(NamedTuple):
-    """Finished sessions: how long each was, and how long nobody of it was at the server."""
+    """Finished sessions: wall time, time without a request at the server, tokens generated."""
 
     seconds: Floats
     away: Floats
+    tokens: Floats
 
 
 @SESSIONS.tally("Sessions finished", "count", MORE)
@@ -45,6 +46,16 @@ def session_served_time(served: Served) -> tuple[Floats, Floats] | None:
     the time in which its user thinks or its tools run."""
     spans = _spans(served)
     return None if spans is None else _each(spans.seconds - spans.away)
+
+
+@SESSIONS.spread("Session per token")
+def session_time_per_token(served: Served) -> tuple[Floats, Floats] | None:
+    """Session time divided by the tokens generated in the session, those of all sequences of all
+    its requests: one value a finished session that generated any."""
+    if (spans := _spans(served)) is None:
+        return None
+    some = spans.tokens > 0
+    return _each(spans.seconds[some] / spans.tokens[some])
 
 
 @SESSIONS.tally("Sessions", "1/s", MORE)
@@ -72,8 +83,11 @@ def _spans(served: Served) -> Spans | None:
     ends = np.append(begins[1:], len(rows)) - 1
     gaps = np.concatenate([[0.0], np.maximum(arrival[1:] - last[:-1], 0.0)])[: len(rows)]
     gaps[begins] = 0.0
-    away = np.add.reduceat(gaps, begins) if len(rows) else gaps
-    return Spans((last[ends] - arrival[begins])[whole], away[whole])
+    generated = served.requests.generated[rows].astype(np.float64)
+    away, tokens = (
+        np.add.reduceat(each, begins) if len(rows) else each for each in (gaps, generated)
+    )
+    return Spans((last[ends] - arrival[begins])[whole], away[whole], tokens[whole])
 
 
 def _latest(finished: Floats, begins: NDArray[np.int64]) -> Floats:

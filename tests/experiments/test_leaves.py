@@ -38,8 +38,8 @@ TABLES = LOGS.with_name("step-tables")
 BURSTS = {"fcfs": "a10g-on_off_less-fcfs.csv.gz", "other": "a10g-on_off_less-vtc.csv.gz"}
 SMALLEST: dict[str, tuple[str, ...]] = {
     "agents": (
-        *("seeds=1", "workload.sessions=12", "~study.loads.chats"),
-        "study.loads.agents.rates=[0.2]",
+        *("seeds=1", "~study.loads.chats"),
+        *("study.loads.agents.sessions=12", "study.loads.agents.rates=[0.2]"),
     ),
     "bench": ("workload=alpaca", "workload.requests=8", "workload.rate=100"),
     "block_sizes": (*FEW, "study.sizes=[8,16]"),

@@ -42,6 +42,26 @@ def test_a_session_that_was_not_served_to_its_end_is_not_counted() -> None:
     assert (summary["sessions_finished"], summary["session_time_mean"]) == (1, 4.0)
 
 
+def test_time_per_token_by_hand() -> None:
+    requests = requests_of(
+        row("a", 0.0, 2.0, output_tokens=3),
+        row("a", 5.0, 6.0, output_tokens=9),  # 6 s for 12 tokens, the pause counts
+        row("b", 1.0, 4.0, output_tokens=2),
+        row("b", 1.0, 5.0, output_tokens=3, sequences=2),  # 4 s for 8 tokens, in parallel
+        row("c", 0.0, 3.0, output_tokens=5),
+        row("c", 4.0, 9.0, output_tokens=5, state="unfinished"),  # left out
+        row("d", 0.0, 1.0, output_tokens=0),  # left out: there is nothing to divide by
+        row(None, 0.0, 9.0, output_tokens=7),  # of no session
+    )
+    summary = summarise(requests, STEPS, **SIZES)
+    assert summary["session_time_per_token_mean"] == pytest.approx((6 / 12 + 4 / 8) / 2)
+    assert summary["sessions_finished"] == 3
+
+    slower = requests_of(row("a", 0.0, 8.0, output_tokens=4), row("b", 0.0, 3.0, output_tokens=30))
+    per_token = summarise(slower, STEPS, **SIZES)["session_time_per_token_mean"]
+    assert per_token == pytest.approx((2.0 + 0.1) / 2)  # of sessions, not of tokens
+
+
 def test_each_client_has_its_own_sessions() -> None:
     requests = requests_of(row("a", 0.0, 2.0, client="x"), row("b", 0.0, 4.0, client="y"))
     clients = summarise(requests, STEPS, **SIZES)["clients"]
