@@ -90,7 +90,13 @@ def is_whole(value: object) -> bool:
 
 def shown(value: object) -> str:
     """A value as it would be written: what is a text can be told from a number."""
-    return repr(value) if isinstance(value, str) else str(value)
+    return repr(value) if isinstance(value, str) else " ".join(str(value).split())
+
+
+def plain(answer: Any) -> Any:
+    """NumPy's scalars as Python's own; everything else as it is."""
+    of_numpy = type(answer).__module__ == "numpy" and getattr(answer, "shape", None) == ()
+    return answer.item() if of_numpy else answer
 
 
 _LONGEST = 120

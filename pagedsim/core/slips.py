@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import Signature, isdatadescriptor, signature
+from numbers import Real
 from typing import Final, SupportsFloat, cast, get_args
 
-from pagedsim.core.errors import AnswerError, ConfigError, PolicyError, is_number, printed
+from pagedsim.core.errors import (
+    AnswerError,
+    ConfigError,
+    PolicyError,
+    is_number,
+    plain,
+    printed,
+    require_flag,
+)
 from pagedsim.core.policy import Around, Need, Policy, RankChanges
 
 HOOKS = (
@@ -51,12 +60,12 @@ def _refuse_needs(policy: Policy) -> None:
             f"{name}.needs={printed(needs)}: must be a tuple of some of "
             f"{', '.join(map(repr, known))}"
         )
-    for flag_name in ("by_client", "sorts_late", "displacing"):
-        value = getattr(policy, flag_name)
-        fine = isinstance(value, bool) or (value is None and flag_name == "displacing")
-        if not fine:
-            allowed = "True, False or None" if flag_name == "displacing" else "True or False"
-            raise ConfigError(f"{name}.{flag_name}={printed(value)}: must be {allowed}")
+    for switch in ("by_client", "sorts_late"):
+        require_flag(f"{name}.{switch}", getattr(policy, switch))
+    if policy.displacing is not None and not isinstance(policy.displacing, bool):
+        raise ConfigError(
+            f"{name}.displacing={printed(policy.displacing)}: must be true, false or None"
+        )
 
 
 def refuse_signatures(part: object, base: type) -> None:
@@ -95,9 +104,12 @@ def flag(policy: Policy, hook: str, answer: object) -> bool:
 
     A word such as "no" would be true, and None, of a hook that forgot to answer, false.
     """
-    if answer is not True and answer is not False and answer != bool(answer):
-        raise PolicyError(f"{_asked(policy, hook)} gave {printed(answer)}: must be True or False")
-    return bool(answer)
+    if answer is True or answer is False:
+        return bool(answer)
+    own = plain(answer)
+    if isinstance(own, Real) and own in (0, 1):
+        return bool(own)
+    raise PolicyError(f"{_asked(policy, hook)} gave {printed(answer)}: must be True or False")
 
 
 def reason(policy: Policy, hook: str, answer: object) -> str | None:
@@ -122,6 +134,14 @@ def seconds(part: object, hook: str, answer: object) -> float:
     raise AnswerError(
         f"{name} gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}"
     )
+
+
+def lines(part: object, hook: str, answer: object) -> list[str]:
+    """The answer of a hook; AnswerError unless it is a list of texts."""
+    if isinstance(answer, (list, tuple)) and all(isinstance(one, str) for one in answer):
+        return list(answer)
+    name = f"{type(part).__name__}.{hook}"
+    raise AnswerError(f"{name} gave {printed(answer)}: must be a list of texts")
 
 
 def _asked(policy: Policy, hook: str) -> str:

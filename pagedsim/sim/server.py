@@ -216,7 +216,8 @@ class Server:
         if scheduler.unfinished:
             raise PagedsimError(
                 f"nothing can run at {now:.6g} s: {len(scheduler.waiting)} requests wait, "
-                f"{len(scheduler.swapped)} are swapped out; the policy admits nobody"
+                f"{len(scheduler.swapped)} are swapped out; "
+                f"{type(scheduler.policy).__name__} admits none of them"
             )
 
     def _carry_out(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pagedsim.core import StepPlan, slips
+from pagedsim.core import ConfigError, StepPlan, slips
 from pagedsim.core.compiled import mypyc_attr
+from pagedsim.core.errors import printed, require_flag, require_number
 from pagedsim.sim.cost.work import Work
 from pagedsim.sim.hardware import Hardware
 
@@ -175,3 +176,17 @@ class ModelledPrices:
         """Moving `blocks` blocks out and in again."""
         answer = self._cost.swap_seconds(blocks)
         return 2.0 * slips.seconds(self._cost, "swap_seconds", answer)
+
+
+def refuse_attributes(cost: Any) -> None:
+    """Raise ConfigError for what a cost model says of itself, where it cannot be."""
+    name = type(cost).__name__
+    require_flag(f"{name}.by_totals", cost.by_totals)
+    require_number(f"{name}.server_seconds", cost.server_seconds, 0.0, slips.LONGEST)
+    prices = cost.prices()
+    for hook in ("swap_seconds", "recompute_seconds"):
+        if not callable(getattr(prices, hook, None)):
+            raise ConfigError(
+                f"{name}.prices gave {printed(prices)}: must have the methods swap_seconds and "
+                "recompute_seconds"
+            )
