@@ -33,6 +33,7 @@ from pagedsim.core import (
     Unified,
 )
 from pagedsim.core.errors import refuse_settings, unknown
+from pagedsim.core.slips import refuse_signatures
 from policies.admission import Cap, Reserve
 from policies.aging import Aging
 from policies.continuum import Continuum
@@ -275,7 +276,9 @@ def _make(
         return cast(T, name)
     make = _class(kind, name, known, base)
     refuse_settings(f"{kind}={name}", settings, make)
-    return make(**settings)
+    made = make(**settings)
+    refuse_signatures(made, base)
+    return made
 
 
 def _class(kind: str, name: object, known: Mapping[str, type[T]], base: type[Any]) -> type[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pagedsim.core import Keep, Preemption, Request, ServerState
+from pagedsim.core import Keep, Preemption, Request, ServerState, slips
 
 
 class Recompute(Preemption):
@@ -39,6 +39,9 @@ class Cheapest(Preemption):
         self.prices = prices
 
     def keep(self, victim: Request, state: ServerState) -> Keep:
-        swap = self.prices.swap_seconds(state.stored_blocks(victim))
-        recompute = self.prices.recompute_seconds(state.stored_tokens(victim))
+        prices = self.prices
+        swap = prices.swap_seconds(state.stored_blocks(victim))
+        recompute = prices.recompute_seconds(state.stored_tokens(victim))
+        swap = slips.seconds(prices, "swap_seconds", swap)
+        recompute = slips.seconds(prices, "recompute_seconds", recompute)
         return Keep.SWAP if swap < recompute else Keep.RECOMPUTE

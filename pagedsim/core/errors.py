@@ -22,7 +22,11 @@ class RequestError(PagedsimError, ValueError):
     """A request that is malformed, added twice, or not known."""
 
 
-class PolicyError(PagedsimError, ValueError):
+class AnswerError(PagedsimError, ValueError):
+    """A hook of a part, such as a cost model or a router, gave an answer that is not allowed."""
+
+
+class PolicyError(AnswerError):
     """A policy's hook gave an answer that is none."""
 
 
@@ -86,7 +90,26 @@ def is_whole(value: object) -> bool:
 
 def shown(value: object) -> str:
     """A value as it would be written: what is a text can be told from a number."""
-    return repr(value) if isinstance(value, str) else str(value)
+    return repr(value) if isinstance(value, str) else " ".join(str(value).split())
+
+
+def plain(answer: Any) -> Any:
+    """NumPy's scalars as Python's own; everything else as it is."""
+    of_numpy = type(answer).__module__ == "numpy" and getattr(answer, "shape", None) == ()
+    return answer.item() if of_numpy else answer
+
+
+_LONGEST = 120
+"""Characters of an answer that an error prints."""
+
+
+def printed(answer: object) -> str:
+    """An answer of a user's code as an error prints it: one line, of bounded length."""
+    try:
+        text = " ".join(repr(answer).split())
+    except Exception as error:
+        text = f"{type(answer).__name__} object, whose repr raises {type(error).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:

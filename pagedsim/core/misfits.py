@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedsim.core.errors import ConfigError, require_whole
+from pagedsim.core.errors import ConfigError, require_flag, require_whole
 from pagedsim.core.memory import Memory
 from pagedsim.core.places import Limits
 from pagedsim.core.policy import Policy, Preemption, overrides
@@ -14,6 +14,7 @@ def refuse_misfits(limits: Limits, memory: Memory, policy: Policy, preemption: P
     require_whole("max_model_len", limits.max_model_len, 1)
     require_whole("max_batched_tokens", limits.max_batched_tokens, 1)
     refuse_slips(policy)
+    require_flag(f"{type(preemption).__name__}.swaps", preemption.swaps)
     if policy.displacing is False and overrides(policy, "displaces"):
         raise ConfigError(
             f"{type(policy).__name__} overrides displaces, which is never asked: "

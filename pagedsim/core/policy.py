@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from functools import partial
 from numbers import Integral, Real
-from typing import ClassVar, Literal, SupportsFloat
+from typing import Any, ClassVar, Literal
 
-from pagedsim.core.errors import ConfigError, PolicyError, shown
+from pagedsim.core.errors import ConfigError, PolicyError, is_number, plain, printed, shown
 from pagedsim.core.events import Event
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.request import Key, Rank, Request
@@ -209,33 +209,38 @@ def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
     """What requests are sorted by: rank, then arrival, then the order in which they were added."""
     assert request.arrival is not None  # set when it is added
     rank = policy.rank(request, state)
-    if rank != rank or not (type(rank) is float or type(rank) is int):
+    kind = type(rank)
+    if not (kind is float or kind is int) or rank != rank:
         rank = _plain_rank(policy, request, rank)
     return (rank, request.arrival, request._order)
 
 
 def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
-    """What its rank gains in a second, a number."""
+    """What its rank gains in a second, a finite number."""
     speed = policy.speed(request, state)
-    if speed != speed or not isinstance(speed, (float, int, Real)):
+    if not is_number(own := _own(speed)):
         name = f"{type(policy).__name__}.speed"
-        raise PolicyError(f"{name} gave {speed!r} for {request!r}: no number")
-    return _own(speed)
+        raise PolicyError(f"{name} gave {printed(speed)} for {request!r}: must be a finite number")
+    return own
 
 
 def _plain_rank(policy: Policy, request: Request, rank: object) -> Rank:
     """A rank in Python's own numbers; PolicyError unless it is a number or some numbers."""
-    parts = rank if type(rank) is tuple else (rank,)
-    for part in parts:
-        if part != part or not isinstance(part, (float, int, Real)):
-            name = f"{type(policy).__name__}.rank"
-            raise PolicyError(f"{name} gave {rank!r} for {request!r}: no number")
-    own = tuple(map(_own, parts))
+    own = tuple(map(_own, rank if type(rank) is tuple else (rank,)))
+    if any(not isinstance(part, Real) or part != part for part in own):
+        name, given = f"{type(policy).__name__}.rank", printed(rank)
+        raise PolicyError(
+            f"{name} gave {given} for {request!r}: must be a number, or a tuple of numbers"
+        )
     return own if type(rank) is tuple else own[0]
 
 
-def _own(number: SupportsFloat) -> float:
-    """NumPy's numbers and fractions as Python's own, which compiled code asks for."""
+def _own(number: Any) -> Any:
+    """NumPy's numbers and fractions as Python's own, which compiled code asks for; what is no
+    number as it is."""
     if type(number) is float or type(number) is int:
+        return number
+    number = plain(number)
+    if not isinstance(number, Real):
         return number
     return int(number) if isinstance(number, Integral) else float(number)

@@ -7,9 +7,10 @@ Where somebody is to be chosen, it asks the policy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
-from pagedsim.core.errors import IntegrityError, PolicyError, is_number
+from pagedsim.core import slips
+from pagedsim.core.errors import PolicyError, printed
 from pagedsim.core.events import Admitted, Arrived, Left, Preempted
 from pagedsim.core.holdings import StandIn
 from pagedsim.core.memory import Copies, Memory
@@ -41,6 +42,7 @@ class Queues(RankedPlaces):
         """
         super().__init__(memory, limits, policy, sorts_late)
         self.preemption = preemption
+        self.asked: Any = preemption  # as `hooks`
         self.displacing = displacing
         self.spare = 0
         """Blocks that an admission must leave free."""
@@ -175,11 +177,12 @@ class Queues(RankedPlaces):
     def choose_victim(self, candidates: Sequence[Request], needy: Request) -> Request:
         """The policy's victim, who must be one of the candidates."""
         victim: object = self.hooks.victim(candidates, needy, self.state)
-        if victim not in candidates:
-            raise IntegrityError(
-                f"{type(self.policy).__name__}.victim chose {victim!r}, who is not a candidate"
+        if not isinstance(victim, Request) or victim not in candidates:
+            raise PolicyError(
+                f"{type(self.policy).__name__}.victim gave {printed(victim)}: must be one of the "
+                f"{len(candidates)} requests that it was given"
             )
-        return cast(Request, victim)
+        return victim
 
     def preempt(self, plan: StepPlan, victim: Request, displaced: bool = False) -> int:
         """Take a running request's memory. Returns tokens that this step had planned for it."""
@@ -212,15 +215,17 @@ class Queues(RankedPlaces):
         memory = self.memory
         if not memory.cpu_total or victim.computed == 0 or not memory.cpu_room(victim):
             return Keep.RECOMPUTE
-        for asked in (self.policy, self.preemption):
-            if (keep := asked.keep(victim, self.state)) is not None:
-                if not isinstance(keep, Keep):
-                    name = f"{type(asked).__name__}.keep"
-                    raise PolicyError(
-                        f"{name} gave {keep!r}: must be one of {', '.join(map(str, Keep))}"
-                    )
-                return keep
-        raise PolicyError(f"{type(self.preemption).__name__}.keep gave None: no answer")
+        asked: Policy | Preemption = self.policy
+        keep: object = self.hooks.keep(victim, self.state)
+        if keep is None:
+            asked = self.preemption
+            keep = self.asked.keep(victim, self.state)
+        if isinstance(keep, Keep):
+            return keep
+        allowed = ", ".join(map(str, Keep))
+        raise PolicyError(
+            f"{type(asked).__name__}.keep gave {printed(keep)}: must be one of {allowed}"
+        )
 
     # -- who comes back ----------------------------------------------------------------------------
 
@@ -300,7 +305,4 @@ class Queues(RankedPlaces):
     def _guard(self, request: Request, now: float) -> None:
         """What it leaves in the cache is kept for as long as the policy says."""
         seconds = self.hooks.lingers(request, self.state)
-        if not is_number(seconds) or seconds < 0:
-            name = f"{type(self.policy).__name__}.lingers"
-            raise PolicyError(f"{name} gave {seconds!r}: must be seconds of at least 0")
-        self.memory.guard(request, now + seconds)
+        self.memory.guard(request, now + slips.seconds(self.policy, "lingers", seconds))

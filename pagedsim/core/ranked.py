@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from pagedsim.core.drifting import DriftingQueue
-from pagedsim.core.errors import PolicyError
+from pagedsim.core.errors import PolicyError, plain, printed
 from pagedsim.core.holdings import StandIn
 from pagedsim.core.memory import Memory
 from pagedsim.core.places import Limits, Places
@@ -101,9 +101,13 @@ class RankedPlaces(Places):
 
     def _move_all(self, stale: object) -> bool:
         """Those whose ranks have changed go to their places; whether there were any."""
+        if isinstance(own := plain(stale), bool):
+            if own:
+                self._expire_all()
+            return own
         if not isinstance(stale, Collection) or not all(isinstance(one, Request) for one in stale):
             name = f"{type(self.policy).__name__}.stale"
-            raise PolicyError(f"{name} gave {stale!r}: must be true, false, or requests")
+            raise PolicyError(f"{name} gave {printed(stale)}: must be true, false, or requests")
         if not stale:
             return False
         running, ranking = self.running, self.ranking
@@ -112,7 +116,7 @@ class RankedPlaces(Places):
                 self.mix_up()
                 if ranking is not None:
                     ranking.move(request)
-            elif request.state is State.WAITING:
+            elif request.state is State.WAITING and self.requests.get(request.id) is request:
                 self.waiting.move(request)
         return True
 

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
-from inspect import Signature, signature
-from typing import get_args
+from inspect import Signature, isdatadescriptor, signature
+from numbers import Real
+from typing import Final, SupportsFloat, cast, get_args
 
-from pagedsim.core.errors import ConfigError, PolicyError
-from pagedsim.core.policy import Around, Policy, RankChanges
+from pagedsim.core.errors import (
+    AnswerError,
+    ConfigError,
+    PolicyError,
+    is_number,
+    plain,
+    printed,
+    require_flag,
+)
+from pagedsim.core.policy import Around, Need, Policy, RankChanges
 
 HOOKS = (
     *("rank", "stale", "speed", "admit", "sheds"),
     *("displaces", "victim", "keep", "lingers", "observe", "served"),
 )
+
+
+LONGEST: Final = 1e9
+"""Seconds that anything may take: more, and clocks lose the milliseconds of the steps after it."""
 
 
 def refuse_slips(policy: Policy) -> None:
@@ -27,6 +41,7 @@ def refuse_slips(policy: Policy) -> None:
     if policy.rank_changes not in get_args(RankChanges):
         known = ", ".join(map(repr, get_args(RankChanges)))
         raise ConfigError(f"{name}.rank_changes={policy.rank_changes!r}: must be one of {known}")
+    _refuse_needs(policy)
     own_names = vars(type(policy))
     for method, value in own_names.items():
         close = get_close_matches(method, HOOKS, 1, cutoff=0.8)
@@ -34,20 +49,47 @@ def refuse_slips(policy: Policy) -> None:
             continue
         if close[0] not in own_names:
             raise ConfigError(f"{name}.{method}: no such hook; did you mean {close[0]!r}?")
-    for hook in HOOKS:
-        if getattr(type(policy), hook) is not getattr(Policy, hook):
-            _refuse_arguments(policy, hook)
+    refuse_signatures(policy, Policy)
 
 
-def _refuse_arguments(policy: Policy, hook: str) -> None:
-    """Raise ConfigError for a hook that cannot be called as hooks are."""
-    name, own = f"{type(policy).__name__}.{hook}", getattr(policy, hook)
+def _refuse_needs(policy: Policy) -> None:
+    """Raise ConfigError for `needs` that do not exist, and for flags that are no flags."""
+    name, needs, known = type(policy).__name__, policy.needs, get_args(Need)
+    if not isinstance(needs, (tuple, list, frozenset, set)) or any(n not in known for n in needs):
+        raise ConfigError(
+            f"{name}.needs={printed(needs)}: must be a tuple of some of "
+            f"{', '.join(map(repr, known))}"
+        )
+    for switch in ("by_client", "sorts_late"):
+        require_flag(f"{name}.{switch}", getattr(policy, switch))
+    if policy.displacing is not None and not isinstance(policy.displacing, bool):
+        raise ConfigError(
+            f"{name}.displacing={printed(policy.displacing)}: must be true, false or None"
+        )
+
+
+def refuse_signatures(part: object, base: type) -> None:
+    """Raise ConfigError for a hook of a part that cannot be called as `base` says that it is."""
+    for hook, stated in vars(base).items():
+        own = getattr(type(part), hook, stated)
+        if hook.startswith("_") or own is stated:
+            continue
+        name = f"{type(part).__name__}.{hook}"
+        if isdatadescriptor(stated) and callable(own):
+            raise ConfigError(f"{name}: must be an attribute or a property, not a method")
+        if callable(stated) and not isinstance(stated, type):
+            _refuse_arguments(name, getattr(part, hook, None), stated)
+
+
+def _refuse_arguments(name: str, own: object, stated: Callable[..., object]) -> None:
+    """Raise ConfigError for a hook of that name that cannot be called as the `stated` one is."""
     if not callable(own):
-        raise ConfigError(f"{name}={own!r}: must be a method")
+        raise ConfigError(f"{name}={printed(own)}: must be a method")
+    hook = name.rpartition(".")[2]
+    asked = list(signature(stated).parameters)[1:]
     takes = signature(own)
-    if "now" in takes.parameters:
+    if "now" in takes.parameters and "state" in asked:
         raise ConfigError(f"{name} takes now: it must take state, and state.now is the time")
-    asked = list(signature(getattr(Policy, hook)).parameters)[1:]
     try:
         takes.bind(*asked)
     except TypeError:
@@ -62,9 +104,12 @@ def flag(policy: Policy, hook: str, answer: object) -> bool:
 
     A word such as "no" would be true, and None, of a hook that forgot to answer, false.
     """
-    if answer is not True and answer is not False and answer != bool(answer):
-        raise PolicyError(f"{_asked(policy, hook)} gave {answer!r}: must be True or False")
-    return bool(answer)
+    if answer is True or answer is False:
+        return bool(answer)
+    own = plain(answer)
+    if isinstance(own, Real) and own in (0, 1):
+        return bool(own)
+    raise PolicyError(f"{_asked(policy, hook)} gave {printed(answer)}: must be True or False")
 
 
 def reason(policy: Policy, hook: str, answer: object) -> str | None:
@@ -72,8 +117,31 @@ def reason(policy: Policy, hook: str, answer: object) -> str | None:
     if answer is None or (isinstance(answer, str) and answer):
         return answer
     raise PolicyError(
-        f"{_asked(policy, hook)} gave {answer!r}: must be a text that says why, or None"
+        f"{_asked(policy, hook)} gave {printed(answer)}: must be a text that says why, or None"
     )
+
+
+def seconds(part: object, hook: str, answer: object) -> float:
+    """The answer of a hook as a float; AnswerError unless it is from 0 to `LONGEST`.
+
+    Hot code calls it only for what is not such a float already.
+    """
+    if type(answer) is float and 0.0 <= answer <= LONGEST:
+        return answer
+    if is_number(answer) and 0.0 <= (own := float(cast(SupportsFloat, answer))) <= LONGEST:
+        return own
+    name = f"{type(part).__name__}.{hook}"
+    raise AnswerError(
+        f"{name} gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}"
+    )
+
+
+def lines(part: object, hook: str, answer: object) -> list[str]:
+    """The answer of a hook; AnswerError unless it is a list of texts."""
+    if isinstance(answer, (list, tuple)) and all(isinstance(one, str) for one in answer):
+        return list(answer)
+    name = f"{type(part).__name__}.{hook}"
+    raise AnswerError(f"{name} gave {printed(answer)}: must be a list of texts")
 
 
 def _asked(policy: Policy, hook: str) -> str:

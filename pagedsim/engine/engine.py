@@ -143,7 +143,8 @@ class LLMEngine:
         if self.stuck and self.scheduler.unfinished:
             raise PagedsimError(
                 f"nothing can run at {self.now:.6g} s: {len(self.scheduler.waiting)} requests "
-                f"wait, {len(self.scheduler.swapped)} are swapped out; the policy admits nobody"
+                f"wait, {len(self.scheduler.swapped)} are swapped out; "
+                f"{type(self.scheduler.policy).__name__} admits none of them"
             )
 
     def has_unfinished_requests(self) -> bool:

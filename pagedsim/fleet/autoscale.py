@@ -16,7 +16,7 @@ from pagedsim.core.errors import (
     shown,
     unknown,
 )
-from pagedsim.fleet.chore import Chore
+from pagedsim.fleet.chore import SHORTEST, Chore
 from pagedsim.fleet.roster import Standing
 from policies.routing.llumnix import freeness
 from policies.routing.router import Replica
@@ -74,7 +74,7 @@ class Autoscale:
                 f"rule={self.rule}"
             )
         require_whole("autoscale.least", self.least, 1)
-        require_number("autoscale.every", self.every, above=0)
+        require_number("autoscale.every", self.every, SHORTEST)
         require_number("autoscale.start", self.start, 0)
 
     def wanted(self, replicas: Sequence[Replica], held: int) -> int:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pagedsim.fleet.front import Front
 
 
+SHORTEST = 1e-3
+"""Seconds between two of them at least: with far fewer, time would stand still."""
+
+
 class Chore:
     """Somebody who waits for points in time, for ever.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import simpy
 
 from pagedsim.core import PagedsimError, Request, RequestId, State
-from pagedsim.core.errors import RequestError
+from pagedsim.core.errors import AnswerError, RequestError, printed, require_flag
 from pagedsim.core.memory.prefix_index import PrefixIndex
 from pagedsim.core.source import Job
 from pagedsim.fleet.apart import Apart
@@ -40,6 +40,8 @@ class Front:
         self.environment = environment
         self.members = members
         self.router = router
+        for hook in ("holds", "blind"):
+            require_flag(f"{type(router).__name__}.{hook}", getattr(router, hook))
         self.recorder = recorder
         self.done: dict[object, simpy.Event] = {}
         self.held: deque[Job] = deque()  # who waits for a replica
@@ -119,13 +121,20 @@ class Front:
                 f"{name}.route gave None, nobody: a router after which requests may wait says so "
                 "by holds = True"
             )
-        if answer is None or isinstance(answer, Refusal):
+        if isinstance(answer, Refusal):
+            if not (isinstance(answer.reason, str) and answer.reason):
+                name = f"{type(self.router).__name__}.route"
+                raise AnswerError(
+                    f"{name} gave {printed(answer)}: its reason must be a text that says why"
+                )
             return answer
+        if answer is None:
+            return None
         if not (isinstance(answer, Seen) and self._takes(answer, role)):
             name = f"{type(self.router).__name__}.route"
-            raise PagedsimError(
-                f"{name} gave {answer!r}: must be one of the replicas that it was given, which "
-                f"may {'take prompts' if role == 'prefill' else 'decode'}, a Refusal, or None"
+            raise AnswerError(
+                f"{name} gave {printed(answer)}: must be one of the replicas that it was given, "
+                f"which may {'take prompts' if role == 'prefill' else 'decode'}, a Refusal, or None"
             )
         if self._observing:
             self.router.observe(Placed(request, self._views[answer.index], now))
@@ -174,12 +183,15 @@ class Front:
             return isinstance(end, Seen) and end in self._views
 
         fine = isinstance(moves, Sequence) and all(isinstance(one, Move) for one in moves)
-        if fine and all(known(one.source) and known(one.target) for one in moves):
+        if fine and all(
+            known(one.source) and known(one.target) and isinstance(one.request, Request)
+            for one in moves
+        ):
             checked: Sequence[Move] = moves
             return checked
-        raise PagedsimError(
-            f"{type(self.router).__name__}.migrate gave {moves!r}: must be a list of "
-            "Move(request, source, target), with two of the replicas that it was given"
+        raise AnswerError(
+            f"{type(self.router).__name__}.migrate gave {printed(moves)}: must be a list of "
+            "Move(request, source, target), a request with two of the replicas that it was given"
         )
 
     @property

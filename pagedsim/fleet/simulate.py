@@ -11,6 +11,7 @@ from pagedsim.core.errors import require_number
 from pagedsim.core.source import Source
 from pagedsim.fleet.account import Track
 from pagedsim.fleet.autoscale import Autoscale, scale
+from pagedsim.fleet.chore import SHORTEST
 from pagedsim.fleet.failures import Failures, fail
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.handover import RESEND, Handover
@@ -105,7 +106,7 @@ def _join(front: Front, network: Network | None, seed: int, resends: bool) -> No
     every = front.router.migrates_every
     if every is not None:
         name = type(front.router).__name__
-        require_number(f"{name}.migrates_every", every, above=0)
+        require_number(f"{name}.migrates_every", every, SHORTEST)
     if not apart and every is None:
         return
     assert network is not None, "links must be given"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, overload
 
-from pagedsim.core import Request
+from pagedsim.core import Request, slips
 from pagedsim.core.memory.prefix_index import PrefixIndex
 from pagedsim.fleet.member import Member
 from pagedsim.sim.step import step
@@ -113,11 +113,14 @@ class Seen:
 
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
         """How long a step takes it that computes `tokens` of a prompt after `cached` ones."""
-        return self._member.cost.step_seconds(step(tokens, cached=cached))
+        cost = self._member.cost
+        answer = cost.step_seconds(step(tokens, cached=cached))
+        return slips.seconds(cost, "step_seconds", answer)
 
     def decode_seconds(self, sequences: int, context: int) -> float:
         """How long a step of decodes takes it."""
-        return self._member.cost.decode_seconds(sequences, context)
+        cost = self._member.cost
+        return slips.seconds(cost, "decode_seconds", cost.decode_seconds(sequences, context))
 
 
 def _as_it_was(name: str) -> Any:

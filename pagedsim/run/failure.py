@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from pagedsim.core import PagedsimError
+from pagedsim.run.objects import locate
 from pagedsim.user_error import UserError, verbose
 
 
@@ -54,23 +55,76 @@ def failure_of(error: BaseException, config: Mapping[str, Any], now: float | Non
         return Failure("there is not enough memory on this machine; simulate less", trace)
     what = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     when = "" if now is None else f" at {now:.6g} s of simulated time"
-    files = dict(_files(config))
     places = list(_places(error))
-    for code, line in reversed(places):
-        if setting := files.get(code.co_filename):
-            return Failure(f"{setting} failed: {what} ({_at(code, line)})", trace, False, when)
+    parts = list(_parts(config))
+    for place in reversed(places):
+        if part := _owner(parts, place[0]):
+            text = f"{part.setting} failed: {what} ({_within(part, places, place)})"
+            return Failure(text, trace, False, when)
     where = f" ({_at(*places[-1])})" if places else ""
     return Failure(what + where, trace, False, when)
 
 
-def _files(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The files of those that decide in a run, and the setting that chose each."""
-    for group in ("router", "policy"):
-        settings = config.get(group)
-        target = str(settings.get("_target_", "")) if isinstance(settings, Mapping) else ""
-        module = sys.modules.get(target.rpartition(".")[0])
-        if file := getattr(module, "__file__", None):
-            yield file, f"{group}={target}"
+@dataclass(frozen=True)
+class _Part:
+    """A part of a run that users may write, and where its code is."""
+
+    setting: str
+    classes: Mapping[str, str]
+    """Its class and those that it derives from, ours left out: qualified names, and their files."""
+
+    @property
+    def files(self) -> Collection[str]:
+        return self.classes.values()
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
+    """The parts of a configuration whose code is not ours, and those of `policies`."""
+    for setting, path in _paths(config):
+        if path.split(".")[0] in ("pagedsim", "experiments"):
+            continue
+        try:
+            made = locate(path)
+        except PagedsimError:
+            continue  # it was never made
+        kinds = [made, *(kind for kind in getattr(made, "__mro__", ()) if _foreign(kind))]
+        files = {kind.__qualname__: _file(kind) for kind in kinds if _file(kind)}
+        yield _Part(f"{setting}={path}", files)
+
+
+def _paths(settings: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Settings that name a class by its path, each with the path."""
+    for key, value in settings.items() if isinstance(settings, Mapping) else ():
+        inside = f"{where}.{key}" if where else str(key)
+        if isinstance(value, Mapping):
+            yield from _paths(value, inside)
+        elif isinstance(value, str) and key in ("_target_", "kind", "of") and "." in value:
+            yield where if key == "_target_" else inside, value
+
+
+def _foreign(kind: type) -> bool:
+    return kind.__module__.split(".")[0] not in ("pagedsim", "policies", "builtins", "abc")
+
+
+def _file(made: Any) -> str:
+    return getattr(sys.modules.get(made.__module__), "__file__", None) or ""
+
+
+def _owner(parts: Sequence[_Part], code: CodeType) -> _Part | None:
+    """The part that a function is of: of several in one file, the one of its class."""
+    there = [part for part in parts if code.co_filename in part.files]
+    kind = code.co_qualname.rpartition(".")[0]
+    of_class = [part for part in there if part.classes.get(kind) == code.co_filename]
+    return (of_class or there or [None])[-1]
+
+
+def _within(
+    part: _Part, places: Sequence[tuple[CodeType, int]], place: tuple[CodeType, int]
+) -> str:
+    """Where in a part an error was raised, and from which of its hooks."""
+    outermost = next(code for code, _ in places if code.co_filename in part.files)
+    through = "" if outermost is place[0] else f", called from {outermost.co_name}"
+    return _at(*place) + through
 
 
 def _places(error: BaseException) -> Iterator[tuple[CodeType, int]]:

@@ -75,7 +75,7 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
         assert parts is not None
         _finish(job, parts, recorder, partial=True)
         return Interrupted(job.folder)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's code may call sys.exit
         now = recorder.time if parts is not None else None
         return failure_of(error, job.config, now)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import is_whole, refuse_settings, unknown
+from pagedsim.core.slips import refuse_signatures
 
 T = TypeVar("T")
 
@@ -33,6 +34,7 @@ def make(group: str, settings: Any, kind: Callable[..., T], **more: Any) -> T:
             f"{group}._target_={settings['_target_']}: makes {_a(type(made).__name__)}, "
             f"must make {_a(kind.__name__)}"
         )
+    refuse_signatures(made, kind)
     return cast(T, made)
 
 

@@ -18,6 +18,7 @@ from pagedsim.run.server import server_of
 from pagedsim.run.simulation import Simulation
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.cost import CostModel, Decodes
+from pagedsim.sim.cost.base import refuse_attributes
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.power import EnergyRoofline
@@ -95,6 +96,7 @@ class Simulated(Backend):
         with said_of("memory", memory):
             replica = Replica.of(server, model, hardware)
         cost = make("cost", config["cost"], CostModel, replica=replica)
+        refuse_attributes(cost)
         if self.only == "decode":
             cost = Decodes(cost)
         with said_of("server", config["server"]), said_of("memory", memory):

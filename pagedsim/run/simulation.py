@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pagedsim.core import slips
 from pagedsim.metrics.steps import Batches
 from pagedsim.run.backend import Settings, Stage
 from pagedsim.run.stoppable import StoppableRecorder
@@ -88,4 +89,4 @@ class Simulation(Stage):
         return known
 
     def notices(self) -> list[str]:
-        return self.cost.notices
+        return slips.lines(self.cost, "notices", self.cost.notices)

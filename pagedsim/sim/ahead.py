@@ -6,7 +6,8 @@ from collections.abc import Generator
 
 import simpy
 
-from pagedsim.core import Request, StepPlan
+from pagedsim.core import Request, StepPlan, slips
+from pagedsim.core.slips import LONGEST
 from pagedsim.sim.environment import NORMAL
 from pagedsim.sim.server import Server
 
@@ -69,14 +70,14 @@ class AheadServer(Server):
         ended: list[Request] = []
         if self.searching and self.scheduler.clock.wide:
             return now, ended
-        scheduler, recorder, seconds = self.scheduler, self.recorder, self.cost.step_seconds
+        scheduler, recorder = self.scheduler, self.recorder
         quiet, waiting = scheduler.quiet(plan), -1
         until = self.environment.peek()
         while quiet and not scheduler.disturbed:
             # A seat comes free with the last step of a request, or when the one before it begins.
             if self.outside is not None and (plan.ending or scheduler.ends_next):
                 break
-            if (end := now + seconds(plan)) >= until or not scheduler.grow_ahead(plan, now):
+            if (end := now + self._seconds(plan)) >= until or not scheduler.grow_ahead(plan, now):
                 break
             if plan.waiting != waiting:  # as in the first of them, and where somebody has come
                 recorder.step(plan, now, end, scheduler)
@@ -89,6 +90,13 @@ class AheadServer(Server):
             quiet = scheduler.quiet(plan) if plan.ending else quiet - 1
             now = end
         return now, ended
+
+    def _seconds(self, plan: StepPlan) -> float:
+        """How long a step takes."""
+        took = self.asked.step_seconds(plan)
+        if type(took) is not float or not 0.0 <= took <= LONGEST:
+            took = slips.seconds(self.cost, "step_seconds", took)
+        return took
 
     def _launched(self, now: float) -> StepPlan:
         plan = self.scheduler.plan(now)
@@ -104,7 +112,7 @@ class AheadServer(Server):
             begin = now
             if plan.swap_out or plan.swap_in or plan.copies:
                 begin = yield from self._begin(plan, now)
-            end = begin + self.cost.step_seconds(plan)
+            end = begin + self._seconds(plan)
             if plan.moves:
                 end = self._moved(plan, now, begin, end)
             if now < end >= self.environment.peek():

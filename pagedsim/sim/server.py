@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import simpy
 
-from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan
+from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan, slips
 from pagedsim.core.plan import Rejection
+from pagedsim.core.slips import LONGEST
 from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
@@ -92,6 +93,7 @@ class Server:
         self.scheduler = scheduler
         scheduler.lasting_plans = False  # nobody here looks at one that is over
         self.cost = cost
+        self.asked: Any = cost  # whose answers are checked before they are believed
         self.recorder = recorder
         self.bus = simpy.Resource(environment, capacity=1) if overlap else None
         self.copy_seconds = copy_seconds
@@ -214,7 +216,8 @@ class Server:
         if scheduler.unfinished:
             raise PagedsimError(
                 f"nothing can run at {now:.6g} s: {len(scheduler.waiting)} requests wait, "
-                f"{len(scheduler.swapped)} are swapped out; the policy admits nobody"
+                f"{len(scheduler.swapped)} are swapped out; "
+                f"{type(scheduler.policy).__name__} admits none of them"
             )
 
     def _carry_out(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
@@ -227,9 +230,13 @@ class Server:
         if plan.swap_out or plan.swap_in or plan.copies:
             begin = yield from self._begin(plan, now)
         if plan.chunks or not self.fast_forward:
-            end = begin + self.cost.step_seconds(plan)
+            hook, took = "step_seconds", self.asked.step_seconds(plan)
         else:
-            end = begin + self.cost.decode_seconds(plan.decode_count, plan.decode_context)
+            took = self.asked.decode_seconds(plan.decode_count, plan.decode_context)
+            hook = "decode_seconds"
+        if type(took) is not float or not 0.0 <= took <= LONGEST:
+            took = slips.seconds(self.cost, hook, took)
+        end = begin + took
         if plan.moves:
             end = self._moved(plan, now, begin, end)
         self.recorder.step(plan, now, end, self.scheduler)
@@ -257,7 +264,7 @@ class Server:
 
         Returns when the last one begins and ends, and how many are left.
         """
-        scheduler, recorder, seconds = self.scheduler, self.recorder, self.cost.decode_seconds
+        scheduler, recorder, seconds = self.scheduler, self.recorder, self.asked.decode_seconds
         sequences, start = plan.decode_count, end
         waiting = len(scheduler.waiting)  # somebody may have come who changes nothing else
         until = self.environment.peek()
@@ -267,7 +274,10 @@ class Server:
             if not scheduler.glide(plan, end):
                 return end, end, 0
             quiet -= 1
-            start, end = end, end + seconds(sequences, plan.decode_context)
+            took = seconds(sequences, plan.decode_context)
+            if type(took) is not float or not 0.0 <= took <= LONGEST:
+                took = slips.seconds(self.cost, "decode_seconds", took)
+            start, end = end, end + took
             if plan.moves:  # nothing but what makes room: the step itself takes no longer
                 self._moved(plan, start, start, end)
             if plan.moves or plan.waiting != waiting:
@@ -319,8 +329,7 @@ class Server:
 
     def _swap(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move blocks over the bus; returns when the forward pass may begin."""
-        out = self.cost.swap_seconds(len(plan.swap_out)) if plan.swap_out else 0.0
-        back = self.cost.swap_seconds(len(plan.swap_in)) if plan.swap_in else 0.0
+        out, back = self._way(len(plan.swap_out)), self._way(len(plan.swap_in))
         if self.bus is None:
             return now + out + back
         yield from self._catch_up(now)
@@ -329,6 +338,12 @@ class Server:
         if back:
             yield from self._transfer(back)
         return self.environment.now
+
+    def _way(self, blocks: int) -> float:
+        """How long so many blocks take over the bus."""
+        if not blocks:
+            return 0.0
+        return slips.seconds(self.cost, "swap_seconds", self.asked.swap_seconds(blocks))
 
     def _awaited(self, plan: StepPlan) -> bool:
         """Whether somebody acts when this step has ended."""

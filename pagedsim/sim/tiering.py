@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pagedsim.core import ConfigError, Tier
+from pagedsim.core import ConfigError, Tier, slips
 from pagedsim.core.errors import (
     refuse_settings,
     require_flag,
@@ -63,8 +63,11 @@ class TierSpec:
         return Level(Tier(self.name, self.size(replica)), Link(read, write))
 
     def _way(self, gb_s: float | None, replica: Replica, cost: CostModel) -> Way:
-        bus = cost.swap_seconds(2) - cost.swap_seconds(1)
-        fixed = cost.swap_seconds(1) - bus
+        one, two = (
+            slips.seconds(cost, "swap_seconds", cost.swap_seconds(blocks)) for blocks in (1, 2)
+        )
+        bus = two - one
+        fixed = one - bus
         own = 0.0 if gb_s is None else replica.block_bytes / (gb_s * 1e9)
         return Way(max(self.latency_us * 1e-6, fixed), max(own, bus))
 
@@ -78,7 +81,8 @@ class Prices:
 
     def recompute_seconds(self, tokens: int) -> float:
         """Time to prefill `tokens` tokens."""
-        return self.cost.recompute_seconds(tokens)
+        answer = self.cost.recompute_seconds(tokens)
+        return slips.seconds(self.cost, "recompute_seconds", answer)
 
     def load_seconds(self, level: int, blocks: int) -> float:
         """Time to load so many blocks from the tier of that level, if nobody else does."""

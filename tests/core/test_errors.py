@@ -33,7 +33,7 @@ from pagedsim.core import (
     Static,
     Unified,
 )
-from pagedsim.core.errors import choices
+from pagedsim.core.errors import PolicyError, choices
 from policies.preemption import Swap
 from policies.priority import Priority
 from tests.core.drive import Server, Tokens
@@ -488,8 +488,9 @@ def test_a_victim_who_is_no_candidate() -> None:
     server.add("b", 6)
     server.step()
     with says(
-        IntegrityError,
-        "Stranger.victim chose Request('x', new, 1+0 tokens), who is not a candidate",
+        PolicyError,
+        "Stranger.victim gave Request('x', new, 1+0 tokens): must be one of the 2 requests that it "
+        "was given",
     ):
         server.plan()
 

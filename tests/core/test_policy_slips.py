@@ -47,6 +47,9 @@ def test_helpers_beside_a_hook_are_one_s_own() -> None:
     scheduler(type("Mine", (Policy,), members)())
 
 
+NEW = "Request('a', new, 8+0 tokens)"
+
+
 class Timed(Policy):
     """Goes by what its subclasses get wrong."""
 
@@ -62,8 +65,16 @@ class Timed(Policy):
         ("stale", 1, "Mine.stale gave 1: must be true, false, or requests"),
         ("stale", None, "Mine.stale gave None: must be true, false, or requests"),
         ("stale", ["a"], "Mine.stale gave ['a']: must be true, false, or requests"),
-        ("speed", None, "Mine.speed gave None for Request('a', new, 8+0 tokens): no number"),
-        ("speed", "1", "Mine.speed gave '1' for Request('a', new, 8+0 tokens): no number"),
+        (
+            "speed",
+            None,
+            "Mine.speed gave None for Request('a', new, 8+0 tokens): must be a finite number",
+        ),
+        (
+            "speed",
+            "1",
+            "Mine.speed gave '1' for Request('a', new, 8+0 tokens): must be a finite number",
+        ),
     ],
 )
 def test_an_answer_that_is_none_is_told_in_a_line(hook: str, answer: Any, line: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pagedsim.core import StepPlan
+from pagedsim.core import ConfigError, StepPlan, slips
 from pagedsim.core.compiled import mypyc_attr
+from pagedsim.core.errors import printed, require_flag, require_number
 from pagedsim.sim.cost.work import Work
 from pagedsim.sim.hardware import Hardware
 
@@ -161,12 +162,31 @@ class CostModel(ABC):
 class ModelledPrices:
     """A cost model as a preemption sees it: swapping costs the way out and the way back."""
 
-    __slots__ = ("_swap_seconds", "recompute_seconds")
+    __slots__ = ("_cost",)
 
-    def __init__(self, cost: CostModel) -> None:
-        self.recompute_seconds = cost.recompute_seconds
-        self._swap_seconds = cost.swap_seconds
+    def __init__(self, cost: Any) -> None:  # a CostModel, whose answers are not believed
+        self._cost = cost
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Prefilling `tokens` tokens."""
+        answer = self._cost.recompute_seconds(tokens)
+        return slips.seconds(self._cost, "recompute_seconds", answer)
 
     def swap_seconds(self, blocks: int) -> float:
         """Moving `blocks` blocks out and in again."""
-        return 2.0 * self._swap_seconds(blocks)
+        answer = self._cost.swap_seconds(blocks)
+        return 2.0 * slips.seconds(self._cost, "swap_seconds", answer)
+
+
+def refuse_attributes(cost: Any) -> None:
+    """Raise ConfigError for what a cost model says of itself, where it cannot be."""
+    name = type(cost).__name__
+    require_flag(f"{name}.by_totals", cost.by_totals)
+    require_number(f"{name}.server_seconds", cost.server_seconds, 0.0, slips.LONGEST)
+    prices = cost.prices()
+    for hook in ("swap_seconds", "recompute_seconds"):
+        if not callable(getattr(prices, hook, None)):
+            raise ConfigError(
+                f"{name}.prices gave {printed(prices)}: must have the methods swap_seconds and "
+                "recompute_seconds"
+            )

@@ -1,0 +1,317 @@
+"""Parts of a user's own: what each hook may answer, and the line that any other answer ends in.
+
+Every case is a run as the command makes it, with one part in which one hook is wrong. The hooks are
+read from the classes that users derive from, so a new one needs a case here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from decimal import Decimal
+from inspect import isdatadescriptor
+from math import inf, nan
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from pagedsim.core import Policy, Preemption, Request
+from pagedsim.metrics.arms import Run
+from pagedsim.run.failure import Failure
+from pagedsim.run.job import Job, Outcome, run_job
+from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.sim.cost import CostModel
+from policies.preemption import Recompute
+from policies.routing.router import Move, Refusal, Router
+
+pytestmark = pytest.mark.usefixtures("hydra")
+
+
+class Part(NamedTuple):
+    """A part that users may write."""
+
+    setting: str
+    states: type
+    """What says which hooks there are."""
+    base: type
+    """A whole part, of which a case overrides one hook."""
+    words: tuple[str, ...] = ()
+    """A run in which all of its hooks are asked."""
+
+
+class First(Router):
+    """Everything goes to the first replica."""
+
+    migrates_every = 0.5
+
+    def route(self, request: Any, replicas: Any, now: float) -> Any:
+        return replicas[0]
+
+
+class Timed(Policy):
+    """Of which every hook is asked."""
+
+    rank_changes = "with time"
+    displacing = True
+
+    def rank(self, request: Any, state: Any) -> Any:
+        return request.prompt_len
+
+
+class Plain(CostModel):
+    """Every step takes as long."""
+
+    def __init__(self, replica: Any) -> None:
+        self.replica = replica
+
+    def step_seconds(self, plan: Any) -> Any:
+        return 0.01
+
+    def decode_seconds(self, sequences: int, context: int) -> Any:
+        return 0.01
+
+    def swap_seconds(self, blocks: int) -> Any:
+        return 0.001
+
+    def recompute_seconds(self, tokens: int) -> Any:
+        return 0.02
+
+    def explain(self, plan: Any) -> Any:
+        raise AssertionError("a simulation asks nothing of it")
+
+    work = explain
+
+
+PARTS = {
+    "policy": Part("policy", Policy, Timed, ("memory=prefix", "preemption=swap")),
+    "preemption": Part("preemption", Preemption, Recompute, ("memory.cpu_blocks=50",)),
+    "router": Part("router", Router, First, ("fleet.replicas=2",)),
+    "cost": Part("cost", CostModel, Plain, ("preemption=cheapest",)),
+}
+
+
+def hooks(states: type) -> set[str]:
+    """What a class offers to override: its public methods, properties and attributes."""
+    return {name for name in vars(states) if not name.startswith("_")}
+
+
+NUMBER = "must be a number, or a tuple of numbers"
+FINITE = "must be a finite number"
+FLAG = "must be True or False"
+SWITCH = "must be true or false"
+SECONDS = "must be seconds, a number from 0 to 1e+09"
+GIVEN = "must be one of the"
+REPLICA = (
+    "must be one of the replicas that it was given, which may take prompts, a Refusal, or None"
+)
+MOVES = "must be a list of Move(request, source, target)"
+KEEP = "must be one of Keep.RECOMPUTE, Keep.SWAP"
+SOME = "must be a tuple of some of 'predictor', "
+WHY = "must be a text that says why, or None"
+TEXTS = "must be a list of texts"
+STRANGER = Request("x", prompt=5)
+NUMBERS = (None, nan, "soon", Decimal("0.5"), object(), [1, 2], np.array([1, 2]))
+"""What is no number."""
+WRONG = (
+    *NUMBERS,
+    inf,
+    -inf,
+    -1,
+    -0.5,
+    True,
+    np.bool_(True),
+    np.float64(nan),
+    np.float32(-1),
+    1e300,
+)
+"""What are no seconds."""
+NO_FLAGS = (*NUMBERS, 2, -1, np.float64(0.5), "")
+
+FREE = "free"
+"""For a hook whose answer is looked at by no one."""
+
+CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
+    ("policy", "paper"): FREE,
+    ("policy", "needs"): (SOME, (("luck",), "predictor", None, 3, [["session"]])),
+    ("policy", "rank_changes"): ("must be one of 'never', ", (None, "sometimes", [])),
+    ("policy", "by_client"): (SWITCH, (None, "no", 1)),
+    ("policy", "sorts_late"): (SWITCH, (None, "no", 1)),
+    ("policy", "displacing"): ("must be true, false or None", ("no", 1)),
+    ("policy", "rank"): (NUMBER, (*NUMBERS, (1, None), (1, nan), (1, "a"))),
+    ("policy", "stale"): ("must be true, false, or requests", (*NUMBERS, 1, inf)),
+    ("policy", "speed"): (FINITE, (*NUMBERS, inf, -inf)),
+    ("policy", "admit"): (FLAG, NO_FLAGS),
+    ("policy", "sheds"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
+    ("policy", "displaces"): (FLAG, NO_FLAGS),
+    ("policy", "victim"): (GIVEN, (*NUMBERS, STRANGER, True)),
+    ("policy", "keep"): (KEEP, ("swap", True, nan, 0)),
+    ("policy", "lingers"): (SECONDS, WRONG),
+    ("policy", "observe"): FREE,
+    ("policy", "served"): FREE,
+    ("preemption", "swaps"): (SWITCH, (None, "no", 1)),
+    ("preemption", "keep"): (KEEP, ("swap", True, nan, 0, None)),
+    ("router", "paper"): FREE,
+    ("router", "blind"): (SWITCH, (None, "no", 1)),
+    ("router", "holds"): (SWITCH, (None, "no", 1)),
+    ("router", "migrates_every"): (
+        "must be a number of at least 0.001",
+        (nan, inf, 0, -1, 1e-9, True),
+    ),
+    ("router", "route"): (REPLICA, (nan, 0, "replica-0", Refusal, object(), np.array([1, 2]))),
+    ("router", "observe"): FREE,
+    ("router", "migrate"): (MOVES, (None, 3, "ab", [None], [Move(STRANGER, 0, 1)])),  # type: ignore[arg-type]
+    ("cost", "by_totals"): (SWITCH, (None, "no", 1)),
+    ("cost", "server_seconds"): ("must be a number from 0 to 1e+09", WRONG[:8]),
+    ("cost", "notices"): (TEXTS, (None, "text", [1])),
+    ("cost", "step_seconds"): (SECONDS, WRONG),
+    ("cost", "decode_seconds"): (SECONDS, WRONG),
+    ("cost", "swap_seconds"): (SECONDS, WRONG),
+    ("cost", "recompute_seconds"): (SECONDS, WRONG),
+    ("cost", "explain"): FREE,
+    ("cost", "work"): FREE,
+    ("cost", "prices"): ("must have the methods swap_seconds and recompute_seconds", (None, 3)),
+}
+FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
+    ("policy", "rank"): (inf, True, np.float32(1), np.int64(1), np.bool_(True), (1, np.float64(2))),
+    ("policy", "speed"): (np.float32(1), np.int64(1)),
+    ("policy", "stale"): (np.bool_(True), np.bool_(False), [STRANGER]),
+    ("policy", "admit"): (1, np.int64(1), np.bool_(True)),
+    ("policy", "displaces"): (0, np.bool_(False)),
+    ("policy", "lingers"): (0, np.float32(0.5), np.int64(1)),
+    ("cost", "step_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
+    ("cost", "decode_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
+    ("cost", "swap_seconds"): (0, np.float32(0.01)),
+    ("cost", "recompute_seconds"): (0, np.float32(0.01)),
+}
+
+
+def test_every_hook_has_a_case() -> None:
+    for name, part in PARTS.items():
+        assert {hook for kind, hook in CASES if kind == name} == hooks(part.states), name
+
+
+def shown(case: object) -> str:
+    return " ".join(repr(case).split()).split(" at 0x")[0]
+
+
+def refused() -> list[Any]:
+    return [
+        pytest.param(name, hook, answer, case[0], id=f"{name}.{hook}-{shown(answer)}")
+        for (name, hook), case in CASES.items()
+        if isinstance(case, tuple)
+        for answer in case[1]
+    ]
+
+
+@pytest.fixture(scope="module")
+def configs() -> dict[str, Any]:
+    """The configuration of each part's run, once composed."""
+    return {}
+
+
+@pytest.fixture
+def served(
+    configs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """Serve some requests with a part of which one member is another."""
+
+    def run(name: str, members: Mapping[str, Any]) -> Outcome:
+        part = PARTS[name]
+        if name not in configs:
+            words = ("experiment=single", "workload=fixed", "workload.requests=10")
+            words = (*words, "memory.blocks=70", "workload.arrivals=burst", *part.words)
+            config = compose("config", overrides=[*words, "server.max_model_len=1024"])
+            configs[name] = OmegaConf.to_container(config, resolve=True)
+        config = deepcopy(configs[name])
+        module: Any = ModuleType("mine")
+        module.__file__ = "mine.py"
+        module.Mine = type("Mine", (part.base,), {"__module__": "mine", **members})
+        monkeypatch.setitem(sys.modules, "mine", module)
+        config[part.setting] = {"_target_": "mine.Mine"}
+        return run_job(Job("mine", 0, config, tmp_path / "run"), StoppableRecorder())
+
+    yield run
+
+
+def answering(part: Part, hook: str, answer: Any) -> Mapping[str, Any]:
+    """A member that answers so, of the kind that the hook is."""
+    stated = vars(part.states)[hook]
+    if callable(stated):
+        return {hook: lambda self, *asked: answer}
+    return {hook: property(lambda self: answer)} if isdatadescriptor(stated) else {hook: answer}
+
+
+@pytest.mark.parametrize(("name", "hook", "answer", "allowed"), refused())
+def test_an_answer_that_is_not_allowed(
+    served: Any, name: str, hook: str, answer: Any, allowed: str
+) -> None:
+    if name == "router" and isinstance(answer, list) and isinstance(answer[0], Move):
+        answer = [Move(STRANGER, None, None)]  # type: ignore[arg-type]
+    outcome = served(name, answering(PARTS[name], hook, answer))
+    assert isinstance(outcome, Failure), outcome
+    assert outcome.expected
+    line = str(outcome)
+    assert "\n" not in line
+    assert allowed in line
+    said, plainly = shown(answer)[:100], str(answer).split(" at 0x")[0]
+    told = (f"Mine.{hook} gave {said}", f"Mine.{hook}={said}", f"Mine.{hook}={plainly}")
+    assert line.startswith(told), line
+
+
+@pytest.mark.parametrize(
+    ("name", "hook", "answer"),
+    [
+        pytest.param(*key, answer, id=f"{key[0]}.{key[1]}-{shown(answer)}")
+        for key, answers in FINE.items()
+        for answer in answers
+    ],
+)
+def test_an_answer_that_is_allowed(served: Any, name: str, hook: str, answer: Any) -> None:
+    outcome = served(name, answering(PARTS[name], hook, answer))
+    assert isinstance(outcome, Run), outcome
+
+
+METHODS = [key for key in CASES if callable(vars(PARTS[key[0]].states)[key[1]])]
+
+
+@pytest.mark.parametrize(("name", "hook"), METHODS)
+def test_a_hook_that_takes_something_else(served: Any, name: str, hook: str) -> None:
+    outcome = served(name, {hook: lambda self, a, b, c, d, e, f: None})
+    assert isinstance(outcome, Failure)
+    assert f"Mine.{hook}(self, a, b, c, d, e, f): must be {hook}(self" in str(outcome)
+    outcome = served(name, {hook: 7})
+    assert f"Mine.{hook}=7: must be a method" in str(outcome)
+
+
+UNASKED = {("cost", "explain"), ("cost", "work")}
+"""What a simulation never asks."""
+FAILING = """
+def hook(self, *asked):
+    return helper()
+
+
+def helper():
+    raise error("x")
+"""
+
+
+@pytest.mark.parametrize(("name", "hook"), [one for one in METHODS if one not in UNASKED])
+@pytest.mark.parametrize("error", [KeyError, SystemExit, StopIteration])
+def test_an_error_in_a_hook_names_the_part_and_the_place(
+    served: Any, name: str, hook: str, error: type[BaseException]
+) -> None:
+    made: dict[str, Any] = {"error": error}
+    exec(compile(FAILING.replace("hook", hook), "mine.py", "exec"), made)
+    outcome = served(name, {hook: made[hook]})
+    assert isinstance(outcome, Failure), outcome
+    assert not outcome.expected
+    line = str(outcome)
+    assert line.startswith(f"{PARTS[name].setting}=mine.Mine failed: ")
+    assert f"(mine.py:7, in helper, called from {hook})" in line
+    assert "helper" in outcome.trace
