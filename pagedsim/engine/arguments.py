@@ -39,9 +39,9 @@ class Arguments:
     enforce_eager: bool = False
     """Launch every kernel of every step anew, without CUDA graphs."""
     num_threads: int | None = None
-    """Threads for what a CPU computes, shared by the ranks. None: one, or as many as the environment
-    variable OMP_NUM_THREADS says. More help a large model where nothing else runs; beside other work
-    they wait for each other in every product."""
+    """Threads of a CPU, shared by the ranks. None: one, or as many as the environment variable
+    OMP_NUM_THREADS says. More help a large model where nothing else runs; beside other work they
+    wait for each other in every product."""
     seed: int = 0
     """For sampling where a request has none of its own, and for random weights."""
     server: ServerSpec = field(default_factory=ServerSpec)
