@@ -60,6 +60,7 @@ class Pair:
     reference: Make
     settings: st.SearchStrategy[dict[str, Any]]
     by_client: bool = False
+    """Whether clients are ranked before every admission; otherwise requests, once a step."""
     cached: bool = False
     """Whether it needs a prefix cache."""
 
@@ -133,10 +134,14 @@ PAIRS = {
 
 
 @st.composite
-def loads(draw: st.DrawFn, cached: bool, most: int) -> Simulation:
-    """Requests on servers that they do not fit into all together."""
+def loads(draw: st.DrawFn, fleets: bool, cached: bool, most: int) -> Simulation:
+    """Requests on servers that they do not fit into all together.
+
+    In a fleet, ranks are asked between two steps, too, when memory is reserved. Those that change
+    with the time are as of the last step then, which a reference does not know of.
+    """
     fleet = None
-    if not cached and draw(st.sampled_from([False, False, True])):
+    if fleets and draw(st.sampled_from([False, False, True])):
         fleet = Fleet("round_robin", draw(st.sampled_from([("prefill", "decode"), ("both",) * 2])))
     made = []
     for _ in fleet.roles if fleet else (0,):
@@ -216,7 +221,7 @@ def decisions(
 
 def agree(name: str, data: st.DataObject, most: int) -> None:
     pair = PAIRS[name]
-    case = data.draw(loads(pair.cached, most))
+    case = data.draw(loads(pair.by_client, pair.cached, most))
     known = data.draw(pair.settings)
     ours = decisions(case, lambda: pair.ours(**known), slow=False, by_client=pair.by_client)
     other = decisions(case, lambda: pair.reference(**known), slow=True, by_client=pair.by_client)

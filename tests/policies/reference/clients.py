@@ -7,7 +7,7 @@ from itertools import count
 
 from pagedsim.core import Admitted, Arrived, Request, ServerState
 from pagedsim.core.request import State
-from tests.policies.reference.log import Entry, Logged, queued
+from tests.policies.reference.log import Logged, queued
 
 
 class OfClients(Logged):

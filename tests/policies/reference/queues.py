@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from pagedsim.core import Admitted, Arrived, Left, Request, ServerState
+from pagedsim.core import Arrived, Left, Request, ServerState
 from tests.policies.reference.log import Entry, Logged
 
 
