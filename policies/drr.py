@@ -57,7 +57,8 @@ class DRR(Policy):
         if client in self._ring:
             self._ring[client] -= spent
             if not self._clients.waits(client):
-                self._ring[client] = min(self._ring[client], 0.0)
+                # Savings first cover what its running requests have generated.
+                self._ring[client] = min(self._ring[client], self._clients.pending(client))
 
     def _take_turns(self, request: Request) -> None:
         """Give all the turns that pass until this one starts, and let it pay for its prompt."""

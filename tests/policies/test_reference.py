@@ -186,7 +186,7 @@ def scheduler(server: Server, policy: Policy, ahead: bool, each_time: bool) -> S
         async_scheduling=ahead,
     )
     if each_time:
-        made.queues.waiting = AskedEachTime(made.queues.order)
+        made.waiting = made.queues.waiting = AskedEachTime(made.queues.order)
     return made
 
 
