@@ -145,9 +145,9 @@ class DRR(OfClients):
 
     def _brought(self, place: int) -> bool:
         """Whether a request is admitted with keys and values that it brought, beside the round."""
-        entry = self.log[place]
-        own = [one for one in self.log[:place] if one.request is entry.request]
-        return len(own) == 1 and entry.generated[entry.request] > 0
+        request = self.log[place].request
+        *_, before = [entry for entry in self.log[:place] if entry.request is request]
+        return isinstance(before.event, Arrived) and before.state is State.RUNNING
 
     def _pass_turns(self, ring: list[str], balance: dict[str, float], place: int) -> None:
         """Clients have their turns, one after another, until the request can be paid for."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pagedsim.core import Admitted, Arrived, Event, Left, Policy, Preempted, Request, ServerState
 from pagedsim.core.ranking import Order
+from pagedsim.core.request import State
 from pagedsim.core.waiting import Queue
 
 
@@ -20,6 +21,8 @@ class Entry:
 
     event: Event
     step: int
+    state: State
+    """Where its request was."""
     generated: dict[Request, int]
 
     @property
@@ -43,7 +46,9 @@ class Logged(Policy):
     def observe(self, event: Event) -> None:
         known = dict.fromkeys([*(entry.request for entry in self.log), event.request])
         step = self.state.step if self.state else 0
-        self.log.append(Entry(event, step, {one: one.generated for one in known}))
+        self.log.append(
+            Entry(event, step, event.request.state, {one: one.generated for one in known})
+        )
 
     def entries(self, request: Request) -> Iterator[Entry]:
         """The entries of one request."""

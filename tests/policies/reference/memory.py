@@ -89,9 +89,9 @@ class LongestPrefix(Logged):
             if other is request:
                 return False
             waits = other.state is State.WAITING and other.scheduled_at is None
-            if waits and self.would_compute(other, state):
-                if other.tokens(0, self.short) == beginning:
-                    return True
+            alike = other.prompt is not None and other.tokens(0, self.short) == beginning
+            if waits and alike and self.would_compute(other, state):
+                return True
         return False
 
     def would_compute(self, request: Request, state: ServerState) -> bool:

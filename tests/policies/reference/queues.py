@@ -138,9 +138,9 @@ class Continuum(Logged):
         """Until when the memory of a session was kept, as known at the time `came`."""
         until = -inf
         for place, entry in enumerate(self.log):
-            if entry.request.session == session and isinstance(entry.event, Left):
-                if entry.now <= came:
-                    until = entry.now + self.time_to_live(entry.request.client, self.log[:place])
+            ended = isinstance(entry.event, Left) and entry.now <= came
+            if ended and entry.request.session == session:
+                until = entry.now + self.time_to_live(entry.request.client, self.log[:place])
         return until
 
     def lingers(self, request: Request, state: ServerState) -> float:
