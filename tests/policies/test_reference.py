@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import Phase, given, reject, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_router
@@ -228,15 +228,20 @@ def agree(name: str, data: st.DataObject, most: int) -> None:
     assert ours == other
 
 
+# A reference is slow, and to make a failing load smaller takes minutes; ask for it where one fails.
+AS_DRAWN = settings(phases=[Phase.generate])
+
+
 @pytest.mark.parametrize("name", PAIRS)
+@AS_DRAWN
 @given(data=st.data())
 def test_a_policy_decides_as_its_reference(name: str, data: st.DataObject) -> None:
-    agree(name, data, 14)
+    agree(name, data, 8 if PAIRS[name].by_client else 14)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
-@settings(max_examples=20 * settings().max_examples)
+@settings(AS_DRAWN, max_examples=10 * settings().max_examples)
 @given(data=st.data())
 def test_a_policy_decides_as_its_reference_on_many_loads(name: str, data: st.DataObject) -> None:
-    agree(name, data, 24)
+    agree(name, data, 12 if PAIRS[name].by_client else 24)

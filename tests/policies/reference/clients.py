@@ -38,7 +38,8 @@ class OfClients(Logged):
 
     def tokens(self, client: str, before: dict[Request, int], after: dict[Request, int]) -> int:
         """Tokens that a client's requests generated between two entries of the log."""
-        return sum(after[one] - told for one, told in before.items() if one.client == client)
+        there = [one for one in before if one.client == client and one in after]
+        return sum(after[one] - before[one] for one in there)
 
 
 class VTC(OfClients):
@@ -81,7 +82,7 @@ class VTC(OfClients):
                 counter[client] += self.prompt * entry.request.prompt_len / self.weight(client)
             if queued(self.log[:place], client) and not queued(self.log[: place + 1], client):
                 last = client
-        self._add_tokens(counter, before, {one: one.generated for one in before})
+        self._add_tokens(counter, before, self.generated())
         return counter
 
     def _add_tokens(
@@ -134,7 +135,7 @@ class DRR(OfClients):
                     balance[client] -= entry.request.prompt_len
             if not queued(self.log[: place + 1], client):
                 balance[client] = min(balance[client], 0.0)
-        self._pay_tokens(balance, before, {one: one.generated for one in before})
+        self._pay_tokens(balance, before, self.generated())
         return ring, balance
 
     def _pay_tokens(
