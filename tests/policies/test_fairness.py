@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Policy, Request, Scheduler, State, StepPlan
+from pagedsim.core import (
+    Admitted,
+    Arrived,
+    Policy,
+    Preempted,
+    Request,
+    Scheduler,
+    State,
+    StepPlan,
+)
 from policies.drr import DRR
 from policies.vtc import VTC
 from tests.policies.served import Job, Outcome, served, started
@@ -192,6 +201,15 @@ def test_drr_savings_cover_what_is_generated_at_the_time_they_lapse() -> None:
     policy = DRR(quantum=100)
     served([Job(0, 4, 6, {"client": "a"}), Job(1.5, 4, 2, {"client": "a"})], policy)
     assert policy._ring["a"] == -6
+
+
+def test_drr_has_a_prompt_paid_once_if_it_is_preempted_before_its_first_token() -> None:
+    policy, request = DRR(quantum=8), Request(0, 8, client="a")
+    for event in (Arrived, Admitted, Preempted):
+        policy.observe(event(request, 0.0))
+    request.preemptions = 1
+    policy.observe(Admitted(request, 1.0))
+    assert policy._ring["a"] == 0  # another turn, which nothing is spent of, and lapses
 
 
 def test_vtc_lifts_a_client_whose_request_comes_with_its_keys_and_values() -> None:
