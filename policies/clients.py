@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 from pagedsim.core import Admitted, Arrived, ConfigError, Event, Preempted, Request, ServerState
 from pagedsim.core.errors import require_number
+from pagedsim.core.request import State
 
 
 class Clients:
@@ -48,10 +49,12 @@ class Clients:
         request, client = event.request, event.request.client
         if isinstance(event, Arrived):
             self._waiting[client] += 1
+            if request.state is State.RUNNING:  # with keys and values: it is in the batch by now
+                self._join(request)
             return 0
         if isinstance(event, Admitted):
-            self._running[request] = request.generated
-            self._settled[client] += request.generated
+            if not self.brought(request):
+                self._join(request)
             self._leave(client)
             return 0
         if request not in self._running:  # it left while it waited
@@ -62,6 +65,14 @@ class Clients:
         known = self._running.pop(request)
         self._settled[client] -= known
         return request.generated - known
+
+    def brought(self, request: Request) -> bool:
+        """Whether a request that is about to be admitted came with its keys and values."""
+        return request in self._running
+
+    def _join(self, request: Request) -> None:
+        self._running[request] = request.generated
+        self._settled[request.client] += request.generated
 
     def _leave(self, client: str) -> None:
         self._waiting[client] -= 1

@@ -51,13 +51,15 @@ class DRR(Policy):
         client = event.request.client
         if isinstance(event, Arrived):
             self._ring.setdefault(client, 0.0)
-        elif isinstance(event, Admitted) and _takes_its_turn(event.request):
+        elif isinstance(event, Admitted) and not self._clients.brought(event.request):
+            # A request with its keys and values had its turn where its prompt was computed.
             self._take_turns(event.request)
         spent = self._clients.observe(event)
         if client in self._ring:
             self._ring[client] -= spent
             if not self._clients.waits(client):
-                self._ring[client] = min(self._ring[client], 0.0)
+                # Savings first cover what its running requests have generated.
+                self._ring[client] = min(self._ring[client], self._clients.pending(client))
 
     def _take_turns(self, request: Request) -> None:
         """Give all the turns that pass until this one starts, and let it pay for its prompt."""
@@ -70,7 +72,7 @@ class DRR(Policy):
                 self._ring[other] += passed * self._quantum(other)
             if other == client:
                 passed = max(turns - 1, 0)
-        if not request.preemptions:
+        if not (request.preemptions or request.generated):
             self._ring[client] -= request.prompt_len
         if turns:
             self._places = {}
@@ -79,8 +81,3 @@ class DRR(Policy):
             self._ring[other] = self._ring.pop(other)
             if other == client:
                 break
-
-
-def _takes_its_turn(request: Request) -> bool:
-    """Not who comes with its keys and values: it had its turn where its prompt was computed."""
-    return request.preemptions > 0 or not request.generated

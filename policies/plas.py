@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
-from pagedsim.core import Admitted, Arrived, Event, Left, Request
+from pagedsim.core import Admitted, Arrived, Event, Left, Request, ServerState
 from pagedsim.core.errors import require_flag
 from policies.mlfq import MLFQ
 
@@ -34,6 +35,7 @@ class PLAS(MLFQ):
         self._began: dict[Request, float] = {}  # service of its session when it came
         self._since: dict[Request, float] = {}  # when those in the batch joined it
         self._had: defaultdict[Request, float] = defaultdict(float)  # seconds in the batch before
+        self._raised: list[Request] = []  # arrivals whose session may have been served since `add`
 
     def entry(self, request: Request) -> int:
         left = 0.0 if request.session is None else self._service[request.session]
@@ -42,6 +44,10 @@ class PLAS(MLFQ):
                 return level
             left -= quantum
         return self.levels - 1
+
+    def stale(self, state: ServerState) -> Collection[Request]:
+        raised, self._raised = self._raised, []
+        return [*raised, *super().stale(state)]
 
     def observe(self, event: Event) -> None:
         request, now = event
@@ -54,6 +60,8 @@ class PLAS(MLFQ):
         if isinstance(event, Left):
             self._end(request)
         super().observe(event)
+        if isinstance(event, Arrived) and self._places[request].level:
+            self._raised.append(request)
 
     def _end(self, request: Request) -> None:
         """Its session has had what it got."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pagedsim.core import Admitted, Arrived, Event, Policy, Request, ServerState
 from pagedsim.core.errors import require_number
@@ -50,11 +50,13 @@ class VTC(Policy):
         return self.service(request.client)
 
     def observe(self, event: Event) -> None:
-        request, client = event.request, event.request.client
-        if isinstance(event, Arrived) and not self._clients.waits(client):
-            behind = self._clients.who_wait or self._clients.last_to_wait
-            least = min(map(self.service, behind), default=0.0)
-            self._served[client] += max(least - self.service(client), 0.0)
+        clients, request, client = self._clients, event.request, event.request.client
+        behind: Collection[str] = ()
+        if isinstance(event, Arrived) and not clients.waits(client):
+            behind = tuple(clients.who_wait) or clients.last_to_wait
         elif isinstance(event, Admitted) and not (request.preemptions or request.generated):
             self._served[client] += self._worth(client, request.prompt_len, 0)
-        self._served[client] += self._worth(client, 0, self._clients.observe(event))
+        self._served[client] += self._worth(client, 0, clients.observe(event))
+        if behind:
+            least = min(map(self.service, behind))
+            self._served[client] += max(least - self.service(client), 0.0)

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core import Policy, Scheduler, State, StepPlan
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import (
+    Admitted,
+    Arrived,
+    Policy,
+    Preempted,
+    Request,
+    Scheduler,
+    State,
+    StepPlan,
+)
 from policies.drr import DRR
 from policies.vtc import VTC
 from tests.policies.served import Job, Outcome, served, started
@@ -183,6 +193,42 @@ def test_drr_keeps_no_savings_of_who_has_nothing_waiting() -> None:
     policy = DRR(quantum=100)
     served([Job(0, 4, 1, {"client": "a"}), Job(30, 4, 1, {"client": "b"})], policy)
     assert all(left <= 0 for left in policy._ring.values())
+
+
+def test_drr_savings_cover_what_is_generated_at_the_time_they_lapse() -> None:
+    """Of 100 tokens a client has 92 left, of which its first request generates two before the
+    second is admitted and nothing waits any more: it owes only what is generated afterwards."""
+    policy = DRR(quantum=100)
+    served([Job(0, 4, 6, {"client": "a"}), Job(1.5, 4, 2, {"client": "a"})], policy)
+    assert policy._ring["a"] == -6
+
+
+def test_drr_has_a_prompt_paid_once_if_it_is_preempted_before_its_first_token() -> None:
+    policy, request = DRR(quantum=8), Request(0, 8, client="a")
+    policy.observe(Arrived(Request(1, 8, client="a"), 0.0))  # waits, so that no savings lapse
+    for event in (Arrived, Admitted, Preempted):
+        policy.observe(event(request, 0.0))
+    request.preemptions = 1
+    policy.observe(Admitted(request, 1.0))
+    assert policy._ring["a"] == 8  # of its second turn nothing is spent
+
+
+def test_vtc_lifts_a_client_whose_request_comes_with_its_keys_and_values() -> None:
+    """What the request generated elsewhere counts neither before nor after it is admitted."""
+    here, there = (
+        make_scheduler(memory=make_memory("paged", blocks=64, block_size=4), policy=policy)
+        for policy in (VTC(), "fcfs")
+    )
+    own, guest = Request("own", 9, client="a"), Request("guest", 4, client="b")
+    here.add(own, 0.0, 20)
+    there.add(guest, 0.0, 20)
+    for one in (here, there):
+        for now in range(5):
+            one.commit(one.plan(now), now + 1)
+    length = there.part(guest, 5.0)
+    assert here.reserve(guest, 5.0) and here.board(guest, 5.0, length)
+    assert isinstance(here.policy, VTC)
+    assert here.policy.service("b") == here.policy.service("a") == 9 + 2 * 5
 
 
 def test_weights_that_are_none_are_refused() -> None:

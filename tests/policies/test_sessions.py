@@ -61,6 +61,13 @@ def test_on_the_critical_path_what_goes_in_parallel_counts_once() -> None:
     assert [policy.entry(Request(9, 4, session=name)) for name in ("0", "1")] == [3, 1]
 
 
+def test_a_short_call_that_ends_last_does_not_shorten_the_critical_path() -> None:
+    policy = PLAS(quantum=1.0, levels=8, critical_path=True)
+    turns = Sessions([0, 0], [1, 1], [[], []], [0, 0])
+    served(Workload.of([0.0, 7.0], 4, [8, 2], turns=turns), scheduler(policy))
+    assert policy.entry(Request(9, 4, session="0")) == 3  # 8 s: levels end at 1, 3, 7, 15
+
+
 def test_a_chain_adds_up_on_the_critical_path_too() -> None:
     policy = PLAS(quantum=1.0, levels=8, critical_path=True)
     made = chat_sessions(
@@ -158,6 +165,12 @@ def test_memory_is_kept_for_as_long_as_sessions_took_to_come_back() -> None:
     row = (range(8), 1, "a")
     asked(scheduler(policy), *[(at, *row) for at in (0.0, 10.0, 13.0, 19.0)])
     assert policy.time_to_live("") == pytest.approx((2 + 5) / 2)  # each is answered in a second
+
+
+def test_of_two_calls_after_an_answer_only_the_first_has_a_gap() -> None:
+    policy = Continuum(ttl=2.0)
+    asked(scheduler(policy), *[(at, range(8), n, "a") for at, n in ((0.0, 1), (6.0, 4), (7.5, 4))])
+    assert policy.time_to_live("") == 5
 
 
 @pytest.mark.parametrize("batching", ["unified", "prefill_first"])

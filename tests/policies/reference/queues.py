@@ -1,0 +1,163 @@
+"""References of the policies that rank requests by what each, or its session, was given."""
+
+from __future__ import annotations
+
+from math import inf
+
+from pagedsim.core import Arrived, Left, Request, ServerState
+from tests.policies.reference.log import Entry, Logged
+
+
+class MLFQ(Logged):
+    """Levels with quanta of 1, 2, 4 … times `quantum`, and back to the first after `starve`.
+
+    Here, other than in vllm-ltr, a request falls as soon as it had its quantum, if it has gained a
+    token since it joined the batch.
+    """
+
+    def __init__(
+        self, quantum: float = 0.01, levels: int = 16, starve: float = 3.0, displace: bool = True
+    ) -> None:
+        super().__init__()
+        self.quantum, self.levels, self.starve = quantum, levels, starve
+        self.displacing = displace
+
+    def length(self, level: int) -> float:
+        """The quantum of a level, in seconds."""
+        return inf if level == self.levels - 1 else self.quantum * 2**level
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        self.state = state
+        first = next((e for e in self.log if e.request is request), None)
+        if first is None:
+            return self.entry(request, self.log)
+        level = self.entry(request, self.log[: self.log.index(first)])
+        served = 0.0
+        for stay in self.stays(request, state.now):
+            if stay.runs:
+                served += stay.seconds
+                while stay.gained and served >= self.length(level):
+                    served -= self.length(level)
+                    level += 1
+            elif level and stay.seconds >= self.starve:
+                level, served = 0, 0.0
+        return level
+
+    def entry(self, request: Request, log: list[Entry]) -> int:
+        """The level of a request that arrives after `log`."""
+        return 0
+
+
+class SkipJoin(MLFQ):
+    """FastServe: the first level whose quantum covers the prefill."""
+
+    def __init__(self, *args: float, prefill_rate: float = 10_000.0, **settings: float) -> None:
+        super().__init__(*args, **settings)  # type: ignore[arg-type]
+        self.prefill_rate = prefill_rate
+
+    def entry(self, request: Request, log: list[Entry]) -> int:
+        level = 0
+        while self.length(level) < request.prompt_len / self.prefill_rate:
+            level += 1
+        return level
+
+
+class PLAS(MLFQ):
+    """Autellix: the level that a request with the service of the whole session would be on."""
+
+    def __init__(self, *args: float, critical_path: bool = False, **settings: float) -> None:
+        super().__init__(*args, **settings)  # type: ignore[arg-type]
+        self.critical_path = critical_path
+
+    def entry(self, request: Request, log: list[Entry]) -> int:
+        service = 0.0 if request.session is None else self.service(request.session, log)
+        level = 0
+        while service >= self.length(level):
+            service -= self.length(level)
+            level += 1
+        return level
+
+    def service(self, session: str, log: list[Entry]) -> float:
+        """Seconds that the finished requests of a session had, or the longest chain of them."""
+        total, longest, began = 0.0, 0.0, {}
+        for entry in log:
+            if entry.request.session == session:
+                if isinstance(entry.event, Arrived):
+                    began[entry.request] = longest
+                elif isinstance(entry.event, Left):
+                    had = self.seconds(entry.request)
+                    total += had
+                    longest = max(longest, began[entry.request] + had)
+        return longest if self.critical_path else total
+
+    def seconds(self, request: Request) -> float:
+        """Seconds that a request that left was in the batch."""
+        return sum(stay.seconds for stay in self.stays(request, inf) if stay.runs)
+
+
+class LTR(Logged):
+    """Lowest predicted rank first, and before all a request that was idle for `starve` steps.
+
+    Here, other than in vllm-ltr, the period of urgency is counted in tokens of the request.
+    """
+
+    def __init__(self, starve: int = 256, period: int = 32, displace: bool = True) -> None:
+        super().__init__()
+        self.starve, self.period, self.displacing = starve, period, displace
+
+    def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
+        self.state = state
+        until = 0  # tokens up to which it is urgent
+        for stay in self.stays(request, state.now):
+            idle = not stay.runs and stay.step - stay.began.step >= self.starve
+            if idle and until <= stay.generated:
+                until = stay.generated + self.period
+        guess = request.predicted_len
+        return (-1 if until > request.generated else 0, inf if guess is None else guess)
+
+
+class Continuum(Logged):
+    """Sessions by age; before all others those that return within the time to live."""
+
+    def __init__(self, ttl: float = 2.0, window: int = 100) -> None:
+        super().__init__()
+        self.ttl, self.window = ttl, window
+
+    def rank(self, request: Request, state: ServerState) -> tuple[bool, float]:
+        self.state = state
+        known = [entry for entry in self.log if entry.request is request]
+        came = known[0].now if known else state.now
+        session = request.session
+        if session is None:
+            return (True, came)
+        others = [entry.request for entry in self.log if entry.request.session == session]
+        began = min([one.arrival or 0.0 for one in others], default=came)
+        return (came > self.kept(session, came), min(began, request.arrival or 0.0))
+
+    def kept(self, session: str, came: float) -> float:
+        """Until when the memory of a session was kept, as known at the time `came`."""
+        until = -inf
+        for place, entry in enumerate(self.log):
+            ended = isinstance(entry.event, Left) and entry.now <= came
+            if ended and entry.request.session == session:
+                until = entry.now + self.time_to_live(entry.request.client, self.log[:place])
+        return until
+
+    def lingers(self, request: Request, state: ServerState) -> float:
+        return 0.0 if request.session is None else self.time_to_live(request.client, self.log)
+
+    def time_to_live(self, client: str, log: list[Entry]) -> float:
+        """The mean of the last gaps between an answer and the session's next request."""
+        gaps, ended = [], dict[str, float]()
+        for entry in log:
+            session = entry.request.session
+            if session is None:
+                continue
+            if isinstance(entry.event, Left):
+                ended[session] = entry.now
+            elif isinstance(entry.event, Arrived) and session in ended:
+                gap = entry.now - ended.pop(session)
+                if gap >= 0 and entry.request.client == client:
+                    gaps.append(gap)
+        gaps = gaps[-self.window :]
+        return sum(gaps) / len(gaps) if gaps else self.ttl
