@@ -24,7 +24,6 @@ from tests.fleet.fleets import served
 from tests.fleet.theory import SEEDS, Floats, agrees
 from tests.sim.harness import Constant, Jobs
 
-
 SLOW = pytest.mark.slow
 
 
