@@ -122,10 +122,10 @@ def passage(tandem: Tandem, router: Router, seed: int, count: int) -> Passage:
         pytest.param(Tandem(0.6, 0.5), RoundRobin, 1000, 0.3, id="one decodes"),
         pytest.param(Tandem(0.5, 1.8, 3), Central, 1500, 0.3, id="three decode"),
         pytest.param(
-            Tandem(0.7, 0.8), RoundRobin, 12_000, 0.15, id="one decodes, busy", marks=SLOW
+            Tandem(0.5, 0.7), RoundRobin, 8_000, 0.15, id="one decodes for longer", marks=SLOW
         ),
         pytest.param(
-            Tandem(0.8, 2.4, 3), Central, 12_000, 0.15, id="three decode, busy", marks=SLOW
+            Tandem(0.6, 2.1, 3), Central, 8_000, 0.15, id="three decode for longer", marks=SLOW
         ),
     ],
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import factorial
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from policies.routing.central import Central
@@ -26,6 +27,13 @@ from tests.sim.harness import Jobs
 
 def wait(router: Router, servers: int, load: float, seed: int, count: int) -> float:
     """Mean time from arrival to service, without the first fifth, which found empty servers."""
+    requests = table(router, servers, load, seed, count)
+    queued: Floats = requests["scheduled"].to_numpy() - requests["arrival"].to_numpy()
+    return float(queued[count // 5 :].mean())
+
+
+def table(router: Router, servers: int, load: float, seed: int, count: int) -> pa.Table:
+    """Requests of Poisson arrivals and exponential service, by request."""
     random = np.random.default_rng(seed)
     arrivals = random.exponential(1 / (servers * load), count).cumsum()
     service = random.exponential(1.0, count)
@@ -33,8 +41,7 @@ def wait(router: Router, servers: int, load: float, seed: int, count: int) -> fl
     fleet = [one_at_a_time() for _ in range(servers)]
     requests, _ = served(fleet, jobs, router, Drawn(each=service))
     assert requests["state"].unique().to_pylist() == ["finished"]
-    queued: Floats = requests["scheduled"].to_numpy() - requests["arrival"].to_numpy()
-    return float(queued[count // 5 :].mean())
+    return requests
 
 
 def erlang_c(servers: int, load: float) -> float:
@@ -145,3 +152,44 @@ def test_the_shortest_line_lies_between_one_line_and_turns() -> None:
         assert common < shortest < turns
         apart.append(shortest / common - 1)
     assert apart[1] < 0.25 * apart[0]
+
+
+def tails(servers: int, requests: pa.Table) -> Floats:
+    """Part of servers with at least 0, 1, 2, 3 requests: a mean over the time from the first fifth
+    of arrivals to the last one."""
+    arrived, finished, place = (
+        requests[name].to_numpy() for name in ("arrival", "finished", "replica")
+    )
+    start, end = arrived[len(arrived) // 5], arrived[-1]
+    spent = np.zeros(4)
+    for server in range(servers):
+        here = place == server
+        times = np.concatenate([arrived[here], finished[here]])
+        change = np.repeat([1, -1], here.sum())
+        order = times.argsort()
+        length = np.concatenate([[0], change[order].cumsum()])
+        lasts = np.diff(np.concatenate([[start], times[order].clip(start, end), [end]]))
+        spent += [lasts[length >= k].sum() for k in range(4)]
+    return spent / (servers * (end - start))
+
+
+@pytest.mark.parametrize(
+    ("choices", "servers", "load", "count", "width"),
+    [
+        (2, 100, 0.7, 3_000, 0.25),
+        pytest.param(2, 500, 0.8, 20_000, 0.15, marks=pytest.mark.slow),
+        pytest.param(3, 500, 0.7, 20_000, 0.25, marks=pytest.mark.slow),
+    ],
+)
+def test_lines_are_as_short_as_a_choice_makes_them(
+    choices: int, servers: int, load: float, count: int, width: float
+) -> None:
+    """With d choices and many servers, a server has at least k requests with probability
+    ρ^((d^k - 1)/(d - 1)); for d = 2 that is ρ^(2^k - 1) (Vvedenskaya et al. 1996)."""
+    parts = [
+        tails(servers, table(PowerOfTwo(choices, seed), servers, load, seed, count))
+        for seed in SEEDS
+    ]
+    for least in (1, 2, 3):
+        expected = load ** ((choices**least - 1) / (choices - 1))
+        agrees((part[least] for part in parts), expected, width)
