@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
 
 import numpy as np
@@ -18,6 +19,10 @@ STEP = 0.01
 
 TOKENS = 40
 """Mean length of an output."""
+
+SHORT, LONG = 10, 200
+LONG_PART = (TOKENS - SHORT) / (LONG - SHORT)
+"""Part of the outputs that are long, so that the mean length is TOKENS."""
 
 SEEDS = range(12)
 T_999 = 4.437
@@ -40,33 +45,56 @@ def one_at_a_time(policy: Policy | str = "fcfs") -> Scheduler:
     return make_scheduler(memory=make_memory(blocks=4096, block_size=16), policy=policy, max_seqs=1)
 
 
+LENGTHS: dict[str, Callable[[np.random.Generator, int], NDArray[np.int64]]] = {
+    "fixed": lambda random, count: np.full(count, TOKENS),
+    "geometric": lambda random, count: random.geometric(1 / TOKENS, count),
+    "short or long": lambda random, count: np.where(
+        random.random(count) < LONG_PART, LONG, SHORT
+    ).astype(np.int64),
+}
+"""Output lengths by their distribution, each with a mean of TOKENS."""
+
+
 def jobs(seed: int, load: float, outputs: str, count: int = 2500) -> Jobs:
     """Poisson arrivals of requests whose service takes TOKENS steps on average."""
     random = np.random.default_rng(seed)
-    tokens = np.full(count, TOKENS) if outputs == "fixed" else random.geometric(1 / TOKENS, count)
+    tokens = LENGTHS[outputs](random, count)
     arrivals = random.exponential(TOKENS * STEP / load, count).cumsum()
     return Jobs([(float(a), 1, int(n)) for a, n in zip(arrivals, tokens, strict=True)])
 
 
-def waits(seed: int, load: float, outputs: str) -> float:
+def waits(seed: int, load: float, outputs: str, count: int) -> float:
     """Mean time in the queue, without the first tenth, which found an empty server."""
-    requests, _ = run(one_at_a_time(), jobs(seed, load, outputs), Constant(STEP))
+    requests, _ = run(one_at_a_time(), jobs(seed, load, outputs, count), Constant(STEP))
     queued: NDArray[np.float64] = requests["scheduled"].to_numpy() - requests["arrival"].to_numpy()
     return float(queued[len(queued) // 10 :].mean())
 
 
+SQUARES = {
+    "fixed": 1.0,
+    "geometric": 2 - 1 / TOKENS,
+    "short or long": (SHORT**2 * (1 - LONG_PART) + LONG**2 * LONG_PART) / TOKENS**2,
+}
+"""Second moments of the lengths, in units of the mean squared."""
+
+
 @pytest.mark.parametrize(
-    ("outputs", "second_moment"),
-    [("fixed", 1.0), pytest.param("geometric", 2 - 1 / TOKENS, marks=pytest.mark.slow)],
+    ("outputs", "load", "count"),
+    [
+        ("fixed", 0.7, 2500),
+        ("short or long", 0.5, 3500),
+        pytest.param("fixed", 0.5, 2500, marks=pytest.mark.slow),
+        pytest.param("geometric", 0.5, 2500, marks=pytest.mark.slow),
+        pytest.param("geometric", 0.7, 2500, marks=pytest.mark.slow),
+        pytest.param("short or long", 0.7, 30_000, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("load", [pytest.param(0.5, marks=pytest.mark.slow), 0.7])
-def test_waiting_time_is_pollaczek_and_khinchines(
-    load: float, outputs: str, second_moment: float
-) -> None:
-    """M/D/1 with fixed lengths; with geometric ones M/M/1, but for the length of a step."""
-    found = np.array([waits(seed, load, outputs) for seed in SEEDS])
+def test_waiting_time_is_pollaczek_and_khinchines(outputs: str, load: float, count: int) -> None:
+    """M/D/1 with fixed lengths, M/G/1 with two lengths; with geometric ones M/M/1, but for the
+    length of a step."""
+    found = np.array([waits(seed, load, outputs, count) for seed in SEEDS])
     service = TOKENS * STEP
-    expected = load / service * second_moment * service**2 / (2 * (1 - load))
+    expected = load / service * SQUARES[outputs] * service**2 / (2 * (1 - load))
     half_width = T_999 * found.std(ddof=1) / sqrt(len(found))
     assert abs(found.mean() - expected) < half_width
     assert half_width < 0.3 * expected, "an interval so wide says nothing"

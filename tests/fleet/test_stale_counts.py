@@ -1,0 +1,133 @@
+"""Theory of dispatch by old counts (Mitzenmacher, How Useful Is Old Information, IEEE TPDS 2000).
+
+All counts are looked at again when the first request arrives after `staleness`. Until the next look
+they say the same, so that `least_requests` sends every request to the same replica: the herd.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from policies.routing.least_requests import LeastRequests
+from policies.routing.router import Router
+from tests.fleet.fleets import served
+from tests.fleet.test_theory import shorter_of_two
+from tests.fleet.theory import SEEDS, Drawn, Floats, agrees, interval, one_at_a_time
+from tests.sim.harness import Jobs
+
+LONGEST = 50
+"""Lines beyond it are cut off in the chain; at the loads below they hardly ever occur."""
+
+
+def wait(router: Router, servers: int, load: float, staleness: float, seed: int, n: int) -> float:
+    """Mean time from arrival to service, without the first fifth, which found empty servers."""
+    random = np.random.default_rng(seed)
+    arrivals = random.exponential(1 / (servers * load), n).cumsum()
+    service = random.exponential(1.0, n)
+    requests, _ = served(
+        [one_at_a_time() for _ in range(servers)],
+        Jobs([(float(at), 1, 1) for at in arrivals]),
+        router,
+        Drawn(each=service),
+        staleness=staleness,
+    )
+    assert requests["state"].unique().to_pylist() == ["finished"]
+    queued: Floats = requests["scheduled"].to_numpy() - requests["arrival"].to_numpy()
+    return float(queued[n // 5 :].mean())
+
+
+def birth_and_death(rate: float, time: float) -> tuple[Floats, Floats]:
+    """Transition matrix of an M/M/1 line after `time`, and its integral over that time.
+
+    By the exponential of the generator beside the identity: halved until it is small, summed as
+    a series, and squared again.
+    """
+    size = LONGEST + 1
+    flow = np.zeros((2 * size, 2 * size))
+    up, down = np.arange(LONGEST), np.arange(1, size)
+    flow[up, up + 1], flow[down, down - 1] = rate, 1.0
+    flow[range(size), range(size)] = -flow[:size].sum(axis=1)
+    flow[range(size), range(size, 2 * size)] = 1.0
+    halvings = 12 + int(np.ceil(np.log2(max(time, 1.0))))
+    small, term, power = flow * time / 2**halvings, np.eye(2 * size), np.eye(2 * size)
+    for order in range(1, 8):
+        term = term @ small / order
+        power += term
+    for _ in range(halvings):
+        power = power @ power
+    return power[:size, :size], power[:size, size:]
+
+
+def herd_of_two(load: float, staleness: float) -> float:
+    """Mean wait at two servers, from the chain of both lengths at the looks.
+
+    From a look on, the shorter line is M/M/1 with all arrivals and begins with the one that caused
+    the look; the other one only empties. After `staleness` both only empty until the next arrival.
+    An arrival waits for as many services as there are requests before it (mean service 1).
+    """
+    rate = 2 * load
+    line, stayed = birth_and_death(rate, staleness)
+    empties, _ = birth_and_death(0.0, staleness)
+    nodes, weights = np.polynomial.laguerre.laggauss(12)
+    rests = [birth_and_death(0.0, float(node) / rate)[0] for node in nodes]
+    lengths = np.arange(LONGEST + 1.0)
+    joined = np.minimum(np.arange(LONGEST + 1) + 1, LONGEST)  # with the arrival at the look
+    chance = np.zeros((LONGEST + 1, LONGEST + 1))  # of (shorter line, longer line) at a look
+    chance[0, 0] = 1.0
+    for _ in range(10_000):
+        after = line[joined].T @ chance @ empties
+        following = sum(w * rest.T @ after @ rest for w, rest in zip(weights, rests, strict=True))
+        following = np.triu(following) + np.tril(following, -1).T
+        if np.abs(following - chance).max() < 1e-8:
+            break
+        chance = following
+    shorter = chance.sum(axis=1)
+    waits = shorter @ lengths + rate * shorter @ (stayed[joined] @ lengths)
+    return float(waits / (1 + rate * staleness))
+
+
+@pytest.mark.parametrize(
+    ("load", "staleness", "count", "width"),
+    [
+        (0.5, 2.0, 1000, 0.2),
+        (0.7, 10.0, 1500, 0.2),
+        pytest.param(0.7, 0.5, 20_000, 0.06, marks=pytest.mark.slow),
+        pytest.param(0.8, 3.0, 20_000, 0.06, marks=pytest.mark.slow),
+    ],
+)
+def test_waits_of_a_herd_at_two_servers_are_those_of_its_chain(
+    load: float, staleness: float, count: int, width: float
+) -> None:
+    waits = (wait(LeastRequests(), 2, load, staleness, seed, count) for seed in SEEDS)
+    agrees(waits, herd_of_two(load, staleness), width)
+
+
+def test_the_chain_without_staleness_is_that_of_the_shorter_line() -> None:
+    assert herd_of_two(0.6, 0.0) == pytest.approx(shorter_of_two(0.6), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("servers", "load", "ages", "count"),
+    [
+        (8, 0.7, (0.0, 0.4, 1.5, 6.0), 800),
+        pytest.param(16, 0.9, (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0), 15_000, marks=pytest.mark.slow),
+    ],
+)
+def test_old_counts_turn_the_best_router_into_one_worse_than_chance(
+    servers: int, load: float, ages: tuple[float, ...], count: int
+) -> None:
+    """The wait grows with the age of the counts, from less than that of M/M/1 to more."""
+    waits = [
+        np.array([wait(LeastRequests(), servers, load, age, seed, count) for seed in SEEDS])
+        for age in ages
+    ]
+    for fresher, older in pairwise(waits):  # the same arrivals and services by seed
+        longer, half = interval(older - fresher)
+        assert longer - half > 0
+    chance = load / (1 - load)
+    fresh, fresh_half = interval(waits[0])
+    old, old_half = interval(waits[-1])
+    assert fresh + fresh_half < chance < old - old_half
