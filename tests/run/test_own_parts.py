@@ -27,6 +27,7 @@ from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job, Outcome, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.sim.cost import CostModel
+from pagedsim.workload.predictor import Oracle, Predictor
 from policies.preemption import Recompute
 from policies.routing.router import Move, Refusal, Router
 
@@ -92,6 +93,7 @@ PARTS = {
     "policy": Part("policy", Policy, Timed, ("memory=prefix", "preemption=swap")),
     "preemption": Part("preemption", Preemption, Recompute, ("memory.cpu_blocks=50",)),
     "router": Part("router", Router, First, ("fleet.replicas=2",)),
+    "predictor": Part("predictor", Predictor, Oracle),
     "cost": Part("cost", CostModel, Plain, ("preemption=cheapest",)),
 }
 
@@ -166,6 +168,12 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("router", "route"): (REPLICA, (nan, 0, "replica-0", Refusal, object(), np.array([1, 2]))),
     ("router", "observe"): FREE,
     ("router", "migrate"): (MOVES, (None, 3, "ab", [None], [Move(STRANGER, 0, 1)])),  # type: ignore[arg-type]
+    ("predictor", "drawn"): FREE,
+    ("predictor", "applied"): FREE,
+    ("predictor", "guesses"): (
+        "must be an array of 10 finite numbers of tokens above 0",
+        (*NUMBERS, True, np.full(10, -1.0), np.zeros(10), np.full(10, inf), ["a"] * 10, [5] * 3),
+    ),
     ("cost", "by_totals"): (SWITCH, (None, "no", 1)),
     ("cost", "server_seconds"): ("must be a number from 0 to 1e+09", WRONG[:8]),
     ("cost", "notices"): (TEXTS, (None, "text", [1])),
@@ -184,6 +192,7 @@ FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("policy", "admit"): (1, np.int64(1), np.bool_(True)),
     ("policy", "displaces"): (0, np.bool_(False)),
     ("policy", "lingers"): (0, np.float32(0.5), np.int64(1)),
+    ("predictor", "guesses"): ([5] * 10, np.full(10, 5, np.int32), np.full(10, nan)),
     ("cost", "step_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
     ("cost", "decode_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
     ("cost", "swap_seconds"): (0, np.float32(0.01)),
