@@ -60,12 +60,10 @@ def _refuse_needs(policy: Policy) -> None:
             f"{name}.needs={printed(needs)}: must be a tuple of some of "
             f"{', '.join(map(repr, known))}"
         )
-    for switch in ("by_client", "sorts_late"):
-        require_flag(f"{name}.{switch}", getattr(policy, switch))
-    if policy.displacing is not None and not isinstance(policy.displacing, bool):
-        raise ConfigError(
-            f"{name}.displacing={printed(policy.displacing)}: must be true, false or None"
-        )
+    for switch in ("by_client", "sorts_late", "displacing"):
+        value = getattr(policy, switch)
+        if value is not None or switch != "displacing":
+            require_flag(f"{name}.{switch}", value)
 
 
 def refuse_signatures(part: object, base: type) -> None:
@@ -131,9 +129,8 @@ def seconds(part: object, hook: str, answer: object) -> float:
     if is_number(answer) and 0.0 <= (own := float(cast(SupportsFloat, answer))) <= LONGEST:
         return own
     name = f"{type(part).__name__}.{hook}"
-    raise AnswerError(
-        f"{name} gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}"
-    )
+    kind = PolicyError if isinstance(part, Policy) else AnswerError
+    raise kind(f"{name} gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}")
 
 
 def lines(part: object, hook: str, answer: object) -> list[str]:

@@ -108,7 +108,7 @@ FINITE = "must be a finite number"
 FLAG = "must be True or False"
 SWITCH = "must be true or false"
 SECONDS = "must be seconds, a number from 0 to 1e+09"
-GIVEN = "must be one of the"
+GIVEN = "must be one of the requests that it was given"
 REPLICA = (
     "must be one of the replicas that it was given, which may take prompts, a Refusal, or None"
 )
@@ -144,7 +144,7 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("policy", "rank_changes"): ("must be one of 'never', ", (None, "sometimes", [])),
     ("policy", "by_client"): (SWITCH, (None, "no", 1)),
     ("policy", "sorts_late"): (SWITCH, (None, "no", 1)),
-    ("policy", "displacing"): ("must be true, false or None", ("no", 1)),
+    ("policy", "displacing"): (SWITCH, ("no", 1)),
     ("policy", "rank"): (NUMBER, (*NUMBERS, (1, None), (1, nan), (1, "a"))),
     ("policy", "stale"): ("must be true, false, or requests", (*NUMBERS, 1, inf)),
     ("policy", "speed"): (FINITE, (*NUMBERS, inf, -inf)),
@@ -233,9 +233,9 @@ def served(
     def run(name: str, members: Mapping[str, Any]) -> Outcome:
         part = PARTS[name]
         if name not in configs:
-            words = ("experiment=single", "workload=fixed", "workload.requests=10")
-            words = (*words, "memory.blocks=70", "workload.arrivals=burst", *part.words)
-            config = compose("config", overrides=[*words, "server.max_model_len=1024"])
+            words = ["experiment=single", "workload=fixed", "workload.requests=10"]
+            words += ["memory.blocks=70", "workload.arrivals=burst", "server.max_model_len=1024"]
+            config = compose("config", overrides=[*words, *part.words])
             configs[name] = OmegaConf.to_container(config, resolve=True)
         config = deepcopy(configs[name])
         module: Any = ModuleType("mine")
