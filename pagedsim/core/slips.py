@@ -6,7 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import Signature, isdatadescriptor, signature
 from numbers import Real
-from typing import Final, SupportsFloat, cast, get_args
+from typing import Any, Final, SupportsFloat, cast, get_args
 
 from pagedsim.core.errors import (
     AnswerError,
@@ -54,7 +54,8 @@ def refuse_slips(policy: Policy) -> None:
 
 def _refuse_needs(policy: Policy) -> None:
     """Raise ConfigError for `needs` that do not exist, and for flags that are no flags."""
-    name, needs, known = type(policy).__name__, policy.needs, get_args(Need)
+    name, known = type(policy).__name__, get_args(Need)
+    needs: Any = policy.needs
     if not isinstance(needs, (tuple, list, frozenset, set)) or any(n not in known for n in needs):
         raise ConfigError(
             f"{name}.needs={printed(needs)}: must be a tuple of some of "
