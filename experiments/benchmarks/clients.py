@@ -15,7 +15,6 @@ with the model. TPOT is left out: guidellm counts the first token in it, vLLM an
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -27,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import urlopen
 
+from experiments.benchmarks.words import Parser, above_zero, at_least_one
 from experiments.child import listening
 
 MODEL = "llama-3.1-8b"
@@ -215,14 +215,14 @@ def _more(value: float, than: float) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print what each client sees beside what the server tells."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--guidellm", help="its program; without it, it is left out")
     parser.add_argument("--aiperf", help="the same")
     parser.add_argument("--endpoint", default="completions", help="or chat/completions")
-    parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--rate", type=float, default=0.5, help="requests/s")
-    parser.add_argument("--prompt", type=int, default=4096, help="tokens")
-    parser.add_argument("--output", type=int, default=64, help="tokens")
+    parser.add_argument("--requests", type=at_least_one, default=40)
+    parser.add_argument("--rate", type=above_zero, default=0.5, help="requests/s")
+    parser.add_argument("--prompt", type=at_least_one, default=4096, help="tokens")
+    parser.add_argument("--output", type=at_least_one, default=64, help="tokens")
     asked = parser.parse_args(words)
     load = Load(asked.requests, asked.rate, asked.prompt, asked.output)
     clients: list[tuple[str, Client, str | None]] = [

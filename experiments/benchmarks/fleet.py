@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.benchmarks.simulator import replica
+from experiments.benchmarks.words import Parser, above_zero, at_least_one
 from experiments.benchmarks.yardstick import timeout_seconds
 from pagedsim.build import make_memory, make_router, make_scheduler
 from pagedsim.fleet.member import Unit
@@ -90,10 +91,12 @@ def measure(router: str | None, replicas: int, requests: int, rate: float, one: 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--replicas", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=1_000_000, help="of the whole fleet")
-    parser.add_argument("--rate", type=float, default=13.0, help="requests/s of each replica")
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--replicas", type=at_least_one, default=64)
+    parser.add_argument(
+        "--requests", type=at_least_one, default=1_000_000, help="of the whole fleet"
+    )
+    parser.add_argument("--rate", type=above_zero, default=13.0, help="requests/s of each replica")
     parser.add_argument("--routers", nargs="+", choices=ROUTERS, default=ROUTERS)
     parser.add_argument("--line", nargs=3, metavar="WHAT", help=argparse.SUPPRESS)
     options = parser.parse_args()

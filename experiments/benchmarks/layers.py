@@ -14,7 +14,6 @@ code has no frames: what it does counts for whoever called it from Python, SimPy
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from collections import Counter
@@ -30,6 +29,7 @@ import simpy
 from pyarrow import parquet
 
 import pagedsim
+from experiments.benchmarks.words import Parser, at_least_one, existing
 from experiments.benchmarks.yardstick import timeout_seconds
 
 BETWEEN = 0.003
@@ -263,10 +263,12 @@ def _functions(name: str, case: Case, layer: str, most: int) -> Iterator[str]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens")
-    parser.add_argument("--requests", type=int, default=10_000, help="of each workload")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--trace", type=existing, help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens"
+    )
+    parser.add_argument("--requests", type=at_least_one, default=10_000, help="of each workload")
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--functions", type=int, default=0, help="the most expensive by layer")
     parser.add_argument("--only", nargs="+", choices=list(cases(None, 1)), help="of the commands")
     asked = parser.parse_args(words)

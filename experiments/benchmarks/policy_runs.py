@@ -11,13 +11,13 @@ keeps the prefix cache's blocks, or ranks by them, has one.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from experiments.benchmarks.policies import BASE, Crowd, arms
 from experiments.benchmarks.simulator import URGENT, Case, conversation, run, short
+from experiments.benchmarks.words import Parser, at_least_one, existing
 from experiments.benchmarks.yardstick import Cost, add
 from pagedsim.build import POLICIES
 from pagedsim.core import Policy
@@ -97,10 +97,12 @@ def times(costs: Mapping[str, Found], name: str) -> float:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print a line for each policy, and the most expensive compositions."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens")
-    parser.add_argument("--requests", type=int, default=2000, help="of each workload")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--trace", type=existing, help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens"
+    )
+    parser.add_argument("--requests", type=at_least_one, default=2000, help="of each workload")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.add_argument("--only", nargs="+", help="of the policies and compositions")
     parser.add_argument("--compositions", action="store_true", help="those of policies.py, too")
     asked = parser.parse_args(words)

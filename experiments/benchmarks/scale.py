@@ -9,7 +9,6 @@ Each line is from a process of its own; peak MB is the most memory that it had.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from experiments.benchmarks.simulator import Case, replica, run, short
+from experiments.benchmarks.words import Parser, at_least_one
 from experiments.benchmarks.yardstick import seconds, timeout_seconds
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.summary import summarise
@@ -72,9 +72,9 @@ def measure(load: str, requests: int) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     numbers = [1_000, 10_000, 100_000, 1_000_000]
-    parser.add_argument("--requests", type=int, nargs="+", default=numbers)
+    parser.add_argument("--requests", type=at_least_one, nargs="+", default=numbers)
     parser.add_argument("--load", choices=LOADS, help="only this one, in this process")
     options = parser.parse_args()
     if options.load:

@@ -9,7 +9,6 @@ lengths and rate.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -21,6 +20,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import conf
+from experiments.benchmarks.words import Parser, at_least_one, existing
 from experiments.benchmarks.yardstick import Cost, add
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy
@@ -144,10 +144,12 @@ def row(case: Case, workload: Workload, cost: Cost, steps: int) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens")
-    parser.add_argument("--requests", type=int, default=10_000, help="of each workload")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--trace", type=existing, help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens"
+    )
+    parser.add_argument("--requests", type=at_least_one, default=10_000, help="of each workload")
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     options = parser.parse_args()
     served = [
         (case, case.workload(), Cost([], [])) for case in cases(options.trace, options.requests)

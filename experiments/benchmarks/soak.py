@@ -11,7 +11,6 @@ block must be free. Other words go to `serve`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
@@ -23,6 +22,7 @@ from statistics import median
 
 from experiments.benchmarks.device import Plain
 from experiments.benchmarks.streams import opened
+from experiments.benchmarks.words import Parser, above_zero
 from experiments.child import listening
 
 CLIENTS = 48
@@ -36,8 +36,8 @@ yet is not resident."""
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what was served and how memory grew."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
-    parser.add_argument("--minutes", type=float, default=10)
+    parser = Parser(description=__doc__, formatter_class=Plain)
+    parser.add_argument("--minutes", type=above_zero, default=10)
     asked, others = parser.parse_known_args(arguments)
     words = ENGINE if "backend=engine" in others else SIM
     with listening(*words, *others) as child:

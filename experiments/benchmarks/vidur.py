@@ -15,7 +15,6 @@ without imports, files and settings; ours is with a record of each step and requ
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -27,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from experiments.benchmarks.simulator import conversation, run
+from experiments.benchmarks.words import Parser, at_least_one, existing
 from experiments.benchmarks.yardstick import Cost, add, timeout_seconds
 from pagedsim.run.compilation import built
 
@@ -107,12 +107,18 @@ def line(name: str, cost: Cost, requests: int, base: Cost | None) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--vidur", type=Path, required=True, help="a checkout of Vidur")
     parser.add_argument("--python", type=Path, required=True, help="the interpreter that runs it")
-    parser.add_argument("--trace", type=Path, required=True, help="its columns are Vidur's own")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--trace",
+        type=lambda text: Path(existing(text)),
+        required=True,
+        help="its columns are Vidur's own",
+    )
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     asked, more = parser.parse_known_args(words)
+    asked.trace = Path(asked.trace)
     for name in ("vidur/main.py", "data/profiling"):
         if not (asked.vidur / name).exists():
             parser.error(f"--vidur {asked.vidur}: no checkout of Vidur, it has no {name}")

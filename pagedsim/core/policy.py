@@ -218,10 +218,12 @@ def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
 def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
     """What its rank gains in a second, a finite number."""
     speed = policy.speed(request, state)
-    if not is_number(own := _own(speed)):
+    own: Any = _own(speed)
+    if not is_number(own):
         name = f"{type(policy).__name__}.speed"
         raise PolicyError(f"{name} gave {printed(speed)} for {request!r}: must be a finite number")
-    return own
+    finite: float = own
+    return finite
 
 
 def _plain_rank(policy: Policy, request: Request, rank: object) -> Rank:

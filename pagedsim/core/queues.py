@@ -180,7 +180,7 @@ class Queues(RankedPlaces):
         if not isinstance(victim, Request) or victim not in candidates:
             raise PolicyError(
                 f"{type(self.policy).__name__}.victim gave {printed(victim)}: must be one of the "
-                f"{len(candidates)} requests that it was given"
+                "requests that it was given"
             )
         return victim
 

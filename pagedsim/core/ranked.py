@@ -116,9 +116,13 @@ class RankedPlaces(Places):
                 self.mix_up()
                 if ranking is not None:
                     ranking.move(request)
-            elif request.state is State.WAITING and self.requests.get(request.id) is request:
+            elif request.state is State.WAITING and self._here(request):
                 self.waiting.move(request)
         return True
+
+    def _here(self, request: Request) -> bool:
+        """Whether a request is this server's own."""
+        return self.requests.get(request.id) is request
 
     def rank_running(self) -> None:
         """Put the batch in order of rank, where anything can have changed."""

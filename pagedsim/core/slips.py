@@ -6,7 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import Signature, isdatadescriptor, signature
 from numbers import Real
-from typing import Final, SupportsFloat, cast, get_args
+from typing import Any, Final, SupportsFloat, cast, get_args
 
 from pagedsim.core.errors import (
     AnswerError,
@@ -54,18 +54,17 @@ def refuse_slips(policy: Policy) -> None:
 
 def _refuse_needs(policy: Policy) -> None:
     """Raise ConfigError for `needs` that do not exist, and for flags that are no flags."""
-    name, needs, known = type(policy).__name__, policy.needs, get_args(Need)
+    name, known = type(policy).__name__, get_args(Need)
+    needs: Any = policy.needs
     if not isinstance(needs, (tuple, list, frozenset, set)) or any(n not in known for n in needs):
         raise ConfigError(
             f"{name}.needs={printed(needs)}: must be a tuple of some of "
             f"{', '.join(map(repr, known))}"
         )
-    for switch in ("by_client", "sorts_late"):
-        require_flag(f"{name}.{switch}", getattr(policy, switch))
-    if policy.displacing is not None and not isinstance(policy.displacing, bool):
-        raise ConfigError(
-            f"{name}.displacing={printed(policy.displacing)}: must be true, false or None"
-        )
+    for switch in ("by_client", "sorts_late", "displacing"):
+        value = getattr(policy, switch)
+        if value is not None or switch != "displacing":
+            require_flag(f"{name}.{switch}", value)
 
 
 def refuse_signatures(part: object, base: type) -> None:
@@ -131,9 +130,8 @@ def seconds(part: object, hook: str, answer: object) -> float:
     if is_number(answer) and 0.0 <= (own := float(cast(SupportsFloat, answer))) <= LONGEST:
         return own
     name = f"{type(part).__name__}.{hook}"
-    raise AnswerError(
-        f"{name} gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}"
-    )
+    kind = PolicyError if isinstance(part, Policy) else AnswerError
+    raise kind(f"{name} gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}")
 
 
 def lines(part: object, hook: str, answer: object) -> list[str]:

@@ -122,7 +122,8 @@ class Front:
                 "by holds = True"
             )
         if isinstance(answer, Refusal):
-            if not (isinstance(answer.reason, str) and answer.reason):
+            why: object = answer.reason
+            if not (isinstance(why, str) and why):
                 name = f"{type(self.router).__name__}.route"
                 raise AnswerError(
                     f"{name} gave {printed(answer)}: its reason must be a text that says why"

@@ -115,7 +115,8 @@ def _owner(parts: Sequence[_Part], code: CodeType) -> _Part | None:
     there = [part for part in parts if code.co_filename in part.files]
     kind = code.co_qualname.rpartition(".")[0]
     of_class = [part for part in there if part.classes.get(kind) == code.co_filename]
-    return (of_class or there or [None])[-1]
+    found = of_class or there
+    return found[-1] if found else None
 
 
 def _within(

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.errors import AnswerError, printed, require_number, require_whole
 from pagedsim.workload.limits import LONGEST
 from pagedsim.workload.streams import stream
 from pagedsim.workload.workload import Workload
@@ -30,11 +30,27 @@ class Predictor(ABC):
 
     def applied(self, workload: Workload, seed: int) -> Workload:
         """The workload with guesses and, where they are drawn, a line that says how good."""
-        guess = self.guesses(workload.output_len, stream(seed, "predictions"))
+        answer = self.guesses(workload.output_len, stream(seed, "predictions"))
+        guess = self._checked(answer, len(workload.output_len))
         if not self.drawn:
             return replace(workload, predicted_len=guess)
         told = (*workload.notices, _told(workload.output_len, guess))
         return replace(workload, predicted_len=guess, notices=told, drawn=True)
+
+    def _checked(self, answer: object, count: int) -> Floats:
+        """The guesses as numbers; AnswerError unless they are one for each answer, above 0, or NaN
+        where there is none."""
+        try:
+            guess = np.asarray(answer)
+        except ValueError:  # rows of unlike lengths
+            guess = np.empty(0)
+        numbers = guess.dtype.kind in "iuf" and guess.shape == (count,)
+        if numbers and not ((guess <= 0) | np.isinf(guess)).any():
+            return guess.astype(np.float64, copy=False)
+        raise AnswerError(
+            f"{type(self).__name__}.guesses gave {printed(answer)}: must be an array of {count} "
+            "finite numbers of tokens above 0, NaN where there is no guess"
+        )
 
     @abstractmethod
     def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:

@@ -202,7 +202,9 @@ def test_seconds_are_seconds() -> None:
         def lingers(self, request: Request, state: ServerState) -> float:
             return -1.0
 
-    with pytest.raises(PolicyError, match=r"Slip.lingers gave -1.0: must be seconds of at least 0"):
+    with pytest.raises(
+        PolicyError, match=r"Slip.lingers gave -1.0: must be seconds, a number from 0"
+    ):
         asked(scheduler(Slip()), (0.0, CHAT, 2, "a"))
 
 

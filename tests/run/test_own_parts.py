@@ -27,6 +27,7 @@ from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job, Outcome, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.sim.cost import CostModel
+from pagedsim.workload.predictor import Oracle, Predictor
 from policies.preemption import Recompute
 from policies.routing.router import Move, Refusal, Router
 
@@ -92,6 +93,7 @@ PARTS = {
     "policy": Part("policy", Policy, Timed, ("memory=prefix", "preemption=swap")),
     "preemption": Part("preemption", Preemption, Recompute, ("memory.cpu_blocks=50",)),
     "router": Part("router", Router, First, ("fleet.replicas=2",)),
+    "predictor": Part("predictor", Predictor, Oracle),
     "cost": Part("cost", CostModel, Plain, ("preemption=cheapest",)),
 }
 
@@ -106,7 +108,7 @@ FINITE = "must be a finite number"
 FLAG = "must be True or False"
 SWITCH = "must be true or false"
 SECONDS = "must be seconds, a number from 0 to 1e+09"
-GIVEN = "must be one of the"
+GIVEN = "must be one of the requests that it was given"
 REPLICA = (
     "must be one of the replicas that it was given, which may take prompts, a Refusal, or None"
 )
@@ -142,7 +144,7 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("policy", "rank_changes"): ("must be one of 'never', ", (None, "sometimes", [])),
     ("policy", "by_client"): (SWITCH, (None, "no", 1)),
     ("policy", "sorts_late"): (SWITCH, (None, "no", 1)),
-    ("policy", "displacing"): ("must be true, false or None", ("no", 1)),
+    ("policy", "displacing"): (SWITCH, ("no", 1)),
     ("policy", "rank"): (NUMBER, (*NUMBERS, (1, None), (1, nan), (1, "a"))),
     ("policy", "stale"): ("must be true, false, or requests", (*NUMBERS, 1, inf)),
     ("policy", "speed"): (FINITE, (*NUMBERS, inf, -inf)),
@@ -166,6 +168,12 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("router", "route"): (REPLICA, (nan, 0, "replica-0", Refusal, object(), np.array([1, 2]))),
     ("router", "observe"): FREE,
     ("router", "migrate"): (MOVES, (None, 3, "ab", [None], [Move(STRANGER, 0, 1)])),  # type: ignore[arg-type]
+    ("predictor", "drawn"): FREE,
+    ("predictor", "applied"): FREE,
+    ("predictor", "guesses"): (
+        "must be an array of 10 finite numbers of tokens above 0",
+        (*NUMBERS, True, np.full(10, -1.0), np.zeros(10), np.full(10, inf), ["a"] * 10, [5] * 3),
+    ),
     ("cost", "by_totals"): (SWITCH, (None, "no", 1)),
     ("cost", "server_seconds"): ("must be a number from 0 to 1e+09", WRONG[:8]),
     ("cost", "notices"): (TEXTS, (None, "text", [1])),
@@ -184,6 +192,7 @@ FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("policy", "admit"): (1, np.int64(1), np.bool_(True)),
     ("policy", "displaces"): (0, np.bool_(False)),
     ("policy", "lingers"): (0, np.float32(0.5), np.int64(1)),
+    ("predictor", "guesses"): ([5] * 10, np.full(10, 5, np.int32), np.full(10, nan)),
     ("cost", "step_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
     ("cost", "decode_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
     ("cost", "swap_seconds"): (0, np.float32(0.01)),
@@ -224,9 +233,9 @@ def served(
     def run(name: str, members: Mapping[str, Any]) -> Outcome:
         part = PARTS[name]
         if name not in configs:
-            words = ("experiment=single", "workload=fixed", "workload.requests=10")
-            words = (*words, "memory.blocks=70", "workload.arrivals=burst", *part.words)
-            config = compose("config", overrides=[*words, "server.max_model_len=1024"])
+            words = ["experiment=single", "workload=fixed", "workload.requests=10"]
+            words += ["memory.blocks=70", "workload.arrivals=burst", "server.max_model_len=1024"]
+            config = compose("config", overrides=[*words, *part.words])
             configs[name] = OmegaConf.to_container(config, resolve=True)
         config = deepcopy(configs[name])
         module: Any = ModuleType("mine")

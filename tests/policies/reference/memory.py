@@ -67,16 +67,23 @@ class PastFuture(Around):
 
 
 class LongestPrefix(Logged):
-    """The longest cached prefix first; a beginning that two wait for is computed once."""
+    """The longest cached prefix first; a beginning that two wait for is computed once.
+
+    Whether too many wait for that is found out once a step, at its beginning.
+    """
 
     short = 32
 
     def __init__(self, most: int = 128) -> None:
         super().__init__()
         self.most = most
+        self.many = (-1, False)
+        """A step, and whether more waited when it was first asked about in it."""
 
     def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
-        if state.waiting > self.most:
+        if self.many[0] != state.step:
+            self.many = state.step, state.waiting > self.most
+        if self.many[1]:
             return (0, 0)
         return (self.shares(request, state), -state.cached_tokens(request))
 
