@@ -92,7 +92,7 @@ def herd_of_two(load: float, staleness: float) -> float:
 @pytest.mark.parametrize(
     ("load", "staleness", "count", "width"),
     [
-        (0.5, 2.0, 1000, 0.2),
+        (0.5, 2.0, 2000, 0.2),
         (0.7, 10.0, 1500, 0.2),
         pytest.param(0.7, 0.5, 20_000, 0.06, marks=pytest.mark.slow),
         pytest.param(0.8, 3.0, 20_000, 0.06, marks=pytest.mark.slow),
