@@ -17,7 +17,8 @@ class HRRN(Policy):
     displacing = False
 
     def __init__(self) -> None:
-        self._cached = 0  # changes of the cache that ranks know of
+        self._changes = 0  # of the cache that ranks know of
+        self._cached: dict[Request, int] = {}  # tokens of each since then
 
     def rank(self, request: Request, state: ServerState) -> float:
         assert request.arrival is not None
@@ -27,8 +28,16 @@ class HRRN(Policy):
         return -1 / self._left(request, state)
 
     def _left(self, request: Request, state: ServerState) -> int:
-        return request.num_tokens - state.cached_tokens(request)
+        if not self._changes:
+            return request.num_tokens - state.cached_tokens(request)
+        # A rank is the same throughout a step, whatever is admitted or evicted in it.
+        if (cached := self._cached.get(request)) is None:
+            cached = self._cached[request] = state.cached_tokens(request)
+        return request.num_tokens - cached
 
     def stale(self, state: ServerState) -> bool:
-        known, self._cached = self._cached, state.cache_changes
-        return known != self._cached
+        known, self._changes = self._changes, state.cache_changes
+        if known == self._changes:
+            return False
+        self._cached.clear()
+        return True

@@ -125,7 +125,7 @@ class Watcher(Recorder):
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         super().step(plan, start, end, scheduler)
-        self.plans.append((plan, plan.decodes))
+        self.plans.append((plan, tuple(plan.decodes)))
 
 
 def outcome(case: Simulation, *, step_by_step: bool = False) -> list[object]:
@@ -141,12 +141,12 @@ def outcome(case: Simulation, *, step_by_step: bool = False) -> list[object]:
         if case.fleet is None:
             (one,) = schedulers
             tiers = _tiers(one)
-            simulate(one, Load(case), costs, recorder, way=case.way, tiers=tiers, **how)  # type: ignore[arg-type]
+            simulate(one, Load(case), costs, recorder, way=case.way, tiers=tiers, **how)
             tables = [recorder.requests_table(), recorder.steps_table()]
         else:
             _, seen = whole(
                 schedulers,
-                Load(case),  # type: ignore[arg-type]
+                Load(case),
                 make_router(case.fleet.router),
                 costs,
                 case.fleet.roles,
@@ -162,7 +162,7 @@ def outcome(case: Simulation, *, step_by_step: bool = False) -> list[object]:
         return [type(error).__name__, str(error)]
     if isinstance(recorder, Watcher):
         for plan, decodes in recorder.plans:
-            assert plan.decodes == decodes, "a plan of which decodes changed afterwards"
+            assert tuple(plan.decodes) == decodes, "a plan of which decodes changed afterwards"
     return [content(table) for table in tables]
 
 
@@ -251,7 +251,7 @@ QUIET = settings(
 )
 
 
-def draw(count: int, first: int, look: Callable[[Simulation], object]) -> None:
+def draw(count: int, first: int, look: Callable[[Simulation], None]) -> None:
     """Show `look` so many simulations, the same for the same `first` seed."""
     drawn = settings(QUIET, max_examples=count, phases=[Phase.generate])
     seed(first)(drawn(given(simulations())(look)))()

@@ -24,15 +24,9 @@ class DriftingQueue(RankedQueue):
     """
 
     def __init__(
-        self,
-        order: Order,
-        speed: Callable[[Request], float],
-        now: Callable[[], float],
-        refresh: Callable[[], object] = lambda: None,
+        self, order: Order, speed: Callable[[Request], float], now: Callable[[], float]
     ) -> None:
-        """`refresh` calls `expire` or `move` if ranks have changed otherwise than with the time."""
         super().__init__(order)
-        self._refresh = refresh
         self._speed = speed
         self._now = now
         self._speeds: dict[Request, float] = {}
@@ -77,7 +71,6 @@ class DriftingQueue(RankedQueue):
             self._first, self._runners, self._until = None, [], -inf
 
     def arrange(self) -> None:
-        self._refresh()  # since few are ranked anew, none may have changed unnoticed
         now = self._now()
         if self and now != self._at and now >= self._until:
             self._look(now)

@@ -49,7 +49,7 @@ class RankedPlaces(Places):
             return LateQueue(self.order)
         if self.policy.rank_changes == "with time":
             speed = partial(speed_of, self.policy, self.state)
-            return DriftingQueue(self.order, speed, lambda: self.now, self._expire_stale)
+            return DriftingQueue(self.order, speed, lambda: self.now)
         return RankedQueue(self.order)
 
     def refuse_mixed_ranks(self, newcomer: Request | None = None) -> None:
@@ -78,9 +78,6 @@ class RankedPlaces(Places):
         if self._asked_in == self.step:
             return False
         self._asked_in = self.step
-        return self._expire_stale()
-
-    def _expire_stale(self) -> bool:
         stale = self._stale()
         if stale is True:
             self._expire_all()

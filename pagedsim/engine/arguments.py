@@ -38,10 +38,9 @@ class Arguments:
     Qwen2 and Qwen3. auto: native where it can be."""
     enforce_eager: bool = False
     """Launch every kernel of every step anew, without CUDA graphs."""
-    num_threads: int | None = None
-    """Threads of a CPU, shared by the ranks. None: one, or as many as the environment variable
-    OMP_NUM_THREADS says. More help a large model where nothing else runs; beside other work they
-    wait for each other in every product."""
+    num_threads: int = 1
+    """Threads of a CPU, shared by the ranks. More help a large model where nothing else runs;
+    beside other work they wait for each other in every product."""
     seed: int = 0
     """For sampling where a request has none of its own, and for random weights."""
     server: ServerSpec = field(default_factory=ServerSpec)
@@ -60,8 +59,7 @@ class Arguments:
             if (size := getattr(self.server, name)) > 1:
                 raise ConfigError(f"{name}={size}: must be 1; the engine has tensor_parallel alone")
         require_whole("seed", self.seed, 0, 2**63 - 1)
-        if self.num_threads is not None:
-            require_whole("num_threads", self.num_threads, 1, MOST_THREADS)
+        require_whole("num_threads", self.num_threads, 1, MOST_THREADS)
         require_flag("enforce_eager", self.enforce_eager)
 
     @classmethod

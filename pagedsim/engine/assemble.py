@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass, replace
 from typing import Any
@@ -209,12 +208,6 @@ def _allocated(server: ServerSpec, shape: CacheShape, device: torch.device) -> C
     knobs = f"lower blocks={server.blocks} or gpu_memory_utilization"
     with in_memory(f"no room for {server.blocks} blocks", device, knobs):
         return Cache(shape, server.blocks, server.cpu_blocks, device)
-
-
-def use_threads(count: int | None) -> None:
-    """Have torch compute on so many threads of the CPU; None: `Arguments.num_threads` says."""
-    if count is not None or not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(count or 1)
 
 
 def device_of(name: str) -> torch.device:

@@ -10,7 +10,6 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pagedsim.core import (
@@ -23,7 +22,7 @@ from pagedsim.core import (
 )
 from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.arguments import Arguments
-from pagedsim.engine.assemble import assemble, device_of, use_threads
+from pagedsim.engine.assemble import assemble, device_of
 from pagedsim.engine.engine_args import EngineArgs
 from pagedsim.engine.flight import Flight
 from pagedsim.engine.interrupt import uninterrupted
@@ -34,6 +33,7 @@ from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.sampler import Sampler
 from pagedsim.engine.sequence import Group, make_group
 from pagedsim.engine.step_inputs import StepInputs, samplers_of
+from pagedsim.engine.threads import THREADS
 from pagedsim.engine.vllm_names import vllm_errors
 
 log = logging.getLogger(__name__)
@@ -76,11 +76,14 @@ class LLMEngine:
         `clock` gives the time in seconds; what the engine reports is counted from now.
         """
         self.arguments = arguments = arguments or Arguments.of(**settings)
-        self._threads = torch.get_num_threads()
-        if device_of(arguments.device).type == "cpu":
-            use_threads(arguments.num_threads)
-        self._own_threads = torch.get_num_threads()
-        parts = assemble(arguments)
+        self._threaded = device_of(arguments.device).type == "cpu"
+        if self._threaded:
+            THREADS.take(arguments.num_threads)
+        try:
+            parts = assemble(arguments)
+        except BaseException:
+            self._give_threads_back()
+            raise
         self.model, self.tokenizer = parts.model, parts.tokenizer
         self.server = parts.server
         self.scheduler, self.runner = parts.scheduler, parts.runner
@@ -129,14 +132,18 @@ class LLMEngine:
         """End what runs elsewhere for this engine; it serves nobody afterwards.
 
         Where a model is shared by several processes they end with this, or else when the engine is
-        not used any more. A model that was loaded before stays, for its next engine. Torch has as
-        many threads as before, unless that was changed since.
+        not used any more. A model that was loaded before stays, for its next engine. After the last
+        engine torch has as many threads as before the first.
         """
         self.runner.close()
-        if torch.get_num_threads() == self._own_threads:
-            torch.set_num_threads(self._threads)
+        self._give_threads_back()
         if not isinstance(self.arguments.model, LoadedModel):
             self.model.close()
+
+    def _give_threads_back(self) -> None:
+        if self._threaded:
+            self._threaded = False
+            THREADS.give_back()
 
     def check_progress(self) -> None:
         """Raise PagedsimError if requests are left that nothing can be done for."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
-from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -86,7 +85,7 @@ def failures_of(settings: Any, replicas: int) -> Failures | None:
     for index, mine in outages.items():
         mine.sort()
         for (at, seconds), (following, _) in pairwise(mine):
-            if following < at + seconds:
+            if _after(following) < at + seconds:
                 raise ConfigError(
                     f"failures: replica {index} dies at {following:g} s, and is down from {at:g} "
                     f"to {at + seconds:g} s: its outages must not overlap"
@@ -105,16 +104,21 @@ def _named(where: str, settings: Any, replicas: int) -> tuple[int, Outage]:
 
 def _joined(outages: Iterator[Outage]) -> Iterator[Outage]:
     """The same outages, those that follow each other without a pause as one."""
-    begin = seconds = -inf
-    for at, more in outages:
-        if at == begin + seconds:
-            seconds += more
-            continue
-        if begin >= 0:
-            yield begin, seconds
-        begin, seconds = at, more
-    if begin >= 0:
-        yield begin, seconds
+    one: Outage | None = None
+    for at, seconds in outages:
+        if one is None or at > _after(sum(one)):
+            if one is not None:
+                yield one
+            one = (at, seconds)
+        else:
+            one = (one[0], at + seconds - one[0])
+    if one is not None:
+        yield one
+
+
+def _after(end: float) -> float:
+    """Up to when an outage begins together with the end of another, as far as numbers are exact."""
+    return end * (1 + 1e-9)
 
 
 def fail(front: Front, failures: Failures, seed: int) -> None:

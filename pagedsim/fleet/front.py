@@ -180,19 +180,19 @@ class Front:
     def _checked(self, moves: Any) -> Sequence[Move]:
         """Moves of running requests between replicas of ours; who has stopped running stays."""
 
-        def known(end: object) -> bool:
-            return isinstance(end, Seen) and end in self._views
+        def fine(move: object) -> bool:
+            if not isinstance(move, Move) or not isinstance(move.request, Request):
+                return False
+            source, target = move.source, move.target
+            known = isinstance(source, Seen) and source in self._views
+            return known and isinstance(target, Seen) and self._takes(target, "decode")
 
-        fine = isinstance(moves, Sequence) and all(isinstance(one, Move) for one in moves)
-        if fine and all(
-            known(one.source) and known(one.target) and isinstance(one.request, Request)
-            for one in moves
-        ):
+        if isinstance(moves, Sequence) and all(map(fine, moves)):
             checked: Sequence[Move] = moves
             return checked
         raise AnswerError(
             f"{type(self.router).__name__}.migrate gave {printed(moves)}: must be a list of "
-            "Move(request, source, target), a request with two of the replicas that it was given"
+            "Move(request, source, target), a request and two of the replicas that it was given"
         )
 
     @property
@@ -315,6 +315,8 @@ class Front:
         if self.handover is not None:
             gone, recomputed = self.handover.lose(member)
             lost += gone
+            for request in (*lost, *recomputed):
+                self.handover.journeys.pop(request.id, None)
         self.retries.update(request.id for request in (*lost, *recomputed))
         again = [*(request.afresh() for request in lost), *recomputed]
         jobs = [(request, self.output_len(request)) for request in again]

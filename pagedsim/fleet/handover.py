@@ -257,7 +257,10 @@ class Handover:
             self._cut(way)
             if way.decodes:
                 continue  # at the source, if that is alive
-            self.front.lost_at(way.target, request)
+            if not way.moves or source is None:
+                self.front.lost_at(way.target, request)
+            elif source is member:
+                self.front.lost_at(member, request)
             if source is None or source is member:
                 lost.append(request)
             elif way.moves:
@@ -305,7 +308,7 @@ class Handover:
         way.left, way.decodes = self.environment.now, False
         source.scheduler.part(request, way.left)
         source.account.went(request)
-        if target.scheduler.reserve(request, way.left):
+        if self._has_room(way):
             tokens = target.scheduler.parcel(request, carried).tokens
             if (yield from self._send(way, tokens)):
                 yield from self._arrive(way)
@@ -330,11 +333,7 @@ class Handover:
         assert source is not None
         carried = 0
         for stage in range(STAGES):
-            try:
-                room = target.scheduler.reserve(request, self.environment.now)
-            except RequestError:
-                return 0
-            if not room:
+            if not self._has_room(way):
                 return 0
             parcel = target.scheduler.parcel(request, carried)
             if stage == STAGES - 1 or (stage and parcel.blocks <= LAST_BLOCKS):
@@ -346,6 +345,13 @@ class Handover:
             if not self._decodes(request, source):
                 return 0
         return carried
+
+    def _has_room(self, way: Way) -> bool:
+        """Whether the target reserves memory for all that a request has by now."""
+        try:
+            return way.target.scheduler.reserve(way.request, self.environment.now)
+        except RequestError:  # it is as long as it can be there
+            return False
 
     def _give_up(self, way: Way) -> None:
         """The target holds nothing for the request any more, and expects it no more."""

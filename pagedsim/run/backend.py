@@ -12,7 +12,7 @@ import pyarrow as pa
 from pagedsim.core import ConfigError, RequestId, Scheduler
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN
-from pagedsim.run.objects import make
+from pagedsim.run.objects import draws, make
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Predictor, Workload
 
@@ -25,6 +25,11 @@ class Stage(ABC):
     scheduler: Scheduler
     ours: ClassVar[bool] = True
     """Whether there is that scheduler; else the server is elsewhere, and nobody looks into it."""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether its seed has a part in what it does to a given workload."""
+        return self.ours and draws(self.scheduler.policy)
 
     @abstractmethod
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:

@@ -88,7 +88,8 @@ def _parts(config: Mapping[str, Any]) -> Iterator[_Part]:
         except PagedsimError:
             continue  # it was never made
         kinds = [made, *(kind for kind in getattr(made, "__mro__", ()) if _foreign(kind))]
-        files = {kind.__qualname__: _file(kind) for kind in kinds if _file(kind)}
+        names = {getattr(kind, "__qualname__", ""): _file(kind) for kind in kinds}
+        files = {name: file for name, file in names.items() if name and file}
         yield _Part(f"{setting}={path}", files)
 
 
@@ -107,7 +108,7 @@ def _foreign(kind: type) -> bool:
 
 
 def _file(made: Any) -> str:
-    return getattr(sys.modules.get(made.__module__), "__file__", None) or ""
+    return getattr(sys.modules.get(str(getattr(made, "__module__", ""))), "__file__", None) or ""
 
 
 def _owner(parts: Sequence[_Part], code: CodeType) -> _Part | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pagedsim.core import ConfigError, RequestId
+from pagedsim.fleet.failures import Drawn
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.member import Unit
 from pagedsim.fleet.simulate import simulate_fleet
@@ -19,6 +20,7 @@ from pagedsim.metrics.recorder import Lane
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN, Span
 from pagedsim.run.backend import Settings, Stage
+from pagedsim.run.objects import draws
 from pagedsim.run.simulation import Simulation
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Workload
@@ -64,6 +66,13 @@ class FleetStage(Stage):
             if not place.simulation.cost.by_totals:
                 raise ConfigError("cost: times of recorded steps are one server's, not a fleet's")
         self._refuse_misfits()
+
+    @property
+    def drawn(self) -> bool:
+        failing = isinstance(self.spec.dying, Drawn)
+        lossy = self.spec.link is not None and self.spec.link.failure_rate > 0
+        policies = [place.simulation.scheduler.policy for place in self.places]
+        return failing or lossy or any(map(draws, (self.router, *policies)))
 
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for who could not hand over, or take over, what it has to."""

@@ -53,12 +53,12 @@ def give_back() -> None:
 
 
 @contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """So many threads for what a CPU computes; None: as many as there are."""
+def threads(count: int) -> Iterator[None]:
+    """So many threads for what a CPU computes."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
 
-from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.core import Around, ConfigError, PagedsimError
 from pagedsim.core.errors import is_whole, refuse_settings, unknown
 from pagedsim.core.slips import refuse_signatures
 
@@ -73,20 +73,25 @@ def takes(target: str, name: str) -> bool:
 
 def seeded(settings: Any, seed: int) -> Any:
     """The settings of a part, with the run's `seed` added to its own if it draws at random."""
-    if not draws(settings):
+    if not isinstance(settings, Mapping) or not settings.get("_target_"):
         return settings
-    own = settings.get("seed", 0)
+    try:
+        default = signature(locate(str(settings["_target_"]))).parameters["seed"].default
+    except (PagedsimError, KeyError, ValueError, TypeError):  # `make` says what is wrong
+        return settings
+    own = settings.get("seed", default)
     return {**settings, "seed": own + seed} if is_whole(own) and own >= 0 else settings
 
 
-def draws(settings: Any) -> bool:
-    """Whether the class of a part takes a `seed`, so that it draws at random."""
-    if not isinstance(settings, Mapping) or not settings.get("_target_"):
-        return False
-    try:
-        return takes(str(settings["_target_"]), "seed")
-    except (PagedsimError, ValueError, TypeError):  # `make` says what is wrong
-        return False
+def draws(part: object) -> bool:
+    """Whether a policy or router, or one inside it, takes a `seed` to draw at random."""
+    while True:
+        with suppress(ValueError):  # of compiled classes some have no signature
+            if "seed" in signature(type(part)).parameters:
+                return True
+        if not isinstance(part, Around):
+            return False
+        part = part.of
 
 
 def locate(path: str) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pagedsim.core import ConfigError, Scheduler
@@ -11,7 +10,7 @@ from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.slo import Slo, refuse_strangers, slo_of
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.needs import refuse_unmet
-from pagedsim.run.objects import draws, make
+from pagedsim.run.objects import make
 from pagedsim.run.server import policy_of
 from pagedsim.workload import Workload
 
@@ -48,17 +47,7 @@ def build(config: Settings, seed: int, workload: Workload | None = None) -> Part
         refuse_unmet(policy_of(config["policy"]), workload)
     if slo is not None:
         refuse_strangers(slo, workload.clients)
-    return Parts(workload, stage, slo, reader, workload.drawn or _draws(config))
-
-
-def _draws(config: Settings) -> bool:
-    """Whether a run is random beyond its workload: a policy, a router, links, or what fails."""
-    fleet = config.get("fleet") or {}
-    parts = [config.get("router"), policy := config.get("policy")]
-    while isinstance(policy, Mapping):
-        parts.append(policy := policy.get("of"))
-    failing = fleet.get("failures") or (fleet.get("link") or {}).get("failure_rate")
-    return bool(failing) or any(map(draws, parts))
+    return Parts(workload, stage, slo, reader, workload.drawn or stage.drawn)
 
 
 def refuse_fleet(config: Settings, why: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pagedsim.build import inner_policy, make_policy
+from pagedsim.build import inner_policy, make_policy, policies
 from pagedsim.core import Batching, ConfigError, Policy, Preemption
 from pagedsim.run.backend import Settings
 from pagedsim.run.objects import make, said_of, seeded, takes
@@ -63,7 +63,10 @@ def _inside(where: str, settings: Mapping[str, Any], seed: int) -> Policy:
     with said_of(where, said):
         of = said.get("of")
         if isinstance(of, str):
-            said["of"] = inner_policy(of)
+            inner_policy(of)  # says what is wrong with it
+            path = policies().get(of)
+            target = of if path is None else f"{path.__module__}.{path.__qualname__}"
+            said["of"] = _inside(f"{where}.of", {"_target_": target}, seed)
         elif isinstance(of, Mapping) and "_target_" in of:
             said["of"] = _inside(f"{where}.of", of, seed)
         return make(where, said, Policy)

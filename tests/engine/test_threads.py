@@ -16,26 +16,34 @@ from pagedsim.run.serving import Engine
 
 
 @pytest.fixture(autouse=True)
-def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Torch has three, and the environment says nothing."""
+def three() -> Iterator[None]:
+    """Torch has three."""
     before = torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("settings", "said", "wanted"), [
-    ({}, None, 1), ({"num_threads": 2}, None, 2), ({}, "3", 3), ({"num_threads": 2}, "3", 2),
-])  # fmt: skip
-def test_one_thread_unless_others_are_asked_for(
-    settings: dict[str, Any], said: str | None, wanted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if said:
-        monkeypatch.setenv("OMP_NUM_THREADS", said)
+@pytest.mark.parametrize(("settings", "wanted"), [({}, 1), ({"num_threads": 2}, 2)])
+def test_one_thread_unless_others_are_asked_for(settings: dict[str, Any], wanted: int) -> None:
     llm = LLM("tiny", device="cpu", **settings)
     assert torch.get_num_threads() == wanted
     llm.close()
+    assert torch.get_num_threads() == 3
+
+
+def test_the_last_engine_that_is_closed_gives_the_threads_back() -> None:
+    first, second = LLMEngine(device="cpu"), LLMEngine(device="cpu")
+    first.close()
+    first.close()
+    assert torch.get_num_threads() == 1
+    second.close()
+    assert torch.get_num_threads() == 3
+
+
+def test_an_engine_that_cannot_be_made_leaves_the_threads_alone() -> None:
+    with pytest.raises(ConfigError):
+        LLMEngine(model="/nonexistent", device="cpu")
     assert torch.get_num_threads() == 3
 
 

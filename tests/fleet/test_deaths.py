@@ -12,6 +12,7 @@ import pytest
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
+from pagedsim.core.errors import AnswerError
 from pagedsim.fleet.failures import Named, Outage
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.link import Network
@@ -189,6 +190,81 @@ def test_a_source_that_dies_while_a_request_moves_takes_it_along(at: float) -> N
 def test_a_source_that_dies_after_a_move_takes_nothing_along() -> None:
     front, [row] = served({0: [(3.5, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
     assert (row["replica"], front.retries[0], row["finished"]) == (1, 0, 8.125)
+
+
+def test_a_move_that_was_lost_leaves_no_journey() -> None:
+    """It boards at 3.125, and the replica to which it moved dies at 4."""
+    front, [row] = served({1: [(4.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (row["replica"], front.retries[0], row["finished"]) == (0, 1, 12.0)
+    assert front.handover is not None and not front.handover.journeys
+
+
+class WatchedMoves(Moves):
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, str, int]] = []
+
+    def observe(self, event: Event) -> None:
+        self.seen.append((event.now, type(event).__name__, event.replica.index))
+
+
+@pytest.mark.parametrize(("dies", "seen"), [
+    (1, [(0.0, "Placed", 0), (8.05, "Left", 0)]),
+    (0, [(0.0, "Placed", 0), (3.05, "Left", 0), (3.05, "Placed", 1), (11.05, "Left", 1)]),
+])  # fmt: skip
+def test_a_router_observes_where_a_request_that_moves_is_lost(
+    dies: int, seen: list[tuple[float, str, int]]
+) -> None:
+    """At 3.05 it has parted, and its last tokens are on their way."""
+    router = WatchedMoves()
+    served({dies: [(3.05, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=router)
+    assert [(round(at, 9), what, where) for at, what, where in router.seen] == seen
+
+
+@pytest.mark.parametrize("longest", [6, 7, 9, 10])
+def test_a_request_that_outgrows_its_target_while_it_moves_goes_on(longest: int) -> None:
+    """At its source to the end, or at the target as long as it can be there."""
+    schedulers = [scheduler(), scheduler(max_model_len=longest)]
+    settings: dict[str, Any] = {"token_bytes": 1.0, "network": NETWORK}
+    jobs = Jobs([(0.0, 4, 8)])
+    _, recorder = whole(schedulers, jobs, Often(), Constant(), BOTH, **settings)
+    [row] = recorder.requests_table().to_pylist()
+    assert (row["state"], row["output_tokens"]) == (
+        "finished",
+        longest - 4 if row["replica"] else 8,
+    )
+
+
+class Often(Moves):
+    migrates_every = 1.25
+
+    def migrate(self, replicas: Replicas, now: float) -> list[Move]:
+        return [Move(one, replicas[0], replicas[1]) for one in replicas[0].batch]
+
+
+def test_a_router_cannot_move_a_request_to_a_replica_that_is_down() -> None:
+    class Faithful(Moves):
+        """To the replica that it saw first."""
+
+        seen: Replicas | None = None
+
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+            self.seen = self.seen or list(replicas)  # type: ignore[assignment]
+            return replicas[0]
+
+        def migrate(self, replicas: Replicas, now: float) -> list[Move]:
+            assert self.seen is not None
+            return [Move(one, self.seen[0], self.seen[1]) for one in replicas[0].batch]
+
+    with pytest.raises(AnswerError, match=r"Faithful.migrate gave .*: must be a list of Move"):
+        served({1: [(1.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Faithful())
+
+
+def test_what_is_sent_again_goes_in_the_order_in_which_it_could_first_have_gone() -> None:
+    """Replica 1 dies at 2.25 with request 0 on its way and request 1 waiting; 2 takes them."""
+    schedulers = [scheduler(), scheduler(blocks=4), scheduler(max_seqs=1)]
+    rows = [(0.0, 8, 3), (0.5, 8, 3)]
+    _, [one, other] = served({1: [(1.5, 20.0)]}, rows, schedulers, router=First())
+    assert one["finished"] < other["finished"]
 
 
 def test_lost_requests_go_before_those_that_came_after_them() -> None:

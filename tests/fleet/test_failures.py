@@ -71,6 +71,16 @@ def test_outages_back_to_back_are_one() -> None:
     assert front.roster.down() == [[(1.5, 6.0)]]
 
 
+def test_outages_back_to_back_are_one_in_any_numbers() -> None:
+    """0.1 + 0.2 is not 0.3 as numbers are kept."""
+    for rows in ([(0.1, 0.1), (0.2, 1.0), (1.2, 1.0)], [(0.1, 0.2), (0.3, 0.4)]):
+        settings = [{"replica": 0, "at": at, "for": seconds} for at, seconds in rows]
+        made = failures_of(settings, 1)
+        jobs = Jobs([(0.0, 3, 4)])
+        front, _ = whole([scheduler()], jobs, RoundRobin(), Constant(), failures=made)
+        assert front.retries[0] == 1 and len(front.roster.down()[0]) == 1
+
+
 def test_a_router_cannot_name_a_replica_that_is_down() -> None:
     class Faithful(Router):
         """The replica that it saw first."""

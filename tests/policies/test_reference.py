@@ -204,7 +204,7 @@ def decisions(
         reject()
     how: dict[str, Any] = {"overlap": case.overlap, "fast_forward": not slow}
     if case.fleet is None:
-        simulate(made[0], Named(case), Affine(block=3e-4), Recorder(), **how)  # type: ignore[arg-type]
+        simulate(made[0], Named(case), Affine(block=3e-4), Recorder(), **how)
     else:
         whole(
             made,

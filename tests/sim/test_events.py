@@ -43,7 +43,7 @@ def observed(case: Simulation) -> list[Event]:
         assume(False)
     costs = Affine(block=3e-4)
     try:
-        simulate(scheduler, Load(case), costs, Recorder(), way=case.way)  # type: ignore[arg-type]
+        simulate(scheduler, Load(case), costs, Recorder(), way=case.way)
     except PagedsimError:
         assume(False)
     policy = scheduler.policy
