@@ -13,6 +13,7 @@ from pagedsim.fleet.failures import Named
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.link import Network
 from pagedsim.fleet.roster import Standing
+from policies.routing.central import Central
 from policies.routing.least_requests import LeastRequests
 from policies.routing.round_robin import RoundRobin
 from tests.fleet.fleets import whole
@@ -143,6 +144,23 @@ def test_each_role_has_a_rule_of_its_own() -> None:
     first = [spans[0][0] if spans else None for spans in front.roster.there()]
     assert first[0] == first[2] == 0.0
     assert first[1] and not front.roster.there()[3]
+    assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
+
+
+def test_what_waits_to_decode_starts_a_replica_that_decodes() -> None:
+    """Prompts are computed at once; one of four slots is free for those that decode."""
+    rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=1.0)
+    front, recorder = whole(
+        [scheduler(max_seqs=8) for _ in range(4)],
+        Jobs([(0.0, 8, 20)] * 8),
+        Central(slots=1),
+        Constant(),
+        ("prefill", "prefill", "decode", "decode"),
+        autoscale=rule,
+        network=Network(1.0),
+    )
+    first = [spans[0][0] if spans else None for spans in front.roster.there()]
+    assert first[3] and (first[1] is None or first[3] > first[1])
     assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
 

@@ -6,6 +6,7 @@ byte, and 8 bytes a second go from replica to replica.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pagedsim.core.errors import AnswerError
 from pagedsim.fleet.failures import Named, Outage
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.link import Network
+from policies.routing.central import Central
 from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Event, Move, Replica, Replicas, Router
 from tests.fleet.fleets import whole
@@ -58,9 +60,8 @@ def served(
         Constant(),
         roles,
         token_bytes=1.0,
-        network=NETWORK,
         failures=Named(deaths),
-        **more,
+        **{"network": NETWORK, **more},
     )
     for one in schedulers:
         one.check()
@@ -259,12 +260,21 @@ def test_a_router_cannot_move_a_request_to_a_replica_that_is_down() -> None:
         served({1: [(1.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Faithful())
 
 
-def test_what_is_sent_again_goes_in_the_order_in_which_it_could_first_have_gone() -> None:
-    """Replica 1 dies at 2.25 with request 0 on its way and request 1 waiting; 2 takes them."""
-    schedulers = [scheduler(), scheduler(blocks=4), scheduler(max_seqs=1)]
-    rows = [(0.0, 8, 3), (0.5, 8, 3)]
-    _, [one, other] = served({1: [(1.5, 20.0)]}, rows, schedulers, router=First())
-    assert one["finished"] < other["finished"]
+def test_what_is_sent_again_goes_before_what_could_go_later() -> None:
+    """Request 0 is on its way from 1 on, request 1 waits from 2 on; the only receiver is down from
+    2.5 to 3.5, and has one slot."""
+    router, rows = Central(slots=1), [(0.0, 16, 3), (0.0, 16, 3)]
+    _, [one, other] = served({1: [(2.5, 1.0)]}, rows, roles=("prefill", "decode"), router=router)
+    assert one["finished"] == 3.5 + 2.0 + 2.0
+    assert other["finished"] > one["finished"]
+
+
+def test_what_is_sent_again_was_not_sent_while_it_was_computed() -> None:
+    """Layer by layer the first transfer is over at 1.25; the second takes half a second."""
+    router = RoundRobin()
+    network = Network(8e-9, layerwise=True)
+    _, [row] = served({1: [(1.125, 9.0)]}, [(0.0, 4, 3)], router=router, network=network, layers=2)
+    assert row["finished"] == 1.125 + 0.5 + 2.0
 
 
 def test_lost_requests_go_before_those_that_came_after_them() -> None:
@@ -275,11 +285,12 @@ def test_lost_requests_go_before_those_that_came_after_them() -> None:
     assert [row["first_token"] for row in found] == [3.5, 5.5, 7.5, 9.5]
 
 
-def test_a_draining_replica_stops_when_nothing_is_held_there() -> None:
+@pytest.mark.parametrize("at", [0.5, 1.25])
+def test_a_draining_replica_stops_when_nothing_is_held_there(at: float) -> None:
     """Nothing is computed there from 1 on, and all is sent at 1.5."""
 
     def drains(front: Front) -> None:
-        front.environment.at(0.5).callbacks.append(lambda _: front.drain(front.members[0]))
+        front.environment.at(at).callbacks.append(lambda _: front.drain(front.members[0]))
 
     front, _ = served({}, [(0.0, 4, 3)], begins=drains)
     assert front.roster.there()[0] == [(0.0, 1.5)]
@@ -292,3 +303,43 @@ def test_a_draining_replica_serves_what_is_on_its_way_to_it() -> None:
     front, [row] = served({}, [(0.0, 4, 3)], begins=drains)
     assert (row["replica"], row["finished"]) == (1, 3.5)
     assert front.roster.there()[1] == [(0.0, 3.5)]
+
+
+def test_a_replica_that_was_off_comes_back_with_a_cold_cache() -> None:
+    class Same(Jobs):
+        def requests(self) -> Iterator[tuple[Request, int]]:
+            for request, output in super().requests():
+                yield Request(request.id, range(8), arrival=request.arrival), output
+
+    def begin(front: Front) -> None:
+        for at, what in ((2.0, front.drain), (3.0, front.up)):
+            front.environment.at(at).callbacks.append(lambda _, do=what: do(front.members[0]))
+
+    made = make_memory("prefix", blocks=16, block_size=4)
+    one = make_scheduler(memory=made, batching="unified")
+    jobs = Same([(0.0, 8, 1), (1.0, 8, 1), (4.0, 8, 1)])
+    _, recorder = whole([one], jobs, RoundRobin(), Constant(), begins=begin, together=True)
+    assert recorder.requests_table()["cached_tokens"].to_pylist() == [0, 4, 0]
+
+
+def test_a_newcomer_waits_behind_those_that_wait_for_a_replica() -> None:
+    class Slow(First):
+        """Request 1 gets a replica from 5 on, all others at once."""
+
+        holds = True
+
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:  # type: ignore[override]
+            return None if request.id == 1 and now < 5 else replicas[0]
+
+    rows = [(0.0, 4, 6), (1.0, 4, 2), (2.0, 4, 2)]
+    _, found = served({}, rows, [scheduler()], roles=("both",), router=Slow())
+    assert [row["first_token"] for row in found] == [1.0, 7.0, 7.0]
+
+
+def test_a_router_cannot_have_a_prefill_replica_decode() -> None:
+    class Wrong(First):
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+            return replicas.everybody[0]
+
+    with pytest.raises(AnswerError, match=r"Wrong.route gave .* which may decode"):
+        served({}, [(0.0, 4, 3)], router=Wrong())
