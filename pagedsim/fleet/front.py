@@ -57,7 +57,10 @@ class Front:
         self.roster = Roster(environment, members, self._open)
         self.retries: Counter[RequestId] = Counter()  # how often each was lost, and began anew
         self.chores = 0  # events of `Chore`s that are still to happen
-        self._ends: dict[RequestId, int] = {}  # the output lengths of all who are here
+        self._came: dict[RequestId, tuple[int, int]] = {}
+        """Of all requests that are here: their place in the order in which they came, and the
+        lengths of their outputs."""
+        self._arrivals = 0
         self._open()
         apart_in_time = any(member.own is not environment for member in members)
         self.apart = (
@@ -74,7 +77,8 @@ class Front:
         if request.arrival is None:
             request.arrival = self.environment.now
         if self.apart is None:
-            self._ends[request.id] = output_len
+            self._came[request.id] = self._arrivals, output_len
+            self._arrivals += 1
         if self.held or not self._placed(request, output_len):
             self.held.append((request, output_len))
             if self.here == 1 and self._candidates["prefill"]:
@@ -157,13 +161,18 @@ class Front:
 
         A scheduler that it parts from may know of less, where less fits.
         """
-        return self._ends[request.id]
+        return self._came[request.id][1]
 
     def again(self, request: Request) -> None:
         """What a request had in memory was lost on its way: it computes all of it anew, before all
-        who wait."""
-        self.held.appendleft((request, self.output_len(request)))
+        that came after it."""
+        self._put_back([request])
         self.pump()
+
+    def _put_back(self, requests: Sequence[Request]) -> None:
+        """Requests wait in front again, in the order in which all came."""
+        jobs = [(request, self.output_len(request)) for request in requests]
+        self.held = deque(sorted((*jobs, *self.held), key=lambda job: self._came[job[0].id]))
 
     def moves(self, every: float) -> Generator[simpy.Event, None, None]:
         """Ask the router now and then who should go on elsewhere."""
@@ -213,7 +222,7 @@ class Front:
 
     def _gone(self, request: Request) -> None:
         self.here -= 1
-        self._ends.pop(request.id, None)
+        self._came.pop(request.id, None)
 
     def pump(self) -> None:
         """Something has changed: ask again about those who wait, in their order."""
@@ -318,16 +327,10 @@ class Front:
             for request in (*lost, *recomputed):
                 self.handover.journeys.pop(request.id, None)
         self.retries.update(request.id for request in (*lost, *recomputed))
-        again = [*(request.afresh() for request in lost), *recomputed]
-        jobs = [(request, self.output_len(request)) for request in again]
-        self.held = deque(sorted((*jobs, *self.held), key=_arrival))
+        self._put_back([*(request.afresh() for request in lost), *recomputed])
         self.pump()
 
     def lost_at(self, member: Member, request: Request) -> None:
         """A request that the router placed at a replica is there no more, and not served."""
         if self._observing:
             self.router.observe(Left(request, self.view(member), self.environment.now))
-
-
-def _arrival(job: Job) -> float:
-    return job[0].arrival or 0.0

@@ -6,7 +6,8 @@ byte, and 8 bytes a second go from replica to replica.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from pagedsim.core.errors import AnswerError
 from pagedsim.fleet.failures import Named, Outage
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.link import Network
+from pagedsim.fleet.member import Member
 from policies.routing.central import Central
 from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Event, Move, Replica, Replicas, Router
@@ -277,6 +279,13 @@ def test_what_is_sent_again_was_not_sent_while_it_was_computed() -> None:
     assert row["finished"] == 1.125 + 0.5 + 2.0
 
 
+def test_lost_requests_that_arrived_at_once_keep_their_order() -> None:
+    """The second of the batch was placed first in the queues of the replica that dies."""
+    rows = [(0.0, 4, 3)] * 3
+    _, found = served({0: [(1.5, 1.0)]}, rows, [scheduler(max_seqs=1)], roles=("both",))
+    assert [row["first_token"] for row in found] == [3.5, 6.5, 9.5]
+
+
 def test_lost_requests_go_before_those_that_came_after_them() -> None:
     """Three arrive while all are down; what was lost when the first died arrived before them."""
     deaths = {0: [(0.5, 2.0)]}
@@ -305,6 +314,10 @@ def test_a_draining_replica_serves_what_is_on_its_way_to_it() -> None:
     assert front.roster.there()[1] == [(0.0, 3.5)]
 
 
+def _does(what: Callable[[Member], None], member: Member, _: object) -> None:
+    what(member)
+
+
 def test_a_replica_that_was_off_comes_back_with_a_cold_cache() -> None:
     class Same(Jobs):
         def requests(self) -> Iterator[tuple[Request, int]]:
@@ -313,7 +326,7 @@ def test_a_replica_that_was_off_comes_back_with_a_cold_cache() -> None:
 
     def begin(front: Front) -> None:
         for at, what in ((2.0, front.drain), (3.0, front.up)):
-            front.environment.at(at).callbacks.append(lambda _, do=what: do(front.members[0]))
+            front.environment.at(at).callbacks.append(partial(_does, what, front.members[0]))
 
     made = make_memory("prefix", blocks=16, block_size=4)
     one = make_scheduler(memory=made, batching="unified")
