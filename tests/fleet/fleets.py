@@ -14,7 +14,8 @@ from pagedsim.fleet.member import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import CostModel
-from policies.routing.router import Router
+from policies.routing.round_robin import RoundRobin
+from policies.routing.router import Event, Router
 from tests.sim.harness import Affine, Constant
 
 
@@ -53,3 +54,15 @@ def whole(
     lanes = [recorder.lane() for _ in units]
     front = simulate_fleet(units, source, router, lanes, recorder, **settings)
     return front, recorder
+
+
+class Watching(RoundRobin):
+    """Round robin that keeps what it observes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, str, Any, int]] = []
+
+    def observe(self, event: Event) -> None:
+        name, where = type(event).__name__, event.replica.index
+        self.seen.append((event.now, name, event.request.id, where))

@@ -22,7 +22,7 @@ from pagedsim.fleet.member import Member
 from policies.routing.central import Central
 from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Event, Move, Replica, Replicas, Router
-from tests.fleet.fleets import whole
+from tests.fleet.fleets import Watching, whole
 from tests.sim.harness import Constant, Jobs
 
 NETWORK = Network(8e-9)
@@ -32,18 +32,6 @@ APART = ("prefill", "decode", "decode")
 def scheduler(blocks: int = 64, **more: Any) -> Scheduler:
     made = make_memory(blocks=blocks, block_size=4, cpu_blocks=16)
     return make_scheduler(memory=made, **{"max_seqs": 4, "batching": "unified", **more})
-
-
-class Watching(RoundRobin):
-    """Round robin that keeps what it observes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[float, str, Any, int]] = []
-
-    def observe(self, event: Event) -> None:
-        name, where = type(event).__name__, event.replica.index
-        self.seen.append((event.now, name, event.request.id, where))
 
 
 def served(

@@ -13,26 +13,14 @@ from pagedsim.fleet.failures import Drawn, Named, failures_of
 from pagedsim.metrics.steps import FleetSteps
 from policies.routing.least_requests import LeastRequests
 from policies.routing.round_robin import RoundRobin
-from policies.routing.router import Event, Replica, Replicas, Router
-from tests.fleet.fleets import served, whole
+from policies.routing.router import Replica, Replicas, Router
+from tests.fleet.fleets import Watching, served, whole
 from tests.sim.harness import Constant, Jobs
 
 
 def scheduler(memory: str = "paged", blocks: int = 64, **more: Any) -> Scheduler:
     made = make_memory(memory, blocks=blocks, block_size=4, cpu_blocks=16)
     return make_scheduler(memory=made, **{"max_seqs": 4, **more})
-
-
-class Watching(RoundRobin):
-    """Round robin that keeps what it was told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[float, str, Any, int]] = []
-
-    def observe(self, event: Event) -> None:
-        name, where = type(event).__name__, event.replica.index
-        self.seen.append((event.now, name, event.request.id, where))
 
 
 def test_what_is_lost_begins_anew_elsewhere() -> None:
