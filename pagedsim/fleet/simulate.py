@@ -84,7 +84,7 @@ def _run_together(front: Front) -> None:
     over = environment.all_of([member.server.process for member in front.members])
     try:
         environment.run(over)
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError) as error:  # SimPy cannot name a compiled process
         if over.triggered or environment.peek() < inf or error.__cause__ is not None:
             raise  # it is somebody else's
         raise PagedsimError(front.stuck()) from None

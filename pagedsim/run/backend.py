@@ -12,7 +12,7 @@ import pyarrow as pa
 from pagedsim.core import ConfigError, RequestId, Scheduler
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN
-from pagedsim.run.objects import draws, make
+from pagedsim.run.objects import make
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Predictor, Workload
 
@@ -29,7 +29,7 @@ class Stage(ABC):
     @property
     def drawn(self) -> bool:
         """Whether its seed has a part in what it does to a given workload."""
-        return self.ours and draws(self.scheduler.policy)
+        return False
 
     @abstractmethod
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:

@@ -21,7 +21,7 @@ from pagedsim.run.backend import Backend, Settings, Stage, refuse_sessions
 from pagedsim.run.clocks import CLOCKS, WallClock
 from pagedsim.run.machine import facts_of, give_back, the_machine, threads
 from pagedsim.run.model_cache import ModelCache
-from pagedsim.run.objects import make, said_of, takes
+from pagedsim.run.objects import draws, make, said_of, takes
 from pagedsim.run.server import server_of
 from pagedsim.run.stoppable import StoppableRecorder, Stopped
 from pagedsim.server import MOST_THREADS, ServerSpec
@@ -186,6 +186,10 @@ class Serving(Stage):
         self._outputs: dict[RequestId, list[int]] = {}
         self._facts: Settings = {}
         self._failures: list[str] = []
+
+    @property
+    def drawn(self) -> bool:
+        return draws(self.arguments.server.policy)
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         from pagedsim.engine.drive import drive

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pagedsim.core import slips
 from pagedsim.metrics.steps import Batches
 from pagedsim.run.backend import Settings, Stage
+from pagedsim.run.objects import draws
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.server import ServerSpec
 from pagedsim.sim.beams import Beams
@@ -42,6 +43,10 @@ class Simulation(Stage):
         self.scheduler = server.scheduler()
         self.beams = beams
         self.tiers = tiers
+
+    @property
+    def drawn(self) -> bool:
+        return draws(self.scheduler.policy)
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         simulate(

@@ -9,15 +9,18 @@ import pytest
 import torch
 
 from pagedsim.core import ConfigError
+from pagedsim.engine import engine
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.llm import LLM
+from pagedsim.engine.threads import Threads
 from pagedsim.run.backend import Backend
 from pagedsim.run.serving import Engine
 
 
 @pytest.fixture(autouse=True)
-def three() -> Iterator[None]:
-    """Torch has three."""
+def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch has three, and there is no engine."""
+    monkeypatch.setattr(engine, "THREADS", Threads())
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -48,9 +51,9 @@ def test_an_engine_that_cannot_be_made_leaves_the_threads_alone() -> None:
 
 
 def test_a_number_that_was_chosen_since_stays() -> None:
-    engine = LLMEngine(device="cpu")
+    one = LLMEngine(device="cpu")
     torch.set_num_threads(2)
-    engine.close()
+    one.close()
     assert torch.get_num_threads() == 2
 
 

@@ -33,9 +33,9 @@ def test_words_that_cannot_be(checkout: Path, capsys: pytest.CaptureFixture[str]
     for words, said in (
         (["--vidur", "nowhere"], "--vidur nowhere: no checkout of Vidur, it has no vidur/main.py"),
         (["--vidur", str(checkout)], "--python no/python: no such file"),
-        (["--vidur", str(checkout), "--python", sys.executable], "--trace no.csv: no such file"),
+        (["--trace", "no.csv"], "argument --trace: no.csv: there is no such file"),
     ):
-        rest = {"--python": "no/python", "--trace": "no.csv"}
+        rest = {"--vidur": "nowhere", "--python": "no/python", "--trace": __file__}
         more = [word for pair in rest.items() if pair[0] not in words for word in pair]
         with pytest.raises(SystemExit):
             main([*words, *more])

@@ -1,4 +1,4 @@
-"""References of the policies that go by memory: Past-Future and the longest prefix."""
+"""The reference of the policy that goes by memory: Past-Future."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from math import inf
 from pagedsim.core import Left, Policy, Request, ServerState
 from pagedsim.core.policy import Around
 from pagedsim.core.request import State
-from tests.policies.reference.log import Logged
 
 
 class PastFuture(Around):
@@ -64,44 +63,3 @@ class PastFuture(Around):
         self.of.observe(event)  # type: ignore[arg-type]
         if isinstance(event, Left) and event.request.state is State.FINISHED:
             self.outputs.append(event.request.generated)
-
-
-class LongestPrefix(Logged):
-    """The longest cached prefix first; a beginning that two wait for is computed once.
-
-    Whether too many wait for that is found out once a step, at its beginning.
-    """
-
-    short = 32
-
-    def __init__(self, most: int = 128) -> None:
-        super().__init__()
-        self.most = most
-        self.many = (-1, False)
-        """A step, and whether more waited when it was first asked about in it."""
-
-    def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
-        if self.many[0] != state.step:
-            self.many = state.step, state.waiting > self.most
-        if self.many[1]:
-            return (0, 0)
-        return (self.shares(request, state), -state.cached_tokens(request))
-
-    def shares(self, request: Request, state: ServerState) -> bool:
-        """Whether a request that came sooner is to compute the same beginning first."""
-        if not self.would_compute(request, state):
-            return False
-        beginning = request.tokens(0, self.short)
-        for other in dict.fromkeys(entry.request for entry in self.log):
-            if other is request:
-                return False
-            waits = other.state is State.WAITING and other.scheduled_at is None
-            alike = other.prompt is not None and other.tokens(0, self.short) == beginning
-            if waits and alike and self.would_compute(other, state):
-                return True
-        return False
-
-    def would_compute(self, request: Request, state: ServerState) -> bool:
-        """Whether its beginning is long enough, known, and not in the cache."""
-        known = request.prompt is not None and request.prompt_len >= self.short
-        return known and state.cached_tokens(request) <= self.short
