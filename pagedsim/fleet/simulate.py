@@ -42,12 +42,12 @@ def simulate_fleet(
 ) -> Front:
     """Run until everything is served; returns what was seen of that from the door.
 
-    `recorders` has one for each replica; `refused` is told of whoever reaches none. Each request
-    takes `way` seconds to come to the router. `network` joins replicas that send each other keys
-    and values, and `on_receiver_death` is one of `AFTER_DEATH`. What fails by chance is drawn by
-    the `seed`. Replicas that concern each other in nothing live in times of their own, unless they
-    are to be `together`; what comes out is the same. `begins` is shown the door before anybody
-    comes.
+    `recorders` has one for each replica; `refused` records the requests that reach none. Each
+    request takes `way` seconds to come to the router. `network` joins replicas that send each other
+    keys and values, and `on_receiver_death` is one of `AFTER_DEATH`. What fails by chance is drawn
+    by the `seed`. Replicas that do not concern each other live in times of their own, unless they
+    are to be `together`; what comes out is the same. `begins` receives the front before any
+    request arrives.
     """
     environment = Environment()
     together = together or failures is not None or autoscale is not None
