@@ -10,11 +10,13 @@ from statistics import fmean
 from typing import Any
 
 from experiments.studies.capacity import Capacity
+from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.fleet.placement import Option, Placement, limit, pair, placed
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import signed
 from pagedsim.run.backend import Settings
+from pagedsim.run.job import Job
 from pagedsim.run.pools import configured
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Reading
@@ -37,13 +39,18 @@ class Place(Capacity):
     target: float = 10.0
     node: int | None = None
     """GPUs that one server for each phase may have together; None: any number."""
-    wholes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    wholes: Mapping[str, Sequence[str]] | None = None
     """Fleets of servers for each phase that are searched as a whole, by name."""
     published: Mapping[str, Any] | None = None
     """Of such a pair: requests/s a GPU (`per_gpu`), the GPUs of each (`prefill`, `decode`), and
     the `name` that it has among `wholes`."""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    """What `baseline`, `node`, `wholes` and `published` are beside the `usual` options."""
 
     def __post_init__(self) -> None:
+        for key, value in self.example.items() if self.arms is None else ():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, value)
         super().__post_init__()
         require_number("target", self.target, above=0)
         if self.node is not None:
@@ -62,7 +69,23 @@ class Place(Capacity):
             for phase, only in PHASES.items()
             for name, changes in self.options.items()
         }
-        return alone | {f"{APART}, {name}": changes for name, changes in self.wholes.items()}
+        return alone | {f"{APART}, {name}": changes for name, changes in self.fleets.items()}
+
+    @property
+    def fleets(self) -> Mapping[str, Sequence[str]]:
+        """`wholes`, none where they were not given."""
+        return self.wholes or {}
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        super().check(jobs)
+        for job in jobs if self.arms is None else ():
+            fitted, model = job.config["cost"].get("fitted_for", {}), job.config["model"]["name"]
+            if (own := fitted.get("model", model)) != model:
+                raise ConfigError(
+                    f"study.arms: must be given for model={model}, e.g. "
+                    f"'study.arms={{TP 2: [\"tensor_parallel=2\"]}}': those of the experiment "
+                    f"have the step times of {own}"
+                )
 
     def key_of(self, arm: str) -> str:
         phase, _, name = arm.rpartition(" at ")[0].partition(", ")
@@ -100,7 +123,7 @@ class Found:
         }
         self.wholes = [
             Option(name, gpus, _rate(arms[f"{APART}, {name}"]), euros)
-            for name, (gpus, euros) in servers(runs, "wholes", study.wholes).items()
+            for name, (gpus, euros) in servers(runs, "wholes", study.fleets).items()
             if f"{APART}, {name}" in arms
         ]
         apart = self.options["prefill"], self.options["decode"]

@@ -36,21 +36,27 @@ class Command:
     experiment: str = "study"
     choices: Mapping[str, str | None] = field(default_factory=dict)
     """The option of each group that was chosen."""
-    composed: DictConfig | None = field(default=None, repr=False)
-    """What Hydra has made of the words, where it has."""
+    composition: Composition | None = field(default=None, repr=False)
+    """That of the words, where Hydra has composed them."""
 
     @classmethod
     def given(cls, config: DictConfig, folder: Path) -> Command:
         """The command that Hydra is carrying out."""
         hydra = HydraConfig.get()
         choices = {str(group): option for group, option in hydra.runtime.choices.items()}
-        plain = cast(Settings, OmegaConf.to_container(config, resolve=True))
-        name = str(choices.get("experiment") or "study")
-        return cls(list(hydra.overrides.task), plain, folder, name, choices, config)
+        words = list(hydra.overrides.task)
+        made = Composition(words, choices, config)
+        plain = cast(Settings, OmegaConf.to_container(made.of(()), resolve=True))
+        return cls(words, plain, folder, str(choices.get("experiment") or "study"), choices, made)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the experiment sets for other options than the chosen, a line for each group."""
+        return self._composition.notes
 
     @cached_property
     def _composition(self) -> Composition:
-        return Composition(self.words, self.choices, self.composed)
+        return self.composition or Composition(self.words, self.choices)
 
     @property
     def seeds(self) -> list[int]:

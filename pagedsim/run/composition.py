@@ -1,18 +1,29 @@
-"""The configurations of one command line, each with the further overrides of an arm."""
+"""The configurations of one command line, each with the further overrides of an arm.
+
+An experiment may set `workload.rate`, `model.max_model_len` and the like for the options that it
+chooses itself. Where the command line chooses another option of such a group, these settings are
+left out: a trace keeps its own rate, length and lengths unless the command line changes them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pagedsim.run.exchange import Exchange
 
 _ROOT = "config"
+_PLAIN = "experiment=single"
+"""An experiment that sets nothing."""
+_BOUND = ("workload", "model", "hardware")
+"""Groups for whose options an experiment's settings are meant."""
 
 
 class Composition:
@@ -29,8 +40,37 @@ class Composition:
         given: DictConfig | None = None,
     ) -> None:
         """`choices` are the options that `words` come to, and `given` what is composed of these."""
-        self._words, self._choices = words, choices
-        self._made: dict[tuple[str, ...], DictConfig] = {} if given is None else {(): given}
+        self._words, self._choices, self._given = words, choices, given
+        self._made: dict[tuple[str, ...], DictConfig] = {}
+
+    @cached_property
+    def _composed_of_words(self) -> DictConfig:
+        return compose(_ROOT, overrides=[*self._words]) if self._given is None else self._given
+
+    @property
+    def notes(self) -> list[str]:
+        """What the experiment sets for other options than the chosen, a line for each group."""
+        return [one.note(self._choices) for one in self._unmeant.values()]
+
+    @cached_property
+    def _unmeant(self) -> dict[str, Unmeant]:
+        """By group, what the experiment sets for another option than the chosen one."""
+        given = self._composed_of_words
+        found: dict[str, Unmeant] = {}
+        for group in _BOUND:
+            if any(_chooses(word, group) for word in self._words):
+                alone = _alone(group, self._words)
+                own = self._choices.get(group) if alone == given[group] else self._own(group)
+                if own != self._choices.get(group):
+                    found[group] = Unmeant(group, own, given[group], alone)
+        return found
+
+    def _own(self, group: str) -> str | None:
+        """The option of a group that the experiment chooses."""
+        others = [word for word in self._words if not _sets(word, group)]
+        made = compose(_ROOT, overrides=others, return_hydra_config=True)
+        option: str | None = made.hydra.runtime.choices.get(group)
+        return option
 
     def of(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration with these; raises whatever Hydra does where they cannot be."""
@@ -38,10 +78,26 @@ class Composition:
         if asked not in self._made:
             made = self._varied(asked)
             if made is None:
-                made = compose(_ROOT, overrides=[*self._words, *asked])
-            OmegaConf.to_container(made, resolve=True, throw_on_missing=True)
+                made = self._composed(asked)
+            if asked:  # what is missing in the words alone has been said
+                OmegaConf.to_container(made, resolve=True, throw_on_missing=True)
             self._made[asked] = made
         return self._made[asked]
+
+    def _composed(self, asked: tuple[str, ...]) -> DictConfig:
+        """What Hydra makes of all words, without what the experiment sets for other options."""
+        made = self._composed_of_words
+        if asked:
+            made = compose(_ROOT, overrides=[*self._words, *asked])
+        elif self._unmeant:
+            made = made.copy()
+        for group, one in self._unmeant.items():
+            if any(_chooses(change, group) for change in asked):
+                continue
+            changed = any(_sets(change, group) for change in asked)
+            with open_dict(made):
+                made[group] = _alone(group, [*self._words, *asked]) if changed else one.alone
+        return made
 
     def _new(self, overrides: Sequence[str]) -> tuple[str, ...]:
         """Those that choose another option than there is."""
@@ -56,7 +112,7 @@ class Composition:
     @cached_property
     def _exchange(self) -> Exchange:
         words = OverridesParser.create().parse_overrides([*self._words])
-        return Exchange(self._made[()], words, self._choices)
+        return Exchange(self.of(()), words, self._choices)
 
     def _varied(self, overrides: tuple[str, ...]) -> DictConfig | None:
         """What was composed, with the options and values among `overrides`; None where one of them
@@ -84,7 +140,7 @@ class Composition:
 
     def _exchanged(self, parsed: Sequence[Override]) -> DictConfig | None:
         """The same, of options alone."""
-        if () not in self._made or not parsed:
+        if not parsed:
             return None
         options: dict[str, str] = {}
         for one in parsed:
@@ -93,3 +149,53 @@ class Composition:
                 return None
             options[one.key_or_group] = option
         return self._exchange.of(options)
+
+
+@dataclass(frozen=True)
+class Unmeant:
+    """What an experiment sets for its own option of a group, where another one is chosen."""
+
+    group: str
+    own: str | None
+    with_it: DictConfig
+    alone: DictConfig
+    """The group without it."""
+
+    def note(self, choices: Mapping[str, str | None]) -> str:
+        """What is left out, and why."""
+        there = flat(OmegaConf.to_container(self.alone))
+        sets = ", ".join(
+            f"{self.group}.{key}={'null' if value is None else value}"
+            for key, value in flat(OmegaConf.to_container(self.with_it)).items()
+            if key not in there or there[key] != value
+        )
+        return (
+            f"experiment={choices.get('experiment')} sets {sets} for {self.group}={self.own}; "
+            f"{self.group}={choices.get(self.group)} keeps its own settings unless the command "
+            "sets others"
+        )
+
+
+def _alone(group: str, words: Sequence[str]) -> DictConfig:
+    """A group as its option and `words` have it."""
+    own = [word for word in words if _sets(word, group)]
+    alone: DictConfig = compose(_ROOT, overrides=[_PLAIN, *own])[group]
+    return alone
+
+
+def _chooses(word: str, group: str) -> bool:
+    return word.startswith(f"{group}=")
+
+
+def _sets(word: str, group: str) -> bool:
+    return word.lstrip("+~").startswith((f"{group}=", f"{group}.", f"{group}@"))
+
+
+def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys and their values."""
+    if not isinstance(settings, Mapping) or not settings:
+        return {prefix[:-1]: settings}
+    found: dict[str, Any] = {}
+    for key, inner in settings.items():
+        found |= flat(inner, f"{prefix}{key}.")
+    return found

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import Settings
+from pagedsim.run.composition import flat
 from pagedsim.user_error import shown
 
 _NAME = "config.yaml"
@@ -114,7 +115,7 @@ def _difference(path: Path, here: Settings) -> str:
         return ""
     if (was := _target(there)) and was != (target := _target(here)):
         return f"study._target_={was}, not {target}"
-    before, now = _flat(there), _flat(here)
+    before, now = _bound(there), _bound(here)
     before_arms, now_arms = _arms(there), _arms(here)
     for key in dict.fromkeys([*now, *before]):
         if before.get(key) != now.get(key):
@@ -132,15 +133,10 @@ def _target(config: Any) -> str | None:
     return study.get("_target_") if isinstance(study, Mapping) else None
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def _bound(config: Mapping[Any, Any]) -> dict[str, Any]:
     """Dotted keys and their values, without those that may change."""
-    if not isinstance(value, Mapping):
-        return {prefix[:-1]: value}
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        if prefix or key not in _FREE:
-            found |= _flat(inner, f"{prefix}{key}.")
-    return found
+    there = flat({key: value for key, value in config.items() if key not in _FREE})
+    return {key: value for key, value in there.items() if value != {}}
 
 
 def _arms(config: Any) -> dict[str, list[str]]:

@@ -84,6 +84,8 @@ class Execution:
         if refused := check_arms(self.study, jobs):
             raise error_of(refused)
         keep_configuration(self.command.config, self.command.folder)
+        for line in self.command.notes:
+            self.runs.say(f"note: {line}")
         for line in unused_words(self.study, self.command, arms, jobs):
             self.runs.say(f"note: {line}")
         return jobs

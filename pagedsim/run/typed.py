@@ -10,6 +10,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.run.command import Command, command_line, group_of, key_of
+from pagedsim.run.composition import flat
 from pagedsim.run.job import Job
 
 _OWN = ("study", "experiment", "seed", "seeds", "jobs", "report", "tracking")
@@ -30,7 +31,7 @@ def single(command: Command, changes: Sequence[str], job: Job) -> str:
         plain = OmegaConf.to_container(compose("config", overrides=words), resolve=True)
     except Exception:  # such as a key that only the study's own workload has
         return ""
-    return command_line([*words, *_changes(_flat(plain), _flat(job.config))])
+    return command_line([*words, *_changes(flat(plain), flat(job.config))])
 
 
 def _chosen(command: Command, words: Sequence[str]) -> Iterator[str]:
@@ -54,13 +55,3 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[st
                 yield f"~{key}"
         else:
             yield f"{'' if key in before else '+'}{key}={json.dumps(after[key])}"
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted keys and their values."""
-    if not isinstance(value, Mapping) or not value:
-        return {prefix[:-1]: value}
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        found |= _flat(inner, f"{prefix}{key}.")
-    return found

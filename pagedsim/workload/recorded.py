@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -114,7 +114,11 @@ def trace(
         drawn=(process is not None and process.drawn) or labels.drawn,
         clipped=clipped,
         dropped=table.dropped,
-        notices=(*notice(clipped, rows, max_len), *_dropped(table.dropped)),
+        notices=(
+            *_changed(table, arrivals, rate_scale, rate, requests),
+            *notice(clipped, rows, max_len),
+            *_dropped(table.dropped),
+        ),
     )
 
 
@@ -243,6 +247,24 @@ def _prompts(
         prompt_len,
         output_len,
     )
+
+
+def _changed(
+    table: Table, arrivals: str, rate_scale: float, rate: float | None, requests: int | None
+) -> Iterator[str]:
+    """What a run's requests have otherwise than the file, a line each."""
+    own = table.arrival
+    if table.cut:
+        yield f"only the first {requests:,} requests of the trace are served (requests={requests})"
+    if own is None:
+        return
+    if arrivals != "trace":
+        yield f"the trace's own times are not kept: they are drawn (arrivals={arrivals})"
+    elif rate is not None:
+        usual = (len(own) - 1) / float(own[-1] - own[0])
+        yield f"the trace's {usual:.4g} requests/s are served at {rate:g} (rate={rate:g})"
+    elif rate_scale != 1:
+        yield f"the trace is served at {rate_scale:g} times its rate (rate_scale={rate_scale:g})"
 
 
 def _dropped(rows: int) -> tuple[str, ...]:

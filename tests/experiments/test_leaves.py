@@ -80,7 +80,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
         *("workload.max_len=2048", "memory.blocks=200"),
     ),
     "placement": (
-        *(*FEW, "study.tolerance=0.3", "study.baseline=null", "study.wholes={}"),
+        *(*FEW, "study.tolerance=0.3"),
         "study.arms={a: ['cost=distserve-own-opt-13b-tp1']}",
     ),
     "policy_zoo": (*FEW, "study.only=[fcfs,vtc]"),

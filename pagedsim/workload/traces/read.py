@@ -55,6 +55,8 @@ class Table:
     block_tokens: int
     links: list[Link] | None
     dropped: int
+    cut: bool
+    """Whether the slice has more rows than were wanted."""
 
 
 def read_table(
@@ -142,7 +144,8 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
             arrival = arrival - min(seconds.min() for seconds in clocks)
         inside = (arrival[order] >= part.start) & (arrival[order] < part.end)
         order = order[inside]
-    rows = order[full[order]][: part.limit]
+    usable = order[full[order]]
+    rows = usable[: part.limit]
     if not len(rows):
         span = "" if arrival is None else f", of {arrival.max():g} s"
         raise ConfigError(f"{path}: no request is left of {len(full)} rows{span}")
@@ -163,6 +166,7 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
         block_tokens=chunks[0].block_tokens,
         links=[links[row] for row in rows.tolist()] if links else None,
         dropped=int(np.count_nonzero(~full[order[:reached]])),
+        cut=len(rows) < len(usable),
     )
 
 

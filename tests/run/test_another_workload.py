@@ -1,0 +1,148 @@
+"""Every experiment under another workload, model or GPU than its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict
+
+from pagedsim.core import ConfigError
+from pagedsim.run.backend import Settings
+from pagedsim.run.command import key_of
+from pagedsim.run.listing import experiments
+from pagedsim.run.parts import backend_of
+from pagedsim.run.runner import Execution, begun
+
+Call = Callable[..., tuple[int, str, str]]
+HYDRA = pytest.mark.usefixtures("hydra")
+NAMES = [one.name for one in experiments()]
+ROWS, GAP = 300, 0.25
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace of four requests a second."""
+    rows = (f"{row * GAP},{200 + row % 50},{20 + row % 9}" for row in range(ROWS))
+    file = tmp_path / "trace.csv"
+    file.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]))
+    return file
+
+
+def study(*words: str) -> Execution:
+    """The study of a command line, before its first question."""
+    config = compose("config", overrides=[*words], return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    return begun(config, Path("never"), quiet=True)
+
+
+def first_arms(execution: Execution) -> list[tuple[Settings, set[str]]]:
+    """The configurations of the first arms, each with the keys that the arm itself sets."""
+    study, runs = execution.study, execution.runs
+    arms = study.ask(runs)
+    own = {
+        arm.name: {*(key_of(change) for change in arm.overrides), *(arm.changes or ())}
+        for arm in arms
+    }
+    jobs = runs.jobs_of(arms, study.key_of)
+    return [(job.config, own[job.arm]) for job in jobs]
+
+
+@HYDRA
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_a_model_and_a_gpu_keep_what_their_files_say(name: str, trace: Path) -> None:
+    words = {
+        "workload": ("workload=trace", f"workload.path={trace}"),
+        "model": ("model=llama-3.1-70b",),
+        "hardware": ("hardware=h200",),
+    }
+    try:
+        execution = study(f"experiment={name}", "tracking=none", *sum(words.values(), ()))
+    except ConfigError as error:
+        assert "\n" not in str(error)  # it wants more words first
+        return
+    plain = compose("config", overrides=["experiment=single", *sum(words.values(), ())])
+    for key in words:
+        assert execution.command.config[key] == OmegaConf.to_container(plain[key])
+
+
+@HYDRA
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_an_arm_serves_a_trace_as_it_is_but_for_its_own_changes(name: str, trace: Path) -> None:
+    try:
+        execution = study(
+            f"experiment={name}", "tracking=none", "workload=trace", f"workload.path={trace}"
+        )
+        arms = first_arms(execution)
+    except ConfigError as error:
+        assert "\n" not in str(error)  # it takes no trace
+        return
+    plain = execution.command.config["workload"]
+    as_it_is = []
+    for config, own in arms:
+        workload = config["workload"]
+        if workload.get("path") == str(trace):
+            changed = {f"workload.{key}" for key, value in workload.items() if value != plain[key]}
+            assert changed <= own
+            as_it_is += [config] if not changed else []
+        else:
+            assert any(key.partition(".")[0] == "workload" for key in own), "an arm's own"
+    for config in as_it_is[:1]:
+        made = backend_of(config).workload(config, 0)
+        assert made.rate == pytest.approx(1 / GAP, rel=0.01)
+
+
+def test_what_is_left_out_is_noted_and_the_users_own_words_hold(trace: Path, call: Call) -> None:
+    words = "experiment=preemption", "workload=trace", f"workload.path={trace}", "seeds=1"
+    quick = "tracking=none", "report=false"
+    code, told, errors = call(*words, *quick, "hydra.run.dir=own")
+    assert (code, errors) == (0, "")
+    assert requests_of(Path("own")) == ROWS
+    assert (
+        "note: experiment=preemption sets workload.requests=1000, workload.rate=2.5 for "
+        "workload=sharegpt; workload=trace keeps its own settings unless the command sets others\n"
+    ) in told
+
+    more = "workload.rate=2", "workload.requests=100", "hydra.run.dir=asked"
+    code, told, errors = call(*words, *quick, *more)
+    assert (code, errors) == (0, "")
+    assert requests_of(Path("asked")) == 100
+    assert "the trace's 4 requests/s are served at 2 (rate=2)" in told
+    assert "only the first 100 requests of the trace are served (requests=100)" in told
+
+
+def requests_of(folder: Path) -> int:
+    summary = json.loads((folder / "runs" / "recompute" / "seed-0" / "summary.json").read_text())
+    requests: int = summary["requests"]
+    return requests
+
+
+@HYDRA
+def test_the_experiments_own_workload_keeps_what_it_sets() -> None:
+    own = study("experiment=fcfs_vs_priority", "workload=chat_and_batch", "tracking=none")
+    assert own.command.config["workload"]["rate"] == 8
+    assert not own.command.notes
+
+
+@HYDRA
+def test_options_fitted_for_another_model_are_refused() -> None:
+    execution = study("experiment=placement", "model=llama-3.1-70b", "tracking=none")
+    jobs = execution.runs.jobs_of(execution.study.ask(execution.runs), execution.study.key_of)
+    with pytest.raises(ConfigError, match=r"study\.arms: must be given for model=llama-3.1-70b"):
+        execution.study.check(jobs)
+
+
+@HYDRA
+def test_own_options_bring_nothing_of_the_example() -> None:
+    arms = 'study.arms={a: ["tensor_parallel=2"]}'
+    execution = study("experiment=placement", "model=llama-3.1-70b", arms, "tracking=none")
+    assert {arm.name.partition(",")[0] for arm in execution.study.ask(execution.runs)} == {
+        *("prefill", "decode", "both"),
+    }
