@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_policy, make_scheduler
 from pagedsim.core import (
-    Admitted,
-    Arrived,
     Policy,
-    Preempted,
     Request,
     Scheduler,
     State,
