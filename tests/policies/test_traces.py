@@ -1,7 +1,7 @@
-"""Which request each step computes, on a server of one seat and steps of a second.
+"""Which requests each step computes, in steps of a second on a server of one seat or a few.
 
-A trace has one character a step: the number of the request. Each is short enough to be followed by
-hand, and the reference of the policy has the same.
+A trace has the numbers of the requests, with a space between steps if there are more seats. Each is
+short enough to be followed by hand, and the reference of the policy has the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pagedsim.core import Policy
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import Policy, Request
 from policies.ltr import LTR
 from policies.mlfq import MLFQ, SkipJoin
 from policies.plas import PLAS
@@ -30,7 +31,8 @@ PAIRS: dict[str, tuple[Callable[..., Policy], Callable[..., Policy]]] = {
 def trace(jobs: list[Job], policy: Policy, **server: Any) -> str:
     outcome = served(jobs, policy, **{"max_seqs": 1, **server})
     computed = ([*(c.request for c in p.chunks), *p.decodes] for p in outcome.plans)
-    return "".join(str(request.id) for step in computed for request in step)
+    steps = ["".join(str(request.id) for request in step) for step in computed if step]
+    return ("" if outcome.scheduler.max_seqs == 1 else " ").join(steps)
 
 
 def job(at: float, output: int, prompt: int = 1, **knows: Any) -> Job:
@@ -132,6 +134,109 @@ CASES = {
         ],
         "000022323311112",
     ),
+    # Request 1 is urgent for one token, and then the last of the batch again: 2 displaces it.
+    "urgency ends in the batch": Case(
+        "ltr",
+        {"starve": 3, "period": 1},
+        [guess(1, 9, 3, prompt=4), guess(3, 4, 5), guess(4.5, 6, 2)],
+        "0 0 1 01 0 2 20 2 1 2 0 20 2 10 0",
+        {"max_seqs": 2},
+    ),
+    "urgent no sooner than due": Case(
+        "ltr",
+        {"starve": 3, "period": 2},
+        [job(0, 4), guess(1, 5, 5), guess(2, 1, 1)],
+        "0100211011",
+        {"blocks": 10},
+    ),
+    "urgency in a small memory": Case(
+        "ltr",
+        {"starve": 2, "period": 4},
+        [
+            guess(0, 3, 2, prompt=4),
+            guess(0, 5, 3, prompt=4),
+            guess(1, 7, 3),
+            guess(3, 2, 3, prompt=7),
+            guess(10, 1, 5, prompt=4),
+        ],
+        "0 10 10 21 21 2 32 3 13 1 21 24 42 2",
+        {"max_seqs": 2, "batching": "unified", "max_batched_tokens": 4, "blocks": 10},
+    ),
+    "idle since the first step": Case(
+        "ltr",
+        {"starve": 2, "period": 3},
+        [guess(4.5, 3, 3), guess(5.5, 1, 3)],
+        "0001",
+        {"batching": "unified", "max_batched_tokens": 3},
+    ),
+    # Displaced twice at one level, request 1 has both shares of its quantum counted.
+    "displaced twice within a quantum": Case(
+        "mlfq",
+        {"quantum": 2.0, "levels": 4, "starve": 5.0},
+        [job(0, 7), job(2, 7), job(3, 1), job(5.5, 2)],
+        "00112033011001110",
+    ),
+    "a whole quantum on the first level again": Case(
+        "mlfq",
+        {"quantum": 1.5, "levels": 4, "starve": 3.0},
+        [job(0, 6, prompt=4), job(0, 7), job(2, 1)],
+        "00112001100111",
+    ),
+    "from the last level to the first": Case(
+        "mlfq",
+        {"quantum": 1.5, "levels": 3, "starve": 5.0},
+        [job(0, 6, prompt=4), job(0, 8, prompt=7), job(3, 1), job(8, 5, prompt=7)],
+        "00112000333330111111",
+        {"preemption": "swap", "cpu_blocks": 100},
+    ),
+    # On the first level a wait takes nothing from what a request was served.
+    "starved on the first level": Case(
+        "mlfq",
+        {"quantum": 1.5, "levels": 4, "starve": 3.0},
+        [job(0, 9), job(0, 4), job(2, 5)],
+        "001120011200022002",
+        {"blocks": 10},
+    ),
+    "a quantum is used up once": Case(
+        "mlfq",
+        {**LEVELS, "quantum": 1.0, "levels": 4},
+        [job(1, 8, prompt=4), job(3, 4), job(4.5, 3)],
+        "001021122000010",
+    ),
+    # Four seconds of prefill are charged to the levels that they fill, one after another.
+    "a fall by several levels": Case(
+        "mlfq",
+        {"quantum": 1.0, "levels": 3, "starve": 5.0},
+        [job(4.5, 8, prompt=7), job(5.5, 3)],
+        "00001110000000000",
+        CHUNKS,
+    ),
+    "a fall by several levels in a batch": Case(
+        "mlfq",
+        {"quantum": 1.0, "levels": 4, "starve": 3.0},
+        [job(0, 7, prompt=4), job(0, 5, prompt=7), job(0, 2), job(1, 2, prompt=4)],
+        "01 1 120 20 30 130 10 10 1 1 1",
+        {"max_seqs": 3, "batching": "unified", "max_batched_tokens": 5, "blocks": 12},
+    ),
+    "a fall in the batch": Case(
+        "mlfq",
+        {"quantum": 2.0, "levels": 2, "starve": 3.0},
+        [job(0, 3), job(0, 9, prompt=4), job(1, 1), job(10, 1)],
+        "01 10 1 21 10 1 1 1 1 1 31",
+        {"max_seqs": 2, "preemption": "swap", "cpu_blocks": 100, **CHUNKS},
+    ),
+    # Request 1 is displaced, and both parts of its time count for the session.
+    "a session served in two parts": Case(
+        "plas",
+        {"quantum": 1.5, "levels": 3, "starve": 5.0},
+        [
+            job(0, 4, session="b"),
+            job(3, 3, prompt=7, session="b"),
+            job(5.5, 1, prompt=7, session="b"),
+        ],
+        "00011012",
+        {"blocks": 12},
+    ),
 }
 
 
@@ -141,3 +246,17 @@ def test_each_step_computes_what_the_rule_says(name: str) -> None:
     ours, reference = PAIRS[case.policy]
     assert trace(case.jobs, ours(**case.settings), **case.server) == case.trace
     assert trace(case.jobs, reference(**case.settings), **case.server) == case.trace
+
+
+def test_a_call_that_comes_in_the_last_step_of_its_session_joins_the_level_of_all_of_it() -> None:
+    """It is ranked when it is added, and again once the call before it has ended."""
+    policy = PLAS(quantum=1.0, levels=4)
+    memory = make_memory("paged", blocks=64, block_size=4)
+    scheduler = make_scheduler(memory=memory, policy=policy, max_seqs=1)
+    scheduler.add(Request("first", 4, session="a"), 0.0, 2)
+    scheduler.commit(scheduler.plan(0.0), 1.0)
+    plan = scheduler.plan(1.0)
+    scheduler.add(Request("second", 4, session="a"), 1.2, 2)
+    scheduler.add(Request("other", 4, session="b"), 1.5, 2)
+    scheduler.commit(plan, 2.0)
+    assert [request.id for request, _ in scheduler.plan(2.0).hits] == ["other"]
