@@ -302,6 +302,14 @@ def who_starts(scheduler: Scheduler) -> list[str]:
     return order
 
 
+def test_a_client_that_comes_is_lifted_to_the_least_served_of_those_that_wait() -> None:
+    """At 4 s a waits with the 12 that it has had, and b with 6, to which c is lifted: it goes
+    before a's second request, which came sooner."""
+    jobs = [(0, 4, "a"), (0.5, 1, "b"), (0.5, 1, "a"), (4, 1, "c")]
+    some = [Job(at, 4, output, {"client": client}) for at, output, client in jobs]
+    assert started(served(some, VTC(), max_seqs=1)) == [0, 1, 3, 2]
+
+
 def moved(to: Scheduler, client: str, prompt: int, output: int, said: int) -> Request:
     """A request that comes without keys and values after it has said so many tokens elsewhere."""
     there = one_seat(make_policy("fcfs"))
