@@ -266,7 +266,8 @@ def test_service_is_what_was_admitted_and_generated_after_every_step(
     batching: str, preemption: str
 ) -> None:
     """With one client there is none to be lifted to."""
-    policy, alive = VTC(), []
+    policy = VTC()
+    alive: list[Request] = []
 
     def look(scheduler: Scheduler, plan: StepPlan) -> None:
         alive.extend(request for request, _ in plan.hits if request not in alive)
@@ -294,7 +295,7 @@ def test_a_client_that_was_served_more_than_those_that_wait_keeps_what_it_had() 
 
 def who_starts(scheduler: Scheduler) -> list[str]:
     """The clients of requests in the order in which they are admitted, until all have ended."""
-    order = []
+    order: list[str] = []
     while scheduler.unfinished:
         plan = scheduler.plan(scheduler.now)
         order.extend(request.client for request, _ in plan.hits)

@@ -19,8 +19,8 @@ def full(victim: str, predicted: bool) -> Scheduler:
     for now in range(most):
         for name, (prompt, steps, guess) in BATCH.items():
             if now == most - steps:
-                known = {"predicted_len": guess} if predicted else {}
-                request = Request(name, prompt, SamplingParams(max_tokens=guess), **known)
+                request = Request(name, prompt, SamplingParams(max_tokens=guess))
+                request.predicted_len = guess if predicted else None
                 scheduler.add(request, now, 30)
         scheduler.commit(scheduler.plan(now), now + 1.0)
     return scheduler
