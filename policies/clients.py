@@ -22,6 +22,7 @@ class Clients:
         self.last_to_wait: Collection[str] = ()
         """The client that was the last to have no request waiting any more; none at first."""
         self._waiting: Counter[str] = Counter()
+        self._new: set[Request] = set()
         self._running: dict[Request, int] = {}
         self._settled: Counter[str] = Counter()  # the sum of these, by client
 
@@ -51,13 +52,17 @@ class Clients:
             self._waiting[client] += 1
             if request.state is State.RUNNING:  # with keys and values: it is in the batch by now
                 self._join(request)
+            else:
+                self._new.add(request)
             return 0
         if isinstance(event, Admitted):
+            self._new.discard(request)
             if not self.brought(request):
                 self._join(request)
             self._leave(client)
             return 0
         if request not in self._running:  # it left while it waited
+            self._new.discard(request)
             self._leave(client)
             return 0
         if isinstance(event, Preempted):
@@ -69,6 +74,11 @@ class Clients:
     def brought(self, request: Request) -> bool:
         """Whether a request that is about to be admitted came with its keys and values."""
         return request in self._running
+
+    def owes_prompt(self, request: Request) -> bool:
+        """Whether its prompt is to be charged when it is admitted: once on each server that
+        computes it, however often it is preempted there."""
+        return request in self._new
 
     def _join(self, request: Request) -> None:
         self._running[request] = request.generated

@@ -72,7 +72,7 @@ class DRR(Policy):
                 self._ring[other] += passed * self._quantum(other)
             if other == client:
                 passed = max(turns - 1, 0)
-        if not (request.preemptions or request.generated):
+        if self._clients.owes_prompt(request):
             self._ring[client] -= request.prompt_len
         if turns:
             self._places = {}

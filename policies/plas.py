@@ -38,7 +38,7 @@ class PLAS(MLFQ):
         self._raised: list[Request] = []  # arrivals whose session may have been served since `add`
 
     def entry(self, request: Request) -> int:
-        left = 0.0 if request.session is None else self._service[request.session]
+        left = self._service[request.session]
         for level, quantum in enumerate(self.quanta):
             if left < quantum:
                 return level

@@ -54,7 +54,7 @@ class VTC(Policy):
         behind: Collection[str] = ()
         if isinstance(event, Arrived) and not clients.waits(client):
             behind = tuple(clients.who_wait) or clients.last_to_wait
-        elif isinstance(event, Admitted) and not (request.preemptions or request.generated):
+        elif isinstance(event, Admitted) and clients.owes_prompt(request):
             self._served[client] += self._worth(client, request.prompt_len, 0)
         self._served[client] += self._worth(client, 0, clients.observe(event))
         if behind:

@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.build import make_memory, make_scheduler
+from pagedsim.build import make_memory, make_policy, make_scheduler
 from pagedsim.core import (
-    Admitted,
-    Arrived,
     Policy,
-    Preempted,
     Request,
     Scheduler,
     State,
@@ -58,22 +55,27 @@ def two_clients(sizes: list[tuple[int, int]], others: list[tuple[int, int]]) -> 
     return [*flood, *trickle]
 
 
-@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-@given(sizes=SIZES, others=SIZES, seqs=st.integers(1, 4))
-def test_two_clients_that_wait_differ_by_no_more_than_the_bound(
-    batching: str, sizes: list[tuple[int, int]], others: list[tuple[int, int]], seqs: int
-) -> None:
+def assert_bound_holds(jobs: list[Job], batching: str, seqs: int) -> None:
+    """Two clients that wait differ by no more than VTC proves, in a memory of 40 tokens."""
     watched, tokens = Service(), 40
     served(
-        two_clients(sizes, others),
+        jobs,
         VTC(),
         batching=batching,
         max_seqs=seqs,
         blocks=tokens // 4,
         look=watched.look,
     )
-    longest = max(prompt for prompt, _ in (*sizes, *others))
+    longest = max(job.prompt for job in jobs)
     assert watched.apart <= 2 * max(1.0 * longest, 2.0 * tokens)
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+@given(sizes=SIZES, others=SIZES, seqs=st.integers(1, 4))
+def test_two_clients_that_wait_differ_by_no_more_than_the_bound(
+    batching: str, sizes: list[tuple[int, int]], others: list[tuple[int, int]], seqs: int
+) -> None:
+    assert_bound_holds(two_clients(sizes, others), batching, seqs)
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
@@ -115,7 +117,7 @@ def test_the_bound_holds_whatever_clients_were_served_before(
     seqs: int,
 ) -> None:
     """Each request of the past is served by itself, then two clients send all that they have."""
-    watched, tokens, late = Service(), 40, 20.0 * len(past) + 20
+    late = 20.0 * len(past) + 20
     before = [
         Job(20.0 * turn, prompt, output, {"client": "abc"[client]})
         for turn, (client, prompt, output) in enumerate(past)
@@ -125,16 +127,7 @@ def test_the_bound_holds_whatever_clients_were_served_before(
         for number, (client, some) in enumerate((("b", others), ("a", sizes)))
         for size in some
     ]
-    served(
-        [*before, *both],
-        VTC(),
-        batching=batching,
-        max_seqs=seqs,
-        blocks=tokens // 4,
-        look=watched.look,
-    )
-    longest = max(prompt for prompt, _ in (*sizes, *others))
-    assert watched.apart <= 2 * max(1.0 * longest, 2.0 * tokens)
+    assert_bound_holds([*before, *both], batching, seqs)
 
 
 def at_the_end(policy: Policy | str, watched: Service) -> Outcome:
@@ -203,14 +196,189 @@ def test_drr_savings_cover_what_is_generated_at_the_time_they_lapse() -> None:
     assert policy._ring["a"] == -6
 
 
-def test_drr_has_a_prompt_paid_once_if_it_is_preempted_before_its_first_token() -> None:
-    policy, request = DRR(quantum=8), Request(0, 8, client="a")
-    policy.observe(Arrived(Request(1, 8, client="a"), 0.0))  # waits, so that no savings lapse
-    for event in (Arrived, Admitted, Preempted):
-        policy.observe(event(request, 0.0))
-    request.preemptions = 1
-    policy.observe(Admitted(request, 1.0))
-    assert policy._ring["a"] == 8  # of its second turn nothing is spent
+PREEMPTED = [Job(0, 4, 24, {"client": "a"}), Job(0, 28, 1, {"client": "b"})]
+"""In a memory of 32 tokens, 4 of them computed in a step, the second request is preempted when the
+first has grown, before all of its prompt is computed, and admitted again when the first has ended.
+"""
+
+
+def preempted(policy: Policy, *later: Job) -> Outcome:
+    jobs = [*PREEMPTED, *later]
+    outcome = served(jobs, policy, batching="unified", blocks=9, max_batched_tokens=4, max_seqs=2)
+    assert outcome.requests[1].preemptions == 1
+    return outcome
+
+
+def test_vtc_charges_a_prompt_once_if_it_is_preempted_before_its_first_token() -> None:
+    policy = VTC()
+    preempted(policy)
+    assert (policy.service("a"), policy.service("b")) == (4 + 2 * 24, 28 + 2)
+
+
+def test_drr_charges_a_prompt_once_if_it_is_preempted_before_its_first_token() -> None:
+    later = [Job(20, 4, 1, {"client": client}) for client in "bbbbaaaa"]
+    order = started(preempted(DRR(quantum=8), *later))
+    # Its second turn covered the prompt of 28, so that b owes but the token that follows it.
+    assert order == [0, 1, 6, 7, 2, 3, 4, 5, 8, 9]
+
+
+def test_a_preempted_request_waits_until_it_is_admitted_again() -> None:
+    """Client d comes when nothing waits, and is lifted to c, the last that had a request waiting;
+    b, which was served less, has none since its preempted request was admitted again."""
+    policy = VTC()
+    preempted(policy, Job(40, 4, 20, {"client": "c"}), Job(80, 4, 1, {"client": "d"}))
+    assert policy.service("c") == 30 + 4 + 2 * 20
+    assert policy.service("d") == policy.service("c") + 4 + 2
+
+
+def steps(scheduler: Scheduler, number: int) -> None:
+    """So many steps of a second."""
+    for _ in range(number):
+        scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
+
+
+def one_seat(policy: Policy) -> Scheduler:
+    memory = make_memory("paged", blocks=64, block_size=4)
+    return make_scheduler(memory=memory, policy=policy, max_seqs=1)
+
+
+def test_a_client_whose_waiting_request_was_aborted_waits_no_more() -> None:
+    """So client b, which comes last, is lifted to c, the last that had a request waiting."""
+    policy = VTC()
+    scheduler = one_seat(policy)
+    scheduler.add(Request(0, 4, client="a"), 0.0, 4)
+    steps(scheduler, 1)
+    scheduler.add(Request(1, 4, client="a"), 1.0, 4)
+    steps(scheduler, 1)
+    scheduler.abort(1, 2.0)
+    steps(scheduler, 2)
+    scheduler.add(Request(2, 4, client="c"), 4.0, 20)
+    steps(scheduler, 20)
+    assert policy.service("c") == policy.service("a") + 4 + 2 * 20 == 12 + 44
+    scheduler.add(Request(3, 4, client="b"), 24.0, 1)
+    steps(scheduler, 1)
+    assert policy.service("b") == policy.service("c") + 4 + 2
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_service_is_what_was_admitted_and_generated_after_every_step(
+    batching: str, preemption: str
+) -> None:
+    """With one client there is none to be lifted to."""
+    policy = VTC()
+    alive: list[Request] = []
+
+    def look(scheduler: Scheduler, plan: StepPlan) -> None:
+        alive.extend(request for request, _ in plan.hits if request not in alive)
+        had = sum(request.prompt_len + 2 * request.generated for request in alive)
+        assert policy.service("a") == had
+
+    jobs = [Job(2.0 * at, 5, 9 + at % 4, {"client": "a"}) for at in range(20)]
+    outcome = served(
+        jobs, policy, batching=batching, preemption=preemption, blocks=8, cpu_blocks=8, look=look
+    )
+    assert sum(request.preemptions for request in outcome.requests) > 5
+
+
+def test_a_client_that_was_served_more_than_those_that_wait_keeps_what_it_had() -> None:
+    """b is lifted to the 6 that a had had by then, and waits until a comes again."""
+    policy = VTC()
+    jobs = [(0, 20, "a"), (0.5, 1, "b"), (10, 1, "a")]
+    order = started(
+        served([Job(at, 4, out, {"client": who}) for at, out, who in jobs], policy, max_seqs=1)
+    )
+    assert order == [0, 1, 2]
+    assert policy.service("a") == 4 + 2 * 20 + 4 + 2
+    assert policy.service("b") == 4 + 2 + 4 + 2
+
+
+def who_starts(scheduler: Scheduler) -> list[str]:
+    """The clients of requests in the order in which they are admitted, until all have ended."""
+    order: list[str] = []
+    while scheduler.unfinished:
+        plan = scheduler.plan(scheduler.now)
+        order.extend(request.client for request, _ in plan.hits)
+        scheduler.commit(plan, scheduler.now + 1.0)
+    return order
+
+
+def test_a_client_that_comes_is_lifted_to_the_least_served_of_those_that_wait() -> None:
+    """At 4 s a waits with the 12 that it has had, and b with 6, to which c is lifted: it goes
+    before a's second request, which came sooner."""
+    jobs = [(0, 4, "a"), (0.5, 1, "b"), (0.5, 1, "a"), (4, 1, "c")]
+    some = [Job(at, 4, output, {"client": client}) for at, output, client in jobs]
+    assert started(served(some, VTC(), max_seqs=1)) == [0, 1, 3, 2]
+
+
+def moved(to: Scheduler, client: str, prompt: int, output: int, said: int) -> Request:
+    """A request that comes without keys and values after it has said so many tokens elsewhere."""
+    there = one_seat(make_policy("fcfs"))
+    request = Request("moved", prompt, client=client)
+    there.add(request, 0.0, output)
+    steps(there, said)
+    there.withdraw(request, there.now)
+    to.add(request, to.now, output)
+    return request
+
+
+def test_vtc_charges_a_prompt_on_each_server_that_computes_it() -> None:
+    policy = VTC()
+    scheduler = one_seat(policy)
+    request = moved(scheduler, "b", prompt=10, output=6, said=4)
+    steps(scheduler, 2)
+    assert request.state is State.FINISHED
+    assert policy.service("b") == 10 + 2 * 2
+
+
+def test_drr_charges_a_prompt_on_each_server_that_computes_it() -> None:
+    """Of the 16 tokens of its first turn b spends 15 on the prompt and one on a token, so that a
+    starts one request of its own sooner than if b had kept them."""
+    scheduler = one_seat(DRR(quantum=16))
+    moved(scheduler, "b", prompt=15, output=6, said=5)
+    others = [Request(number, 8, client="ab"[number // 4]) for number in range(8)]
+    for other in others:
+        scheduler.add(other, 0.0, 1)
+    assert "".join(who_starts(scheduler)) == "abaabbab"
+
+
+def test_drr_gives_no_turns_to_a_client_that_has_nothing_waiting() -> None:
+    alone = [Job(at, 8, 1, {"client": "b"}) for at in range(20)]
+    both = [Job(21, 8, 1, {"client": who}) for who in "ab" for _ in range(8)]
+    jobs = [Job(0, 8, 1, {"client": "a"}), *alone, *both]
+    outcome = served(jobs, DRR(quantum=9), max_seqs=1)
+    order = [outcome.requests[number].client for number in started(outcome)]
+    assert order[21:29].count("a") == 4
+
+
+def test_drr_charges_what_is_generated_after_admission() -> None:
+    """Prompts are of one token; a's answers are of 15, b's of one: 16 tokens a request, and 2."""
+    jobs = [
+        Job(0, 1, out, {"client": who}) for who, out in (("a", 15), ("b", 1)) for _ in range(64)
+    ]
+    outcome = served(jobs, DRR(quantum=16), max_seqs=1)
+    order = [outcome.requests[number].client for number in started(outcome)]
+    assert order[:45].count("a") == pytest.approx(45 / 9, abs=1)
+
+
+def test_a_guest_with_its_keys_and_values_takes_no_turn_of_drr() -> None:
+    """Its prompt is worth eight turns, in which a would save up for as many requests."""
+    memory = make_memory("paged", blocks=64, block_size=4)
+    here = make_scheduler(memory=memory, policy=DRR(quantum=8), max_seqs=2)
+    there = one_seat(make_policy("fcfs"))
+    guest = Request("guest", 64, client="b")
+    there.add(guest, 0.0, 4)
+    steps(there, 1)
+    here.add(Request("long", 8, client="a"), 0.0, 40)
+    steps(here, 1)
+    assert here.reserve(guest, 1.0)
+    for number in range(8):
+        here.add(Request(number, 8, client="a"), 1.0, 1)
+    steps(here, 1)
+    assert here.board(guest, 2.0, there.part(guest, 2.0))
+    for number in range(8):
+        here.add(Request(8 + number, 8, client="b"), 2.0, 1)
+    assert who_starts(here)[:8].count("a") == 4
 
 
 def test_vtc_lifts_a_client_whose_request_comes_with_its_keys_and_values() -> None:

@@ -107,7 +107,7 @@ def test_a_guard_gives_the_soonest_to_expire_and_lets_it_go_in_time() -> None:
 class Asked:
     """Requests written down: (arrival, prompt, output, session) a row."""
 
-    rows: Sequence[tuple[float, range, int, str]]
+    rows: Sequence[tuple[float, range, int, str | None]]
     mode: Literal["open"] = "open"
     users: None = None
     think_time: float = 0.0
@@ -127,7 +127,7 @@ def own(number: int, length: int) -> range:
     return range(1000 * number, 1000 * number + length)
 
 
-def asked(to: Scheduler, *rows: tuple[float, range, int, str]) -> list[dict[str, Any]]:
+def asked(to: Scheduler, *rows: tuple[float, range, int, str | None]) -> list[dict[str, Any]]:
     """In steps of one second."""
     found: list[dict[str, Any]] = run(to, Asked(rows))[0].to_pylist()  # type: ignore[arg-type]
     return found
@@ -190,6 +190,26 @@ def test_the_oldest_session_goes_first() -> None:
     found = asked(scheduler(Continuum(ttl=0.0), max_seqs=1), *rows)
     began = [row["scheduled"] for row in found]
     assert began[4] < began[2] < began[3]
+
+
+def test_a_session_that_returns_in_time_goes_before_older_ones_that_do_not() -> None:
+    """Sessions o and y are answered at 1 and 2 s, and kept until 6 and 7 s; z runs until 10 s."""
+    short = [(0.0, own(1, 4), 1, "o"), (1.0, own(2, 4), 1, "y"), (2.0, own(3, 4), 8, "z")]
+    back = [(3.0, own(4, 4), 1, None), (6.5, own(5, 4), 1, "o"), (6.8, own(6, 4), 1, "y")]
+    found = asked(scheduler(Continuum(ttl=5.0), max_seqs=1), *short, *back)
+    assert [row["scheduled"] for row in found[3:]] == [12.0, 11.0, 10.0]
+
+
+def test_a_request_that_goes_on_elsewhere_is_no_answer_of_its_session() -> None:
+    policy = Continuum(ttl=2.0)
+    to = scheduler(policy)
+    first = Request("first", 4, session="a")
+    to.add(first, 0.0, 9)
+    to.commit(to.plan(0.0), 1.0)
+    to.withdraw(first, 1.0)
+    to.add(Request("second", 4, session="a"), 5.0, 2)
+    to.plan(5.0)
+    assert policy.time_to_live("") == 2.0
 
 
 def test_memory_must_have_something_to_keep() -> None:

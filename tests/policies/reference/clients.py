@@ -7,7 +7,7 @@ from itertools import count
 
 from pagedsim.core import Admitted, Arrived, Request, ServerState
 from pagedsim.core.request import State
-from tests.policies.reference.log import Logged, queued
+from tests.policies.reference.log import Entry, Logged, queued
 
 
 class OfClients(Logged):
@@ -28,13 +28,20 @@ class OfClients(Logged):
     def prompt_is_due(self, place: int) -> bool:
         """Whether an admission is the one for which a prompt is paid.
 
-        It is paid once, when the request is first admitted, and on the server that computes it:
-        not after a preemption, nor where a request comes with its keys and values.
+        It is paid once on each server that computes it: not after a preemption, nor where a
+        request comes with its keys and values.
         """
-        entry = self.log[place]
-        sooner = [one for one in self.log[:place] if one.request is entry.request]
-        first = not any(isinstance(one.event, Admitted) for one in sooner)
-        return first and entry.generated[entry.request] == 0
+        return isinstance(self.before(place).event, Arrived) and not self.brought(place)
+
+    def before(self, place: int) -> Entry:
+        """The last entry of a request before the one at `place`."""
+        request = self.log[place].request
+        return next(entry for entry in reversed(self.log[:place]) if entry.request is request)
+
+    def brought(self, place: int) -> bool:
+        """Whether a request is admitted with keys and values that it brought."""
+        before = self.before(place)
+        return isinstance(before.event, Arrived) and before.state is State.RUNNING
 
     def tokens(self, client: str, before: dict[Request, int], after: dict[Request, int]) -> int:
         """Tokens that a client's requests generated between two entries of the log."""
@@ -129,7 +136,7 @@ class DRR(OfClients):
                 ring.append(client)
                 balance[client] = 0.0
             if isinstance(entry.event, Admitted):
-                if not self._brought(place):
+                if not self.brought(place):
                     self._pass_turns(ring, balance, place)
                 if self.prompt_is_due(place):
                     balance[client] -= entry.request.prompt_len
@@ -143,12 +150,6 @@ class DRR(OfClients):
     ) -> None:
         for client in balance:
             balance[client] -= self.tokens(client, before, after)
-
-    def _brought(self, place: int) -> bool:
-        """Whether a request is admitted with keys and values that it brought, beside the round."""
-        request = self.log[place].request
-        *_, before = [entry for entry in self.log[:place] if entry.request is request]
-        return isinstance(before.event, Arrived) and before.state is State.RUNNING
 
     def _pass_turns(self, ring: list[str], balance: dict[str, float], place: int) -> None:
         """Clients have their turns, one after another, until the request can be paid for."""
