@@ -107,7 +107,7 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
     for job in firsts:
         try:
             _check(job, workloads)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a user's code may call sys.exit
             failure = failure_of(error, job.config, None)
             failures[failure.reason] = failure
             arms.setdefault(failure.reason, []).append(job.arm)

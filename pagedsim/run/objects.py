@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from pagedsim.core import Around, ConfigError, PagedsimError
 from pagedsim.core.errors import is_whole, refuse_settings, unknown
 from pagedsim.core.slips import refuse_signatures
+from pagedsim.core.vetting import raised_in_hook
 
 T = TypeVar("T")
 
@@ -148,6 +149,8 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
     except PagedsimError:
         raise
     except Exception as error:
+        if raised_in_hook(error):  # of a part that was made inside these settings
+            raise
         raise ConfigError(f"{label}: {_what(error)}") from error
 
 

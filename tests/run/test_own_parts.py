@@ -21,12 +21,26 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from pagedsim.core import Policy, Preemption, Request
+from pagedsim.core import (
+    Batching,
+    Fit,
+    Memory,
+    PagedMemory,
+    Policy,
+    Preemption,
+    PrefillFirst,
+    Request,
+    SamplingParams,
+)
+from pagedsim.core.memory import Move as Copy
+from pagedsim.core.memory import Usage
 from pagedsim.metrics.arms import Run
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job, Outcome, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.sim.cost import CostModel
+from pagedsim.workload.arrivals import Arrivals
+from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.predictor import Oracle, Predictor
 from policies.preemption import Recompute
 from policies.routing.router import Move, Refusal, Router
@@ -44,6 +58,8 @@ class Part(NamedTuple):
     """A whole part, of which a case overrides one hook."""
     words: tuple[str, ...] = ()
     """A run in which all of its hooks are asked."""
+    by_path: bool = False
+    """Whether the setting takes the path of the class alone."""
 
 
 class First(Router):
@@ -89,12 +105,40 @@ class Plain(CostModel):
     work = explain
 
 
+class Alike(Lengths):
+    """All requests have the same lengths."""
+
+    drawn = False
+
+    def sample(self, count: int, rng: Any) -> Any:
+        return np.full(count, 300), np.full(count, 30)
+
+
+class Together(Arrivals):
+    """All requests arrive at once."""
+
+    drawn = False
+
+    def times(self, count: int, rng: Any) -> Any:
+        return np.zeros(count)
+
+
 PARTS = {
     "policy": Part("policy", Policy, Timed, ("memory=prefix", "preemption=swap")),
     "preemption": Part("preemption", Preemption, Recompute, ("memory.cpu_blocks=50",)),
     "router": Part("router", Router, First, ("fleet.replicas=2",)),
     "predictor": Part("predictor", Predictor, Oracle),
     "cost": Part("cost", CostModel, Plain, ("preemption=cheapest",)),
+    "batching": Part("batching", Batching, PrefillFirst),
+    "memory": Part(
+        "memory.kind",
+        Memory,
+        PagedMemory,
+        ("preemption=swap", "memory.cpu_blocks=50", "workload.n=2"),
+        by_path=True,
+    ),
+    "lengths": Part("workload.lengths", Lengths, Alike),
+    "arrivals": Part("workload.arrivals", Arrivals, Together),
 }
 
 
@@ -117,6 +161,14 @@ KEEP = "must be one of Keep.RECOMPUTE, Keep.SWAP"
 SOME = "must be a tuple of some of 'predictor', "
 WHY = "must be a text that says why, or None"
 TEXTS = "must be a list of texts"
+COUNT = "must be a whole number of at least 0"
+LENGTH = "must be a whole number of at least 1"
+SHARE = "must be a whole number from 0 to 70, the blocks that there are"
+BLOCKS = "must be a list of block numbers from 0, below 70"
+PAIRS = "must be a list of pairs of blocks, (from, to)"
+FITS = "must be one of Fit.NOW, Fit.LATER, Fit.NEVER"
+SAMPLED = "must be a prompt and an output length for each of 10 requests: two arrays of whole"
+TIMED = "must be an array of 10 numbers of seconds from 0 to 1e+10, none below the one before"
 STRANGER = Request("x", prompt=5)
 NUMBERS = (None, nan, "soon", Decimal("0.5"), object(), [1, 2], np.array([1, 2]))
 """What is no number."""
@@ -133,6 +185,23 @@ WRONG = (
     1e300,
 )
 """What are no seconds."""
+NO_COUNTS = (*NUMBERS, -1, 0.5, 2.0, True, inf, np.float64(1))
+"""What is no whole number of at least 0."""
+NO_LENGTHS = (*NO_COUNTS, 0)
+NO_BLOCKS = (None, 3, -1, "ab", [70], [-1], [0.5], ["a"], [None])
+NO_PAIRS = (None, 3, "ab", [1], [(1,)], [(1, -1)], [("a", 1)])
+NO_LENGTHS_OF_10: tuple[Any, ...] = (
+    *(None, 5, "soon", (), np.full(10, 5), (np.full(10, 5),), (np.full(9, 5), np.full(9, 5))),
+    *((np.full(11, 5), np.full(11, 5)), (np.full(10, 5.5), np.full(10, 5))),
+    *((np.full(10, 5), np.full(10, nan)), (np.zeros(10, int), np.full(10, 5))),
+    *((np.full(10, 5), np.full(10, -1)), (np.full(10, 2**31), np.full(10, 5))),
+    *((["a"] * 10, [5] * 10), (5, 5), ([[1], [2, 3]], [5] * 10)),
+)
+NO_TIMES_OF_10: tuple[Any, ...] = (
+    *(None, 5, "soon", [], np.zeros(9), np.zeros(11), np.full(10, nan), np.full(10, inf)),
+    *(np.full(10, -1.0), np.arange(10)[::-1], ["a"] * 10, np.zeros((10, 1)), np.full(10, 1e11)),
+    [*[0.0] * 9, nan],
+)
 NO_FLAGS = (*NUMBERS, 2, -1, np.float64(0.5), "")
 
 FREE = "free"
@@ -183,6 +252,80 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("cost", "recompute_seconds"): (SECONDS, WRONG),
     ("cost", "explain"): FREE,
     ("cost", "work"): FREE,
+    ("batching", "displaces_by_default"): (SWITCH, (None, "no", 1)),
+    ("batching", "grows_first"): (SWITCH, (None, "no", 1)),
+    ("batching", "joins_midway"): (SWITCH, (None, "no", 1)),
+    ("batching", "compose"): FREE,
+    ("batching", "default_tokens"): (LENGTH, NO_LENGTHS),
+    ("batching", "refuse_misfits"): FREE,
+    ("batching", "infeasible"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
+    ("batching", "refused"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
+    ("batching", "never_fits"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
+    ("batching", "spare"): (COUNT, NO_COUNTS),
+    ("batching", "margin"): (COUNT, NO_COUNTS),
+    ("batching", "grow"): (FLAG, NO_FLAGS),
+    ("batching", "slack"): (COUNT, NO_COUNTS),
+    ("batching", "fits"): (FLAG, NO_FLAGS),
+    ("batching", "closed"): (f"{COUNT}, or None", NO_COUNTS[1:]),
+    ("batching", "sorts_late"): (FLAG, NO_FLAGS),
+    ("batching", "displacing"): (FLAG, NO_FLAGS),
+    ("batching", "displace"): FREE,
+    ("memory", "can_swap"): (SWITCH, (None, "no", 1)),
+    ("memory", "can_guard"): (SWITCH, (None, "no", 1)),
+    ("memory", "can_hold"): (SWITCH, (None, "no", 1)),
+    ("memory", "tiers"): ("must be a list of Tier", (None, 3, "cpu", [1])),
+    ("memory", "shared"): FREE,
+    ("memory", "cache_changes"): (COUNT, NO_COUNTS),
+    ("memory", "claim"): FREE,
+    ("memory", "end_of"): (LENGTH, NO_LENGTHS),
+    ("memory", "longest"): (LENGTH, NO_LENGTHS),
+    ("memory", "longest_of"): (COUNT, NO_COUNTS),
+    ("memory", "blocks_for"): (COUNT, NO_COUNTS),
+    ("memory", "free"): (SHARE, (*NO_COUNTS, 71)),
+    ("memory", "cached"): (SHARE, (*NO_COUNTS, 71)),
+    ("memory", "known_blocks"): ("must be block numbers from 0, below 70", NO_BLOCKS),
+    ("memory", "cpu_free"): (COUNT, NO_COUNTS),
+    ("memory", "cpu_peak"): (f"{COUNT}, or None", NO_COUNTS[1:]),
+    ("memory", "used"): (SHARE, (*NO_COUNTS, 71)),
+    ("memory", "blocks_at_length"): (COUNT, NO_COUNTS),
+    ("memory", "common"): (COUNT, NO_COUNTS),
+    ("memory", "lookup"): (BLOCKS, NO_BLOCKS),
+    ("memory", "wavers"): (FLAG, NO_FLAGS),
+    ("memory", "fit"): (FITS, (*NUMBERS, True, "now", 0)),
+    ("memory", "admit"): FREE,
+    ("memory", "need"): (f"{LENGTH}, or None", NO_LENGTHS[1:]),
+    ("memory", "lacking"): (COUNT, NO_COUNTS),
+    ("memory", "extend"): FREE,
+    ("memory", "stride"): (f"{LENGTH}, or None", NO_LENGTHS[1:]),
+    ("memory", "grow"): (FLAG, NO_FLAGS),
+    ("memory", "fork"): FREE,
+    ("memory", "release"): FREE,
+    ("memory", "guard"): FREE,
+    ("memory", "guarded"): (SHARE, (*NO_COUNTS, 71)),
+    ("memory", "unguard"): FREE,
+    ("memory", "retract"): FREE,
+    ("memory", "forget"): FREE,
+    ("memory", "filled_blocks"): (COUNT, NO_COUNTS),
+    ("memory", "cpu_room"): (FLAG, NO_FLAGS),
+    ("memory", "swap_out"): (PAIRS, NO_PAIRS),
+    ("memory", "swap_in"): (PAIRS, NO_PAIRS),
+    ("memory", "swap_need"): (COUNT, NO_COUNTS),
+    ("memory", "holds"): (FLAG, NO_FLAGS),
+    ("memory", "hold"): FREE,
+    ("memory", "filled"): FREE,
+    ("memory", "place"): ("must be a Place", (None, 3, (1, 2))),
+    ("memory", "drain"): ("must be a list of Move", (None, 3, "ab", [(1, 2)])),
+    ("memory", "usage"): (
+        "must be a Usage of four whole numbers of at least 0",
+        (None, 3, (1, 2, 3, 4), Usage(0, 0, 0, -1), Usage("a", 0, 0, 0)),  # type: ignore[arg-type]
+    ),
+    ("memory", "check"): FREE,
+    ("lengths", "drawn"): (SWITCH, (None, "no", 1)),
+    ("lengths", "sample"): (SAMPLED, NO_LENGTHS_OF_10),
+    ("lengths", "capped"): (COUNT, NO_COUNTS),
+    ("arrivals", "mode"): ("must be 'open' or 'burst', or 'closed' in a", (None, "closed", 3)),
+    ("arrivals", "drawn"): (SWITCH, (None, "no", 1)),
+    ("arrivals", "times"): (TIMED, NO_TIMES_OF_10),
     ("cost", "prices"): ("must have the methods swap_seconds and recompute_seconds", (None, 3)),
 }
 FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
@@ -242,7 +385,9 @@ def served(
         module.__file__ = "mine.py"
         module.Mine = type("Mine", (part.base,), {"__module__": "mine", **members})
         monkeypatch.setitem(sys.modules, "mine", module)
-        config[part.setting] = {"_target_": "mine.Mine"}
+        where, _, key = part.setting.rpartition(".")
+        inside = config[where] if where else config
+        inside[key] = "mine.Mine" if part.by_path else {"_target_": "mine.Mine"}
         return run_job(Job("mine", 0, config, tmp_path / "run"), StoppableRecorder())
 
     yield run
