@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from decimal import Decimal
-from inspect import isdatadescriptor
+from inspect import isdatadescriptor, signature
 from math import inf, nan
 from pathlib import Path
 from types import ModuleType
@@ -30,10 +30,10 @@ from pagedsim.core import (
     Preemption,
     PrefillFirst,
     Request,
-    SamplingParams,
 )
-from pagedsim.core.memory import Move as Copy
+from pagedsim.core.errors import AnswerError
 from pagedsim.core.memory import Usage
+from pagedsim.core.vetting import BATCHING, MEMORY, vet
 from pagedsim.metrics.arms import Run
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job, Outcome, run_job
@@ -270,7 +270,7 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("batching", "sorts_late"): (FLAG, NO_FLAGS),
     ("batching", "displacing"): (FLAG, NO_FLAGS),
     ("batching", "displace"): FREE,
-    ("memory", "can_swap"): (SWITCH, (None, "no", 1)),
+    ("memory", "can_swap"): (SWITCH, ("no", 1)),
     ("memory", "can_guard"): (SWITCH, (None, "no", 1)),
     ("memory", "can_hold"): (SWITCH, (None, "no", 1)),
     ("memory", "tiers"): ("must be a list of Tier", (None, 3, "cpu", [1])),
@@ -340,6 +340,24 @@ FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("cost", "decode_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
     ("cost", "swap_seconds"): (0, np.float32(0.01)),
     ("cost", "recompute_seconds"): (0, np.float32(0.01)),
+    ("batching", "default_tokens"): (2048, np.int64(2048)),
+    ("batching", "spare"): (0, np.int64(1)),
+    ("batching", "closed"): (None, 0, np.int32(3)),
+    ("batching", "grow"): (True, 1, np.bool_(True)),
+    ("batching", "sorts_late"): (False, 0, np.bool_(False)),
+    ("batching", "never_fits"): ("it is too long", None),
+    ("memory", "lookup"): ((), [], np.array([], int).tolist()),
+    ("memory", "wavers"): (1, np.bool_(True)),
+    ("memory", "fit"): (Fit.NEVER,),
+    ("memory", "stride"): (None, 16, np.int64(16)),
+    ("memory", "cpu_room"): (False, 0),
+    ("lengths", "sample"): (
+        ([5] * 10, [7] * 10),
+        [np.full(10, 5, np.int64), np.full(10, 7, np.uint8)],
+    ),
+    ("lengths", "capped"): (0, np.int64(10)),
+    ("arrivals", "mode"): ("open", "burst"),
+    ("arrivals", "times"): (range(10), [0.5] * 10, np.arange(10, dtype=np.float32)),
 }
 
 
@@ -352,11 +370,21 @@ def shown(case: object) -> str:
     return " ".join(repr(case).split()).split(" at 0x")[0]
 
 
-def refused() -> list[Any]:
+UNASKED = {
+    *(("cost", hook) for hook in ("explain", "work")),
+    *(("batching", hook) for hook in ("fits", "displace")),
+    *(("memory", hook) for hook in ("cache_changes", "cached", "common", "drain", "end_of")),
+    *(("memory", hook) for hook in ("guard", "guarded", "unguard", "holds", "hold", "filled")),
+    *(("memory", hook) for hook in ("known_blocks", "place", "usage", "used", "check", "forget")),
+}
+"""What the run of a part never asks, since other settings do."""
+
+
+def refused(asked: bool) -> list[Any]:
     return [
         pytest.param(name, hook, answer, case[0], id=f"{name}.{hook}-{shown(answer)}")
         for (name, hook), case in CASES.items()
-        if isinstance(case, tuple)
+        if isinstance(case, tuple) and asked is ((name, hook) not in UNASKED)
         for answer in case[1]
     ]
 
@@ -401,7 +429,7 @@ def answering(part: Part, hook: str, answer: Any) -> Mapping[str, Any]:
     return {hook: property(lambda self: answer)} if isdatadescriptor(stated) else {hook: answer}
 
 
-@pytest.mark.parametrize(("name", "hook", "answer", "allowed"), refused())
+@pytest.mark.parametrize(("name", "hook", "answer", "allowed"), refused(asked=True))
 def test_an_answer_that_is_not_allowed(
     served: Any, name: str, hook: str, answer: Any, allowed: str
 ) -> None:
@@ -410,12 +438,30 @@ def test_an_answer_that_is_not_allowed(
     outcome = served(name, answering(PARTS[name], hook, answer))
     assert isinstance(outcome, Failure), outcome
     assert outcome.expected
-    line = str(outcome)
+    refuses(str(outcome), hook, answer, allowed)
+
+
+def refuses(line: str, hook: str, answer: Any, allowed: str) -> None:
+    """Whether a line names the hook, what it answered and what is allowed."""
     assert "\n" not in line
     assert allowed in line
     said, plainly = shown(answer)[:100], str(answer).split(" at 0x")[0]
     told = (f"Mine.{hook} gave {said}", f"Mine.{hook}={said}", f"Mine.{hook}={plainly}")
     assert line.startswith(told), line
+
+
+@pytest.mark.parametrize(("name", "hook", "answer", "allowed"), refused(asked=False))
+def test_an_answer_that_is_not_allowed_where_other_settings_ask(
+    name: str, hook: str, answer: Any, allowed: str
+) -> None:
+    members = {"__module__": "mine", **answering(PARTS[name], hook, answer)}
+    mine = type("Mine", (PARTS[name].base,), members)
+    made = vet(mine(70, 16), MEMORY) if name == "memory" else vet(mine(), BATCHING)
+    stated = vars(PARTS[name].states)[hook]
+    with pytest.raises(AnswerError) as error:
+        asked = getattr(made, hook)
+        asked(*[None] * (len(signature(stated).parameters) - 1))
+    refuses(str(error.value), hook, answer, allowed)
 
 
 @pytest.mark.parametrize(
@@ -438,13 +484,12 @@ METHODS = [key for key in CASES if callable(vars(PARTS[key[0]].states)[key[1]])]
 def test_a_hook_that_takes_something_else(served: Any, name: str, hook: str) -> None:
     outcome = served(name, {hook: lambda self, a, b, c, d, e, f: None})
     assert isinstance(outcome, Failure)
+    assert outcome.expected
     assert f"Mine.{hook}(self, a, b, c, d, e, f): must be {hook}(self" in str(outcome)
     outcome = served(name, {hook: 7})
     assert f"Mine.{hook}=7: must be a method" in str(outcome)
 
 
-UNASKED = {("cost", "explain"), ("cost", "work")}
-"""What a simulation never asks."""
 FAILING = """
 def hook(self, *asked):
     return helper()
