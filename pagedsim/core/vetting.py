@@ -109,9 +109,7 @@ def _checked(kind: type, contract: Contract) -> type:
         return ask
 
     def attribute(hook: str, rule: Rule) -> property:
-        return property(
-            lambda part: rule.checked(part, hook, getattr(super(made, part), hook), ())
-        )
+        return property(lambda part: rule.checked(part, hook, getattr(super(made, part), hook), ()))
 
     names = ("__module__", "__qualname__", "__doc__")
     members: dict[str, Any] = {name: getattr(kind, name) for name in names}
@@ -220,9 +218,7 @@ MEMORY = Contract(
         "cpu_peak": whole(0, none=True),
         "lookup": Rule("a list of block numbers from 0, below {part.total}", _blocks),
         **dict.fromkeys(("wavers", "grow", "cpu_room", "holds"), FLAG),
-        "fit": rule(
-            f"one of {', '.join(map(str, Fit))}", lambda answer: isinstance(answer, Fit)
-        ),
+        "fit": rule(f"one of {', '.join(map(str, Fit))}", lambda answer: isinstance(answer, Fit)),
         **dict.fromkeys(("need", "stride"), whole(1, none=True)),
         **dict.fromkeys(("lacking", "filled_blocks", "swap_need"), _COUNT),
         **dict.fromkeys(("swap_out", "swap_in"), _PAIRS),

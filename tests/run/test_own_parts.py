@@ -39,6 +39,7 @@ from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job, Outcome, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.sim.cost import CostModel
+from pagedsim.workload import synthetic
 from pagedsim.workload.arrivals import Arrivals
 from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.predictor import Oracle, Predictor
@@ -169,6 +170,7 @@ PAIRS = "must be a list of pairs of blocks, (from, to)"
 FITS = "must be one of Fit.NOW, Fit.LATER, Fit.NEVER"
 SAMPLED = "must be a prompt and an output length for each of 10 requests: two arrays of whole"
 TIMED = "must be an array of 10 numbers of seconds from 0 to 1e+10, none below the one before"
+BURST, SHORT_BURST = (synthetic(requests=n, arrivals="burst") for n in (10, 3))
 STRANGER = Request("x", prompt=5)
 NUMBERS = (None, nan, "soon", Decimal("0.5"), object(), [1, 2], np.array([1, 2]))
 """What is no number."""
@@ -237,8 +239,11 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("router", "route"): (REPLICA, (nan, 0, "replica-0", Refusal, object(), np.array([1, 2]))),
     ("router", "observe"): FREE,
     ("router", "migrate"): (MOVES, (None, 3, "ab", [None], [Move(STRANGER, 0, 1)])),  # type: ignore[arg-type]
-    ("predictor", "drawn"): FREE,
-    ("predictor", "applied"): FREE,
+    ("predictor", "drawn"): (SWITCH, (None, "no", 1)),
+    ("predictor", "applied"): (
+        "must be the workload that it was given, with a finite predicted_len above 0, or NaN, for",
+        (None, 3, "soon", np.full(10, 5.0), BURST, SHORT_BURST),
+    ),
     ("predictor", "guesses"): (
         "must be an array of 10 finite numbers of tokens above 0",
         (*NUMBERS, True, np.full(10, -1.0), np.zeros(10), np.full(10, inf), ["a"] * 10, [5] * 3),
