@@ -21,8 +21,10 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
+from pagedsim.build import make_memory
 from pagedsim.core import (
     Batching,
+    ConfigError,
     Fit,
     Memory,
     PagedMemory,
@@ -30,6 +32,7 @@ from pagedsim.core import (
     Preemption,
     PrefillFirst,
     Request,
+    Scheduler,
 )
 from pagedsim.core.errors import AnswerError
 from pagedsim.core.memory import Usage
@@ -39,8 +42,8 @@ from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job, Outcome, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.sim.cost import CostModel
-from pagedsim.workload import synthetic
-from pagedsim.workload.arrivals import Arrivals
+from pagedsim.workload import mix, synthetic
+from pagedsim.workload.arrivals import Arrivals, Poisson
 from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.predictor import Oracle, Predictor
 from policies.preemption import Recompute
@@ -80,6 +83,13 @@ class Timed(Policy):
 
     def rank(self, request: Any, state: Any) -> Any:
         return request.prompt_len
+
+
+class Seeded(Policy):
+    """Takes a seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
 
 
 class Plain(CostModel):
@@ -519,3 +529,42 @@ def test_an_error_in_a_hook_names_the_part_and_the_place(
     assert line.startswith(f"{PARTS[name].setting}=mine.Mine failed: ")
     assert f"(mine.py:7, in helper, called from {hook})" in line
     assert "helper" in outcome.trace
+
+
+class Uncalled(PagedMemory):
+    """Its `__init__` leaves that of its base out."""
+
+    def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
+        self.room = blocks
+
+
+class Frozen(Poisson):
+    """A frozen dataclass of the user's."""
+
+    def times(self, count: int, rng: Any) -> Any:
+        return super().times(count, rng) - 1e9
+
+
+def test_a_memory_that_does_not_call_the_init_of_its_base() -> None:
+    line = "Uncalled.block_size: is not set; __init__ must call super().__init__"
+    with pytest.raises(ConfigError, match=line.replace("(", r"\(").replace(")", r"\)")):
+        make_memory(f"{__name__}.Uncalled", blocks=70, block_size=16)
+
+
+def test_what_is_checked_is_the_same_object_and_ours_stay_as_they_are() -> None:
+    mine, ours = PrefillFirst(), PagedMemory(70, 16)
+    scheduler = Scheduler(memory=ours, batching=mine)
+    assert scheduler.memory is ours and type(ours) is PagedMemory and type(mine) is PrefillFirst
+    own = type("Mine", (PagedMemory,), {"lacking": lambda self, request, tokens: -1})(70, 16)
+    scheduler = Scheduler(memory=own, batching=PrefillFirst())
+    assert scheduler.memory is own
+    assert isinstance(own, PagedMemory) and type(own).__name__ == "Mine"
+    assert type(vet(own, MEMORY)) is type(own)
+    with pytest.raises(AnswerError, match=r"Mine\.lacking gave -1"):
+        own.lacking(Request("a", prompt=5), 5)
+
+
+def test_arrivals_that_are_frozen_stay_checked_at_another_rate() -> None:
+    classes = {"a": {"arrivals": Frozen(2.0)}, "b": {"arrivals": Poisson(1.0)}}
+    with pytest.raises(AnswerError, match=r"Frozen\.times gave array"):
+        mix(classes=classes, requests=10, rate=6.0)

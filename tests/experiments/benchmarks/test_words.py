@@ -59,7 +59,7 @@ def parser_of(module: str, monkeypatch: pytest.MonkeyPatch) -> ArgumentParser:
 
     with monkeypatch.context() as patched:
         patched.setattr(sys, "argv", [module])
-        patched.setattr(ArgumentParser, "parse_args", parse)
+        patched.setattr(ArgumentParser, "parse_known_args", parse)
         with pytest.raises(Parsed) as made:
             runpy.run_module(f"experiments.benchmarks.{module}", run_name="__main__")
     parser = made.value.args[0]
