@@ -565,6 +565,9 @@ def test_what_is_checked_is_the_same_object_and_ours_stay_as_they_are() -> None:
 
 
 def test_arrivals_that_are_frozen_stay_checked_at_another_rate() -> None:
-    classes = {"a": {"arrivals": Frozen(2.0)}, "b": {"arrivals": Poisson(1.0)}}
+    classes: dict[str, dict[str, Any]] = {
+        "a": {"arrivals": Frozen(2.0)},
+        "b": {"arrivals": Poisson(1.0)},
+    }
     with pytest.raises(AnswerError, match=r"Frozen\.times gave array"):
         mix(classes=classes, requests=10, rate=6.0)
