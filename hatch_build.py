@@ -37,6 +37,7 @@ INTERPRETED = {
     "pagedsim/core/errors.py",  # mypyc derives no class from ValueError
     "pagedsim/core/runs.py",  # mypyc derives no class from Sequence
     "pagedsim/core/slips.py",  # as sampling.py: it says what is wrong with what it is given
+    "pagedsim/core/vetting.py",  # as slips.py; and it makes classes
     "pagedsim/core/sampling.py",  # it says by itself what is wrong with what it is given
     "pagedsim/core/policy.py",  # whatever a user's class may do with it is to work
 }

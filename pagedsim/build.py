@@ -34,6 +34,7 @@ from pagedsim.core import (
 )
 from pagedsim.core.errors import refuse_settings, unknown
 from pagedsim.core.slips import refuse_signatures
+from pagedsim.core.vetting import BATCHING, MEMORY, vet
 from policies.admission import Cap, Reserve
 from policies.aging import Aging
 from policies.continuum import Continuum
@@ -204,12 +205,12 @@ def make_preemption(name: str | Preemption = "recompute", **settings: Any) -> Pr
 
 def make_batching(name: str | Batching = "prefill_first", **settings: Any) -> Batching:
     """A batching by name or path."""
-    return _make("batching", name, BATCHINGS, Batching, settings)
+    return vet(_make("batching", name, BATCHINGS, Batching, settings), BATCHING)
 
 
 def make_memory(name: str | Memory = "paged", **settings: Any) -> Memory:
     """A memory by name or path."""
-    return _make("memory", name, MEMORIES, Memory, settings)
+    return vet(_make("memory", name, MEMORIES, Memory, settings), MEMORY)
 
 
 def make_router(name: str | Router = "round_robin", **settings: Any) -> Router:

@@ -459,6 +459,22 @@ VALUES = {
         "model=smollm2: is not what backend.model=tiny serves; scale=full serves it with all of "
         "the study, backend.model=null with the part that fits a CPU",
     ),
+    "scale that is not there": (
+        f"{SINGLE} scale=ful",
+        "unknown scale 'ful': did you mean 'full'? choose from engine, full",
+    ),
+    "failures of a replica that is not there": (
+        f"{SINGLE} fleet.replicas=2 fleet.failures=[{{replica:7,at:1,for:1}}]",
+        "fleet.failures[0].replica=7: must be a whole number from 0 to 1",
+    ),
+    "seed of a policy": (
+        f"{SINGLE} policy._target_=tests.run.test_own_parts.Seeded +policy.seed=abc",
+        "policy.seed='abc': must be a whole number of at least 0",
+    ),
+    "negative seed of a policy inside": (
+        f"{SINGLE} policy=aging policy.of={{_target_:tests.run.test_own_parts.Seeded,seed:-1}}",
+        "policy.of.seed=-1: must be a whole number of at least 0",
+    ),
     "no arms": ("experiment=compare", "study.arms: must be given: study.arms=..."),
     "value that must be given": (
         f"{SINGLE} cost=fitted",

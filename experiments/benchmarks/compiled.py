@@ -15,7 +15,6 @@ many tiles of keys each program gets.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,6 +29,7 @@ from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.sass import Loop, main_loop
 from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
 from experiments.benchmarks.sharing import shares
+from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.kernels import ops
 from pagedsim.kernels.float8 import AUTO, FORMATS
 from pagedsim.kernels.tiles import product_tiles
@@ -65,9 +65,9 @@ class Line(NamedTuple):
 def main(words: Sequence[str] | None = None) -> None:
     """Compile and print."""
     words = sys.argv[1:] if words is None else words
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--model", choices=list(SHAPES), default=BASE)
-    parser.add_argument("--capabilities", type=int, nargs="+", default=CAPABILITIES)
+    parser.add_argument("--capabilities", type=at_least_one, nargs="+", default=CAPABILITIES)
     asked = parser.parse_args(words)
     print(written(list(lines(asked.model, asked.capabilities))))
     print(f"\n{parts(asked.model)}")

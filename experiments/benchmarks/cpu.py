@@ -17,7 +17,6 @@ int8 is the engine alone, with `quantization=int8` beside bfloat16.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 import sys
@@ -31,6 +30,7 @@ from transformers import GenerationConfig
 
 from experiments.benchmarks.device import Plain, table
 from experiments.benchmarks.engine import ALIKE, Answers, Load, Peer, Prompts
+from experiments.benchmarks.words import Parser, at_least_one, each_at_least_one
 from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel, load_model
@@ -70,17 +70,18 @@ class Asked:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print a table for each form of the weights."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--forms", default=",".join(FORMS), help=f"of {', '.join(FORMS)}")
-    parser.add_argument("--batches", default="1,8,32", help="requests at a time")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--batches", type=each_at_least_one, default="1,8,32", help="requests at a time"
+    )
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.add_argument("--threads", type=at_least_one, default=1)
     asked = parser.parse_args(words)
     torch.set_num_threads(asked.threads)
     logging.disable(logging.WARNING)
     clock = time.process_time if asked.threads == 1 else time.perf_counter
-    batches = [int(batch) for batch in asked.batches.split(",")]
     for form in asked.forms.split(","):
         if form not in FORMS:
             sys.exit(f"--forms={form}: must be of {', '.join(FORMS)}")
@@ -90,7 +91,9 @@ def main(words: Sequence[str] | None = None) -> None:
             sys.exit(str(error))
         print(f"\n{model.name}, {form}, threads={asked.threads}\n", flush=True)
         rows = [
-            row for count in batches for row in measured(model, form, count, asked.rounds, clock)
+            row
+            for count in asked.batches
+            for row in measured(model, form, count, asked.rounds, clock)
         ]
         print(table(["requests", "", "tokens/s", "pagedsim is so many times as fast"], rows))
         step, read = step_and_read(model, asked.rounds, clock)

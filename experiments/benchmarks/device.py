@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from experiments.benchmarks.code import LENGTH, digest
+from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
 
@@ -40,12 +41,14 @@ class Plain(argparse.RawDescriptionHelpFormatter):
 
 def options(doc: str | None) -> argparse.ArgumentParser:
     """A parser of what all of them take."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=Plain)
+    parser = Parser(description=doc, formatter_class=Plain)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes: does it work? The cpu has no others"
     )
-    parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=20, help="a time is the median of so many"
+    )
     parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
     parser.add_argument(
         "--resume", action="store_true", help="go on with what was measured there the same way"

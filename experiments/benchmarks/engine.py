@@ -20,7 +20,6 @@ engine.json.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 import sys
@@ -37,6 +36,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from experiments.benchmarks.device import Plain, facts, require_gpu, table
 from experiments.benchmarks.results import folder_of, keep
 from experiments.benchmarks.shapes import BASE, config_of, shape_of
+from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.core import SamplingParams
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel, load_model
@@ -82,11 +82,13 @@ class Load:
 def main(words: Sequence[str] | None = None) -> None:
     """Print all rates and their ratios."""
     words = sys.argv[1:] if words is None else words
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--prompts", type=int, help="64; 256 on a GPU")
-    parser.add_argument("--tokens", type=int, help="generated for each prompt: 64; 128 on a GPU")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompts", type=at_least_one, help="64; 256 on a GPU")
+    parser.add_argument(
+        "--tokens", type=at_least_one, help="generated for each prompt: 64; 128 on a GPU"
+    )
+    parser.add_argument("--repeats", type=at_least_one, default=3)
     parser.add_argument("--out", type=Path, help="a folder for engine.json")
     asked = parser.parse_args(words)
     if cuda := asked.device == "cuda":

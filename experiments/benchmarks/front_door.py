@@ -9,7 +9,6 @@ measured beside it. Then the study runs once more in each round with clocks arou
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -24,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from experiments.benchmarks.front_door_child import OTHER, PARTS, PROCESSES
+from experiments.benchmarks.words import Parser, at_least_one
 from experiments.benchmarks.yardstick import timeout_seconds
 
 COMMANDS = {
@@ -106,8 +106,8 @@ def told(took: Took, name: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=[*COMMANDS])
     parser.add_argument("--with", dest="more", nargs="+", default=[], help="words for studies")
     asked = parser.parse_args(words)

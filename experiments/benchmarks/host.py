@@ -11,7 +11,6 @@ before anything is timed. With `--out`, or on a GPU, results are kept in host.js
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ import torch
 
 from experiments.benchmarks.device import Plain, facts, require_gpu, table
 from experiments.benchmarks.results import folder_of, keep
+from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import LoadedModel, load_model
@@ -128,11 +128,11 @@ def _us(seconds: float | None) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     """Print the table."""
     words = sys.argv[1:] if words is None else words
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--steps", type=int, default=100, help="decode steps a round")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--running", type=at_least_one, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--steps", type=at_least_one, default=100, help="decode steps a round")
+    parser.add_argument("--rounds", type=at_least_one, default=4)
     parser.add_argument("--out", type=Path, help="a folder for host.json")
     asked = parser.parse_args(words)
     if asked.device == "cuda":

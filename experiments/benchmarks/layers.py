@@ -29,7 +29,7 @@ import simpy
 from pyarrow import parquet
 
 import pagedsim
-from experiments.benchmarks.words import Parser, at_least_one, existing
+from experiments.benchmarks.words import Parser, at_least_one, at_least_zero, existing
 from experiments.benchmarks.yardstick import timeout_seconds
 
 BETWEEN = 0.003
@@ -269,7 +269,9 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--requests", type=at_least_one, default=10_000, help="of each workload")
     parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--functions", type=int, default=0, help="the most expensive by layer")
+    parser.add_argument(
+        "--functions", type=at_least_zero, default=0, help="the most expensive by layer"
+    )
     parser.add_argument("--only", nargs="+", choices=list(cases(None, 1)), help="of the commands")
     asked = parser.parse_args(words)
     found = cases(asked.trace, asked.requests)

@@ -15,7 +15,6 @@ the least of its times.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from experiments.benchmarks.words import Parser, at_least_one, at_least_zero
 from pagedsim.build import POLICIES, make_memory, make_policy, make_scheduler, takes
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.policy import overrides
@@ -198,11 +198,11 @@ def worst(found: dict[str, dict[str, Cost]]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print a line for each policy, and the worst of all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--running", type=int, default=256, help="requests that decode")
-    parser.add_argument("--waiting", type=int, default=1000, help="requests that wait")
-    parser.add_argument("--steps", type=int, default=64, help="steps a round")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--running", type=at_least_one, default=256, help="requests that decode")
+    parser.add_argument("--waiting", type=at_least_zero, default=1000, help="requests that wait")
+    parser.add_argument("--steps", type=at_least_one, default=64, help="steps a round")
+    parser.add_argument("--rounds", type=at_least_one, default=7)
     asked = parser.parse_args(words)
     crowd = Crowd(asked.running, asked.waiting, asked.steps)
     gc.freeze()  # what was imported is not gone through again before each policy

@@ -11,7 +11,6 @@ tokens that a thread has, registers, bytes that spill, and shared memory. No tim
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ import torch
 from experiments.benchmarks.ahead import disassembled, launched, stand_in, taken
 from experiments.benchmarks.device import Plain, table
 from experiments.benchmarks.pretended import THERE, Launch, Pretended, moved
+from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.core import SamplingParams
 from pagedsim.engine.noise import stream_key, words_of
 from pagedsim.engine.sampler import Row, Sampler
@@ -47,10 +47,10 @@ DOUBLE = re.compile(r"D(ADD|MUL|FMA|SETP)$|MUFU64|F2F64")
 def main(words: Sequence[str] | None = None) -> None:
     """Count, compile and print."""
     words = sys.argv[1:] if words is None else words
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--vocab", type=int, default=128256)
-    parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90])
+    parser = Parser(description=__doc__, formatter_class=Plain)
+    parser.add_argument("--rows", type=at_least_one, default=64)
+    parser.add_argument("--vocab", type=at_least_one, default=128256)
+    parser.add_argument("--capabilities", type=at_least_one, nargs="+", default=[80, 90])
     asked = parser.parse_args(words)
     head = [f"{asked.rows} × {asked.vocab:,}", "launches", "MB", "of logits", "bytes from the host"]
     print(table(head, list(steps(asked.rows, asked.vocab))), end="\n\n")

@@ -8,11 +8,11 @@ rounds, beside one plain SimPy timeout measured before and after.
 
 from __future__ import annotations
 
-import argparse
 import gc
 from collections.abc import Iterable
 from functools import partial
 
+from experiments.benchmarks.words import Parser, at_least_one
 from experiments.benchmarks.yardstick import Cost, add
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
@@ -68,10 +68,10 @@ def measure(batching: str, memory: str, running: int, steps: int, rounds: int) -
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--running", type=int, nargs="+", default=[16, 256, 1024])
-    parser.add_argument("--steps", type=int, default=2000, help="decode steps a round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--running", type=at_least_one, nargs="+", default=[16, 256, 1024])
+    parser.add_argument("--steps", type=at_least_one, default=2000, help="decode steps a round")
+    parser.add_argument("--rounds", type=at_least_one, default=5)
     options = parser.parse_args()
     print(f"plan and commit one decode step; {built()}\n")
     print("| batching | memory | running | µs a step | lowest | timeouts a step | lowest |")

@@ -11,7 +11,6 @@ same prompts. Who is not installed is named. Results go to servers.json.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import json
@@ -41,6 +40,7 @@ from experiments.benchmarks.engine import (
     rate,
 )
 from experiments.benchmarks.results import folder_of, keep
+from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.engine.models import LoadedModel
 from pagedsim.run.machine import give_back
 
@@ -106,11 +106,13 @@ SERVERS: Mapping[str, Callable[[Path, str, Load], Callable[[], Answers]]] = {
 def main(words: Sequence[str] | None = None) -> None:
     """Print all rates and their ratios."""
     words = sys.argv[1:] if words is None else words
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--prompts", type=int, help="64; 256 on a GPU")
-    parser.add_argument("--tokens", type=int, help="generated for each prompt: 64; 128 on a GPU")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--prompts", type=at_least_one, help="64; 256 on a GPU")
+    parser.add_argument(
+        "--tokens", type=at_least_one, help="generated for each prompt: 64; 128 on a GPU"
+    )
+    parser.add_argument("--repeats", type=at_least_one, default=2)
     parser.add_argument("--out", type=Path, help="a folder for servers.json")
     asked = parser.parse_args(words)
     if cuda := asked.device == "cuda":

@@ -15,7 +15,6 @@ server does.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from experiments.benchmarks.code import ROOT
 from experiments.benchmarks.device import Plain, table
 from experiments.benchmarks.results import keep
 from experiments.benchmarks.streams import Streamed, streamed
+from experiments.benchmarks.words import Parser, at_least_one
 from experiments.child import bind, listening
 
 PROMPTS = [[(7 * i + j) % 250 + 3 for j in range(32)] for i in range(64)]
@@ -38,13 +38,13 @@ FAST = ("model=llama-3.1-8b", "hardware=h100", "speed=1000", "server.max_seqs=10
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print all rates and the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = Parser(description=__doc__, formatter_class=Plain)
+    parser.add_argument("--repeats", type=at_least_one, default=5)
     parser.add_argument("--model", default="tiny", help="of the engine: tiny, or smollm2")
-    parser.add_argument("--tokens", type=int, default=128, help="of an answer")
+    parser.add_argument("--tokens", type=at_least_one, default=128, help="of an answer")
     parser.add_argument("--only", choices=("engine", "sim"))
     parser.add_argument(
-        "--streams", type=int, nargs="+", default=[64, 1000], help="of sim, at once"
+        "--streams", type=at_least_one, nargs="+", default=[64, 1000], help="of sim, at once"
     )
     parser.add_argument("--out", type=Path, help="a folder for serving.json")
     asked = parser.parse_args(words)

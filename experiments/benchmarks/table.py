@@ -8,7 +8,6 @@ column for each GPU. Where nothing was measured a cell is empty.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from experiments.benchmarks.engine import PEER
 from experiments.benchmarks.results import RESULTS
 from experiments.benchmarks.servers import AHEAD as AHEAD_OF_TIME
 from experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
+from experiments.benchmarks.words import Parser
 
 Kept = Mapping[str, Mapping[str, Any]]
 """What was measured on one GPU, by the name of its file."""
@@ -43,7 +43,7 @@ class Row:
 
 def main() -> None:
     """Print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.parse_args()
     print(written(measured(RESULTS)))
 

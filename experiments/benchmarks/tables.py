@@ -9,7 +9,6 @@ round, since tables grow every now and then; times are medians, of the best roun
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 
 from experiments.benchmarks import host
 from experiments.benchmarks.device import Plain, require_gpu, table
+from experiments.benchmarks.words import Parser, at_least_one, at_least_zero
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.inputs import Crossing
@@ -94,12 +94,12 @@ def measure(
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--blocks", type=int, default=8193, help="of the long context")
-    parser.add_argument("--steps", type=int, default=64, help="decode steps a round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--running", type=at_least_one, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--blocks", type=at_least_zero, default=8193, help="of the long context")
+    parser.add_argument("--steps", type=at_least_one, default=64, help="decode steps a round")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     asked = parser.parse_args(sys.argv[1:] if words is None else words)
     if asked.device == "cuda":
         require_gpu()

@@ -15,7 +15,6 @@ entry is written as soon as it is known, so `--models` and `--kernels` do it in 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ import torch
 from experiments.benchmarks.cuts import DTYPE, heads_of, run, screened, usual
 from experiments.benchmarks.device import Plain, add_cache, facts, medians, require_gpu
 from experiments.benchmarks.shapes import LONG, SHAPES, Case, Problem
+from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.kernels import tuning
 from pagedsim.kernels.float8 import AUTO
 from pagedsim.kernels.tiles import MIN_ROWS, Split, Tiles, power_of_two
@@ -74,12 +74,14 @@ class Winner(NamedTuple):
 def main(words: Sequence[str] | None = None) -> None:
     """Tune each model's shape, and write its entries as soon as they are known."""
     words = sys.argv[1:] if words is None else words
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--kernels", nargs="+", choices=tuning.KERNELS, default=tuning.KERNELS)
     add_cache(parser)
     parser.add_argument("--short", action="store_true", help="a third of the candidates")
-    parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=20, help="a time is the median of so many"
+    )
     parser.add_argument("--table", type=Path, default=tuning.PATH, help="the file to write to")
     asked = parser.parse_args(words)
     require_gpu()

@@ -9,7 +9,6 @@ something else than the default does, is out.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from experiments.benchmarks.device import Plain, facts, medians, require_gpu
 from experiments.benchmarks.products import WEIGHTS, Layer, widths
 from experiments.benchmarks.shapes import BASE
 from experiments.benchmarks.tune_kernels import Gpu
+from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.product_tuning import Entry, Matrix
 from pagedsim.kernels.tiles import ProductTiles
@@ -44,10 +44,12 @@ Race = Callable[[Layer, str, Sequence[ProductTiles]], Mapping[ProductTiles, floa
 def main(words: Sequence[str] | None = None) -> None:
     """Tune each model's layer, and write an entry as soon as it is known."""
     words = sys.argv[1:] if words is None else words
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Plain)
+    parser = Parser(description=__doc__, formatter_class=Plain)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[BASE])
     parser.add_argument("--weights", choices=list(WEIGHTS), default="auto")
-    parser.add_argument("--rounds", type=int, default=20, help="a time is the median of so many")
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=20, help="a time is the median of so many"
+    )
     parser.add_argument("--table", type=Path, default=product_tuning.PATH, help="where to write")
     parser.add_argument("--resume", action="store_true", help="without what this code has tuned")
     asked = parser.parse_args(words)

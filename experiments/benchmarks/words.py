@@ -15,10 +15,24 @@ class Parser(ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; --help lists what there is\n")
 
 
+def at_least_zero(text: str) -> int:
+    """A whole number of at least 0."""
+    return _whole(text, 0)
+
+
 def at_least_one(text: str) -> int:
     """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text}: must be a whole number of at least 1")
+    return _whole(text, 1)
+
+
+def each_at_least_one(text: str) -> list[int]:
+    """Whole numbers of at least 1, with commas between them."""
+    return [at_least_one(one) for one in text.split(",")]
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentTypeError(f"{text}: must be a whole number of at least {least}")
     return int(text)
 
 

@@ -32,6 +32,7 @@ from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy, Preemption, overrides
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, RequestId, State
+from pagedsim.core.vetting import BATCHING, MEMORY, vet
 
 _by_seat = attrgetter("_seat")
 _FINISHED: Final = State.FINISHED
@@ -73,6 +74,7 @@ class Scheduler(Gate):
         """
         require_whole("max_seqs", max_seqs, 1)
         require_flag("async_scheduling", async_scheduling)
+        memory, batching = vet(memory, MEMORY), vet(batching, BATCHING)
         policy = policy or Policy()
         self.preemption = preemption = preemption or Preemption()
         self.max_seqs = max_seqs

@@ -11,10 +11,11 @@ import numpy as np
 
 from pagedsim.core import Request
 from pagedsim.core.source import Job, Mode
+from pagedsim.core.vetting import vet
 from pagedsim.fidelity.external_log import Log
 from pagedsim.run.backend import Settings
 from pagedsim.run.objects import make
-from pagedsim.workload.predictor import Nobody, Predictor
+from pagedsim.workload.predictor import CONTRACT, Nobody, Predictor
 from pagedsim.workload.streams import stream
 
 
@@ -49,6 +50,7 @@ class LogRequests:
 def guesses(config: Settings, log: Log) -> list[float | None]:
     """What `predictor=` says of each answer's length; None where it says nothing."""
     settings = config.get("predictor")
-    predictor = Nobody() if settings is None else make("predictor", settings, Predictor)
+    made = Nobody() if settings is None else make("predictor", settings, Predictor)
+    predictor = vet(made, CONTRACT)
     said = predictor.guesses(log.output.astype(np.int32), stream(config["seed"], "predictions"))
     return [None if isnan(guess) else guess for guess in said.tolist()]

@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pagedsim.core import ConfigError, RequestId, Scheduler
+from pagedsim.core.vetting import vet
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN
 from pagedsim.run.objects import make
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Predictor, Workload
+from pagedsim.workload.predictor import CONTRACT
 
 Settings = dict[str, Any]
 
@@ -111,7 +113,7 @@ class Backend(ABC):
         predictor = config.get("predictor")  # a configuration of before has none
         if predictor is None:
             return workload
-        return make("predictor", predictor, Predictor).applied(workload, seed)
+        return vet(make("predictor", predictor, Predictor), CONTRACT).applied(workload, seed)
 
     def traffic(self, settings: Settings, seed: int) -> Workload:
         """As much of the workload as this backend is to serve."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from importlib.resources import files
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -12,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import choices, require_flag, require_whole
+from pagedsim.core.errors import choices, require_flag, require_whole, unknown
 from pagedsim.run.arm import Arm
 from pagedsim.run.command import Command, group_of, key_of
 from pagedsim.run.failure import Failure, failure_of
@@ -49,10 +50,27 @@ def check_base(config: DictConfig) -> None:
         raise ConfigError(f"{key}: must be given: {key}=...")
     if not OmegaConf.is_dict(config.tracking):
         raise ConfigError("tracking: must be given; choose tracking=none or tracking=wandb")
+    _refuse_unknown_scale()
     _refuse_idle(config)
     _refuse_unused_model(config)
     _refuse_added(config)
     check_mode(config.tracking.mode)
+
+
+def _refuse_unknown_scale() -> None:
+    """Raise ConfigError for a scale= that does not exist: its group is optional, so that Hydra
+    passes over it."""
+    known = _scales()
+    for override in HydraConfig.get().overrides.task:
+        key, _, value = override.partition("=")
+        if key == "scale" and value not in known:
+            raise unknown("scale", value, known)
+
+
+def _scales() -> list[str]:
+    """The options of the group scale."""
+    folder = files("conf") / "scale"
+    return [one.name.removesuffix(".yaml") for one in folder.iterdir()]
 
 
 def _refuse_idle(config: DictConfig) -> None:
@@ -107,7 +125,7 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
     for job in firsts:
         try:
             _check(job, workloads)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a user's code may call sys.exit
             failure = failure_of(error, job.config, None)
             failures[failure.reason] = failure
             arms.setdefault(failure.reason, []).append(job.arm)
@@ -166,6 +184,9 @@ def unused_words(
         for key, why in study.idle.items()
         if key in (key_of(word), group_of(word))
     ]
+    backend = command.choices.get("backend")
+    if "scale=full" in command.words and backend not in _scales():
+        told.append(f"scale=full changes nothing: backend={backend} takes all of the study anyway")
     backends = [backend_of(job.config) for job in jobs if not job.again]
     unread = [set(backend.unread) for backend in backends]
     everywhere = set.intersection(*unread) if unread else set()

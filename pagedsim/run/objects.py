@@ -10,8 +10,9 @@ from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
 
 from pagedsim.core import Around, ConfigError, PagedsimError
-from pagedsim.core.errors import is_whole, refuse_settings, unknown
+from pagedsim.core.errors import is_whole, refuse_settings, require_whole, unknown
 from pagedsim.core.slips import refuse_signatures
+from pagedsim.core.vetting import raised_in_hook
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ def _with_group(group: str, settings: Mapping[str, Any], text: str) -> str:
         return f"{group}: {text}"
     if name := re.match(r"unknown ([\w.]+) '(.*?)': (.*)", text):
         text = f"{name[1]}={name[2]}: unknown; {name[3]}"
-    key = re.match(r"(\w+)([.=:])", text)
+    key = re.match(r"(\w+)([.=:\[])", text)
     if key is not None and key[1] in settings:
         if key[2] == "." and not isinstance(settings[key[1]], Mapping):
             return text  # a file that is called like the key
@@ -71,8 +72,11 @@ def takes(target: str, name: str) -> bool:
     return name in signature(locate(target)).parameters
 
 
-def seeded(settings: Any, seed: int) -> Any:
-    """The settings of a part, with the run's `seed` added to its own if it draws at random."""
+def seeded(group: str, settings: Any, seed: int) -> Any:
+    """The settings of a part, with the run's `seed` added to its own if it draws at random.
+
+    Raises ConfigError, which names the `group`, for a seed of its own that is not a whole number.
+    """
     if not isinstance(settings, Mapping) or not settings.get("_target_"):
         return settings
     try:
@@ -80,6 +84,8 @@ def seeded(settings: Any, seed: int) -> Any:
     except (PagedsimError, KeyError, ValueError, TypeError):  # `make` says what is wrong
         return settings
     own = settings.get("seed", default)
+    if "seed" in settings and not (own is None and default is None):
+        require_whole(f"{group}.seed", own, 0)
     return {**settings, "seed": own + seed} if is_whole(own) and own >= 0 else settings
 
 
@@ -148,6 +154,8 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
     except PagedsimError:
         raise
     except Exception as error:
+        if raised_in_hook(error):  # of a part that was made inside these settings
+            raise
         raise ConfigError(f"{label}: {_what(error)}") from error
 
 

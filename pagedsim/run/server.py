@@ -59,7 +59,7 @@ def policy_of(settings: Any, seed: int = 0) -> Policy:
 
 def _inside(where: str, settings: Mapping[str, Any], seed: int) -> Policy:
     """The policy that settings describe, and whatever it stands around, to any depth."""
-    said = dict(seeded(settings, seed))
+    said = dict(seeded(where, settings, seed))
     with said_of(where, said):
         of = said.get("of")
         if isinstance(of, str):

@@ -85,7 +85,7 @@ class Simulated(Backend):
             for name, pool in spec.kinds.items()
             for place in self._places(name, pool, config, seed)
         ]
-        router = make("router", seeded(config["router"], seed), Router)
+        router = make("router", seeded("router", config["router"], seed), Router)
         return FleetStage(spec, places, router, seed)
 
     def simulation(self, config: Settings, seed: int) -> Simulation:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, unknown
+from pagedsim.core.vetting import SWITCH, WRONG, Contract, Rule, vet
+from pagedsim.workload.limits import LATEST
 
 Mode = Literal["open", "closed", "burst"]
 """Timed arrivals; a number of users who wait for their answers; all at once."""
@@ -113,6 +115,37 @@ class ClosedLoop(Arrivals):
         return np.zeros(count)
 
 
+def _timed(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    """Times as an array of floats, if there are as many as asked for, in order."""
+    try:
+        times = np.asarray(answer)
+    except (ValueError, OverflowError):  # rows of unlike lengths
+        return WRONG
+    if times.dtype.kind not in "iuf" or times.shape != (asked[0],):
+        return WRONG
+    if not ((times >= 0) & (times <= LATEST)).all() or (np.diff(times) < 0).any():
+        return WRONG
+    return times.astype(np.float64, copy=False)
+
+
+def _mode(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    modes = ("closed",) if isinstance(part, ClosedLoop) else ("open", "burst")
+    return answer if isinstance(answer, str) and answer in modes else WRONG
+
+
+CONTRACT = Contract(
+    Arrivals,
+    {
+        "mode": Rule("'open' or 'burst', or 'closed' in a subclass of ClosedLoop", _mode),
+        "drawn": SWITCH,
+        "times": Rule(
+            f"an array of {{0}} numbers of seconds from 0 to {LATEST:g}, none below the one before",
+            _timed,
+        ),
+    },
+)
+
+
 # What each process takes of (rate, cv, users, think_time). A rate is left unread by the last
 # two, not refused: it is the one setting that every workload has and that sweeps set.
 _TAKES: Mapping[str, tuple[str, ...]] = {
@@ -125,18 +158,20 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 
 
 def make_arrivals(
-    kind: str,
+    kind: str | Arrivals,
     *,
     rate: float | None = None,
     cv: float | None = None,
     users: int | None = None,
     think_time: float | None = None,
 ) -> Arrivals:
-    """An arrival process by name: poisson, gamma, fixed, burst or closed.
+    """An arrival process by name: poisson, gamma, fixed, burst or closed; an object as it is.
 
     >>> make_arrivals("gamma", rate=2.0, cv=3.0)
     Gamma(rate=2.0, cv=3.0)
     """
+    if isinstance(kind, Arrivals):
+        return vet(kind, CONTRACT)
     if kind not in _TAKES:
         raise unknown("arrivals", str(kind), _TAKES)
     takes = _TAKES[kind]

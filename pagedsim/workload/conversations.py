@@ -57,7 +57,7 @@ def chat_sessions(
         prefixes=make_prefixes(prefixes),
         labels=Labels(priority, client, deadline),
     )
-    process = _process(arrivals, rate, cv, users, think_time)
+    process = make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
     return sessions_of([only], process, sessions, duration, max_len, seed)
 
 
@@ -85,20 +85,8 @@ def agents(
         raise ConfigError("programs: must be a mapping of names to settings, with at least one")
     made = [_program(str(name), settings, max_len) for name, settings in programs.items()]
     weights_of("programs.share", {one.name: one.share for one in made})
-    process = _process(arrivals, rate, cv, users, think_time)
+    process = make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
     return sessions_of(made, process, sessions, duration, max_len, seed)
-
-
-def _process(
-    arrivals: str | Arrivals,
-    rate: float | None,
-    cv: float | None,
-    users: int | None,
-    think_time: float | None,
-) -> Arrivals:
-    if isinstance(arrivals, Arrivals):
-        return arrivals
-    return make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
 
 
 def _program(name: str, settings: Any, max_len: int | None) -> Program:

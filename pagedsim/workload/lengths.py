@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.vetting import SWITCH, WRONG, Contract, Rule, vet, whole
 from pagedsim.workload.limits import LONGEST, Tokens
 from pagedsim.workload.lognormal import caps_left, sigma_of, solve_mu
 from pagedsim.workload.settings import make
@@ -29,6 +30,36 @@ class Lengths(ABC):
     def capped(self, prompt: Tokens, output: Tokens) -> int:
         """How many of the requests that were drawn have a length at which all longer ones end."""
         return 0
+
+
+def _sampled(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    """Prompts and answers as 32-bit arrays, if they are one length each for every request."""
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        return WRONG
+    try:
+        columns = [np.asarray(column) for column in answer]
+    except (ValueError, OverflowError):  # rows of unlike lengths
+        return WRONG
+    for column in columns:
+        if column.dtype.kind not in "iu" or column.shape != (asked[0],):
+            return WRONG
+        if ((column < 1) | (column > LONGEST)).any():
+            return WRONG
+    return tuple(column.astype(np.int32, copy=False) for column in columns)
+
+
+CONTRACT = Contract(
+    Lengths,
+    {
+        "drawn": SWITCH,
+        "sample": Rule(
+            "a prompt and an output length for each of {0} requests: two arrays of whole numbers "
+            f"from 1 to {LONGEST}",
+            _sampled,
+        ),
+        "capped": whole(0),
+    },
+)
 
 
 class Fixed(Lengths):
@@ -241,7 +272,7 @@ SHAPES: Mapping[str, Callable[..., Lengths]] = {
 def make_lengths(lengths: str | Mapping[str, Any] | Lengths, max_len: int | None) -> Lengths:
     """Lengths by name, or from `{"shape": name, ...}`; an object is passed through."""
     if isinstance(lengths, Lengths):
-        return lengths
+        return vet(lengths, CONTRACT)
     if isinstance(lengths, str):
         lengths = {"shape": lengths}
     if not isinstance(lengths, Mapping):

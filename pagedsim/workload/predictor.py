@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core.errors import AnswerError, printed, require_number, require_whole
+from pagedsim.core.errors import require_number, require_whole
+from pagedsim.core.vetting import SWITCH, WRONG, Contract, Rule
 from pagedsim.workload.limits import LONGEST
 from pagedsim.workload.streams import stream
 from pagedsim.workload.workload import Workload
@@ -31,30 +33,62 @@ class Predictor(ABC):
     def applied(self, workload: Workload, seed: int) -> Workload:
         """The workload with guesses and, where they are drawn, a line that says how good."""
         answer = self.guesses(workload.output_len, stream(seed, "predictions"))
-        guess = self._checked(answer, len(workload.output_len))
+        guess = GUESSES.checked(self, "guesses", answer, (workload.output_len,))
         if not self.drawn:
             return replace(workload, predicted_len=guess)
         told = (*workload.notices, _told(workload.output_len, guess))
         return replace(workload, predicted_len=guess, notices=told, drawn=True)
 
-    def _checked(self, answer: object, count: int) -> Floats:
-        """The guesses as numbers; AnswerError unless they are one for each answer, above 0, or NaN
-        where there is none."""
-        try:
-            guess = np.asarray(answer)
-        except ValueError:  # rows of unlike lengths
-            guess = np.empty(0)
-        numbers = guess.dtype.kind in "iuf" and guess.shape == (count,)
-        if numbers and not ((guess <= 0) | np.isinf(guess)).any():
-            return guess.astype(np.float64, copy=False)
-        raise AnswerError(
-            f"{type(self).__name__}.guesses gave {printed(answer)}: must be an array of {count} "
-            "finite numbers of tokens above 0, NaN where there is no guess"
-        )
-
     @abstractmethod
     def guesses(self, output_len: NDArray[np.int32], rng: np.random.Generator) -> Floats:
         """One for each answer, in tokens."""
+
+
+def _guesses(answer: object, count: int) -> Floats | None:
+    """Guesses as numbers, if they are `count` that are above 0, or NaN where there is none."""
+    try:
+        guess = np.asarray(answer)
+    except ValueError:  # rows of unlike lengths
+        return None
+    numbers = guess.dtype.kind in "iuf" and guess.shape == (count,)
+    if not numbers or ((guess <= 0) | np.isinf(guess)).any():
+        return None
+    return guess.astype(np.float64, copy=False)
+
+
+def _guessed(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    guess = _guesses(answer, len(asked[0]))
+    return WRONG if guess is None else guess
+
+
+def _applied(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    """A workload, if it is the one that was given but for its guesses."""
+    given = asked[0]
+    if not isinstance(answer, Workload) or _guesses(answer.predicted_len, len(given)) is None:
+        return WRONG
+    names = ("arrival", "prompt_len", "output_len", "priority", "deadline")
+    same = (
+        np.array_equal(getattr(answer, name), getattr(given, name), equal_nan=True)
+        for name in names
+    )
+    return answer if all(same) else WRONG
+
+
+GUESSES = Rule(
+    "an array of {0.size} finite numbers of tokens above 0, NaN where there is no guess", _guessed
+)
+CONTRACT = Contract(
+    Predictor,
+    {
+        "drawn": SWITCH,
+        "guesses": GUESSES,
+        "applied": Rule(
+            "the workload that it was given, with a finite predicted_len above 0, or NaN, for "
+            "each request",
+            _applied,
+        ),
+    },
+)
 
 
 class Nobody(Predictor):

@@ -83,8 +83,6 @@ class Traffic:
     @property
     def process(self) -> Arrivals:
         """Its arrival process."""
-        if isinstance(self.arrivals, Arrivals):
-            return self.arrivals
         return make_arrivals(
             self.arrivals,
             rate=self.rate,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from decimal import Decimal
-from inspect import isdatadescriptor
+from inspect import isdatadescriptor, signature
 from math import inf, nan
 from pathlib import Path
 from types import ModuleType
@@ -21,12 +21,30 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from pagedsim.core import Policy, Preemption, Request
+from pagedsim.build import make_memory
+from pagedsim.core import (
+    Batching,
+    ConfigError,
+    Fit,
+    Memory,
+    PagedMemory,
+    Policy,
+    Preemption,
+    PrefillFirst,
+    Request,
+    Scheduler,
+)
+from pagedsim.core.errors import AnswerError
+from pagedsim.core.memory import Usage
+from pagedsim.core.vetting import BATCHING, MEMORY, vet
 from pagedsim.metrics.arms import Run
 from pagedsim.run.failure import Failure
 from pagedsim.run.job import Job, Outcome, run_job
 from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.sim.cost import CostModel
+from pagedsim.workload import mix, synthetic
+from pagedsim.workload.arrivals import Arrivals, Poisson
+from pagedsim.workload.lengths import Lengths
 from pagedsim.workload.predictor import Oracle, Predictor
 from policies.preemption import Recompute
 from policies.routing.router import Move, Refusal, Router
@@ -44,6 +62,8 @@ class Part(NamedTuple):
     """A whole part, of which a case overrides one hook."""
     words: tuple[str, ...] = ()
     """A run in which all of its hooks are asked."""
+    by_path: bool = False
+    """Whether the setting takes the path of the class alone."""
 
 
 class First(Router):
@@ -63,6 +83,13 @@ class Timed(Policy):
 
     def rank(self, request: Any, state: Any) -> Any:
         return request.prompt_len
+
+
+class Seeded(Policy):
+    """Takes a seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
 
 
 class Plain(CostModel):
@@ -89,12 +116,40 @@ class Plain(CostModel):
     work = explain
 
 
+class Alike(Lengths):
+    """All requests have the same lengths."""
+
+    drawn = False
+
+    def sample(self, count: int, rng: Any) -> Any:
+        return np.full(count, 300), np.full(count, 30)
+
+
+class Together(Arrivals):
+    """All requests arrive at once."""
+
+    drawn = False
+
+    def times(self, count: int, rng: Any) -> Any:
+        return np.zeros(count)
+
+
 PARTS = {
     "policy": Part("policy", Policy, Timed, ("memory=prefix", "preemption=swap")),
     "preemption": Part("preemption", Preemption, Recompute, ("memory.cpu_blocks=50",)),
     "router": Part("router", Router, First, ("fleet.replicas=2",)),
     "predictor": Part("predictor", Predictor, Oracle),
     "cost": Part("cost", CostModel, Plain, ("preemption=cheapest",)),
+    "batching": Part("batching", Batching, PrefillFirst),
+    "memory": Part(
+        "memory.kind",
+        Memory,
+        PagedMemory,
+        ("preemption=swap", "memory.cpu_blocks=50", "workload.n=2"),
+        by_path=True,
+    ),
+    "lengths": Part("workload.lengths", Lengths, Alike),
+    "arrivals": Part("workload.arrivals", Arrivals, Together),
 }
 
 
@@ -117,6 +172,15 @@ KEEP = "must be one of Keep.RECOMPUTE, Keep.SWAP"
 SOME = "must be a tuple of some of 'predictor', "
 WHY = "must be a text that says why, or None"
 TEXTS = "must be a list of texts"
+COUNT = "must be a whole number of at least 0"
+LENGTH = "must be a whole number of at least 1"
+SHARE = "must be a whole number from 0 to 70, the blocks that there are"
+BLOCKS = "must be a list of block numbers from 0, below 70"
+PAIRS = "must be a list of pairs of blocks, (from, to)"
+FITS = "must be one of Fit.NOW, Fit.LATER, Fit.NEVER"
+SAMPLED = "must be a prompt and an output length for each of 10 requests: two arrays of whole"
+TIMED = "must be an array of 10 numbers of seconds from 0 to 1e+10, none below the one before"
+BURST, SHORT_BURST = (synthetic(requests=n, arrivals="burst") for n in (10, 3))
 STRANGER = Request("x", prompt=5)
 NUMBERS = (None, nan, "soon", Decimal("0.5"), object(), [1, 2], np.array([1, 2]))
 """What is no number."""
@@ -133,6 +197,23 @@ WRONG = (
     1e300,
 )
 """What are no seconds."""
+NO_COUNTS = (*NUMBERS, -1, 0.5, 2.0, True, inf, np.float64(1))
+"""What is no whole number of at least 0."""
+NO_LENGTHS = (*NO_COUNTS, 0)
+NO_BLOCKS = (None, 3, -1, "ab", [70], [-1], [0.5], ["a"], [None])
+NO_PAIRS = (None, 3, "ab", [1], [(1,)], [(1, -1)], [("a", 1)])
+NO_LENGTHS_OF_10: tuple[Any, ...] = (
+    *(None, 5, "soon", (), np.full(10, 5), (np.full(10, 5),), (np.full(9, 5), np.full(9, 5))),
+    *((np.full(11, 5), np.full(11, 5)), (np.full(10, 5.5), np.full(10, 5))),
+    *((np.full(10, 5), np.full(10, nan)), (np.zeros(10, int), np.full(10, 5))),
+    *((np.full(10, 5), np.full(10, -1)), (np.full(10, 2**31), np.full(10, 5))),
+    *((["a"] * 10, [5] * 10), (5, 5), ([[1], [2, 3]], [5] * 10)),
+)
+NO_TIMES_OF_10: tuple[Any, ...] = (
+    *(None, 5, "soon", [], np.zeros(9), np.zeros(11), np.full(10, nan), np.full(10, inf)),
+    *(np.full(10, -1.0), np.arange(10)[::-1], ["a"] * 10, np.zeros((10, 1)), np.full(10, 1e11)),
+    [*[0.0] * 9, nan],
+)
 NO_FLAGS = (*NUMBERS, 2, -1, np.float64(0.5), "")
 
 FREE = "free"
@@ -168,8 +249,11 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("router", "route"): (REPLICA, (nan, 0, "replica-0", Refusal, object(), np.array([1, 2]))),
     ("router", "observe"): FREE,
     ("router", "migrate"): (MOVES, (None, 3, "ab", [None], [Move(STRANGER, 0, 1)])),  # type: ignore[arg-type]
-    ("predictor", "drawn"): FREE,
-    ("predictor", "applied"): FREE,
+    ("predictor", "drawn"): (SWITCH, (None, "no", 1)),
+    ("predictor", "applied"): (
+        "must be the workload that it was given, with a finite predicted_len above 0, or NaN, for",
+        (None, 3, "soon", np.full(10, 5.0), BURST, SHORT_BURST),
+    ),
     ("predictor", "guesses"): (
         "must be an array of 10 finite numbers of tokens above 0",
         (*NUMBERS, True, np.full(10, -1.0), np.zeros(10), np.full(10, inf), ["a"] * 10, [5] * 3),
@@ -183,6 +267,80 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("cost", "recompute_seconds"): (SECONDS, WRONG),
     ("cost", "explain"): FREE,
     ("cost", "work"): FREE,
+    ("batching", "displaces_by_default"): (SWITCH, (None, "no", 1)),
+    ("batching", "grows_first"): (SWITCH, (None, "no", 1)),
+    ("batching", "joins_midway"): (SWITCH, (None, "no", 1)),
+    ("batching", "compose"): FREE,
+    ("batching", "default_tokens"): (LENGTH, NO_LENGTHS),
+    ("batching", "refuse_misfits"): FREE,
+    ("batching", "infeasible"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
+    ("batching", "refused"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
+    ("batching", "never_fits"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
+    ("batching", "spare"): (COUNT, NO_COUNTS),
+    ("batching", "margin"): (COUNT, NO_COUNTS),
+    ("batching", "grow"): (FLAG, NO_FLAGS),
+    ("batching", "slack"): (COUNT, NO_COUNTS),
+    ("batching", "fits"): (FLAG, NO_FLAGS),
+    ("batching", "closed"): (f"{COUNT}, or None", NO_COUNTS[1:]),
+    ("batching", "sorts_late"): (FLAG, NO_FLAGS),
+    ("batching", "displacing"): (FLAG, NO_FLAGS),
+    ("batching", "displace"): FREE,
+    ("memory", "can_swap"): (SWITCH, ("no", 1)),
+    ("memory", "can_guard"): (SWITCH, (None, "no", 1)),
+    ("memory", "can_hold"): (SWITCH, (None, "no", 1)),
+    ("memory", "tiers"): ("must be a list of Tier", (None, 3, "cpu", [1])),
+    ("memory", "shared"): FREE,
+    ("memory", "cache_changes"): (COUNT, NO_COUNTS),
+    ("memory", "claim"): FREE,
+    ("memory", "end_of"): (LENGTH, NO_LENGTHS),
+    ("memory", "longest"): (LENGTH, NO_LENGTHS),
+    ("memory", "longest_of"): (COUNT, NO_COUNTS),
+    ("memory", "blocks_for"): (COUNT, NO_COUNTS),
+    ("memory", "free"): (SHARE, (*NO_COUNTS, 71)),
+    ("memory", "cached"): (SHARE, (*NO_COUNTS, 71)),
+    ("memory", "known_blocks"): ("must be block numbers from 0, below 70", NO_BLOCKS),
+    ("memory", "cpu_free"): (COUNT, NO_COUNTS),
+    ("memory", "cpu_peak"): (f"{COUNT}, or None", NO_COUNTS[1:]),
+    ("memory", "used"): (SHARE, (*NO_COUNTS, 71)),
+    ("memory", "blocks_at_length"): (COUNT, NO_COUNTS),
+    ("memory", "common"): (COUNT, NO_COUNTS),
+    ("memory", "lookup"): (BLOCKS, NO_BLOCKS),
+    ("memory", "wavers"): (FLAG, NO_FLAGS),
+    ("memory", "fit"): (FITS, (*NUMBERS, True, "now", 0)),
+    ("memory", "admit"): FREE,
+    ("memory", "need"): (f"{LENGTH}, or None", NO_LENGTHS[1:]),
+    ("memory", "lacking"): (COUNT, NO_COUNTS),
+    ("memory", "extend"): FREE,
+    ("memory", "stride"): (f"{LENGTH}, or None", NO_LENGTHS[1:]),
+    ("memory", "grow"): (FLAG, NO_FLAGS),
+    ("memory", "fork"): FREE,
+    ("memory", "release"): FREE,
+    ("memory", "guard"): FREE,
+    ("memory", "guarded"): (SHARE, (*NO_COUNTS, 71)),
+    ("memory", "unguard"): FREE,
+    ("memory", "retract"): FREE,
+    ("memory", "forget"): FREE,
+    ("memory", "filled_blocks"): (COUNT, NO_COUNTS),
+    ("memory", "cpu_room"): (FLAG, NO_FLAGS),
+    ("memory", "swap_out"): (PAIRS, NO_PAIRS),
+    ("memory", "swap_in"): (PAIRS, NO_PAIRS),
+    ("memory", "swap_need"): (COUNT, NO_COUNTS),
+    ("memory", "holds"): (FLAG, NO_FLAGS),
+    ("memory", "hold"): FREE,
+    ("memory", "filled"): FREE,
+    ("memory", "place"): ("must be a Place", (None, 3, (1, 2))),
+    ("memory", "drain"): ("must be a list of Move", (None, 3, "ab", [(1, 2)])),
+    ("memory", "usage"): (
+        "must be a Usage of four whole numbers of at least 0",
+        (None, 3, (1, 2, 3, 4), Usage(0, 0, 0, -1), Usage("a", 0, 0, 0)),  # type: ignore[arg-type]
+    ),
+    ("memory", "check"): FREE,
+    ("lengths", "drawn"): (SWITCH, (None, "no", 1)),
+    ("lengths", "sample"): (SAMPLED, NO_LENGTHS_OF_10),
+    ("lengths", "capped"): (COUNT, NO_COUNTS),
+    ("arrivals", "mode"): ("must be 'open' or 'burst', or 'closed' in a", (None, "closed", 3)),
+    ("arrivals", "drawn"): (SWITCH, (None, "no", 1)),
+    ("arrivals", "times"): (TIMED, NO_TIMES_OF_10),
     ("cost", "prices"): ("must have the methods swap_seconds and recompute_seconds", (None, 3)),
 }
 FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
@@ -197,6 +355,24 @@ FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("cost", "decode_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
     ("cost", "swap_seconds"): (0, np.float32(0.01)),
     ("cost", "recompute_seconds"): (0, np.float32(0.01)),
+    ("batching", "default_tokens"): (2048, np.int64(2048)),
+    ("batching", "spare"): (0, np.int64(1)),
+    ("batching", "closed"): (None, 0, np.int32(3)),
+    ("batching", "grow"): (True, 1, np.bool_(True)),
+    ("batching", "sorts_late"): (False, 0, np.bool_(False)),
+    ("batching", "never_fits"): ("it is too long", None),
+    ("memory", "lookup"): ((), [], np.array([], int).tolist()),
+    ("memory", "wavers"): (1, np.bool_(True)),
+    ("memory", "fit"): (Fit.NEVER,),
+    ("memory", "stride"): (None, 16, np.int64(16)),
+    ("memory", "cpu_room"): (False, 0),
+    ("lengths", "sample"): (
+        ([5] * 10, [7] * 10),
+        [np.full(10, 5, np.int64), np.full(10, 7, np.uint8)],
+    ),
+    ("lengths", "capped"): (0, np.int64(10)),
+    ("arrivals", "mode"): ("open", "burst"),
+    ("arrivals", "times"): (range(10), [0.5] * 10, np.arange(10, dtype=np.float32)),
 }
 
 
@@ -209,11 +385,21 @@ def shown(case: object) -> str:
     return " ".join(repr(case).split()).split(" at 0x")[0]
 
 
-def refused() -> list[Any]:
+UNASKED = {
+    *(("cost", hook) for hook in ("explain", "work")),
+    *(("batching", hook) for hook in ("fits", "displace")),
+    *(("memory", hook) for hook in ("cache_changes", "cached", "common", "drain", "end_of")),
+    *(("memory", hook) for hook in ("guard", "guarded", "unguard", "holds", "hold", "filled")),
+    *(("memory", hook) for hook in ("known_blocks", "place", "usage", "used", "check", "forget")),
+}
+"""What the run of a part never asks, since other settings do."""
+
+
+def refused(asked: bool) -> list[Any]:
     return [
         pytest.param(name, hook, answer, case[0], id=f"{name}.{hook}-{shown(answer)}")
         for (name, hook), case in CASES.items()
-        if isinstance(case, tuple)
+        if isinstance(case, tuple) and asked is ((name, hook) not in UNASKED)
         for answer in case[1]
     ]
 
@@ -242,7 +428,9 @@ def served(
         module.__file__ = "mine.py"
         module.Mine = type("Mine", (part.base,), {"__module__": "mine", **members})
         monkeypatch.setitem(sys.modules, "mine", module)
-        config[part.setting] = {"_target_": "mine.Mine"}
+        where, _, key = part.setting.rpartition(".")
+        inside = config[where] if where else config
+        inside[key] = "mine.Mine" if part.by_path else {"_target_": "mine.Mine"}
         return run_job(Job("mine", 0, config, tmp_path / "run"), StoppableRecorder())
 
     yield run
@@ -256,7 +444,7 @@ def answering(part: Part, hook: str, answer: Any) -> Mapping[str, Any]:
     return {hook: property(lambda self: answer)} if isdatadescriptor(stated) else {hook: answer}
 
 
-@pytest.mark.parametrize(("name", "hook", "answer", "allowed"), refused())
+@pytest.mark.parametrize(("name", "hook", "answer", "allowed"), refused(asked=True))
 def test_an_answer_that_is_not_allowed(
     served: Any, name: str, hook: str, answer: Any, allowed: str
 ) -> None:
@@ -265,12 +453,30 @@ def test_an_answer_that_is_not_allowed(
     outcome = served(name, answering(PARTS[name], hook, answer))
     assert isinstance(outcome, Failure), outcome
     assert outcome.expected
-    line = str(outcome)
+    refuses(str(outcome), hook, answer, allowed)
+
+
+def refuses(line: str, hook: str, answer: Any, allowed: str) -> None:
+    """Whether a line names the hook, what it answered and what is allowed."""
     assert "\n" not in line
     assert allowed in line
     said, plainly = shown(answer)[:100], str(answer).split(" at 0x")[0]
     told = (f"Mine.{hook} gave {said}", f"Mine.{hook}={said}", f"Mine.{hook}={plainly}")
     assert line.startswith(told), line
+
+
+@pytest.mark.parametrize(("name", "hook", "answer", "allowed"), refused(asked=False))
+def test_an_answer_that_is_not_allowed_where_other_settings_ask(
+    name: str, hook: str, answer: Any, allowed: str
+) -> None:
+    members = {"__module__": "mine", **answering(PARTS[name], hook, answer)}
+    mine = type("Mine", (PARTS[name].base,), members)
+    made = vet(mine(70, 16), MEMORY) if name == "memory" else vet(mine(), BATCHING)
+    stated = vars(PARTS[name].states)[hook]
+    with pytest.raises(AnswerError) as error:
+        asked = getattr(made, hook)
+        asked(*[None] * (len(signature(stated).parameters) - 1))
+    refuses(str(error.value), hook, answer, allowed)
 
 
 @pytest.mark.parametrize(
@@ -293,13 +499,12 @@ METHODS = [key for key in CASES if callable(vars(PARTS[key[0]].states)[key[1]])]
 def test_a_hook_that_takes_something_else(served: Any, name: str, hook: str) -> None:
     outcome = served(name, {hook: lambda self, a, b, c, d, e, f: None})
     assert isinstance(outcome, Failure)
+    assert outcome.expected
     assert f"Mine.{hook}(self, a, b, c, d, e, f): must be {hook}(self" in str(outcome)
     outcome = served(name, {hook: 7})
     assert f"Mine.{hook}=7: must be a method" in str(outcome)
 
 
-UNASKED = {("cost", "explain"), ("cost", "work")}
-"""What a simulation never asks."""
 FAILING = """
 def hook(self, *asked):
     return helper()
@@ -324,3 +529,45 @@ def test_an_error_in_a_hook_names_the_part_and_the_place(
     assert line.startswith(f"{PARTS[name].setting}=mine.Mine failed: ")
     assert f"(mine.py:7, in helper, called from {hook})" in line
     assert "helper" in outcome.trace
+
+
+class Uncalled(PagedMemory):
+    """Its `__init__` leaves that of its base out."""
+
+    def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
+        self.room = blocks
+
+
+class Frozen(Poisson):
+    """A frozen dataclass of the user's."""
+
+    def times(self, count: int, rng: Any) -> Any:
+        return super().times(count, rng) - 1e9
+
+
+def test_a_memory_that_does_not_call_the_init_of_its_base() -> None:
+    line = "Uncalled.block_size: is not set; __init__ must call super().__init__"
+    with pytest.raises(ConfigError, match=line.replace("(", r"\(").replace(")", r"\)")):
+        make_memory(f"{__name__}.Uncalled", blocks=70, block_size=16)
+
+
+def test_what_is_checked_is_the_same_object_and_ours_stay_as_they_are() -> None:
+    mine, ours = PrefillFirst(), PagedMemory(70, 16)
+    scheduler = Scheduler(memory=ours, batching=mine)
+    assert scheduler.memory is ours and type(ours) is PagedMemory and type(mine) is PrefillFirst
+    own = type("Mine", (PagedMemory,), {"lacking": lambda self, request, tokens: -1})(70, 16)
+    scheduler = Scheduler(memory=own, batching=PrefillFirst())
+    assert scheduler.memory is own
+    assert isinstance(own, PagedMemory) and type(own).__name__ == "Mine"
+    assert type(vet(own, MEMORY)) is type(own)
+    with pytest.raises(AnswerError, match=r"Mine\.lacking gave -1"):
+        own.lacking(Request("a", prompt=5), 5)
+
+
+def test_arrivals_that_are_frozen_stay_checked_at_another_rate() -> None:
+    classes: dict[str, dict[str, Any]] = {
+        "a": {"arrivals": Frozen(2.0)},
+        "b": {"arrivals": Poisson(1.0)},
+    }
+    with pytest.raises(AnswerError, match=r"Frozen\.times gave array"):
+        mix(classes=classes, requests=10, rate=6.0)

@@ -30,7 +30,7 @@ def option(name: str) -> Any:
 
 
 def seeded_router(settings: Any, seed: int) -> Router:
-    return make("router", seeded(settings, seed), Router)
+    return make("router", seeded("router", settings, seed), Router)
 
 
 def defined() -> set[str]:

@@ -1,0 +1,231 @@
+"""Check every answer of a user's own part against a table of what its hooks may answer.
+
+The checks are built into the part once, when it is made: its class becomes a subclass of the same
+name in which each hook that the user has overridden checks what it returns. Parts of pagedsim
+itself stay as they are and pay nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from inspect import isdatadescriptor
+from numbers import Real
+from typing import Any, Final, TypeVar
+
+from pagedsim.core.batching import Batching
+from pagedsim.core.errors import AnswerError, ConfigError, is_whole, plain, printed
+from pagedsim.core.memory import Fit, Memory, Move, Place, Tier, Usage
+from pagedsim.core.slips import refuse_signatures
+
+T = TypeVar("T")
+
+_MARK: Final = "_vetted"
+WRONG: Final = object()
+"""What a rule reads from an answer that is not allowed."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a hook may answer."""
+
+    allowed: str
+    """As an error says it, formatted with the hook's arguments and with the `part`."""
+    read: Callable[[Any, Any, Sequence[Any]], Any]
+    """The answer as the caller uses it, or WRONG; of the part, its answer and the arguments."""
+
+    def checked(self, part: Any, hook: str, answer: Any, asked: Sequence[Any]) -> Any:
+        """The answer as the caller uses it; AnswerError unless it is allowed."""
+        value = self.read(part, plain(answer), asked)
+        if value is WRONG:
+            raise AnswerError(
+                f"{type(part).__name__}.{hook} gave {printed(answer)}: "
+                f"must be {self.allowed.format(*asked, part=part)}"
+            )
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Contract:
+    """The rules of a kind of part, by hook; hooks that answer nothing have none.
+
+    Names that are not members of `base` are attributes that its `__init__` sets.
+    """
+
+    base: type
+    rules: Mapping[str, Rule]
+
+
+def vet(part: T, contract: Contract) -> T:
+    """The same object, with its class replaced by one that checks the answers of the user's hooks.
+
+    Raises ConfigError for hooks that cannot be called as they are, and for attributes that are
+    not allowed.
+    """
+    kind: Any = type(part)
+    if is_ours(kind) or _MARK in vars(kind):
+        return part
+    refuse_signatures(part, contract.base)
+    for name, rule in contract.rules.items():
+        stated, own = getattr(contract.base, name, None), getattr(kind, name, None)
+        if callable(stated) or isinstance(own, property):
+            continue  # asked later
+        value = getattr(part, name, WRONG)
+        where = f"{kind.__name__}.{name}"
+        if value is WRONG:
+            raise ConfigError(f"{where}: is not set; __init__ must call super().__init__")
+        if rule.read(part, plain(value), ()) is WRONG:
+            raise ConfigError(f"{where}={printed(value)}: must be {rule.allowed.format(part=part)}")
+    object.__setattr__(part, "__class__", _checked(kind, contract))  # it may be frozen
+    return part
+
+
+def raised_in_hook(error: BaseException) -> bool:
+    """Whether an error was raised inside a hook that is checked here."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == __file__:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+@cache
+def is_ours(kind: Any) -> bool:
+    """Whether a class is defined in pagedsim or its policies."""
+    return kind.__module__.split(".")[0] in ("pagedsim", "policies")
+
+
+@cache
+def _checked(kind: Any, contract: Contract) -> type:
+    """A subclass of the user's class, of the same name, that checks the hooks it overrides."""
+
+    def method(hook: str, rule: Rule) -> Callable[..., Any]:
+        def ask(part: Any, *asked: Any, **named: Any) -> Any:
+            answer = getattr(super(made, part), hook)(*asked, **named)
+            return rule.checked(part, hook, answer, (*asked, *named.values()))
+
+        return ask
+
+    def attribute(hook: str, rule: Rule) -> property:
+        return property(lambda part: rule.checked(part, hook, getattr(super(made, part), hook), ()))
+
+    names = ("__module__", "__qualname__", "__doc__")
+    members: dict[str, Any] = {name: getattr(kind, name) for name in names}
+    members["__slots__"] = ()  # the same layout, so that an object can become one
+    members[_MARK] = True
+    for hook, rule in contract.rules.items():
+        owner = next((one for one in kind.__mro__ if hook in vars(one)), None)
+        if owner is None or is_ours(owner):
+            continue
+        if isdatadescriptor(vars(owner)[hook]):
+            members[hook] = attribute(hook, rule)
+        elif callable(getattr(kind, hook)):
+            members[hook] = method(hook, rule)
+    made: type = type(kind)(kind.__name__, (kind,), members)
+    return made
+
+
+# -- what answers may be ---------------------------------------------------------------------------
+
+
+def rule(allowed: str, fine: Callable[[Any], bool], none: bool = False) -> Rule:
+    """A rule for answers that are used as they are; with `none`, None is another of them."""
+
+    def read(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+        return answer if (none and answer is None) or fine(answer) else WRONG
+
+    return Rule(f"{allowed}, or None" if none else allowed, read)
+
+
+def whole(least: int, none: bool = False) -> Rule:
+    """A rule for whole numbers of at least so many."""
+
+    def fine(answer: Any) -> bool:
+        return is_whole(answer) and answer >= least
+
+    return rule(f"a whole number of at least {least}", fine, none)
+
+
+def _flag(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    return bool(answer) if isinstance(answer, Real) and answer in (0, 1) else WRONG
+
+
+FLAG = Rule("True or False", _flag)
+SWITCH = rule("true or false", lambda value: isinstance(value, bool))
+"""For attributes of a class."""
+WHY = rule("a text that says why", lambda answer: isinstance(answer, str) and answer != "", True)
+
+
+def _share(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    return answer if is_whole(answer) and 0 <= answer <= part.total else WRONG
+
+
+def _blocks(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    fine = _all(answer, lambda one: is_whole(one) and 0 <= one < part.total)
+    return tuple(map(int, answer)) if fine else WRONG
+
+
+def _known(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    blocks = tuple(answer) if isinstance(answer, Iterable) else answer  # it may be a generator
+    return _blocks(part, blocks, asked)
+
+
+def _all(answer: Any, fine: Callable[[Any], bool]) -> bool:
+    """Whether an answer is a sequence of nothing else."""
+    a_list = isinstance(answer, Sequence) and not isinstance(answer, (str, bytes))
+    return a_list and all(fine(one) for one in answer)
+
+
+def _is_pair(one: Any) -> bool:
+    fine = isinstance(one, tuple) and len(one) == 2
+    return fine and all(is_whole(block) and block >= 0 for block in one)
+
+
+def _is_usage(answer: Any) -> bool:
+    return isinstance(answer, Usage) and all(is_whole(slots) and slots >= 0 for slots in answer)
+
+
+_COUNT, _LENGTH = whole(0), whole(1)
+_SHARE = Rule("a whole number from 0 to {part.total}, the blocks that there are", _share)
+_PAIRS = rule("a list of pairs of blocks, (from, to)", lambda answer: _all(answer, _is_pair))
+
+BATCHING = Contract(
+    Batching,
+    {
+        **dict.fromkeys(("displaces_by_default", "grows_first", "joins_midway"), SWITCH),
+        "default_tokens": _LENGTH,
+        **dict.fromkeys(("infeasible", "refused", "never_fits"), WHY),
+        **dict.fromkeys(("spare", "margin", "slack"), _COUNT),
+        **dict.fromkeys(("grow", "fits", "sorts_late", "displacing"), FLAG),
+        "closed": whole(0, none=True),
+    },
+)
+MEMORY = Contract(
+    Memory,
+    {
+        **dict.fromkeys(("block_size", "total"), _LENGTH),
+        "cpu_total": _COUNT,
+        **dict.fromkeys(("can_swap", "can_guard", "can_hold"), SWITCH),
+        "tiers": rule("a list of Tier", lambda value: _all(value, lambda o: isinstance(o, Tier))),
+        **dict.fromkeys(("shared", "cache_changes"), _COUNT),
+        **dict.fromkeys(("end_of", "longest"), _LENGTH),
+        **dict.fromkeys(("longest_of", "blocks_for", "blocks_at_length", "common"), _COUNT),
+        **dict.fromkeys(("free", "cached", "used", "guarded"), _SHARE),
+        "known_blocks": Rule("block numbers from 0, below {part.total}", _known),
+        "cpu_free": _COUNT,
+        "cpu_peak": whole(0, none=True),
+        "lookup": Rule("a list of block numbers from 0, below {part.total}", _blocks),
+        **dict.fromkeys(("wavers", "grow", "cpu_room", "holds"), FLAG),
+        "fit": rule(f"one of {', '.join(map(str, Fit))}", lambda answer: isinstance(answer, Fit)),
+        **dict.fromkeys(("need", "stride"), whole(1, none=True)),
+        **dict.fromkeys(("lacking", "filled_blocks", "swap_need"), _COUNT),
+        **dict.fromkeys(("swap_out", "swap_in"), _PAIRS),
+        "place": rule("a Place", lambda answer: isinstance(answer, Place)),
+        "drain": rule(
+            "a list of Move", lambda answer: _all(answer, lambda one: isinstance(one, Move))
+        ),
+        "usage": rule("a Usage of four whole numbers of at least 0", _is_usage),
+    },
+)
