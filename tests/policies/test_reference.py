@@ -22,6 +22,7 @@ from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.simulate import simulate
 from policies.continuum import Continuum
 from policies.drr import DRR
+from policies.longest_prefix import LongestPrefix
 from policies.ltr import LTR
 from policies.mlfq import MLFQ, SkipJoin
 from policies.past_future import PastFuture
@@ -121,6 +122,12 @@ PAIRS = {
         st.fixed_dictionaries(
             {"ttl": st.sampled_from([0.0, 0.02, 0.1]), "window": st.sampled_from([1, 3])}
         ),
+        cached=True,
+    ),
+    "longest_prefix": Pair(
+        LongestPrefix,
+        memory.LongestPrefix,
+        st.fixed_dictionaries({"most": st.sampled_from([0, 1, 4, 128])}),
         cached=True,
     ),
 }

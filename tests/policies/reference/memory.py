@@ -1,4 +1,4 @@
-"""The reference of the policy that goes by memory: Past-Future."""
+"""References of the policies that go by memory: Past-Future and the longest prefix."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import inf
 from pagedsim.core import Left, Policy, Request, ServerState
 from pagedsim.core.policy import Around
 from pagedsim.core.request import State
+from tests.policies.reference.log import Logged
 
 
 class PastFuture(Around):
@@ -63,3 +64,59 @@ class PastFuture(Around):
         self.of.observe(event)  # type: ignore[arg-type]
         if isinstance(event, Left) and event.request.state is State.FINISHED:
             self.outputs.append(event.request.generated)
+
+
+class LongestPrefix(Logged):
+    """The longest cached prefix first; a beginning that waiting requests share is computed once.
+
+    Ranks are those at the beginning of a step, and are all computed there. Between two steps, where
+    they decide nothing, they are as of now. Here, other than in SGLang, the first of those that
+    share a beginning is the first to arrive, and a batch yields memory in order of arrival.
+    """
+
+    rank_changes = "when stale"
+    short = 32
+
+    def __init__(self, most: int = 128) -> None:
+        super().__init__()
+        self.most = most
+        self.ranks: dict[Request, tuple[float, float]] = {}
+
+    def stale(self, state: ServerState) -> bool:
+        waiting = [one for one in self.came() if one.state is State.WAITING]
+        many = len(waiting) > self.most
+        self.ranks = {one: (0, 0) if many else self.live(one, state) for one in waiting}
+        return True
+
+    def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
+        if request.state is State.RUNNING or request.computed:
+            return (-1, 0)
+        return self.ranks[request] if request in self.ranks else self.live(request, state)
+
+    def came(self) -> list[Request]:
+        """The requests on this server, in order of arrival."""
+        gone = [entry.request for entry in self.log if isinstance(entry.event, Left)]
+        return [
+            one for one in dict.fromkeys(entry.request for entry in self.log) if one not in gone
+        ]
+
+    def live(self, request: Request, state: ServerState) -> tuple[float, float]:
+        return (self.shares(request, state), -state.cached_tokens(request))
+
+    def shares(self, request: Request, state: ServerState) -> bool:
+        """Whether a request that came sooner is to compute the same beginning first."""
+        if not self.would_compute(request, state):
+            return False
+        beginning = request.tokens(0, self.short)
+        for other in self.came():
+            if other is request:
+                return False
+            alike = other.prompt is not None and other.tokens(0, self.short) == beginning
+            if other.state is State.WAITING and alike and self.would_compute(other, state):
+                return True
+        return False
+
+    def would_compute(self, request: Request, state: ServerState) -> bool:
+        """Whether its beginning is long enough, known, and not in the cache."""
+        known = request.prompt is not None and request.prompt_len >= self.short
+        return known and state.cached_tokens(request) <= self.short

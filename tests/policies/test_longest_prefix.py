@@ -1,0 +1,65 @@
+"""The longest prefix: shared beginnings, and requests that are preempted."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagedsim.core import Request, ServerState
+from policies.longest_prefix import LongestPrefix
+from tests.policies.served import Job, served, started
+
+SHARED = list(range(32))
+
+
+def job(name: int, shared: list[int], length: int, output: int = 1) -> Job:
+    """A request whose prompt begins with `shared`, and goes on with tokens of its own."""
+    own = [1000 * name + place for place in range(length - len(shared))]
+    return Job(prompt=shared + own, output=output)  # type: ignore[arg-type]
+
+
+def test_a_beginning_that_waiting_requests_share_is_computed_once() -> None:
+    """The third request, which shares nothing, starts beside the first; then the second hits."""
+    jobs = [job(1, SHARED, 40), job(2, SHARED, 40), job(3, [], 40)]
+    outcome = served(jobs, "longest_prefix", memory="prefix", max_seqs=2)
+    assert started(outcome) == [0, 2, 1]
+    assert [request.cached_tokens for request in outcome.requests] == [0, 32, 0]
+
+
+@pytest.mark.parametrize("batching", ["prefill_first", "unified"])
+def test_a_batch_yields_memory_in_order_of_arrival(batching: str) -> None:
+    """The last to arrive is preempted, however much of either is in the cache."""
+    jobs = [job(1, [], 4, output=20), job(2, [], 40, output=12)]
+    outcome = served(
+        *(jobs, "longest_prefix"),
+        **{"memory": "prefix", "blocks": 4, "block_size": 16, "batching": batching},
+    )
+    assert {request.id for request in outcome.requests if request.preemptions} == {1}
+
+
+class Watched(LongestPrefix):
+    """Counts the steps in which a preempted request waits, and those with stale ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = self.stale_steps = 0
+        self.queued: set[Request] = set()
+
+    def rank(self, request: Request, state: ServerState) -> tuple[int, int]:
+        if request.preemptions:
+            self.queued.add(request)
+        return super().rank(request, state)
+
+    def stale(self, state: ServerState) -> bool:
+        answer = super().stale(state)
+        if any(one.state.value == "waiting" for one in self.queued):
+            self.steps += 1
+            self.stale_steps += answer
+        return answer
+
+
+def test_a_preempted_request_that_waits_does_not_expire_all_ranks_in_each_step() -> None:
+    policy = Watched()
+    jobs = [job(1, [], 40, output=24), job(2, [], 40, output=24)]
+    served(jobs, policy, memory="prefix", blocks=7, block_size=16, batching="unified")
+    assert policy.steps > 10
+    assert policy.stale_steps <= 2
