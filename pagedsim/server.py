@@ -160,24 +160,41 @@ class ServerSpec:
 
     # -- what is made of it ------------------------------------------------------------------------
 
-    def make_memory(self) -> Memory:
-        """Its memory, with nobody in it; `blocks` are known by now."""
-        settings = {"blocks": self.blocks, "block_size": self.block_size, **self.memory_settings}
+    @property
+    def groups(self) -> int:
+        """Data-parallel groups of GPUs: each has requests, keys and values of its own, and all
+        limits and sizes are those of one group, as in vLLM."""
+        return max(1, self.expert_parallel // self.tensor_parallel)
+
+    def make_memory(self, groups: int = 1) -> Memory:
+        """The empty memory of so many groups; `blocks` are known by now."""
+        settings = {"block_size": self.block_size, **self.memory_settings}
+        settings["blocks"] = None if self.blocks is None else self.blocks * groups
         if self.cpu_blocks:
-            settings["cpu_blocks"] = self.cpu_blocks
+            settings["cpu_blocks"] = self.cpu_blocks * groups
         if takes(memory_class(self.memory), "max_model_len"):
             settings["max_model_len"] = self.max_model_len
         return make_memory(self.memory, **settings)
 
     def scheduler(self, kind: type[Scheduler] = Scheduler) -> Scheduler:
-        """Its scheduler; `kind` may be a class that does more."""
+        """Its scheduler; `kind` may be a class that does more.
+
+        One scheduler stands for all groups, with the sequences and blocks of all of them, and the
+        tokens of all their micro-batches; vLLM bounds the tokens of each micro-batch.
+        """
+        if (batches := self.groups * self.pipeline_parallel) > 1:
+            self._scheduler(Scheduler, 1, 1)  # what one group cannot do is refused
+        return self._scheduler(kind, self.groups, batches)
+
+    def _scheduler(self, kind: type[Scheduler], groups: int, batches: int) -> Scheduler:
+        tokens = self.max_batched_tokens
         return make_scheduler(
-            memory=self.make_memory(),
+            memory=self.make_memory(groups),
             policy=self.policy,
             preemption=self._preemption(),
             batching=self.batching,
-            max_seqs=self.max_seqs,
-            max_batched_tokens=self.max_batched_tokens,
+            max_seqs=self.max_seqs * groups,
+            max_batched_tokens=None if tokens is None else tokens * batches,
             max_model_len=self.max_model_len,
             async_scheduling=self.async_scheduling,
             kind=kind,

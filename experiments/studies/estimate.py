@@ -107,6 +107,7 @@ def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, ou
         cost=stage.cost,
         power=backend.power,
         scheduler=stage.scheduler,
+        server=stage.server,
         memory=config["memory"],
         prompt=prompt,
         batch=batch,

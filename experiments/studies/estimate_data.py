@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pagedsim.core import Scheduler, StepPlan
+from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.roofline import PRODUCTS
 from pagedsim.sim.estimate import (
@@ -35,6 +36,7 @@ class Case:
     cost: Roofline
     power: EnergyRoofline | None
     scheduler: Scheduler
+    server: ServerSpec
     memory: Mapping[str, Any]
     """The settings of the group."""
     prompt: int
@@ -108,15 +110,16 @@ def data_of(case: Case) -> dict[str, Any]:
 
 
 def _memory(case: Case) -> dict[str, Any]:
-    replica, scheduler = case.replica, case.scheduler
+    replica, scheduler, server = case.replica, case.scheduler, case.server
+    tokens = server.step_tokens(scheduler.max_model_len)
     utilization = case.memory.get("gpu_memory_utilization", 0.9)
     found = footprint(
         replica,
         blocks=scheduler.memory.total,
         gpu_memory_utilization=utilization,
         reserved_gib=case.memory.get("reserved_gib", 0.5),
-        max_batched_tokens=scheduler.max_batched_tokens,
-        max_seqs=scheduler.max_seqs,
+        max_batched_tokens=tokens,
+        max_seqs=server.max_seqs,
     )
     return {
         "memory_bytes": round(replica.hardware.memory_bytes),
@@ -124,8 +127,8 @@ def _memory(case: Case) -> dict[str, Any]:
         "usable_bytes": round(found.usable),
         "weights": {part: round(each) for part, each in found.weights.items()},
         "activations": {part: round(each) for part, each in found.activations.items()},
-        "max_batched_tokens": scheduler.max_batched_tokens,
-        "max_seqs": scheduler.max_seqs,
+        "max_batched_tokens": tokens,
+        "max_seqs": server.max_seqs,
         "reserved_bytes": round(found.reserved),
         "left_bytes": round(found.left),
         "kv_bytes_per_token": round(replica.kv_bytes_per_token),

@@ -107,16 +107,19 @@ def notes(case: Case, data: Data) -> list[str]:
         found.append(
             f"hardware={hardware.name} has no price_per_hour, without which there is no cost"
         )
-    memory = data["memory"]
+    memory, groups = data["memory"], case.server.groups
+    seats = f"server.max_seqs={memory['max_seqs']}" + (
+        f" in each of {groups} groups" if groups > 1 else ""
+    )
     if case.batch is not None and case.batch > case.full:
         why = (
             f"memory holds {case.fitting:,} contexts of {case.prompt:,} tokens"
             if case.batch > case.fitting
-            else f"server.max_seqs={memory['max_seqs']}"
+            else seats
         )
         found.append(f"batch={case.batch} does not fit: {why}")
     if case.full < case.fitting:
-        found.append(f"the full batch is server.max_seqs={memory['max_seqs']}")
+        found.append(f"the full batch is {seats}")
     if case.prompt > memory["max_batched_tokens"]:
         found.append(
             f"a step computes at most {memory['max_batched_tokens']:,} tokens, so the prompt, "

@@ -16,7 +16,7 @@ from pagedsim.sim.replica import Replica
 
 @dataclass(frozen=True)
 class Capacity:
-    """Blocks of a replica, and the bytes of each of its GPUs that led to them."""
+    """Blocks of each group of a replica, and the bytes of each of its GPUs that led to them."""
 
     blocks: int
     weight_bytes: float
@@ -35,7 +35,7 @@ def capacity(
 ) -> Capacity:
     """Blocks = (utilization × memory − weights − peak activations − reserved) / bytes of a block.
 
-    All of it on each GPU; groups of GPUs that have requests of their own add up. `reserved_gib` is
+    All of it on each GPU, so the blocks are those of one group of GPUs. `reserved_gib` is
     for what is none of the others: the CUDA context, the libraries' workspaces, graphs. Raises
     ConfigError where not one block is left.
     """
@@ -59,7 +59,7 @@ def capacity(
     if left <= 0:
         raise _too_large(replica, gpu_memory_utilization, beside)
     return Capacity(
-        blocks=int(left // replica.block_bytes) * replica.groups,
+        blocks=int(left // replica.block_bytes),
         weight_bytes=replica.weight_bytes,
         activation_bytes=beside(replica.tensor_parallel) - reserved_gib * GIB,
         kv_bytes=left,
@@ -67,9 +67,9 @@ def capacity(
 
 
 def cpu_blocks(replica: Replica, swap_space_gib: float) -> int:
-    """Blocks that so much CPU memory for each GPU holds, as in vLLM."""
+    """Blocks of a group that so much CPU memory for each GPU holds, as in vLLM."""
     require_number("swap_space_gib", swap_space_gib, 0)
-    return int(swap_space_gib * GIB // replica.block_bytes) * replica.groups
+    return int(swap_space_gib * GIB // replica.block_bytes)
 
 
 def activation_bytes(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
+from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import activation_bytes, capacity, cpu_blocks
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.cost.base import Breakdown
@@ -47,12 +51,37 @@ def test_experts_are_dealt_and_all_else_stands_in_each_group() -> None:
     assert shared.groups == 1
 
 
-def test_every_group_has_blocks_of_its_own() -> None:
+def test_blocks_are_those_of_one_group() -> None:
     found = capacity(DEEPSEEK, max_batched_tokens=2048, max_seqs=64)
     left = 0.9 * DEEPSEEK.hardware.memory_bytes - 0.5 * GIB - DEEPSEEK.weight_bytes
     left -= activation_bytes(DEEPSEEK.model, 1, 2048, 64)
-    assert found.blocks == 8 * int(left // (576 * 2 * 61 * 16))
-    assert cpu_blocks(DEEPSEEK, 4.0) == 8 * int(4 * GIB // (576 * 2 * 61 * 16))
+    assert found.blocks == int(left // (576 * 2 * 61 * 16))
+    assert cpu_blocks(DEEPSEEK, 4.0) == int(4 * GIB // (576 * 2 * 61 * 16))
+
+
+def test_limits_and_sizes_are_those_of_each_group_as_in_vllm() -> None:
+    """128 sequences and 2,048 tokens of each of 4 groups, and of each of 2 micro-batches."""
+    limits: dict[str, Any] = {"max_seqs": 128, "max_batched_tokens": 2048, "blocks": 1000}
+    spec = ServerSpec(**limits, batching="unified", max_model_len=8192, cpu_blocks=10)
+    for degrees, groups, batches in (
+        ({}, 1, 1),
+        ({"expert_parallel": 4}, 4, 4),
+        ({"expert_parallel": 4, "tensor_parallel": 2}, 2, 2),
+        ({"expert_parallel": 4, "pipeline_parallel": 2}, 4, 8),
+        ({"pipeline_parallel": 2}, 1, 2),
+    ):
+        made = replace(spec, **degrees).scheduler()
+        assert made.max_seqs == 128 * groups
+        assert made.max_batched_tokens == 2048 * batches
+        assert made.memory.total == 1000 * groups
+
+
+def test_what_one_group_cannot_do_is_refused() -> None:
+    limits: dict[str, Any] = {"max_batched_tokens": 2048, "blocks": 1000, "expert_parallel": 4}
+    with pytest.raises(ConfigError, match="max_batched_tokens=2048: must be at least"):
+        ServerSpec(**limits, batching="prefill_first", max_model_len=4096).scheduler()
+    with pytest.raises(ConfigError, match="max_model_len"):
+        ServerSpec(**limits, batching="unified", max_model_len=16_001).scheduler()
 
 
 # The busiest GPU
