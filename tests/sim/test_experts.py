@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_limits_and_sizes_are_those_of_each_group_as_in_vllm() -> None:
         ({"expert_parallel": 4, "pipeline_parallel": 2}, 4, 8),
         ({"pipeline_parallel": 2}, 1, 2),
     ):
-        made = replace(spec, **degrees).scheduler()
+        made = replace(spec, **cast(dict[str, Any], degrees)).scheduler()
         assert made.max_seqs == 128 * groups
         assert made.max_batched_tokens == 2048 * batches
         assert made.memory.total == 1000 * groups
