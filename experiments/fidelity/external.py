@@ -89,7 +89,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Reading:
             ),
         ],
         notes=[
-            *signs(server, done.served),
+            *signs(server, done.served, found.begin),
             *report.about_fit(found, scores),
             *report.about_log(
                 log, found.cold, scores["unseen"], "unseen", done.served, server.guessed_blocks

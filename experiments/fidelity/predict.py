@@ -56,7 +56,8 @@ class Predict(Study):
         assert self.fit is not None and self.requests is not None
         fit, log = Fit.load(self.fit), read_log(self.requests)
         measured = None if self.timeseries is None else read_course(self.timeseries)
-        done = scored(runs.config, log, fit.of(ExternalServer(runs.config, log)))
+        constants = fit.of(ExternalServer(runs.config, log))
+        done = scored(runs.config, log, constants)
         server, served, scores = done.server, done.served, dict(done.scores)
         cold = cold_start(log, served.latencies)
         if cold.requests:
@@ -75,7 +76,7 @@ class Predict(Study):
             ],
             notes=[
                 *fit.doubts(server, served),
-                *signs(server, served),
+                *signs(server, served, constants),
                 *report.about_log(
                     log, cold, scores["all"], "requests", served, server.guessed_blocks
                 ),

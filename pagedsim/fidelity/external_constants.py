@@ -104,13 +104,14 @@ def serve(server: ExternalServer, constants: Constants, first: int | None = None
     return server.serve(cost, 1e-3 * constants.get(FRONT, 0.0), first)
 
 
-def serve_at_the_peak(server: ExternalServer) -> Served:
-    """Serve it at all that the data sheet has, and with software that takes no time."""
+def at_the_peak(server: ExternalServer) -> ExternalServer:
+    """The same at all that the data sheet has, and with software that takes no time."""
     constants_of(server)
     assert isinstance(server.cost, Roofline)
     peak = {name: 1.0 if Constant(name).share else 0.0 for name in server.cost.constants}
     stack = sheets.settings("stack", "ideal")
-    return server.serve({**server.config["cost"], "stack": stack, **peak}, 0.0)
+    cost = {**server.config["cost"], "stack": stack, **peak}
+    return ExternalServer({**server.config, "cost": cost}, server.log)
 
 
 def words(server: ExternalServer, constants: Constants, names: Collection[str]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.fidelity.external_prompts import Contents, contents_of
 from pagedsim.workload.limits import LONGEST
 from pagedsim.workload.traces.opened import opened, readable
 
@@ -97,6 +98,8 @@ class Log:
     latencies: Latencies
     client: Sequence[str]
     """Whose each is; "" where the log does not say."""
+    contents: Contents | None = None
+    """What is in each prompt; None where the log does not say, and all are unlike."""
 
     @property
     def output(self) -> NDArray[np.int64]:
@@ -164,7 +167,6 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
-    places = [where for where, _ in rows]
     arrived = _column(rows, layout.arrived)
     first, last = (_times(rows, names, arrived) for names in (layout.first, layout.last))
     if layout.queued is not None:
@@ -173,7 +175,7 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
         shift = float((arrived - _column(rows, layout.queued)).max())
         first, last = first + shift, last + shift
     prompt, output = (_tokens(rows, name) for name in (layout.prompt, layout.output))
-    for where, come, begun, ended in zip(places, arrived, first, last, strict=True):
+    for (where, _), come, begun, ended in zip(rows, arrived, first, last, strict=True):
         if not come < begun <= ended:
             raise ConfigError(
                 f"{where}: arrives at {come:g}, has its first token at {begun:g} and its last at "
@@ -181,6 +183,7 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
             )
     order = np.argsort(arrived, kind="stable")
     queue = _queue(layout, rows)
+    ordered = [rows[row] for row in order.tolist()]
     latencies = Latencies(
         (first - arrived)[order],
         (last - arrived)[order],
@@ -189,11 +192,12 @@ def _log(path: Path, layout: Layout, rows: Sequence[tuple[str, Row]]) -> Log:
     )
     return Log(
         path,
-        [places[row] for row in order.tolist()],
+        [where for where, _ in ordered],
         (arrived - arrived.min())[order],
         prompt[order],
         latencies,
-        [_name(rows[row][1].get(layout.client)) for row in order.tolist()],
+        [_name(row.get(layout.client)) for _, row in ordered],
+        contents_of(ordered, prompt[order]),
     )
 
 

@@ -25,7 +25,7 @@ class LogRequests:
 
     log: Log
     named: bool
-    """Whether tokens are told apart, for a prefix cache: nobody's are like another's."""
+    """Whether tokens are told apart, for a prefix cache: as the log has them, else all unlike."""
     guesses: Sequence[float | None]
     """How long each answer is taken to be."""
     front: float = 0.0
@@ -39,7 +39,11 @@ class LogRequests:
         log, token = self.log, 0
         for row in range(len(log)):
             length = int(log.prompt[row])
-            prompt = range(token, token + length) if self.named else length
+            prompt: Sequence[int] | int = length
+            if self.named and log.contents is not None:
+                prompt = log.contents[row]
+            elif self.named:
+                prompt = range(token, token + length)
             token += length
             known: dict[str, Any] = {"client": log.client[row], "predicted_len": self.guesses[row]}
             arrival = float(log.arrived[row]) + self.front

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
+from pagedsim.core.memory import PrefixMemory
 from pagedsim.fidelity.external_log import Latencies, Log
 from pagedsim.fidelity.external_requests import LogRequests, guesses
 from pagedsim.run.backend import Settings
@@ -57,6 +58,11 @@ class ExternalServer:
         return self.scheduler.memory.total
 
     @property
+    def finds_prefixes(self) -> bool:
+        """Whether its memory finds beginnings of prompts that it has computed before."""
+        return isinstance(self.scheduler.memory, PrefixMemory)
+
+    @property
     def cost(self) -> CostModel:
         """What `cost=` says before any fit."""
         return self._stage.cost
@@ -79,12 +85,11 @@ class ExternalServer:
         stage = backend.simulation(config, 0)
         if front is None:
             front = stage.cost.server_seconds
-        named = config["memory"].get("kind") == "prefix"
         served = Served(self.log, first or len(self.log), front)
         with suppress(_Enough):
             simulate(
                 stage.scheduler,
-                LogRequests(self.log, named, guesses(config, self.log), front),
+                LogRequests(self.log, self.finds_prefixes, guesses(config, self.log), front),
                 _Cold(stage.cost, self.first_step - front),
                 served,
                 overlap=backend.overlap,

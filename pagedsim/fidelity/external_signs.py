@@ -1,45 +1,184 @@
-"""What a log says that no single server of these settings can have done."""
+"""What a log says that no server of these settings can have done, and which settings it fits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
-from pagedsim.fidelity.external_constants import serve_at_the_peak
+import numpy as np
+from numpy.typing import NDArray
+
+from pagedsim.core import ConfigError
+from pagedsim.fidelity.external_constants import Constants, at_the_peak, serve
 from pagedsim.fidelity.external_course import Course
+from pagedsim.fidelity.external_log import Log
+from pagedsim.fidelity.external_prompts import STATED
 from pagedsim.fidelity.external_server import ExternalServer, Served
+from pagedsim.fidelity.step_tables import sheets
+from pagedsim.run.backend import Settings
+from pagedsim.sim.step import step
 
 FASTER = 1.05
 """How much longer a request takes at the data sheet's peak than it was measured, to be told."""
 MANY = 0.05
-"""The part of the requests that must be so: one by one, chance decides who waits."""
+"""The part of the requests that must be so: one by one, chance decides which wait."""
 OVER = 1.1
 """How much more memory a log must seem to use than there is."""
+AMISS = 0.25
+"""How far off first tokens must be at least for other settings to be tried."""
+BETTER = 0.5
+"""Of that, what other settings must leave at most to be named."""
+NEARLY = 1.25
+"""What leaves so many times as much as the best is named before it where it changes less."""
+MARGIN = 2
+"""Steps by which a client's times of a beginning and an end may be wrong."""
 OTHERWISE = (
-    "more than one replica may be behind this log, or another GPU, or prompts that it had cached"
+    "more than one replica may be behind this log, or another GPU, another batching, or prompts that "
+    "it had cached"
 )
 
 
-def signs(server: ExternalServer, served: Served) -> Iterator[str]:
-    """Each in a line; `served`: what the simulated server did with the log."""
-    log = server.log
-    latencies = serve_at_the_peak(server).latencies
+def signs(server: ExternalServer, served: Served, constants: Constants) -> Iterator[str]:
+    """Each in a line; `served`: what the simulated server did with the log.
+
+    `constants` are those with which other settings are tried: not any that were fitted to the log
+    with these.
+    """
+    yield from _of_prompts(server)
+    yield from _of_speed(server)
+    if not served.preemptions:  # a preempted request has begun, and holds no memory
+        yield from _of_size(server)
+    yield from _of_settings(server, constants)
+
+
+def _of_speed(server: ExternalServer) -> Iterator[str]:
+    log, peak = server.log, at_the_peak(server)
+    latencies = peak.serve(front=0.0).latencies
     faster = latencies.e2e > FASTER * log.latencies.e2e
     if faster.mean() > MANY:
         yield (
             f"{int(faster.sum()):,} of {len(log):,} requests were answered faster than one server "
             "can at the full rates of the data sheet and with no work of the host: " + OTHERWISE
         )
-    if served.preemptions:  # who is preempted has begun, and holds no memory
+    if log.contents is not None:
         return
-    course = Course.of(log, log.latencies, server.scheduler)
-    most = server.config["server"]["max_seqs"]
-    if course.running.max() > most:
+    lengths, where = np.unique(log.prompt, return_inverse=True)
+    alone = np.array([peak.cost.step_seconds(step(int(length))) for length in lengths])[where]
+    sooner = alone > FASTER * log.latencies.ttft
+    if sooner.mean() > MANY:
         yield (
-            f"up to {int(course.running.max()):,} requests had begun and not ended at a time, and "
+            f"{int(sooner.sum()):,} of {len(log):,} first tokens came sooner than their prompts "
+            "can be computed at the full rates of the data sheet: prompts that share their "
+            f"beginning must be stated, in columns of the log ({STATED}), with memory=prefix"
+        )
+
+
+def _of_prompts(server: ExternalServer) -> Iterator[str]:
+    if server.log.contents is not None and not server.finds_prefixes:
+        yield (
+            "the log says which prompts begin alike, and this server computes all of each: "
+            "memory=prefix has a prefix cache"
+        )
+
+
+def _of_size(server: ExternalServer) -> Iterator[str]:
+    log, scheduler = server.log, server.scheduler
+    surely, most = int(_surely_running(log).max()), scheduler.max_seqs
+    if surely > most:
+        yield (
+            f"up to {surely:,} requests had begun and not ended at a time, and "
             f"server.max_seqs={most} lets one server run no more than that: {OTHERWISE}"
         )
-    if course.kv.max() > 100 * OVER:
+    kv = Course.of(log, log.latencies, scheduler).kv.max()
+    if kv > 100 * OVER:
         yield (
-            f"the requests that ran at a time took up to {course.kv.max():.0f} % of the memory for "
+            f"the requests that ran at a time took up to {kv:.0f} % of the memory for "
             f"keys and values, by their lengths: {OTHERWISE}"
         )
+
+
+def _surely_running(log: Log) -> NDArray[np.int64]:
+    """How many requests ran at each time at which one begins or ends.
+
+    A client sees a last token some steps after the server has given its seat to another, so a
+    request counts from so many gaps between its tokens after its beginning, to as many before its
+    end.
+    """
+    latencies = log.latencies
+    margin = MARGIN * np.nan_to_num(latencies.tpot)
+    begun = latencies.ttft if latencies.queue is None else latencies.queue
+    begin, end = log.arrived + begun + margin, log.arrived + latencies.e2e - margin
+    there = begin < end
+    times = np.concatenate([begin[there], end[there]])
+    changes = np.concatenate([np.ones(there.sum(), int), -np.ones(there.sum(), int)])
+    order = np.lexsort((changes, times))  # at one time, ends first
+    return np.concatenate([[0], np.cumsum(changes[order])])
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """A server's settings in words, and what they change of a configuration."""
+
+    words: str
+    changes: Settings
+
+
+def _of_settings(server: ExternalServer, constants: Constants) -> Iterator[str]:
+    """The settings that the log fits better, where those of the server are far off."""
+    log = server.log
+    here = _amiss(log, serve(server, constants))
+    if here < AMISS:
+        return
+    tried = []
+    for one in _others(server):
+        with suppress(ConfigError):  # such as prompts that are never split and longer than a step
+            served = serve(ExternalServer(_with(server.config, one), log), constants)
+            tried.append((_amiss(log, served), one))
+    least = min((amiss for amiss, _ in tried), default=here)
+    near = [pair for pair in tried if pair[0] <= NEARLY * least]
+    there, best = min(near, key=lambda pair: len(pair[1].changes), default=(here, None))
+    if best is not None and there < BETTER * here:
+        yield (
+            f"half of the first tokens are {100 * here:.0f} % off and more with these settings; "
+            f"with {best.words} it would be {100 * there:.0f} %: are these the server's?"
+        )
+
+
+def _amiss(log: Log, served: Served) -> float:
+    """By what factor half of the times to first tokens are off at least, less 1."""
+    ratios = served.latencies.ttft / log.latencies.ttft
+    return float(np.expm1(np.median(np.abs(np.log(np.maximum(ratios, 1e-9))))))
+
+
+def _others(server: ExternalServer) -> list[_Settings]:
+    """Batchings and numbers of sequences that this log may be of."""
+    batchings = {name: sheets.settings("batching", name) for name in ("unified", "prefill_first")}
+    target = server.config["batching"].get("_target_")
+    others: list[_Settings | None] = [None]
+    others += [
+        _Settings(f"batching={name}", {"batching": settings})
+        for name, settings in batchings.items()
+        if settings["_target_"] != target
+    ]
+    peak = int(_surely_running(server.log).max())
+    seats: list[_Settings | None] = [None]
+    if peak < server.scheduler.max_seqs:
+        limits = {**server.config["server"], "max_seqs": peak}
+        seats.append(_Settings(f"server.max_seqs={peak}", {"server": limits}))
+    return [
+        _Settings(
+            " ".join(each.words for each in pair if each),
+            {key: value for each in pair if each for key, value in each.changes.items()},
+        )
+        for pair in ((first, second) for first in others for second in seats)
+        if any(pair)
+    ]
+
+
+def _with(config: Settings, settings: _Settings) -> dict[str, Any]:
+    return {**config, **settings.changes}

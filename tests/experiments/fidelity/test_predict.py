@@ -139,11 +139,33 @@ def test_two_replicas_behind_one_log_are_told() -> None:
         ttft[part], e2e[part] = times.ttft, times.e2e
     both = replace(log, latencies=Latencies(ttft, e2e, log.output))
     of = server(both)
-    told = list(signs(of, serve(of, TRUE)))
+    told = list(signs(of, serve(of, TRUE), TRUE))
     assert any("more than one replica may be behind this log" in line for line in told)
     one = serve(server(log), TRUE)
     alone = server(replace(log, latencies=one.latencies))
-    assert list(signs(alone, one)) == []
+    assert list(signs(alone, one, TRUE)) == []
+
+
+def test_a_server_that_runs_as_many_as_it_may_is_no_sign_of_another() -> None:
+    """Requests that are seen to end a step after their seat was given away overlap."""
+    log = asked(60, rate=50.0)
+    limits = "server.max_seqs=8", "memory.blocks=9000"
+    times = serve(server(log, *limits), TRUE).latencies
+    late = replace(times, e2e=times.e2e + 0.9 * np.nan_to_num(times.tpot))
+    of = server(replace(log, latencies=late), *limits)
+    assert not any("server.max_seqs" in line for line in signs(of, serve(of, TRUE), TRUE))
+
+
+def test_settings_that_the_log_fits_better_are_named() -> None:
+    """A log of 8 sequences at most and chunked prompts, taken for one of 256 and whole prompts."""
+    log = asked(80, rate=30.0)
+    limits = "memory.blocks=9000", "server.max_batched_tokens=8192", "server.max_model_len=4096"
+    times = serve(server(log, *limits, "server.max_seqs=8"), TRUE).latencies
+    of = server(replace(log, latencies=times), *limits, "batching=prefill_first")
+    (line,) = [line for line in signs(of, serve(of, TRUE), TRUE) if "these settings" in line]
+    assert "server.max_seqs=8 it would be" in line
+    right = server(replace(log, latencies=times), *limits, "server.max_seqs=8")
+    assert not any("these settings" in one for one in signs(right, serve(right, TRUE), TRUE))
 
 
 def test_more_requests_than_a_server_runs_are_told() -> None:
@@ -154,7 +176,7 @@ def test_more_requests_than_a_server_runs_are_told() -> None:
         line.startswith(
             "up to 30 requests had begun and not ended at a time, and server.max_seqs=8"
         )
-        for line in signs(of, serve(of, TRUE))
+        for line in signs(of, serve(of, TRUE), TRUE)
     )
 
 
