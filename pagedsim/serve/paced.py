@@ -207,7 +207,7 @@ class PacedEngine:
             for request in requests:
                 answer = self._answers.get(request.id)
                 if answer is not None and answer.request is request:
-                    answer.length += 1
+                    answer.grow()
                     if answer.streams and request.alive:
                         outputs.append(answer.output())
         for request in self._told.leavers():
