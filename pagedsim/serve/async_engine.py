@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 MAX_WAITING = 4096
 WINDOW = 32
@@ -187,7 +188,8 @@ class AsyncLLMEngine:
             try:
                 found, error = question(self._engine), None
             except Exception as problem:
-                found, error = None, problem
+                log.exception("a question to the engine failed")
+                found, error = None, _bare(problem)
             self._worker.post(_settle, answer, found, error)
 
         self._worker.send(work)
@@ -255,7 +257,7 @@ class AsyncLLMEngine:
                     name, prompt, params, stream=stream, delta=delta, arrival=arrival, **labels
                 )
             except PagedsimError as problem:
-                error = problem
+                error = _bare(problem)
             except Exception as problem:  # a policy's own
                 log.exception("request %r could not be queued", name)
                 error = EngineDead(f"request {name!r}: {type(problem).__name__}: {problem}")
@@ -320,6 +322,12 @@ class AsyncLLMEngine:
         elif self._worker.loop is not loop:
             raise PagedsimError("an AsyncLLMEngine serves the event loop of its first request only")
         return loop
+
+
+def _bare(error: E) -> E:
+    """The error without its traceback, whose frames refer to the error: a cycle."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 def _stopped(error: BaseException) -> EngineDead:

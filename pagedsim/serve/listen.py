@@ -22,6 +22,7 @@ from pagedsim.serve.made import Made, made
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.observers import Observers
 from pagedsim.serve.tally import Tally
+from pagedsim.serve.tidy import Tidy
 
 FILES = 65536
 """Connections that may be open at once, where the system allows as many."""
@@ -80,6 +81,7 @@ class Listener(uvicorn.Server):
         super().__init__(settings)
         self._engine, self._found, self._live = engine, found, live
         self._tally, self._drain = tally, drain
+        self._tidy = Tidy()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -102,6 +104,9 @@ class Listener(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end."""
+        loop = asyncio.get_running_loop()
+        if work := self._tidy.tick(loop.time(), self._engine.unfinished > 0):
+            loop.run_in_executor(None, work)
         return await super().on_tick(counter) or self._engine.dead
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
