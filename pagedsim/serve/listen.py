@@ -21,6 +21,7 @@ from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.made import Made, made
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.observers import Observers
+from pagedsim.serve.protocol import BoundedProtocol
 from pagedsim.serve.tally import Tally
 from pagedsim.serve.tidy import Tidy
 
@@ -74,6 +75,7 @@ class Listener(uvicorn.Server):
             app,
             log_level="warning",
             access_log=False,
+            http=BoundedProtocol,
             lifespan="off",
             ws="none",
             timeout_keep_alive=KEEP_ALIVE,

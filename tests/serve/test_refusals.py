@@ -78,7 +78,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_tokens": "3"}, "max_tokens", "max_tokens='3': must be a whole number"),
     ({"max_tokens": True}, "max_tokens", "max_tokens=True: must be a whole number"),
     ({"max_tokens": 10**30}, "max_tokens", "max_tokens=1"),
-    ({"max_tokens": 1_000_000}, "prompt", "max_model_len is 4096"),
+    ({"max_tokens": 1_000_000}, "max_tokens", "with a prompt of 1 tokens must be at most 4095"),
     ({"temperature": "hot"}, "temperature", "temperature='hot': must be a number"),
     ({"temperature": -0.5}, "temperature", "temperature=-0.5: must be a number of at least 0"),
     ({"top_p": 0}, "top_p", "top_p=0.0: must be a number above 0, at most 1"),

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagedsim.serve.api.asked import Asked, accepted, taken, while_present
 from pagedsim.serve.api.problem import Problem
-from pagedsim.serve.api.reply import Reply, event
+from pagedsim.serve.api.reply import DONE, Reply, event
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.stream import Stream
 
@@ -44,7 +44,7 @@ class EventStream(Response):
             except Problem as problem:
                 if not self._begun:
                     raise
-                last = event(problem.plain).encode()
+                last = (event(problem.plain) + DONE).encode()
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _pass_all(self, streams: list[Stream], send: Send) -> None:

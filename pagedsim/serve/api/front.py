@@ -67,6 +67,7 @@ class Front:
         refuse_misfits(fields)
         prompts = await self._tokens(fields.prompt)
         asked = Asked(_name("cmpl", fields, request), prompts, fields.asked(), fields.labels)
+        self._refuse_too_long(asked)
         reply = Texts(asked.name, self.model, fields, prompts, self.words)
         if fields.echo:
             await reply.echo()
@@ -79,6 +80,7 @@ class Front:
             raise Bad(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
         prompts = self._fitting([await self.words.chat(fields.messages)])
         asked = Asked(_name("chatcmpl", fields, request), prompts, fields.asked(), fields.labels)
+        self._refuse_too_long(asked)
         reply = Messages(asked.name, self.model, fields, prompts, self.words)
         return await self._answer(request, asked, reply)
 
@@ -89,6 +91,7 @@ class Front:
             raise Bad(f"prompt: {len(fields.prompt)} prompts: must be one")
         prompts = await self._tokens(fields.prompt)
         asked = Asked(_name("gen", fields, request), prompts, fields.asked(), fields.labels)
+        self._refuse_too_long(asked)
         self.results.start(asked)
         return JSONResponse({"request_id": asked.name})
 
@@ -100,6 +103,16 @@ class Front:
         if (longest := max(map(len, prompts))) > self.max_model_len:
             raise Bad(f"prompt of {longest} tokens: max_model_len is {self.max_model_len}")
         return prompts
+
+    def _refuse_too_long(self, asked: Asked) -> None:
+        """Raise Bad where a prompt and `max_tokens` are beyond the model together."""
+        longest, most = max(map(len, asked.prompts)), asked.params.max_tokens or 0
+        if (allowed := self.max_model_len - longest) < most:
+            what = f"must be at most {allowed}" if allowed else "no token can follow"
+            raise Bad(
+                f"max_tokens={most}: with a prompt of {longest} tokens {what}: "
+                f"max_model_len is {self.max_model_len}"
+            )
 
     async def _answer(self, request: Request, asked: Asked, reply: Reply) -> Response:
         if reply.fields.stream:
