@@ -146,6 +146,7 @@ class AsyncLLMEngine:
         client: str = "",
         deadline: float | None = None,
         timeout: float | None = None,
+        arrival: float | None = None,
     ) -> Iterator[Stream]:
         """A request from here on; at the end of the block it is given up, if it has not ended.
 
@@ -156,7 +157,8 @@ class AsyncLLMEngine:
         """
         opened = self._enter(
             prompt, params, request_id, stream, delta,
-            {"priority": priority, "client": client, "deadline": deadline},
+            {"priority": priority, "client": client, "deadline": deadline,
+             "arrival": self._engine.now if arrival is None else arrival},
         )  # fmt: skip
         seconds = min((one for one in (timeout, self.timeout) if one is not None), default=None)
         loop = asyncio.get_running_loop()
@@ -244,18 +246,15 @@ class AsyncLLMEngine:
         if name in self._streams:
             raise RequestError(f"request {name!r} is already here; ids must be unique")
         self._started()
-        arrival = self._engine.now
         if labels["deadline"] is not None:
-            labels["deadline"] += arrival
+            labels["deadline"] += labels["arrival"]
         opened = self._streams[name] = Stream(name)
         self._entering += 1
 
         def work() -> None:
             error: PagedsimError | None = None
             try:
-                self._engine.add_request(
-                    name, prompt, params, stream=stream, delta=delta, arrival=arrival, **labels
-                )
+                self._engine.add_request(name, prompt, params, stream=stream, delta=delta, **labels)
             except PagedsimError as problem:
                 error = _bare(problem)
             except Exception as problem:  # a policy's own

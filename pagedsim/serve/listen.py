@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
@@ -48,7 +49,14 @@ def listen(config: Mapping[str, Any]) -> None:
         engine = AsyncLLMEngine(
             found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
-        app = make_app(engine, found, metrics=metrics, api_key=key, max_body=config["max_body"])
+        app = make_app(
+            engine,
+            found,
+            metrics=metrics,
+            api_key=key,
+            max_body=config["max_body"],
+            hosts=_hosts(config),
+        )
         about = {"model": found.model, "backend": found.backend, "policy": found.policy}
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
         server = Listener(app, engine, found, live, tally, config["drain"])
@@ -138,6 +146,22 @@ def _key(given: str | None) -> str | None:
     if key is not None and not key.strip():
         raise ConfigError(f"{where}={shown(key)}: must not be empty; without a key leave it away")
     return key
+
+
+def _hosts(config: Mapping[str, Any]) -> list[str] | None:
+    """Names that clients may address; None where any is accepted.
+
+    Other machines have names for this one that it does not know. What listens for this machine
+    alone is addressed as localhost or 127.0.0.1, unless a site's name was made to resolve to that.
+    """
+    host, given = config["host"], config["hosts"]
+    if given is not None:
+        return [*given, host]
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        local = False
+    return [host] if local else None
 
 
 def _allow_connections() -> None:

@@ -23,6 +23,7 @@ from pagedsim.serve.api.fields import (
     GenerateRequest,
     Sampling,
 )
+from pagedsim.serve.api.gate import ARRIVAL
 from pagedsim.serve.api.given import NAME
 from pagedsim.serve.api.problem import Bad, Problem
 from pagedsim.serve.api.reply import Reply
@@ -66,7 +67,7 @@ class Front:
         fields = await self.read(request, CompletionRequest)
         refuse_misfits(fields)
         prompts = await self._tokens(fields.prompt)
-        asked = Asked(_name("cmpl", fields, request), prompts, fields.asked(), fields.labels)
+        asked = _asked("cmpl", prompts, fields, request)
         self._refuse_too_long(asked)
         reply = Texts(asked.name, self.model, fields, prompts, self.words)
         if fields.echo:
@@ -79,7 +80,7 @@ class Front:
         if fields.top_logprobs and not fields.logprobs:
             raise Bad(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
         prompts = self._fitting([await self.words.chat(fields.messages)])
-        asked = Asked(_name("chatcmpl", fields, request), prompts, fields.asked(), fields.labels)
+        asked = _asked("chatcmpl", prompts, fields, request)
         self._refuse_too_long(asked)
         reply = Messages(asked.name, self.model, fields, prompts, self.words)
         return await self._answer(request, asked, reply)
@@ -90,7 +91,7 @@ class Front:
         if len(fields.prompt) != 1:
             raise Bad(f"prompt: {len(fields.prompt)} prompts: must be one")
         prompts = await self._tokens(fields.prompt)
-        asked = Asked(_name("gen", fields, request), prompts, fields.asked(), fields.labels)
+        asked = _asked("gen", prompts, fields, request)
         self._refuse_too_long(asked)
         self.results.start(asked)
         return JSONResponse({"request_id": asked.name})
@@ -122,6 +123,17 @@ class Front:
                 outputs = await whole(streams)
             return JSONResponse(reply.whole(outputs))
         return Response(status_code=499)  # nobody reads it
+
+
+def _asked(
+    kind: str,
+    prompts: Sequence[Sequence[int]],
+    fields: CompletionRequest | ChatRequest | GenerateRequest,
+    request: Request,
+) -> Asked:
+    """What is asked of the engine; it arrived when its headers did, before it was read."""
+    labels = {**fields.labels, "arrival": request.scope[ARRIVAL]}
+    return Asked(_name(kind, fields, request), prompts, fields.asked(), labels)
 
 
 def _name(kind: str, fields: Sampling, request: Request) -> str:

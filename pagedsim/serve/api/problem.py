@@ -53,7 +53,7 @@ class Problem(Exception):
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
-        if self.status == 413:
+        if self.status in (403, 413, 415):
             headers["Connection"] = "close"  # the rest of the body is not read
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
