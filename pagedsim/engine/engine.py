@@ -124,6 +124,11 @@ class LLMEngine:
         """Seconds until the next step is due: 0, or infinity where none will do anything."""
         return inf if self.stuck else 0.0
 
+    @property
+    def lag(self) -> float:
+        """0: its steps end when they end, and are not due at a time."""
+        return 0.0
+
     def restart_clock(self) -> None:
         """Count times from now."""
         self._epoch, self.end = self._clock(), 0.0

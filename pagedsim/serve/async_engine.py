@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.engine.output import RequestOutput
+from pagedsim.serve.lag import Lag
 from pagedsim.serve.refusal import Closing, EngineDead, Overloaded
 from pagedsim.serve.served import Served
 from pagedsim.serve.stream import Stream
@@ -73,6 +75,7 @@ class AsyncLLMEngine:
         self._entering = 0
         self._left: deque[float] = deque(maxlen=WINDOW)
         self._numbers = itertools.count()
+        self._lag = Lag()
         self._closing = False
         self._dead: BaseException | None = None
         self._worker = Worker(engine, self._deliver, self._died)
@@ -115,6 +118,11 @@ class AsyncLLMEngine:
     def now(self) -> float:
         """The engine's clock, in seconds."""
         return self._engine.now
+
+    @property
+    def lag(self) -> float:
+        """Seconds of ours by which outputs were passed on too late, at most, in the last ten."""
+        return self._lag.worst(time.monotonic())
 
     async def generate(
         self,
@@ -271,7 +279,9 @@ class AsyncLLMEngine:
             self._streams.pop(stream.request_id, None)
             stream.fail(error)
 
-    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+    def _deliver(self, outputs: Sequence[RequestOutput], due: float | None = None) -> None:
+        if due is not None:
+            self._lag.note((now := time.monotonic()) - due, now)
         streams = self._streams
         for output in outputs:
             if (stream := streams.get(output.request_id)) is not None:

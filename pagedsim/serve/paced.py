@@ -68,6 +68,7 @@ class PacedEngine:
         self.scheduler, self.speed, self.answer_tokens = scheduler, speed, answer_tokens
         self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
         self.failure = ""
+        self.lag = 0.0
         self._told = Told(observer)
         self._cost = Watched(cost)
         self._settings: dict[str, Any] = {
@@ -198,6 +199,7 @@ class PacedEngine:
             except Exception as error:
                 outputs += self._failed(error)
             outputs += self._said()
+            self.lag = max(self.now - self._environment.now, 0.0) / self.speed
         return outputs
 
     def _said(self) -> list[RequestOutput]:

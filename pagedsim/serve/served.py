@@ -38,6 +38,10 @@ class Served(Protocol):
     def pause(self) -> float:
         """Seconds until a step is due: 0 where one always is, infinity while nothing is to do."""
 
+    @property
+    def lag(self) -> float:
+        """Seconds of ours that its last step ended after it was due; 0 where none is due."""
+
     def add_request(
         self,
         request_id: RequestId,

@@ -28,12 +28,12 @@ class Worker:
     def __init__(
         self,
         engine: Served,
-        deliver: Callable[[Sequence[RequestOutput]], None],
+        deliver: Callable[[Sequence[RequestOutput], float], None],
         died: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """On the loop that it is started with, `deliver` is called with the outputs of each step,
-        and `died` if the engine cannot go on. `clock` is in seconds."""
+        """On the loop that it is started with, `deliver` is called with the outputs of each step
+        and when they were due, by `clock` in seconds, and `died` if the engine cannot go on."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._engine, self._deliver, self._died = engine, deliver, died
         self._clock = clock
@@ -113,7 +113,7 @@ class Worker:
             log.exception("a step could not be planned; all requests end with it")
             outputs = self._lose_all()
         if outputs:
-            self.post(self._deliver, outputs)
+            self.post(self._deliver, outputs, self._clock() - self._engine.lag)
 
     def _lose_all(self) -> list[RequestOutput]:
         outputs = []

@@ -94,7 +94,7 @@ def make_app(
     app.include_router(guarded)
     _add_open(app, engine)
     if metrics is not None:
-        _add_metrics(app, registry_of(metrics, served.scheduler, found.model))
+        _add_metrics(app, registry_of(metrics, served.scheduler, found.model, lambda: engine.lag))
     return app
 
 
