@@ -70,7 +70,8 @@ def first_end(text: str, least: int, most: int) -> tuple[int, int] | None:
     if len(parts) == 1:
         found = min(_containing(text, least, len(str(most))), default=most + 1)
     elif len(parts) == 2:
-        found = min(_between(*parts, least, len(str(most))), default=most + 1)
+        suffix, prefix = parts
+        found = min(_between(suffix, prefix, least, len(str(most))), default=most + 1)
     else:
         found = _consecutive(parts)
     if not least <= found <= most:

@@ -69,6 +69,7 @@ class PacedEngine:
         self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
         self.failure = ""
         self.lag = 0.0
+        self.default_sampling: dict[str, Any] = {}
         self._told = Told(observer)
         self._cost = Watched(cost)
         self._settings: dict[str, Any] = {

@@ -87,7 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        cycle = self.cycle
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         self._half_closed = True
         if cycle is None or cycle.response_complete or cycle.more_body:
             return None

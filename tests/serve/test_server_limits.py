@@ -198,3 +198,14 @@ def test_many_short_prompts_are_encoded_beside_the_loop_as_a_long_one_is() -> No
     Where.threads.clear()
     asyncio.run(words.tokens(["a" * 100] * 100))
     assert all(name.startswith("tokenizer") for name in Where.threads)
+
+
+def test_a_server_samples_as_its_model_says_where_a_request_does_not() -> None:
+    engine = paced()
+    engine.default_sampling = {"max_tokens": 5, "temperature": 0.5}
+    with serving(engine) as server:
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        answer = server.post("/v1/chat/completions", **chat).json()
+        assert answer["usage"]["completion_tokens"] == 5
+        answer = server.post("/v1/chat/completions", **chat, max_tokens=7).json()
+        assert answer["usage"]["completion_tokens"] == 7

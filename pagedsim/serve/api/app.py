@@ -80,6 +80,7 @@ def make_app(
         max_model_len=served.scheduler.max_model_len,
         max_body=max_body,
         results=Results(engine),
+        defaults=served.default_sampling,
     )
     guarded = APIRouter(dependencies=[Depends(_guard(api_key))])
     for path, answer, fields in (

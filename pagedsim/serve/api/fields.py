@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -96,6 +97,17 @@ class Sampling(Fields):
     timeout: Annotated[float, Field(gt=0, le=LONGEST_WAIT)] | None = None
     """Seconds after which the request is given up."""
     request_id: Name | None = None
+
+    def fill(self, defaults: Mapping[str, Any], most: int) -> None:
+        """Take what the model has by default for fields that were not given.
+
+        `most` tokens can be answered. A bound that a path has of its own stays.
+        """
+        for name, value in defaults.items():
+            if name == "max_tokens":
+                self.max_tokens = self.max_tokens or min(value, most)
+            elif name not in self.model_fields_set:
+                setattr(self, name, value)
 
     def params(self, **more: Any) -> SamplingParams:
         """For the engine; raises RequestError for values that cannot be."""
