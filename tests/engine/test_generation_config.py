@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,16 @@ from pagedsim.engine.llm import LLM
 from pagedsim.serve.api.fields import ChatRequest, CompletionRequest
 from tests.engine.models.architectures import reference
 
-OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.2}
+OWN: dict[str, Any] = {
+    **{"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1},
+    "repetition_penalty": 1.2,
+}
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +67,6 @@ def test_a_request_over_http_takes_what_it_does_not_say() -> None:
     chat = ChatRequest(messages=[{"role": "user", "content": "a"}], max_completion_tokens=30)
     chat.fill(defaults, 40)
     assert chat.asked() == SamplingParams(**OWN, max_tokens=30)
-    completion = CompletionRequest(prompt="a", top_k=0)
+    completion = CompletionRequest(prompt=["a"], top_k=0)
     completion.fill(defaults, 20)
     assert completion.asked() == SamplingParams(**OWN | {"top_k": 0}, max_tokens=16)
