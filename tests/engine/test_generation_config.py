@@ -17,12 +17,6 @@ OWN: dict[str, Any] = {
     **{"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.1},
     "repetition_penalty": 1.2,
 }
-    "temperature": 0.6,
-    "top_p": 0.9,
-    "top_k": 40,
-    "min_p": 0.1,
-    "repetition_penalty": 1.2,
-}
 
 
 @pytest.fixture(scope="module")
