@@ -124,6 +124,9 @@ class Serve:
     """Where to listen; 0.0.0.0: to everybody who reaches this machine."""
     port: int = 8000
     """0: any that is free."""
+    hosts: list[str] | None = None
+    """Names under which it may be addressed, beside addresses and localhost; null: any, where it
+    listens for other machines, and none where it does not."""
     name: str | None = None
     """What clients call the model; null: its own name."""
     api_key: str | None = None

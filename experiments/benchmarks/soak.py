@@ -1,12 +1,13 @@
-"""A server under load for minutes, with clients that vanish: what stays behind?
+"""A server under steady load for minutes: is its memory flat, and is anything left behind?
 
-    python -m experiments.benchmarks.soak --minutes 10
-    python -m experiments.benchmarks.soak --minutes 10 backend=engine
+    python -m experiments.benchmarks.soak --backend sim --minutes 30
+    python -m experiments.benchmarks.soak --backend engine --minutes 30
+    python -m experiments.benchmarks.soak --backend engine --minutes 30 model=smollm2
 
-Clients come at random, stream answers of random lengths, and one in four cuts its connection in the
-middle. The server's resident memory is read every second; its growth is the median of the last
-fifth against that of the second fifth, when all is warm. In the end nobody may be left, and every
-block must be free. Other words go to `serve`.
+Clients arrive at random, stream answers of random lengths, and one in four cuts its connection
+before the end. Resident memory is printed for each minute (the median of its seconds), with the
+ratio of the last minute to the third, when the server is warm. In the end no request may be left,
+and every block must be free. Other words go to `serve`.
 """
 
 from __future__ import annotations
@@ -27,29 +28,40 @@ from experiments.child import listening
 
 CLIENTS = 48
 """At once."""
-SIM = ("model=llama-3.1-8b", "memory=prefix", "memory.blocks=600", "preemption=swap", "speed=10")
-"""Of a simulated server where memory runs out."""
-ENGINE = ("batching=unified", "memory=prefix", "memory.blocks=600", "memory.swap_space_gib=0.1")
-"""Of an engine whose blocks are all in use before long: a page of memory that nobody has touched
-yet is not resident."""
+WARM = 3
+"""The minute that the last one is compared with."""
+WORDS = {
+    # Memory runs out, so that requests are preempted.
+    "sim": ("model=llama-3.1-8b", "memory=prefix", "memory.blocks=600", "preemption=swap",
+            "speed=10"),
+    # All blocks are in use before long: a page of memory that was never touched is not resident.
+    "engine": ("batching=unified", "memory=prefix", "memory.blocks=600",
+               "memory.swap_space_gib=0.1"),
+}  # fmt: skip
+"""What is served."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what was served and how memory grew."""
+    """Print resident memory minute by minute, and what was served."""
     parser = Parser(description=__doc__, formatter_class=Plain)
+    parser.add_argument("--backend", choices=tuple(WORDS), default="sim")
     parser.add_argument("--minutes", type=above_zero, default=10)
     asked, others = parser.parse_known_args(arguments)
-    words = ENGINE if "backend=engine" in others else SIM
-    with listening(*words, *others) as child:
+    with listening(f"backend={asked.backend}", *WORDS[asked.backend], *others) as child:
         resident, served = asyncio.run(soaked(child.url, child.process.pid, 60 * asked.minutes))
         left = unserved(child.url)
-    fifth = max(len(resident) // 5, 1)
-    warm, last = median(resident[fifth : 2 * fifth]), median(resident[-fifth:])
+    minutes = by_minute(resident)
+    warm = min(WARM, len(minutes))
     print(f"{served.total():,} requests in {asked.minutes:g} minutes: {dict(served)}")
-    print(f"memory: {warm / 2**20:.1f} MiB when warm, {last / 2**20:.1f} MiB in the end")
-    print(f"growth: {last / warm - 1:+.2%}; left behind: {left or 'nothing'}")
+    print(f"minute {len(minutes)} to minute {warm}: {minutes[-1] / minutes[warm - 1]:.4f}")
+    print(f"left behind: {left or 'nothing'}")
     if left or served["broken"]:
         sys.exit("the server kept what it should not, or broke an answer")
+
+
+def by_minute(resident: Sequence[float]) -> list[float]:
+    """The median of each minute that has begun, of values one a second."""
+    return [median(resident[at : at + 60]) for at in range(0, len(resident), 60)]
 
 
 async def soaked(url: str, process: int, seconds: float) -> tuple[list[int], Counter[str]]:
@@ -57,9 +69,13 @@ async def soaked(url: str, process: int, seconds: float) -> tuple[list[int], Cou
     until, served = time.monotonic() + seconds, Counter[str]()
     clients = [asyncio.create_task(client(url, i, until, served)) for i in range(CLIENTS)]
     resident: list[int] = []
+    begun = time.monotonic()
     while time.monotonic() < until:
         resident.append(resident_bytes(process))
-        await asyncio.sleep(1)
+        if len(resident) % 60 == 0:
+            *_, last = by_minute(resident)
+            print(f"minute {len(resident) // 60:3}: {last / 2**20:8.1f} MiB", flush=True)
+        await asyncio.sleep(max(begun + len(resident) - time.monotonic(), 0))
     await asyncio.gather(*clients)
     return resident, served
 

@@ -61,6 +61,8 @@ class SamplingParams:
                 value = (value,) if isinstance(value, str) else tuple(value)
             if not all(isinstance(one, kinds) or (kinds is int and is_whole(one)) for one in value):
                 raise _refused(name, value, allowed)
+            if "" in value:
+                raise _refused(name, "", "strings of at least one character")
             object.__setattr__(self, name, value)
         for name in _WHOLE:
             if (value := getattr(self, name)) is not None and not is_whole(value):
@@ -96,7 +98,6 @@ class SamplingParams:
                 self.early_stopping in (False, True, "never"),
                 "False, True or 'never'",
             ),
-            ("stop", "" not in self.stop, "strings of at least one character"),
             ("temperature", self.temperature >= 0, "a number of at least 0 (greedy)"),
             ("top_p", 0 < self.top_p <= 1, "a number above 0, at most 1"),
             ("top_k", self.top_k >= -1, f"{whole} -1 (off)"),

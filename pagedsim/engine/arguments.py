@@ -11,6 +11,7 @@ from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
 from pagedsim.server import MOST_THREADS, ServerSpec
 
 DEVICES = ("auto", "cuda", "cpu")
+GENERATION_CONFIGS = ("auto", "vllm")
 MEMORIES = ("paged", "prefix")
 
 
@@ -38,6 +39,10 @@ class Arguments:
     Qwen2 and Qwen3. auto: native where it can be."""
     enforce_eager: bool = False
     """Launch every kernel of every step anew, without CUDA graphs."""
+    generation_config: str = "auto"
+    """Whose values a request has where it says none: auto, those of the model's
+    generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens),
+    or vllm, those of SamplingParams."""
     num_threads: int = 1
     """Threads of a CPU, shared by the ranks. More help a large model where nothing else runs;
     beside other work they wait for each other in every product."""
@@ -51,6 +56,7 @@ class Arguments:
             ("device", self.device, DEVICES),
             ("load_format", self.load_format, FORMATS),
             ("model_impl", self.model_impl, IMPLEMENTATIONS),
+            ("generation_config", self.generation_config, GENERATION_CONFIGS),
             ("memory", self.server.memory, MEMORIES),
         ):
             if value not in known:

@@ -124,6 +124,17 @@ class LLMEngine:
         """Seconds until the next step is due: 0, or infinity where none will do anything."""
         return inf if self.stuck else 0.0
 
+    @property
+    def lag(self) -> float:
+        """0: its steps end when they end, and are not due at a time."""
+        return 0.0
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """Values of SamplingParams for requests that say none: the model's own, if any."""
+        own = self.arguments.generation_config == "auto"
+        return self.model.default_sampling if own else {}
+
     def restart_clock(self) -> None:
         """Count times from now."""
         self._epoch, self.end = self._clock(), 0.0

@@ -55,7 +55,8 @@ class LLM:
 
         A prompt may also be a mapping, {"prompt": text} or {"prompt_token_ids": ids}, and ids may
         stand apart as `prompt_token_ids`, which is third where no bool is. One `sampling_params`
-        holds for all prompts, a list has one for each. A smaller `priority` is more urgent, where
+        holds for all prompts, a list has one for each; without any the model's own hold
+        (`get_default_sampling_params`). A smaller `priority` is more urgent, where
         the policy asks for it.
         """
         if not isinstance(use_tqdm, bool):
@@ -63,6 +64,8 @@ class LLM:
                 raise RequestError(f"use_tqdm={use_tqdm!r}: must be true or false")
             prompt_token_ids, use_tqdm = use_tqdm, True
         asked = prompts_of(prompts, prompt_token_ids)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = params_of(sampling_params, len(asked))
         ranks = ranks_of(priority, len(asked))
         if self.engine.has_unfinished_requests():
@@ -104,6 +107,10 @@ class LLM:
             chat_tokens(self.engine.tokenizer, chat, add_generation_prompt, **own) for chat in chats
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json says, where `generation_config` is auto."""
+        return SamplingParams(**self.engine.default_sampling)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, transformers' own where it is one; None where there is none."""

@@ -38,8 +38,6 @@ def prompts_of(
 
 def params_of(given: Any, count: int) -> Sequence[SamplingParams]:
     """Settings for each of so many prompts."""
-    if given is None:
-        return [SamplingParams()] * count
     if isinstance(given, SamplingParams):
         return [given] * count
     if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams) for p in given):

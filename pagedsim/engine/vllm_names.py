@@ -41,6 +41,7 @@ TRANSLATED: Mapping[str, tuple[str, Mapping[bool, str] | None]] = {
 NONE_IS_UNSET = {
     *TRANSLATED,
     *("max_num_seqs", "block_size", "enforce_eager", "seed", "swap_space", "async_scheduling"),
+    "generation_config",
 }
 """None means the default to vLLM, where it does not to us."""
 
@@ -123,7 +124,7 @@ _REFUSED: Mapping[str, str] = {
     "the engine generates text": """
         task runner convert pooler_config override_pooler_config enable_return_routed_experts""",
     "SamplingParams say it, request by request": """
-        generation_config override_generation_config max_logprobs logprobs_mode""",
+        override_generation_config max_logprobs logprobs_mode""",
     "a model's tokenizer is taken as transformers finds it": """
         tokenizer_mode skip_tokenizer_init tokens_only tokenizer_pool_size tokenizer_pool_type
         tokenizer_pool_extra_config intial_incremental_detokenization_offset""",
@@ -152,7 +153,6 @@ DEFAULTS: Mapping[str, Any] = {
     "decode_context_parallel_size": 1,
     "distributed_executor_backend": "mp",
     "expert_placement_strategy": "linear",
-    "generation_config": "vllm",
     "guided_decoding_backend": "xgrammar",
     "intial_incremental_detokenization_offset": 5,
     "kv_offloading_backend": "native",

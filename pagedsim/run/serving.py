@@ -53,6 +53,7 @@ class Engine(Backend):
     load_format: str = "auto"
     model_impl: str = "auto"
     enforce_eager: bool = False
+    generation_config: str = "auto"
     threads: int = 1
     cache_tokens: int | None = None
     limit: int | None = None
@@ -131,7 +132,9 @@ class Engine(Backend):
             )
         model, name = self._model(config)
         server = self._server(config, seed)
-        with said_of("backend", {"load_format": None, "model_impl": None}):
+        with said_of(
+            "backend", {"load_format": None, "model_impl": None, "generation_config": None}
+        ):
             arguments = Arguments(
                 model=model,
                 dtype=self.dtype,
@@ -139,6 +142,7 @@ class Engine(Backend):
                 load_format=self.load_format,
                 model_impl=self.model_impl,
                 enforce_eager=self.enforce_eager,
+                generation_config=self.generation_config,
                 num_threads=self.threads,
                 server=server,
             )

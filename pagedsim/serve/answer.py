@@ -7,15 +7,17 @@ from typing import Any
 
 from pagedsim.core import Request
 from pagedsim.engine.output import CompletionOutput, RequestMetrics, RequestOutput
-from pagedsim.engine.stop import first_stop
-from pagedsim.serve.filler import said
+from pagedsim.serve.numerals import Numerals, first_end, position
+
+SEQUENCE = Numerals()
+"""The text of all answers."""
 
 
 class Answer:
     """A request, how much of its answer is out, and where it will stop.
 
-    Token i is i and says so, so it is known beforehand which stop string, or stop token, comes
-    first.
+    Token i is the number i, so which stop string or stop token comes first is known beforehand.
+    What an answer costs does not grow with `max_tokens` before its tokens are sampled.
     """
 
     __slots__ = (
@@ -44,23 +46,29 @@ class Answer:
             self._find_stop()
 
     def _find_stop(self) -> None:
-        params = self.request.params
+        params, most = self.request.params, self.limit
         least = max(params.min_tokens, 1)
-        for token in sorted(set(params.stop_token_ids)):
-            if least <= token <= self.limit:
-                self.limit, self.stop = token, token
-                self.ends_at = _characters(token - (not params.include_stop_str_in_output))
-                break
-        found = first_stop(said(range(1, self.limit + 1)), params.stop, _characters(least - 1))
-        if found is None:
+        token = min((one for one in params.stop_token_ids if least <= one <= most), default=None)
+        if token is not None:
+            self.limit, self.stop = token, token
+            self.ends_at = position(token - (not params.include_stop_str_in_output))
+        found = [
+            (end, -len(stop), tokens, stop)
+            for stop in params.stop
+            if (where := first_end(stop, least, self.limit)) is not None
+            for tokens, end in (where,)
+        ]
+        if not found:
             return
-        stop, start = found
-        tokens = least
-        while _characters(tokens) < start + len(stop):
-            tokens += 1
+        end, _, tokens, stop = min(found)
         if tokens < self.limit or self.stop is None:
             self.limit, self.stop = tokens, stop
-            self.ends_at = start + len(stop) * params.include_stop_str_in_output
+            self.ends_at = end - (0 if params.include_stop_str_in_output else len(stop))
+
+    def grow(self) -> None:
+        """One more token is sampled."""
+        self.length += 1
+        SEQUENCE.reach(self.length)
 
     @property
     def complete(self) -> bool:
@@ -71,11 +79,11 @@ class Answer:
         """What there is, or what is new; with a `reason` it has ended."""
         request = self.request
         begin = self.shown if self.delta else 0
-        numbers = range(begin + 1, self.length + 1)
+        tokens = range(begin + 1, self.length + 1)
         self.shown = self.length
-        text, tokens = said(numbers), list(numbers)
+        text = SEQUENCE.text(tokens.start, tokens.stop)
         if self.ends_at is not None:
-            text = text[: max(self.ends_at - _characters(begin), 0)]
+            text = text[: max(self.ends_at - position(begin), 0)]
         stopped = self.stop if reason == "stop" else None
         outputs = [
             CompletionOutput(index, text, tokens, finish_reason=reason, stop_reason=stopped)
@@ -85,17 +93,3 @@ class Answer:
         return RequestOutput(
             request.id, self.text, prompt, outputs, reason is not None, RequestMetrics.of(request)
         )
-
-
-def _characters(tokens: int) -> int:
-    """How long the text of the first so many tokens is.
-
-    >>> [_characters(tokens) for tokens in (0, 9, 10, 100)]
-    [0, 18, 21, 292]
-    """
-    total, digits, first = 0, 1, 1
-    while first <= tokens:
-        last = min(tokens, 10 * first - 1)
-        total += (last - first + 1) * (digits + 1)
-        first, digits = 10 * first, digits + 1
-    return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pagedsim.core import PagedsimError, RequestError, RequestId, SamplingParams
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.engine.output import RequestOutput
+from pagedsim.serve.lag import Lag
 from pagedsim.serve.refusal import Closing, EngineDead, Overloaded
 from pagedsim.serve.served import Served
 from pagedsim.serve.stream import Stream
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 MAX_WAITING = 4096
 WINDOW = 32
@@ -72,6 +75,7 @@ class AsyncLLMEngine:
         self._entering = 0
         self._left: deque[float] = deque(maxlen=WINDOW)
         self._numbers = itertools.count()
+        self._lag = Lag()
         self._closing = False
         self._dead: BaseException | None = None
         self._worker = Worker(engine, self._deliver, self._died)
@@ -115,6 +119,11 @@ class AsyncLLMEngine:
         """The engine's clock, in seconds."""
         return self._engine.now
 
+    @property
+    def lag(self) -> float:
+        """Seconds of ours by which outputs were passed on too late, at most, in the last ten."""
+        return self._lag.worst(time.monotonic())
+
     async def generate(
         self,
         prompt: str | Sequence[int],
@@ -145,6 +154,7 @@ class AsyncLLMEngine:
         client: str = "",
         deadline: float | None = None,
         timeout: float | None = None,
+        arrival: float | None = None,
     ) -> Iterator[Stream]:
         """A request from here on; at the end of the block it is given up, if it has not ended.
 
@@ -155,7 +165,8 @@ class AsyncLLMEngine:
         """
         opened = self._enter(
             prompt, params, request_id, stream, delta,
-            {"priority": priority, "client": client, "deadline": deadline},
+            {"priority": priority, "client": client, "deadline": deadline,
+             "arrival": self._engine.now if arrival is None else arrival},
         )  # fmt: skip
         seconds = min((one for one in (timeout, self.timeout) if one is not None), default=None)
         loop = asyncio.get_running_loop()
@@ -187,7 +198,8 @@ class AsyncLLMEngine:
             try:
                 found, error = question(self._engine), None
             except Exception as problem:
-                found, error = None, problem
+                log.exception("a question to the engine failed")
+                found, error = None, _bare(problem)
             self._worker.post(_settle, answer, found, error)
 
         self._worker.send(work)
@@ -242,20 +254,17 @@ class AsyncLLMEngine:
         if name in self._streams:
             raise RequestError(f"request {name!r} is already here; ids must be unique")
         self._started()
-        arrival = self._engine.now
         if labels["deadline"] is not None:
-            labels["deadline"] += arrival
+            labels["deadline"] += labels["arrival"]
         opened = self._streams[name] = Stream(name)
         self._entering += 1
 
         def work() -> None:
             error: PagedsimError | None = None
             try:
-                self._engine.add_request(
-                    name, prompt, params, stream=stream, delta=delta, arrival=arrival, **labels
-                )
+                self._engine.add_request(name, prompt, params, stream=stream, delta=delta, **labels)
             except PagedsimError as problem:
-                error = problem
+                error = _bare(problem)
             except Exception as problem:  # a policy's own
                 log.exception("request %r could not be queued", name)
                 error = EngineDead(f"request {name!r}: {type(problem).__name__}: {problem}")
@@ -270,7 +279,9 @@ class AsyncLLMEngine:
             self._streams.pop(stream.request_id, None)
             stream.fail(error)
 
-    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+    def _deliver(self, outputs: Sequence[RequestOutput], due: float | None = None) -> None:
+        if due is not None:
+            self._lag.note((now := time.monotonic()) - due, now)
         streams = self._streams
         for output in outputs:
             if (stream := streams.get(output.request_id)) is not None:
@@ -320,6 +331,12 @@ class AsyncLLMEngine:
         elif self._worker.loop is not loop:
             raise PagedsimError("an AsyncLLMEngine serves the event loop of its first request only")
         return loop
+
+
+def _bare(error: E) -> E:
+    """The error without its traceback, whose frames refer to the error: a cycle."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 def _stopped(error: BaseException) -> EngineDead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -46,6 +47,9 @@ def serve(config: DictConfig) -> None:
     settings: Any = OmegaConf.to_container(config, resolve=True)
     for missing in sorted(OmegaConf.missing_keys(config)):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
+    # oneDNN keeps a primitive for each shape of a product, 1024 of them, and a server sees ever
+    # other shapes: hundreds of MB. It reads this once, when torch first computes.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
         from pagedsim.serve.listen import listen
     except ModuleNotFoundError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,18 +18,22 @@ _LABELS = ("model_name", "engine")
 _REASONS = ("stop", "length", "abort")
 
 
-def registry_of(metrics: Metrics, scheduler: Scheduler, model: str) -> CollectorRegistry:
-    """A registry of one server's metrics alone."""
+def registry_of(
+    metrics: Metrics, scheduler: Scheduler, model: str, lag: Callable[[], float] = lambda: 0.0
+) -> CollectorRegistry:
+    """A registry of one server's metrics alone; `lag` is how late it passes tokens on."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(metrics, scheduler, model))
+    registry.register(_Collector(metrics, scheduler, model, lag))
     return registry
 
 
 class _Collector(Collector):
     """Reads what others count, when it is asked."""
 
-    def __init__(self, metrics: Metrics, scheduler: Scheduler, model: str) -> None:
-        self._metrics, self._scheduler = metrics, scheduler
+    def __init__(
+        self, metrics: Metrics, scheduler: Scheduler, model: str, lag: Callable[[], float]
+    ) -> None:
+        self._metrics, self._scheduler, self._lag = metrics, scheduler, lag
         self._labels = (model, "0")
 
     def collect(self) -> Iterator[Family]:
@@ -49,6 +53,10 @@ class _Collector(Collector):
             ("cpu_cache_usage_perc", "Share of CPU blocks in use; 1: all.", swapped),
         ):
             yield self._one(GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS), value)
+        late = "Seconds by which tokens are passed on after they are due, the most of the last 10."
+        yield self._one(
+            GaugeMetricFamily("pagedsim:pacing_lag_seconds", late, labels=_LABELS), self._lag()
+        )
         about = {
             "block_size": str(memory.block_size),
             "num_gpu_blocks": str(memory.total),

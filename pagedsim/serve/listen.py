@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
@@ -21,7 +22,9 @@ from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.made import Made, made
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.observers import Observers
+from pagedsim.serve.protocol import BoundedProtocol
 from pagedsim.serve.tally import Tally
+from pagedsim.serve.tidy import Tidy
 
 FILES = 65536
 """Connections that may be open at once, where the system allows as many."""
@@ -46,7 +49,14 @@ def listen(config: Mapping[str, Any]) -> None:
         engine = AsyncLLMEngine(
             found.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
-        app = make_app(engine, found, metrics=metrics, api_key=key, max_body=config["max_body"])
+        app = make_app(
+            engine,
+            found,
+            metrics=metrics,
+            api_key=key,
+            max_body=config["max_body"],
+            hosts=_hosts(config),
+        )
         about = {"model": found.model, "backend": found.backend, "policy": found.policy}
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
         server = Listener(app, engine, found, live, tally, config["drain"])
@@ -73,6 +83,7 @@ class Listener(uvicorn.Server):
             app,
             log_level="warning",
             access_log=False,
+            http=BoundedProtocol,
             lifespan="off",
             ws="none",
             timeout_keep_alive=KEEP_ALIVE,
@@ -80,6 +91,7 @@ class Listener(uvicorn.Server):
         super().__init__(settings)
         self._engine, self._found, self._live = engine, found, live
         self._tally, self._drain = tally, drain
+        self._tidy = Tidy()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -102,6 +114,9 @@ class Listener(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end."""
+        loop = asyncio.get_running_loop()
+        if work := self._tidy.tick(loop.time(), self._engine.unfinished > 0):
+            loop.run_in_executor(None, work)
         return await super().on_tick(counter) or self._engine.dead
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -131,6 +146,22 @@ def _key(given: str | None) -> str | None:
     if key is not None and not key.strip():
         raise ConfigError(f"{where}={shown(key)}: must not be empty; without a key leave it away")
     return key
+
+
+def _hosts(config: Mapping[str, Any]) -> list[str] | None:
+    """Names that clients may address; None where any is accepted.
+
+    Other machines have names for this one that it does not know. What listens for this machine
+    alone is addressed as localhost or 127.0.0.1, unless a site's name was made to resolve to that.
+    """
+    host, given = config["host"], config["hosts"]
+    if given is not None:
+        return [*given, host]
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        local = False
+    return [host] if local else None
 
 
 def _allow_connections() -> None:

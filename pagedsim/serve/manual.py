@@ -14,6 +14,7 @@ SETTINGS: Settings = {
     "Where it listens, and to whom": (
         ("host", "0.0.0.0: to everybody who reaches this machine; then give it a key"),
         ("port", "0: any that is free; the first line says which"),
+        ("hosts", "its names beside addresses and localhost; null: none, with host=0.0.0.0 any"),
         ("api_key", "what clients present as a bearer token; null: PAGEDSIM_API_KEY, if it is set"),
         ("name", "what clients call the model; null: its own name"),
     ),

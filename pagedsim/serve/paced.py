@@ -68,6 +68,8 @@ class PacedEngine:
         self.scheduler, self.speed, self.answer_tokens = scheduler, speed, answer_tokens
         self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
         self.failure = ""
+        self.lag = 0.0
+        self.default_sampling: dict[str, Any] = {}
         self._told = Told(observer)
         self._cost = Watched(cost)
         self._settings: dict[str, Any] = {
@@ -198,6 +200,7 @@ class PacedEngine:
             except Exception as error:
                 outputs += self._failed(error)
             outputs += self._said()
+            self.lag = max(self.now - self._environment.now, 0.0) / self.speed
         return outputs
 
     def _said(self) -> list[RequestOutput]:
@@ -207,7 +210,7 @@ class PacedEngine:
             for request in requests:
                 answer = self._answers.get(request.id)
                 if answer is not None and answer.request is request:
-                    answer.length += 1
+                    answer.grow()
                     if answer.streams and request.alive:
                         outputs.append(answer.output())
         for request in self._told.leavers():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pagedsim.core import RequestId, SamplingParams, Scheduler
@@ -37,6 +37,14 @@ class Served(Protocol):
     @property
     def pause(self) -> float:
         """Seconds until a step is due: 0 where one always is, infinity while nothing is to do."""
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """Values of SamplingParams for requests that say none."""
+
+    @property
+    def lag(self) -> float:
+        """Seconds of ours that its last step ended after it was due; 0 where none is due."""
 
     def add_request(
         self,

@@ -45,11 +45,17 @@ class Stream:
     async def take(self) -> list[RequestOutput]:
         """All that is there, once there is something; empty after the end.
 
-        Raises what the request failed with.
+        Raises what the request failed with, once.
         """
         while not self._outputs:
             if self.error is not None:
-                raise self.error
+                # Its traceback refers to this frame; the frame must not refer to it, or both stay
+                # until the garbage collector runs.
+                error, self.error = self.error, None
+                try:
+                    raise error
+                finally:
+                    del error
             if self._ended:
                 return []
             self._reader = asyncio.get_running_loop().create_future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 
 Work = Callable[[], None]
 
+TURN = 0.01
+"""Seconds of what was sent after which the engine makes a step; what is left comes after it."""
+
 
 class Worker:
     """Steps an engine while anybody is there, and tells an event loop what comes out."""
@@ -24,13 +28,15 @@ class Worker:
     def __init__(
         self,
         engine: Served,
-        deliver: Callable[[Sequence[RequestOutput]], None],
+        deliver: Callable[[Sequence[RequestOutput], float], None],
         died: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """On the loop that it is started with, `deliver` is called with the outputs of each step,
-        and `died` if the engine cannot go on."""
+        """On the loop that it is started with, `deliver` is called with the outputs of each step
+        and when they were due, by `clock` in seconds, and `died` if the engine cannot go on."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._engine, self._deliver, self._died = engine, deliver, died
+        self._clock = clock
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._inbox: deque[Work] = deque()
         self._bell = threading.Condition()
@@ -76,13 +82,20 @@ class Worker:
         try:
             while not self._stop:
                 self._wait()
-                while self._inbox:
-                    self._inbox.popleft()()
+                self._take_turn()
                 if self._engine.has_unfinished_requests() and self._engine.pause == 0:
                     self._step()
         except BaseException as error:
             log.exception("the engine's thread ends")
             self.post(self._died, error)
+
+    def _take_turn(self) -> None:
+        """Do what was sent, in order, for as long as a turn lasts."""
+        until = self._clock() + TURN
+        while self._inbox:
+            self._inbox.popleft()()
+            if self._clock() >= until:
+                return
 
     def _wait(self) -> None:
         """Until something is due or somebody asks."""
@@ -100,7 +113,7 @@ class Worker:
             log.exception("a step could not be planned; all requests end with it")
             outputs = self._lose_all()
         if outputs:
-            self.post(self._deliver, outputs)
+            self.post(self._deliver, outputs, self._clock() - self._engine.lag)
 
     def _lose_all(self) -> list[RequestOutput]:
         outputs = []

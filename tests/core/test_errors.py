@@ -524,7 +524,7 @@ def test_a_hook_of_the_old_kind_is_refused_at_the_start() -> None:
         ),
         ({"early_stopping": "soon"}, "early_stopping='soon': must be False, True or 'never'"),
         ({"stop": 5}, "stop=5: must be a list of strings"),
-        ({"stop": ["a", ""]}, "stop=('a', ''): must be strings of at least one character"),
+        ({"stop": ["a", ""]}, "stop='': must be strings of at least one character"),
         ({"temperature": -0.5}, "temperature=-0.5: must be a number of at least 0 (greedy)"),
         ({"top_p": 0}, "top_p=0: must be a number above 0, at most 1"),
         ({"top_p": 1.5}, "top_p=1.5: must be a number above 0, at most 1"),

@@ -21,6 +21,7 @@ from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.made import Made
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.paced import PacedEngine
+from pagedsim.serve.protocol import BoundedProtocol
 from pagedsim.serve.served import Served
 from tests.sim.harness import Constant
 
@@ -76,8 +77,9 @@ def serving(
     found = Made(served, "sim", model)
     app = make_app(engine, found, metrics=metrics, **settings)
     config = uvicorn.Config(
-        app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=5
-    )
+        app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=5,
+        http=BoundedProtocol,
+    )  # fmt: skip
     server = uvicorn.Server(config)
 
     async def serve() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from pagedsim.core import Request, SamplingParams
-from pagedsim.serve.answer import Answer
+from pagedsim.serve.answer import SEQUENCE, Answer
 
 
 def answered(tokens: int, delta: bool = False, **params: Any) -> tuple[list[str], Any, int]:
@@ -16,7 +18,7 @@ def answered(tokens: int, delta: bool = False, **params: Any) -> tuple[list[str]
     answer = Answer(request, None, tokens, streams=True, delta=delta)
     texts = []
     while True:
-        answer.length += 1
+        answer.grow()
         reason = None
         if answer.complete:
             reason = "length" if answer.stop is None else "stop"
@@ -50,3 +52,35 @@ def test_it_stops(params: dict[str, Any], text: str, stopped: Any, tokens: int) 
     assert (whole[-1], reason, count) == (text, stopped, tokens)
     parts, reason, count = answered(12, delta=True, **params)
     assert ("".join(parts), reason, count) == (text, stopped, tokens)
+
+
+def calls_of(tokens: int, **params: Any) -> int:
+    """Calls of functions, Python's and C's, that a new answer takes."""
+    request, calls = Request("a", [1], SamplingParams(**params)), 0
+
+    def count(frame: FrameType, event: str, of: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        Answer(request, None, tokens, streams=True, delta=True)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_looking_for_stops_does_not_grow_with_max_tokens() -> None:
+    stops = [f"no{place}" for place in range(32)] + [f"{place} 0" for place in range(32)]
+    kept = len(SEQUENCE)
+    few, many = (calls_of(tokens, stop=stops) for tokens in (100, 100_000_000))
+    assert many < 3 * few
+    assert len(SEQUENCE) == kept
+
+
+def test_tokens_that_were_said_are_not_said_again() -> None:
+    for _ in range(2):
+        answered(500, delta=True)
+        kept = len(SEQUENCE)
+        Answer(Request("a", [1]), None, 10**9, streams=True, delta=True).grow()
+        assert len(SEQUENCE) == kept

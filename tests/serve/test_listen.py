@@ -100,7 +100,7 @@ def test_told_to_end_it_answers_who_is_there_and_takes_nobody() -> None:
 
 
 def test_clients_that_stall_do_not_keep_it_from_ending() -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
     body = b'{"prompt": "x", "max_tokens": 4000, "n": 32, "stream": true}'
     with listening("model=llama-3.1-8b", "speed=100000") as child:
         where = urlsplit(child.url)
@@ -122,7 +122,9 @@ def test_a_client_that_goes_before_it_has_said_all_is_no_news() -> None:
     with listening("model=llama-3.1-8b") as child:
         where = urlsplit(child.url)
         with socket.create_connection((where.hostname, where.port)) as early:
-            early.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            early.sendall(
+                b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+            )
             time.sleep(0.2)
         time.sleep(0.2)
         assert child.end() == 0

@@ -32,6 +32,8 @@ class Engine:
         self.now, self.asked = 0.25, 0
         self.failure: PagedsimError | None = None
 
+    lag = 0.25
+
     async def ask(self, question: Callable[[Any], T]) -> T:
         self.asked += 1
         if self.failure is not None:

@@ -150,7 +150,7 @@ def test_a_speed_of_ten_lets_ten_seconds_pass_in_one() -> None:
     assert engine.pause == pytest.approx(0.1)
     clock.time = 0.35
     (answer,) = engine.step()
-    assert answer.outputs[0].token_ids == [1, 2, 3] and answer.metrics.finished == 3.0
+    assert list(answer.outputs[0].token_ids) == [1, 2, 3] and answer.metrics.finished == 3.0
 
 
 def test_an_answer_without_a_bound_stops_by_itself() -> None:

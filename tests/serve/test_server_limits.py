@@ -82,8 +82,8 @@ def test_who_takes_longer_than_its_timeout_is_told() -> None:
         assert answer.status_code == 504 and "timeout" in answer.json()["error"]["message"]
         answer = server.post("/v1/completions", prompt="a", max_tokens=4000, timeout=1, stream=True)
         assert answer.status_code == 200  # its first tokens were out
-        *_, last = events(answer.text)
-        assert json.loads(last)["error"]["type"] == "timeout"
+        *_, last, done = events(answer.text)
+        assert done == "[DONE]" and json.loads(last)["error"]["type"] == "timeout"
         until(lambda: not server.served.has_unfinished_requests())
 
 
@@ -108,8 +108,8 @@ def test_a_step_that_fails_is_an_error_of_its_own_requests() -> None:
         assert answer.json()["error"]["type"] == "server_error"
         answer = server.post("/v1/completions", prompt=[1] * 14, stream=True)
         assert answer.status_code == 200
-        *_, last = events(answer.text)
-        assert json.loads(last)["error"]["type"] == "server_error"
+        *_, last, done = events(answer.text)
+        assert done == "[DONE]" and json.loads(last)["error"]["type"] == "server_error"
         name = server.post("/generate", prompt=[1] * 13).json()["request_id"]
         until(lambda: server.http.get(f"/result/{name}").json()["state"] == "failed")
         assert server.post("/v1/completions", prompt=[1] * 2, max_tokens=3).status_code == 200
@@ -198,3 +198,14 @@ def test_many_short_prompts_are_encoded_beside_the_loop_as_a_long_one_is() -> No
     Where.threads.clear()
     asyncio.run(words.tokens(["a" * 100] * 100))
     assert all(name.startswith("tokenizer") for name in Where.threads)
+
+
+def test_a_server_samples_as_its_model_says_where_a_request_does_not() -> None:
+    engine = paced()
+    engine.default_sampling = {"max_tokens": 5, "temperature": 0.5}
+    with serving(engine) as server:
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        answer = server.post("/v1/chat/completions", **chat).json()
+        assert answer["usage"]["completion_tokens"] == 5
+        answer = server.post("/v1/chat/completions", **chat, max_tokens=7).json()
+        assert answer["usage"]["completion_tokens"] == 7

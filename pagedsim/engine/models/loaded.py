@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import RankGroup
     from pagedsim.engine.parallel.ranks import Ranks
 
+_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+_SAMPLING = {"max_new_tokens": "max_tokens"}
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
@@ -43,6 +46,14 @@ class LoadedModel:
     ranks: Ranks | None = None
     """On rank 0 of several, the others. What this model has is then a shard (`shard.py`), with the
     KV heads of one rank; its vocabulary counts as a whole."""
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """What its generation_config.json says of sampling, under the names of SamplingParams."""
+        config = getattr(self.module, "generation_config", None)
+        said = {} if config is None else config.to_diff_dict()
+        named = {_SAMPLING.get(name, name): value for name, value in said.items()}
+        return {name: named[name] for name in _SAMPLED if named.get(name) is not None}
 
     @property
     def architecture(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -22,6 +22,7 @@ from pagedsim.serve.api.fields import (
     GenerateRequest,
 )
 from pagedsim.serve.api.front import Front
+from pagedsim.serve.api.gate import Gate
 from pagedsim.serve.api.models import add_models
 from pagedsim.serve.api.problem import (
     Problem,
@@ -54,10 +55,12 @@ def make_app(
     metrics: Metrics | None = None,
     api_key: str | None = None,
     max_body: int = MAX_BODY,
+    hosts: Iterable[str] | None = None,
 ) -> FastAPI:
     """The server's application over an engine, whose observer `metrics` must be.
 
     With an `api_key`, clients must present it wherever they ask for tokens or for the model.
+    `hosts` are the names under which it may be addressed beside addresses and localhost; None: any.
     """
     app = FastAPI(
         title="pagedsim",
@@ -66,6 +69,7 @@ def make_app(
         redoc_url=None,
         responses=REFUSALS,
     )
+    app.add_middleware(Gate, now=lambda: engine.now, hosts=hosts)
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
     served = found.engine
@@ -76,6 +80,7 @@ def make_app(
         max_model_len=served.scheduler.max_model_len,
         max_body=max_body,
         results=Results(engine),
+        defaults=served.default_sampling,
     )
     guarded = APIRouter(dependencies=[Depends(_guard(api_key))])
     for path, answer, fields in (
@@ -90,7 +95,7 @@ def make_app(
     app.include_router(guarded)
     _add_open(app, engine)
     if metrics is not None:
-        _add_metrics(app, registry_of(metrics, served.scheduler, found.model))
+        _add_metrics(app, registry_of(metrics, served.scheduler, found.model, lambda: engine.lag))
     return app
 
 

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagedsim.serve.api.asked import Asked, accepted, taken, while_present
 from pagedsim.serve.api.problem import Problem
-from pagedsim.serve.api.reply import Reply, event
+from pagedsim.serve.api.reply import DONE, Reply, event
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.stream import Stream
 
@@ -44,19 +44,19 @@ class EventStream(Response):
             except Problem as problem:
                 if not self._begun:
                     raise
-                last = event(problem.plain).encode()
+                last = (event(problem.plain) + DONE).encode()
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _pass_all(self, streams: list[Stream], send: Send) -> None:
         if len(streams) == 1:
             return await self._pass(0, streams[0], send)
         await accepted(self._engine, streams)
+        # Not a TaskGroup: its exception groups and their members refer to each other.
+        tasks = [asyncio.create_task(self._pass(*one, send)) for one in enumerate(streams)]
         try:
-            async with asyncio.TaskGroup() as group:
-                for place, stream in enumerate(streams):
-                    group.create_task(self._pass(place, stream, send))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            await asyncio.gather(*tasks)
+        finally:
+            await _ended(tasks)
 
     async def _pass(self, place: int, stream: Stream, send: Send) -> None:
         reply = self._reply
@@ -66,3 +66,11 @@ class EventStream(Response):
                 self._begun = True
                 await send(_START)
             await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel the tasks, wait until they have ended, and forget them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    tasks.clear()

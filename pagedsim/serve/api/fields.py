@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from pagedsim.core import SamplingParams
-from pagedsim.serve.api.given import messages, prompts, request_name, stops, token_ids
+from pagedsim.serve.api.given import messages, prompts, request_name, stop_ids, stops, token_ids
 from pagedsim.serve.api.neutral import properties
 
 INT32 = 2**31 - 1
@@ -30,6 +31,7 @@ Stops = Annotated[
     tuple[str, ...], PlainValidator(stops), WithJsonSchema({"anyOf": [_TEXT, _TEXTS]})
 ]
 Ids = Annotated[list[int], PlainValidator(token_ids), WithJsonSchema(_IDS)]
+StopIds = Annotated[list[int], PlainValidator(stop_ids), WithJsonSchema(_IDS)]
 Prompts = Annotated[
     list[Any],
     PlainValidator(prompts),
@@ -83,7 +85,7 @@ class Sampling(Fields):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stops = ()
-    stop_token_ids: Ids = []
+    stop_token_ids: StopIds = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     user: Annotated[str, Field(max_length=256)] = ""
@@ -95,6 +97,17 @@ class Sampling(Fields):
     timeout: Annotated[float, Field(gt=0, le=LONGEST_WAIT)] | None = None
     """Seconds after which the request is given up."""
     request_id: Name | None = None
+
+    def fill(self, defaults: Mapping[str, Any], most: int) -> None:
+        """Take what the model has by default for fields that were not given.
+
+        `most` tokens can be answered. A bound that a path has of its own stays.
+        """
+        for name, value in defaults.items():
+            if name == "max_tokens":
+                self.max_tokens = self.max_tokens or min(value, most)
+            elif name not in self.model_fields_set:
+                setattr(self, name, value)
 
     def params(self, **more: Any) -> SamplingParams:
         """For the engine; raises RequestError for values that cannot be."""

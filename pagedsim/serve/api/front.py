@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -23,6 +23,7 @@ from pagedsim.serve.api.fields import (
     GenerateRequest,
     Sampling,
 )
+from pagedsim.serve.api.gate import ARRIVAL
 from pagedsim.serve.api.given import NAME
 from pagedsim.serve.api.problem import Bad, Problem
 from pagedsim.serve.api.reply import Reply
@@ -43,6 +44,8 @@ class Front:
     max_model_len: int
     max_body: int
     results: Results
+    defaults: Mapping[str, Any]
+    """Of sampling, where a request says nothing."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def read(self, request: Request, kind: type[F]) -> F:
@@ -66,7 +69,8 @@ class Front:
         fields = await self.read(request, CompletionRequest)
         refuse_misfits(fields)
         prompts = await self._tokens(fields.prompt)
-        asked = Asked(_name("cmpl", fields, request), prompts, fields.asked(), fields.labels)
+        asked = self._asked("cmpl", prompts, fields, request)
+        self._refuse_too_long(asked)
         reply = Texts(asked.name, self.model, fields, prompts, self.words)
         if fields.echo:
             await reply.echo()
@@ -78,7 +82,8 @@ class Front:
         if fields.top_logprobs and not fields.logprobs:
             raise Bad(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
         prompts = self._fitting([await self.words.chat(fields.messages)])
-        asked = Asked(_name("chatcmpl", fields, request), prompts, fields.asked(), fields.labels)
+        asked = self._asked("chatcmpl", prompts, fields, request)
+        self._refuse_too_long(asked)
         reply = Messages(asked.name, self.model, fields, prompts, self.words)
         return await self._answer(request, asked, reply)
 
@@ -88,7 +93,8 @@ class Front:
         if len(fields.prompt) != 1:
             raise Bad(f"prompt: {len(fields.prompt)} prompts: must be one")
         prompts = await self._tokens(fields.prompt)
-        asked = Asked(_name("gen", fields, request), prompts, fields.asked(), fields.labels)
+        asked = self._asked("gen", prompts, fields, request)
+        self._refuse_too_long(asked)
         self.results.start(asked)
         return JSONResponse({"request_id": asked.name})
 
@@ -100,6 +106,28 @@ class Front:
         if (longest := max(map(len, prompts))) > self.max_model_len:
             raise Bad(f"prompt of {longest} tokens: max_model_len is {self.max_model_len}")
         return prompts
+
+    def _asked(
+        self,
+        kind: str,
+        prompts: Sequence[Sequence[int]],
+        fields: CompletionRequest | ChatRequest | GenerateRequest,
+        request: Request,
+    ) -> Asked:
+        """What is asked of the engine; it arrived when its headers did, before it was read."""
+        fields.fill(self.defaults, max(self.max_model_len - max(map(len, prompts)), 1))
+        labels = {**fields.labels, "arrival": request.scope[ARRIVAL]}
+        return Asked(_name(kind, fields, request), prompts, fields.asked(), labels)
+
+    def _refuse_too_long(self, asked: Asked) -> None:
+        """Raise Bad where a prompt and `max_tokens` are beyond the model together."""
+        longest, most = max(map(len, asked.prompts)), asked.params.max_tokens or 0
+        if (allowed := self.max_model_len - longest) < most:
+            what = f"must be at most {allowed}" if allowed else "no token can follow"
+            raise Bad(
+                f"max_tokens={most}: with a prompt of {longest} tokens {what}: "
+                f"max_model_len is {self.max_model_len}"
+            )
 
     async def _answer(self, request: Request, asked: Asked, reply: Reply) -> Response:
         if reply.fields.stream:

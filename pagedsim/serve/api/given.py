@@ -9,6 +9,7 @@ from pagedsim.core.errors import shown
 
 MOST_PROMPTS = 1024
 MOST_STOPS = 64
+MOST_STOP_IDS = 1024
 MOST_MESSAGES = 4096
 LARGEST = 2**63 - 1
 NAME = re.compile(r"[\w.:+@-]{1,128}", re.ASCII)
@@ -24,6 +25,14 @@ def stops(value: Any) -> tuple[str, ...]:
     if len(given) > MOST_STOPS:
         raise ValueError(f"stop: {len(given)} texts: at most {MOST_STOPS}")
     return tuple(given)
+
+
+def stop_ids(value: Any) -> list[int]:
+    """Tokens that end an answer."""
+    found = token_ids(value, "stop_token_ids")
+    if len(found) > MOST_STOP_IDS:
+        raise ValueError(f"stop_token_ids: {len(found)} ids: at most {MOST_STOP_IDS}")
+    return found
 
 
 def token_ids(value: Any, where: str = "token ids") -> list[int]:

@@ -37,6 +37,10 @@ Watched = Annotated[list[str], Query(max_length=MOST_WATCHED)]
 class Asked(Protocol):
     """Who answers questions about an engine between two of its steps: `AsyncLLMEngine`."""
 
+    @property
+    def lag(self) -> float:
+        """Seconds by which outputs are passed on too late."""
+
     async def ask(self, question: Callable[[Served], T]) -> T:
         """What `question` answers of the engine."""
 
@@ -103,7 +107,8 @@ class Live:
             )
         except PagedsimError as error:
             plain = {"failure": str(error)}
-        return await asyncio.to_thread(encode, self._about | plain)
+        late = {"lag_ms": round(1000 * self._engine.lag)}
+        return await asyncio.to_thread(encode, self._about | late | plain)
 
     async def _next(self) -> None:
         """Until there is a new snapshot."""

@@ -18,6 +18,7 @@ LONGEST = 400
 """Characters of a message; what clients send is not sent back to them in full."""
 
 _TYPES = {
+    403: "permission_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable",
@@ -52,6 +53,8 @@ class Problem(Exception):
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
+        if self.status in (403, 413, 415):
+            headers["Connection"] = "close"  # the rest of the body is not read
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse(self.plain, self.status, headers)

@@ -17,6 +17,10 @@ _TEXT, _COMPLETION, _TOTAL = "\0", "\1", "\2"
 """Where a chunk's text and numbers stand while its frame is made."""
 
 
+DONE = "data: [DONE]\n\n"
+"""The end of every stream, of one that failed, too."""
+
+
 class Usage:
     """How many tokens a request has had so far."""
 
@@ -157,7 +161,7 @@ class Reply(ABC):
 
     def last(self) -> bytes:
         """What a stream ends with."""
-        end = "data: [DONE]\n\n"
+        end = DONE
         if self.fields.tells_usage:
             end = event(self._chunk([], self.usage.plain)) + end
         return end.encode()

@@ -7,7 +7,7 @@ import { Feed } from "./feed.js";
 import { gauges, totals } from "./gauges.js";
 import { Grid } from "./grid.js";
 import { queues } from "./queues.js";
-import { make, say, short, whole } from "./words.js";
+import { make, say, short, timed, whole } from "./words.js";
 
 const find = (id) => document.getElementById(id);
 
@@ -17,7 +17,7 @@ const ask = new Ask({
   form: find("ask"), send: find("send"), stop: find("stop"), standing: find("standing"),
   stages: find("stages"), answer: find("answer"), keyField: find("key-field"),
 }, watch);
-const parts = [about, memory, gauges(find("gauges")), queues(find("queues")), totals(find("totals")),
+const parts = [about, lag, memory, gauges(find("gauges")), queues(find("queues")), totals(find("totals")),
   (now) => grid.show(now), (now) => ask.show(now)];
 
 const feed = new Feed((now) => parts.forEach((part) => part(now)), link);
@@ -49,6 +49,12 @@ function about(now) {
   }
   const title = `${whole(now.running.count)} running · pagedsim`;
   if (document.title !== title) document.title = title;
+}
+
+function lag({ lag_ms }) {
+  const late = lag_ms >= 100;
+  find("lag").hidden = !late;
+  if (late) say(find("lag"), `This machine is too slow for the load: tokens come ${timed(lag_ms)} after they are due, and latencies are not the model's.`);
 }
 
 function memory({ blocks }) {

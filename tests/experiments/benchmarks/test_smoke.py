@@ -29,6 +29,7 @@ SMALLEST = {
     "scale": "--load calm --requests 5",
     "scheduler": "--running 2 --steps 3 --rounds 1",
     "serving": "--only sim --streams 4 --repeats 1",
+    "greedy": "--requests 2 --tokens 100 --seconds 0.5",
     "soak": "--minutes 0.05",
     "simulator": "--requests 5 --rounds 1",
     "table": "",
