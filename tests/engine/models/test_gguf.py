@@ -281,6 +281,18 @@ def test_what_is_wrong_with_a_file(
     assert not list(cache.iterdir())  # nothing half done stays
 
 
+def test_smollm2_is_sampled_as_its_authors_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file says nothing of sampling; another of the same content has the usual values."""
+    file = write(tmp_path / "model.gguf", model())
+    monkeypatch.setattr(packed, "_carried", lambda: file)
+    said = json.loads((packed.unpacked("smollm2") / "generation_config.json").read_text())
+    assert (said["temperature"], said["top_p"]) == (0.2, 0.9)
+    other = json.loads((packed.unpacked(file) / "generation_config.json").read_text())
+    assert "temperature" not in other
+
+
 def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_of("none.gguf") == "model=none.gguf: no such file"
     monkeypatch.setattr(packed, "find_spec", lambda name: None)
