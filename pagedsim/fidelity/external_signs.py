@@ -35,8 +35,8 @@ NEARLY = 1.25
 MARGIN = 2
 """Steps by which a client's times of a beginning and an end may be wrong."""
 OTHERWISE = (
-    "more than one replica may be behind this log, or another GPU, another batching, or prompts that "
-    "it had cached"
+    "more than one replica may be behind this log, or another GPU, another batching, or prompts "
+    "that it had cached"
 )
 
 

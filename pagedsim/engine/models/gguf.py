@@ -95,7 +95,8 @@ def _place(name: str, file: Path) -> Path:
     Of more than `WHOLE` bytes, each copy has its own.
     """
     state = file.stat()
-    told = f"{FORM} {SAMPLING if name == NAME else {}} {_known_as(file.resolve(), state.st_size, state.st_mtime_ns)}"
+    known = _known_as(file.resolve(), state.st_size, state.st_mtime_ns)
+    told = f"{FORM} {SAMPLING if name == NAME else {}} {known}"
     digest = hashlib.sha256(told.encode()).hexdigest()[:16]
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "pagedsim" / f"{file.stem}-{digest}"
