@@ -1,5 +1,6 @@
 """GGUF files: what is unpacked is the model that was packed, and what cannot be is said."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
