@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from functools import cache, partial
+from math import inf
 from typing import Any, Literal
 
 import simpy
@@ -19,7 +20,7 @@ from pagedsim.fleet.handover import Handover
 from pagedsim.fleet.member import Member
 from pagedsim.fleet.roster import Roster, Standing
 from pagedsim.fleet.view import Candidates, Seen, Stale
-from pagedsim.sim.environment import Environment
+from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.server import Recorder
 from policies.routing.router import Left, Move, Placed, Refusal, Router
 
@@ -50,6 +51,9 @@ class Front:
         self._observing = type(router).observe is not Router.observe
         self._closed = False
         self._pumping = False
+        self._changed = -inf  # when the router was last to be asked again
+        self._renewal = inf  # when it is asked next, because counts are renewed
+        self._staleness = staleness
         self._views = [Stale(one, staleness) if staleness else Seen(one) for one in members]
         self._roles = any(one.role != "both" for one in members)
         # What all prefix caches hold; kept from when a router first asks.
@@ -81,7 +85,9 @@ class Front:
             self._arrivals += 1
         if self.held or not self._placed(request, output_len):
             self.held.append((request, output_len))
-            if self.here == 1 and self._candidates["prefill"]:
+            self._await_renewal()
+            idle = self.here == 1 and self._renewal == inf
+            if idle and self._candidates["prefill"]:
                 raise PagedsimError(
                     f"{type(self.router).__name__}.route gave None, nobody, although all are idle"
                 )
@@ -225,7 +231,12 @@ class Front:
         self._came.pop(request.id, None)
 
     def pump(self) -> None:
-        """Something has changed: ask again about those who wait, in their order."""
+        """Ask the router again about the requests that wait, in their order: something has
+        changed."""
+        self._changed = self.environment.now
+        self._ask_again()
+
+    def _ask_again(self) -> None:
         if self._pumping:
             return
         self._pumping = True
@@ -234,6 +245,23 @@ class Front:
         if self.handover is not None:
             self.handover.place()
         self._pumping = False
+        self._await_renewal()
+
+    def _await_renewal(self) -> None:
+        """Have the router asked again when the counts that it sees show the last change: a router
+        that holds a request back by old counts may be asked for no other reason."""
+        if not (self._staleness and self.held_for("both")):
+            return
+        up = map(self.view, self.roster.those(Standing.UP))
+        times = [time for view in up if (time := view.renews(self._changed)) is not None]
+        if (soonest := min(times, default=inf)) < self._renewal:
+            self._renewal = soonest
+            self.environment.at(soonest, NORMAL).callbacks.append(self._renewed)
+
+    def _renewed(self, _: simpy.Event) -> None:
+        if self.environment.now >= self._renewal:
+            self._renewal = inf
+            self._ask_again()
 
     def held_for(self, role: str) -> int:
         """Requests that wait in front of all replicas of a role."""
