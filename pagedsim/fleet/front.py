@@ -25,6 +25,7 @@ from pagedsim.sim.server import Recorder
 from policies.routing.router import Left, Move, Placed, Refusal, Router
 
 Stage = Literal["prefill", "decode"]
+STAGES: tuple[Stage, Stage] = ("prefill", "decode")
 
 
 class Front:
@@ -250,7 +251,7 @@ class Front:
     def _await_renewal(self) -> None:
         """Have the router asked again when the counts that it sees show the last change: a router
         that holds a request back by old counts may be asked for no other reason."""
-        if not (self._staleness and self.held_for("both")):
+        if not (self._staleness and any(map(self.held_for, STAGES))):
             return
         up = map(self.view, self.roster.those(Standing.UP))
         times = [time for view in up if (time := view.renews(self._changed)) is not None]
@@ -263,12 +264,11 @@ class Front:
             self._renewal = inf
             self._ask_again()
 
-    def held_for(self, role: str) -> int:
-        """Requests that wait in front of all replicas of a role."""
-        to_decode = len(self.handover.waiting) if self.handover is not None else 0
-        return {"prefill": len(self.held), "decode": to_decode}.get(
-            role, len(self.held) + to_decode
-        )
+    def held_for(self, stage: Stage) -> int:
+        """Requests that wait in front of all replicas of a stage."""
+        if stage == "prefill":
+            return len(self.held)
+        return len(self.handover.waiting) if self.handover is not None else 0
 
     def _end_if_empty(self) -> None:
         if self.over:
@@ -312,7 +312,7 @@ class Front:
                 role if self._roles else "both",
                 self._index,
             )
-            for role in ("prefill", "decode")
+            for role in STAGES
         }
 
     def _takes(self, view: Seen, role: Stage) -> bool:
