@@ -25,6 +25,8 @@ from pagedsim.sim.server import Recorder
 from policies.routing.router import Left, Move, Placed, Refusal, Router
 
 Stage = Literal["prefill", "decode"]
+MAX_RETRIES = 100
+"""By default: where replicas die more often than a request takes, it would be tried for ever."""
 STAGES: tuple[Stage, Stage] = ("prefill", "decode")
 
 
@@ -38,7 +40,9 @@ class Front:
         router: Router,
         recorder: Recorder,
         staleness: float = 0.0,
+        max_retries: int = MAX_RETRIES,
     ) -> None:
+        """`max_retries`: a request that replicas which die have set back more often is rejected."""
         self.environment = environment
         self.members = members
         self.router = router
@@ -61,6 +65,8 @@ class Front:
         self._index = cache(lambda: PrefixIndex([one.scheduler.memory for one in members]))
         self.roster = Roster(environment, members, self._open)
         self.retries: Counter[RequestId] = Counter()  # how often each was lost, and began anew
+        self.max_retries = max_retries
+        self._setbacks: Counter[RequestId] = Counter()  # with transfers that began again
         self.chores = 0  # events of `Chore`s that are still to happen
         self._came: dict[RequestId, tuple[int, int]] = {}
         """Of all requests that are here: their place in the order in which they came, and the
@@ -230,6 +236,7 @@ class Front:
     def _gone(self, request: Request) -> None:
         self.here -= 1
         self._came.pop(request.id, None)
+        self._setbacks.pop(request.id, None)
 
     def pump(self) -> None:
         """Ask the router again about the requests that wait, in their order: something has
@@ -354,9 +361,21 @@ class Front:
             lost += gone
             for request in (*lost, *recomputed):
                 self.handover.journeys.pop(request.id, None)
-        self.retries.update(request.id for request in (*lost, *recomputed))
-        self._put_back([*(request.afresh() for request in lost), *recomputed])
+        back: list[Request] = []
+        spent: list[Request] = []
+        for request in (*(request.afresh() for request in lost), *recomputed):
+            (spent if self.sets_back(request) else back).append(request)
+        self.retries.update(request.id for request in back)
+        self._put_back(back)
+        for request in spent:
+            reason = f"replicas died under it more than {self.max_retries} times"
+            self.dismiss(request, State.REJECTED, f"{reason} (fleet.max_retries)", self.recorder)
         self.pump()
+
+    def sets_back(self, request: Request) -> bool:
+        """Count that a replica died under a request; whether that was once too often."""
+        self._setbacks[request.id] += 1
+        return self._setbacks[request.id] > self.max_retries
 
     def lost_at(self, member: Member, request: Request) -> None:
         """A request that the router placed at a replica is there no more, and not served."""
