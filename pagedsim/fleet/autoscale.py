@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from pagedsim.core.errors import (
     unknown,
 )
 from pagedsim.fleet.chore import SHORTEST, Chore
+from pagedsim.fleet.front import STAGES
 from pagedsim.fleet.roster import Standing
 from policies.routing.llumnix import freeness
 from policies.routing.router import Replica
@@ -77,8 +79,8 @@ class Autoscale:
         require_number("autoscale.every", self.every, SHORTEST)
         require_number("autoscale.start", self.start, 0)
 
-    def wanted(self, replicas: Sequence[Replica], held: int) -> int:
-        """How many more there should be: 1, 0 or -1. `held` requests wait in front of all."""
+    def wanted(self, replicas: Sequence[Replica], held: float) -> int:
+        """How many more there should be: 1, 0 or -1. `held` requests wait in front of them."""
         count = len(replicas)
         if count < self.least:
             return 1
@@ -122,6 +124,17 @@ def scale(front: Front, rule: Autoscale) -> None:
         front.environment.process(_look(front, rule, mine))
 
 
+def _held(front: Front, role: str) -> float:
+    """Requests that are held in front, as the share of one role: they count evenly for all replicas
+    that may take them."""
+    there = Counter(one.role for one in front.roster.those(Standing.UP, Standing.STARTING))
+    share = 0.0
+    for stage in STAGES:
+        if able := role in (stage, "both") and there[stage] + there["both"]:
+            share += front.held_for(stage) * there[role] / able
+    return share
+
+
 def _look(
     front: Front, rule: Autoscale, members: Sequence[Member]
 ) -> Generator[simpy.Event, None, None]:
@@ -136,7 +149,7 @@ def _look(
         for draining in those(Standing.DRAINING):
             front.stop_if_drained(draining)
         there = [front.view(one) for one in those(Standing.UP, Standing.STARTING)]
-        more = rule.wanted(there, front.held_for(members[0].role))
+        more = rule.wanted(there, _held(front, members[0].role))
         if more > 0:
             if draining_ones := those(Standing.DRAINING):
                 front.up(draining_ones[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from functools import cache, partial
+from math import inf
 from typing import Any, Literal
 
 import simpy
@@ -19,11 +20,14 @@ from pagedsim.fleet.handover import Handover
 from pagedsim.fleet.member import Member
 from pagedsim.fleet.roster import Roster, Standing
 from pagedsim.fleet.view import Candidates, Seen, Stale
-from pagedsim.sim.environment import Environment
+from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.server import Recorder
 from policies.routing.router import Left, Move, Placed, Refusal, Router
 
 Stage = Literal["prefill", "decode"]
+MAX_RETRIES = 100
+"""By default: where replicas die more often than a request takes, it would be tried for ever."""
+STAGES: tuple[Stage, Stage] = ("prefill", "decode")
 
 
 class Front:
@@ -36,7 +40,9 @@ class Front:
         router: Router,
         recorder: Recorder,
         staleness: float = 0.0,
+        max_retries: int = MAX_RETRIES,
     ) -> None:
+        """`max_retries`: a request that replicas which die have set back more often is rejected."""
         self.environment = environment
         self.members = members
         self.router = router
@@ -50,12 +56,17 @@ class Front:
         self._observing = type(router).observe is not Router.observe
         self._closed = False
         self._pumping = False
+        self._changed = -inf  # when the router was last to be asked again
+        self._renewal = inf  # when it is asked next, because counts are renewed
+        self._staleness = staleness
         self._views = [Stale(one, staleness) if staleness else Seen(one) for one in members]
         self._roles = any(one.role != "both" for one in members)
         # What all prefix caches hold; kept from when a router first asks.
         self._index = cache(lambda: PrefixIndex([one.scheduler.memory for one in members]))
         self.roster = Roster(environment, members, self._open)
         self.retries: Counter[RequestId] = Counter()  # how often each was lost, and began anew
+        self.max_retries = max_retries
+        self._setbacks: Counter[RequestId] = Counter()  # with transfers that began again
         self.chores = 0  # events of `Chore`s that are still to happen
         self._came: dict[RequestId, tuple[int, int]] = {}
         """Of all requests that are here: their place in the order in which they came, and the
@@ -81,7 +92,9 @@ class Front:
             self._arrivals += 1
         if self.held or not self._placed(request, output_len):
             self.held.append((request, output_len))
-            if self.here == 1 and self._candidates["prefill"]:
+            self._await_renewal()
+            idle = self.here == 1 and self._renewal == inf
+            if idle and self._candidates["prefill"]:
                 raise PagedsimError(
                     f"{type(self.router).__name__}.route gave None, nobody, although all are idle"
                 )
@@ -223,9 +236,15 @@ class Front:
     def _gone(self, request: Request) -> None:
         self.here -= 1
         self._came.pop(request.id, None)
+        self._setbacks.pop(request.id, None)
 
     def pump(self) -> None:
-        """Something has changed: ask again about those who wait, in their order."""
+        """Ask the router again about the requests that wait, in their order: something has
+        changed."""
+        self._changed = self.environment.now
+        self._ask_again()
+
+    def _ask_again(self) -> None:
         if self._pumping:
             return
         self._pumping = True
@@ -234,13 +253,29 @@ class Front:
         if self.handover is not None:
             self.handover.place()
         self._pumping = False
+        self._await_renewal()
 
-    def held_for(self, role: str) -> int:
-        """Requests that wait in front of all replicas of a role."""
-        to_decode = len(self.handover.waiting) if self.handover is not None else 0
-        return {"prefill": len(self.held), "decode": to_decode}.get(
-            role, len(self.held) + to_decode
-        )
+    def _await_renewal(self) -> None:
+        """Have the router asked again when the counts that it sees show the last change: a router
+        that holds a request back by old counts may be asked for no other reason."""
+        if not (self._staleness and any(map(self.held_for, STAGES))):
+            return
+        up = map(self.view, self.roster.those(Standing.UP))
+        times = [time for view in up if (time := view.renews(self._changed)) is not None]
+        if (soonest := min(times, default=inf)) < self._renewal:
+            self._renewal = soonest
+            self.environment.at(soonest, NORMAL).callbacks.append(self._renewed)
+
+    def _renewed(self, _: simpy.Event) -> None:
+        if self.environment.now >= self._renewal:
+            self._renewal = inf
+            self._ask_again()
+
+    def held_for(self, stage: Stage) -> int:
+        """Requests that wait in front of all replicas of a stage."""
+        if stage == "prefill":
+            return len(self.held)
+        return len(self.handover.waiting) if self.handover is not None else 0
 
     def _end_if_empty(self) -> None:
         if self.over:
@@ -284,7 +319,7 @@ class Front:
                 role if self._roles else "both",
                 self._index,
             )
-            for role in ("prefill", "decode")
+            for role in STAGES
         }
 
     def _takes(self, view: Seen, role: Stage) -> bool:
@@ -326,9 +361,21 @@ class Front:
             lost += gone
             for request in (*lost, *recomputed):
                 self.handover.journeys.pop(request.id, None)
-        self.retries.update(request.id for request in (*lost, *recomputed))
-        self._put_back([*(request.afresh() for request in lost), *recomputed])
+        back: list[Request] = []
+        spent: list[Request] = []
+        for request in (*(request.afresh() for request in lost), *recomputed):
+            (spent if self.sets_back(request) else back).append(request)
+        self.retries.update(request.id for request in back)
+        self._put_back(back)
+        for request in spent:
+            reason = f"replicas died under it more than {self.max_retries} times"
+            self.dismiss(request, State.REJECTED, f"{reason} (fleet.max_retries)", self.recorder)
         self.pump()
+
+    def sets_back(self, request: Request) -> bool:
+        """Count that a replica died under a request; whether that was once too often."""
+        self._setbacks[request.id] += 1
+        return self._setbacks[request.id] > self.max_retries
 
     def lost_at(self, member: Member, request: Request) -> None:
         """A request that the router placed at a replica is there no more, and not served."""

@@ -240,7 +240,7 @@ class Handover:
 
     def lose(self, member: Member) -> tuple[list[Request], list[Request]]:
         """A replica has died. Returns the requests that it had, and those that it was to receive
-        and that are computed again with the tokens they have."""
+        and that are not sent again: they are computed again with the tokens they have."""
         lost, waiting = [], []
         for parted in self.waiting:
             if parted.source is not member:
@@ -265,7 +265,7 @@ class Handover:
                 lost.append(request)
             elif way.moves:
                 self._return(request, source, way.left)
-            elif self.resends:
+            elif self.resends and not self.front.sets_back(request):
                 waiting.append(Parted(request, source, None, way.left))
             else:
                 self._free(request, source)

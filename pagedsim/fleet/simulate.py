@@ -13,7 +13,7 @@ from pagedsim.fleet.account import Track
 from pagedsim.fleet.autoscale import Autoscale, scale
 from pagedsim.fleet.chore import SHORTEST
 from pagedsim.fleet.failures import Failures, fail
-from pagedsim.fleet.front import Front
+from pagedsim.fleet.front import MAX_RETRIES, Front
 from pagedsim.fleet.handover import RESEND, Handover
 from pagedsim.fleet.link import Fabric, Network
 from pagedsim.fleet.member import Member, Unit
@@ -35,6 +35,7 @@ def simulate_fleet(
     failures: Failures | None = None,
     autoscale: Autoscale | None = None,
     on_receiver_death: str = RESEND,
+    max_retries: int = MAX_RETRIES,
     way: float = 0.0,
     seed: int = 0,
     together: bool = False,
@@ -44,7 +45,8 @@ def simulate_fleet(
 
     `recorders` has one for each replica; `refused` records the requests that reach none. Each
     request takes `way` seconds to come to the router. `network` joins replicas that send each other
-    keys and values, and `on_receiver_death` is one of `AFTER_DEATH`. What fails by chance is drawn
+    keys and values, and `on_receiver_death` is one of `AFTER_DEATH`; a request
+    under which replicas died more than `max_retries` times is rejected. What fails by chance is drawn
     by the `seed`. Replicas that do not concern each other live in times of their own, unless they
     are to be `together`; what comes out is the same. `begins` receives the front before any
     request arrives.
@@ -56,7 +58,7 @@ def simulate_fleet(
         Member(index, unit, environment, recorder, apart)
         for index, (unit, recorder) in enumerate(zip(units, recorders, strict=True))
     ]
-    front = Front(environment, members, router, refused, staleness)
+    front = Front(environment, members, router, refused, staleness, max_retries)
     _join(front, network, seed, on_receiver_death == RESEND)
     if failures is not None:
         fail(front, failures, seed)

@@ -19,6 +19,7 @@ from pagedsim.core.errors import (
 )
 from pagedsim.fleet.autoscale import Autoscale, autoscale_of
 from pagedsim.fleet.failures import Failures, failures_of
+from pagedsim.fleet.front import MAX_RETRIES
 from pagedsim.fleet.handover import AFTER_DEATH, RESEND
 from pagedsim.fleet.link import Network
 
@@ -62,6 +63,8 @@ class FleetSpec:
     on_receiver_death: str = RESEND
     """`resend`: keys and values that were on their way to a replica that died are sent to another
     one; `recompute`: they are computed again."""
+    max_retries: int = MAX_RETRIES
+    """A request under which replicas died more often than this is rejected."""
     failures: Any = None
     """Which replicas die, and when: see `failures.py`."""
     autoscale: Any = None
@@ -76,6 +79,7 @@ class FleetSpec:
             )
         if not isinstance(self.link, Network | None):
             raise ConfigError(f"link={shown(self.link)}: must be settings with a _target_, or null")
+        require_whole("max_retries", self.max_retries, 0)
         if self.on_receiver_death not in AFTER_DEATH:
             raise unknown("on_receiver_death", str(self.on_receiver_death), AFTER_DEATH)
         self._refuse_lonely_roles()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from math import inf
+from math import inf, nextafter
 from typing import Any, overload
 
 from pagedsim.core import Request, slips
@@ -39,6 +39,11 @@ class Seen:
     @property
     def seen_at(self) -> float | None:
         """The time as of which its counts are seen; None: as they are now."""
+        return None
+
+    def renews(self, changed: float) -> float | None:
+        """When its counts are next renewed; None if they already show a change at `changed`, or
+        are renewed whenever they are read."""
         return None
 
     def __repr__(self) -> str:
@@ -145,10 +150,21 @@ class Stale(Seen):
         self.counts()
         return self._looked
 
+    def renews(self, changed: float) -> float | None:
+        if self._looked > changed or not self._fresh_enough(self._member.clock.now):
+            return None
+        due = self._looked + self._staleness
+        while self._fresh_enough(due):  # the sum was rounded down
+            due = nextafter(due, inf)
+        return due
+
+    def _fresh_enough(self, now: float) -> bool:
+        return now - self._looked < self._staleness
+
     def counts(self) -> Mapping[str, Any]:
         """What was seen then; looked at again if that is too long ago."""
         now = self._member.clock.now
-        if now - self._looked >= self._staleness:
+        if not self._fresh_enough(now):
             self._looked = now
             self.settle()
             self._counts = {name: seen.fget(self) for name, seen in _COUNTS.items()}

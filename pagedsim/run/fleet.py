@@ -135,6 +135,7 @@ class FleetStage(Stage):
             failures=self.spec.dying,
             autoscale=self.spec.scaling,
             on_receiver_death=self.spec.on_receiver_death,
+            max_retries=self.spec.max_retries,
             seed=self.seed,
             way=self.places[0].simulation.cost.server_seconds,
             begins=self._begin,

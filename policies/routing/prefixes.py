@@ -79,9 +79,10 @@ class Sent(Prefixes):
         return self._keys[1]
 
     def _forget_the_absent(self, replicas: Replicas) -> None:
-        """Who is gone has lost its memory when it comes back."""
+        """A replica that was gone comes back with an empty memory; one of another role is not
+        gone."""
         present = 0
-        for replica in replicas:
+        for replica in replicas.everybody:
             present |= 1 << replica.index
         for index in [index for index in self._blocks if not present >> index & 1]:
             for key in self._blocks.pop(index):

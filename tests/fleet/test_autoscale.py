@@ -164,6 +164,28 @@ def test_what_waits_to_decode_starts_a_replica_that_decodes() -> None:
     assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
 
+@pytest.mark.parametrize(("up", "starts"), [(3.0, [False, False]), (2.0, [True, False])])
+def test_held_requests_count_once_where_two_roles_may_take_them(
+    up: float, starts: list[bool]
+) -> None:
+    """Five wait for one of two replicas, prefill and both: two and a half each. When a third one
+    starts, fewer than two each."""
+    roles = ("prefill", "prefill", "decode", "decode", "both", "both")
+    rule = Autoscale("queue", up=up, down=0.1, every=0.5, start=0.25)
+    front, _ = whole(
+        [scheduler(max_seqs=4, batching="unified") for _ in roles],
+        Jobs([(0.0, 8, 6)] * 7),
+        Central(slots=1),
+        Constant(),
+        roles,
+        autoscale=rule,
+        network=Network(1e9),
+    )
+    there = front.roster.there()
+    began = [spans[0][0] if spans else None for spans in (there[1], there[5])]
+    assert [at == 0.5 for at in began] == starts
+
+
 def test_at_least_so_many_of_each_role() -> None:
     with pytest.raises(ConfigError, match=r"the fleet has 1 replicas with role=decode"):
         autoscale_of(

@@ -250,6 +250,50 @@ def test_a_router_cannot_move_a_request_to_a_replica_that_is_down() -> None:
         served({1: [(1.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Faithful())
 
 
+@pytest.mark.parametrize(("most", "state"), [(3, "finished"), (2, "rejected")])
+def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, state: str) -> None:
+    """It is sent to replica 1 from 1 on and thrice more; each time that dies before it is there."""
+    deaths = [(1.25 + n, 0.5) for n in range(3)]
+    front, recorder = whole(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 4, 3), (5.0, 4, 1)]),
+        RoundRobin(),
+        Constant(),
+        ("prefill", "decode"),
+        token_bytes=1.0,
+        network=NETWORK,
+        failures=Named({1: deaths}),
+        max_retries=most,
+    )
+    row, other = recorder.requests_table().to_pylist()
+    assert (row["state"], other["state"]) == (state, "finished")
+    assert row["finished"] == (3.75 + 0.5 + 2.0 if state == "finished" else 3.25)
+    if state == "rejected":
+        assert row["reason"] == "replicas died under it more than 2 times (fleet.max_retries)"
+    for member in front.members:
+        assert not member.scheduler.held and member.scheduler.memory.used == 0
+
+
+@pytest.mark.parametrize(("most", "states"), [
+    (0, ["rejected", "finished"]),
+    (1, ["rejected", "finished"]),
+    (2, ["finished", "finished"]),
+])  # fmt: skip
+def test_a_run_whose_replicas_die_too_often_ends(most: int, states: list[str]) -> None:
+    """Two deaths find request 0 at work; request 1 needs one step, between the two."""
+    front, recorder = whole(
+        [scheduler()],
+        Jobs([(0.0, 4, 4), (1.5, 4, 1)]),
+        RoundRobin(),
+        Constant(),
+        failures=Named({0: [(1.25, 0.5), (4.25, 0.5)]}),
+        max_retries=most,
+    )
+    rows = recorder.requests_table().to_pylist()
+    assert [row["state"] for row in rows] == states
+    assert front.retries[0] == most
+
+
 def test_what_is_sent_again_goes_before_what_could_go_later() -> None:
     """Request 0 is on its way from 1 on, request 1 waits from 2 on; the only receiver is down from
     2.5 to 3.5, and has one slot."""

@@ -7,16 +7,21 @@ they say the same, so that `least_requests` sends every request to the same repl
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pagedsim.build import make_memory, make_scheduler
+from pagedsim.core import PagedsimError, Request
+from pagedsim.fleet.link import Network
+from policies.routing.central import Central
 from policies.routing.least_requests import LeastRequests
-from policies.routing.router import Router
+from policies.routing.router import Replica, Replicas, Router
 from tests.fleet.fleets import served
 from tests.fleet.test_theory import shorter_of_two
 from tests.fleet.theory import SEEDS, Drawn, Floats, agrees, interval, one_at_a_time
-from tests.sim.harness import Jobs
+from tests.sim.harness import Constant, Jobs
 
 LONGEST = 50
 """Lines beyond it are cut off in the chain; at the loads below they hardly ever occur."""
@@ -131,3 +136,84 @@ def test_old_counts_turn_the_best_router_into_one_worse_than_chance(
     fresh, fresh_half = interval(waits[0])
     old, old_half = interval(waits[-1])
     assert fresh + fresh_half < chance < old - old_half
+
+
+def finished(
+    rows: list[tuple[float, int, int]],
+    router: Router,
+    staleness: float,
+    roles: tuple[str, ...] = ("both",),
+    **settings: Any,
+) -> list[float]:
+    """When requests are finished; a step takes a second."""
+    units = [
+        make_scheduler(memory=make_memory(blocks=64, block_size=4), max_seqs=4, batching="unified")
+        for _ in roles
+    ]
+    jobs = Jobs(rows)
+    network = Network(1e9)  # sends at once
+    requests, _ = served(
+        units, jobs, router, Constant(), roles, staleness=staleness, network=network, **settings
+    )
+    assert requests["state"].unique().to_pylist() == ["finished"]
+    times: list[float] = requests["finished"].to_pylist()
+    return times
+
+
+@pytest.mark.parametrize(
+    ("staleness", "starts"),
+    [
+        (0.0, 4.0),
+        (0.5, 4.0),  # old enough at 4 to be looked at again
+        (1.5, 4.0),
+        (2.0, 4.5),
+        (2.5, 5.0),
+    ],
+)
+def test_a_request_held_by_old_counts_is_routed_when_they_are_renewed(
+    staleness: float, starts: float
+) -> None:
+    """At 2.5 one request is seen; it leaves at 4, which is seen `staleness` after 2.5."""
+    rows = [(0.0, 3, 4), (2.5, 3, 4)]
+    assert finished(rows, Central(slots=1), staleness) == [4.0, starts + 4.0]
+
+
+def test_counts_are_renewed_in_any_numbers() -> None:
+    """(2.1 + 2.0) - 2.1 is less than 2.0 as numbers are kept."""
+    [_, last] = finished([(0.0, 3, 4), (2.1, 3, 4)], Central(slots=1), 2.0)
+    assert last == pytest.approx(2.1 + 2.0 + 4.0)
+
+
+def test_a_request_held_before_decode_is_routed_when_counts_are_renewed() -> None:
+    """The decode replica is seen full at 3.5; it is empty from 5 on, which is seen at 6."""
+    rows = [(0.0, 3, 5), (2.5, 3, 2)]
+    assert finished(rows, Central(slots=1), 2.5, ("prefill", "decode")) == [5.0, 7.0]
+
+
+class ShortFirst(Router):
+    """Prompts of more than 3 tokens are held back while replica 0 has requests."""
+
+    holds = True
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
+        return None if replicas[0].requests and request.prompt_len > 3 else replicas[0]
+
+
+def test_a_request_held_after_the_last_departure_is_routed_when_counts_are_renewed() -> None:
+    """The counts of 4.5 have request 1, which leaves at 6; they are renewed at 8.5."""
+    rows = [(0.0, 3, 4), (3.5, 3, 2), (4.5, 3, 1), (6.5, 4, 1)]
+    assert finished(rows, ShortFirst(), 4.0) == [4.0, 6.0, 6.0, 9.5]
+
+
+class Never(Router):
+    """Only the first request is served; counts are read each time."""
+
+    holds = True
+
+    def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
+        return None if replicas[0].requests or request.id else replicas[0]
+
+
+def test_renewals_end_where_the_router_holds_a_request_for_ever() -> None:
+    with pytest.raises(PagedsimError, match="1 in front, for Never names nobody"):
+        finished([(0.0, 3, 4), (2.5, 3, 4)], Never(), 2.0)

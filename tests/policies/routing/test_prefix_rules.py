@@ -55,6 +55,15 @@ def test_who_comes_back_has_forgotten_everything() -> None:
     assert sent.tokens(request, there) == [2 * BLOCK, 0]
 
 
+def test_what_was_sent_to_prefill_is_remembered_after_a_question_about_decode() -> None:
+    sent, there = Sent(), fleet({"role": "prefill"}, {"role": "decode"})
+    prefill, decode = (Fleet([there.fakes[at]], others=[there.fakes[1 - at]]) for at in (0, 1))
+    request = ask((0, 2 * BLOCK))
+    sent.sent(request, prefill[0])
+    assert sent.tokens(request, decode) == [0]
+    assert sent.tokens(request, prefill) == [2 * BLOCK]
+
+
 # -- SGLang ----------------------------------------------------------------------------------------
 
 
