@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -127,7 +128,7 @@ def in_order(words: Sequence[str]) -> list[str]:
     """The command line with its options first, where Hydra wants them; they may stand anywhere."""
     options: list[str] = []
     overrides: list[str] = []
-    left = iter(words)
+    left = iter(map(_at_home, words))
     for word in left:
         name, equals, value = word.partition("=")
         if not word.startswith("-"):
@@ -140,6 +141,13 @@ def in_order(words: Sequence[str]) -> list[str]:
             known = [one for one in (*_FLAGS, *_WITH_VALUE) if one.startswith("--")]
             raise UserError([f"{word}: no such option; {choices(name, known)}"])
     return [*options, *overrides]
+
+
+def _at_home(word: str) -> str:
+    """A word whose value is a path from ~ on, which shells leave alone there, and Hydra refuses."""
+    key, equals, value = word.partition("=")
+    is_path = equals and re.match(r"~\w*(/|$)", value)
+    return f"{key}={os.path.expanduser(value)}" if is_path else word
 
 
 def _checked(option: str, value: str) -> str:

@@ -33,6 +33,8 @@ from pagedsim.report.result import tables
 SETTINGS = ("mode", "project", "entity")
 """The keys of the group `tracking`."""
 MODES = ("offline", "online", "none")
+FORBIDDEN = "/\\#?%:"
+"""Characters that no name of a project has."""
 POINTS = 4000
 """Points in time of all arms' series together; each has between 100 and 400."""
 AT_ONCE = 16
@@ -47,10 +49,18 @@ class Tracked(NamedTuple):
     """Why it took no more; the study's results do not hang on it."""
 
 
-def check_mode(mode: str) -> None:
-    """Raise ConfigError unless `mode` is one of `MODES`."""
+def check_settings(mode: str, project: object = "pagedsim", entity: object = None) -> None:
+    """Raise ConfigError for settings that Weights & Biases would refuse after the runs."""
     if mode not in MODES:
         raise ConfigError(f"tracking.mode={mode}: must be one of {', '.join(MODES)}")
+    for key, name in (("project", project), ("entity", entity)):
+        if name is None and key == "entity":
+            continue
+        if not isinstance(name, str) or not 1 <= len(name) <= 128 or set(name) & set(FORBIDDEN):
+            raise ConfigError(
+                f"tracking.{key}={name}: must be a name of 1 to 128 characters, none of them "
+                f"{' '.join(FORBIDDEN)}"
+            )
 
 
 def track(
@@ -73,7 +83,7 @@ def track(
     result, the pictures in the folder's plots/, and the result itself as its summary. Online, an
     account must be set up (`wandb login`). A study that goes on replaces its earlier runs.
     """
-    check_mode(mode)
+    check_settings(mode, project, entity)
     if mode == "none":
         return Tracked()
     # Offline means that nothing is sent, not even how W&B itself fares.

@@ -149,8 +149,9 @@ def not_installed(what: str, extra: str, *packages: str | None) -> ConfigError:
 def choices(name: str, known: Iterable[str]) -> str:
     """What there is instead of a name that is not there, the nearest first."""
     names = sorted(set(known))
-    close = get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    lower = {one.lower(): one for one in names}
+    close = get_close_matches(name.lower(), lower, n=1)
+    hint = f"did you mean {lower[close[0]]!r}? " if close else ""
     each = (repr(one) if "," in one else one for one in names)  # else it would read as two
     return f"{hint}choose from {', '.join(each)}"
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity.external_log import Latencies, Log
 from pagedsim.fidelity.external_server import Served
-from pagedsim.workload.traces.opened import opened, readable
+from pagedsim.workload.traces.opened import file_at, opened, readable
 
 Column = NDArray[np.float64]
 LINES = ("running", "waiting", "kv")
@@ -76,10 +76,8 @@ def read_course(path: str | Path) -> Course:
 
     The time is in seconds from the first request's arrival.
     """
-    file = Path(path).expanduser()
     where = f"study.timeseries={path}"
-    if not file.is_file():
-        raise ConfigError(f"{where}: no such file")
+    file = file_at(path, "study.timeseries")
     with readable(file), opened(file) as text:
         table = csv.DictReader(text)
         if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:

@@ -79,8 +79,10 @@ class Fit:
 
     def doubts(self, server: ExternalServer, served: Served) -> Iterator[str]:
         """What this server is that the fitted one was not, in a line each."""
-        for name, here in server.facts.items():
-            there = self.server.get(name)
+        facts, degrees = server.facts, tuple(name for name in WHY if name.endswith("_parallel"))
+        for name in dict.fromkeys([*facts, *(name for name in degrees if name in self.server)]):
+            usual = 1 if name in degrees else None  # a degree that is not named
+            here, there = facts.get(name, usual), self.server.get(name, usual)
             if there == here:
                 continue
             if name in TRAVELS:

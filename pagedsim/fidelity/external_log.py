@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.external_prompts import Contents, contents_of
 from pagedsim.workload.limits import LONGEST
-from pagedsim.workload.traces.opened import opened, readable
+from pagedsim.workload.traces.opened import file_at, opened, readable
 
 Column = NDArray[np.float64]
 Row = Mapping[str, Any]
@@ -60,6 +60,8 @@ SEEN = 4096
 """Characters that tell what a file is."""
 SPANS = ("ttft", "e2e")
 """Columns that count from the request's arrival."""
+SLOWEST = 2.0
+"""Seconds that the tokens of half of the answers may take."""
 QUEUE = "queue"
 """The column of a plain log that says how long each request was in the server's queue."""
 
@@ -112,15 +114,26 @@ class Log:
 
 def read_log(path: str | Path) -> Log:
     """A log in CSV, JSON lines or parquet; raises ConfigError with the place of what is wrong."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"requests={path}: no such file")
+    file = file_at(path, "requests")
     with readable(file):
         rows = list(_rows(file))
     if not rows:
         raise ConfigError(f"requests={path}: holds no requests")
     layout = VLLM if VLLM.arrived in rows[0][1] else PLAIN
-    return _log(file, layout, rows)
+    log = _log(file, layout, rows)
+    _refuse_milliseconds(log)
+    return log
+
+
+def _refuse_milliseconds(log: Log) -> None:
+    """Raise ConfigError where tokens take longer than those of any server."""
+    gaps = log.latencies.tpot
+    gap = float(np.nanmedian(gaps)) if np.isfinite(gaps).any() else 0.0
+    if gap > SLOWEST:
+        raise ConfigError(
+            f"{log.path}: half of its answers take {gap:.3g} s a token and more: times must be in "
+            "seconds, and these look like milliseconds"
+        )
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:

@@ -46,9 +46,9 @@ def simulate_fleet(
     `recorders` has one for each replica; `refused` records the requests that reach none. Each
     request takes `way` seconds to come to the router. `network` joins replicas that send each other
     keys and values, and `on_receiver_death` is one of `AFTER_DEATH`; a request
-    under which replicas died more than `max_retries` times is rejected. What fails by chance is drawn
-    by the `seed`. Replicas that do not concern each other live in times of their own, unless they
-    are to be `together`; what comes out is the same. `begins` receives the front before any
+    under which replicas died more than `max_retries` times is rejected. What fails by chance is
+    drawn by the `seed`. Replicas that do not concern each other live in times of their own, unless
+    they are to be `together`; what comes out is the same. `begins` receives the front before any
     request arrives.
     """
     environment = Environment()

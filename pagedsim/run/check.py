@@ -13,14 +13,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import choices, require_flag, require_whole, unknown
+from pagedsim.core.errors import choices, is_number, require_flag, require_whole, unknown
 from pagedsim.run.arm import Arm
 from pagedsim.run.command import Command, group_of, key_of
+from pagedsim.run.composition import flat
 from pagedsim.run.failure import Failure, failure_of
 from pagedsim.run.job import Job
 from pagedsim.run.parts import backend_of, build, refuse_fleet
 from pagedsim.run.study import Study
-from pagedsim.tracking import SETTINGS, check_mode
+from pagedsim.tracking import SETTINGS, check_settings
 from pagedsim.workload import Workload
 
 _SECTIONS = {
@@ -33,6 +34,8 @@ _SECTIONS = {
 """Where a key that is added (+server.foo=1) would be read by nobody, and the keys there are."""
 INSIDE = "it asks what happens inside a server"
 """Why a study takes no server that is somebody else's."""
+_BEYOND = {"ttft": 100.0, "tpot": 5.0, "e2e": 10_000.0}
+"""Seconds from which on a bound is more likely meant in milliseconds."""
 _NO_ARM = ("study", "tracking", "report", "jobs", "seed", "seeds")
 """Keys that do not tell arms apart."""
 
@@ -54,7 +57,8 @@ def check_base(config: DictConfig) -> None:
     _refuse_idle(config)
     _refuse_unused_model(config)
     _refuse_added(config)
-    check_mode(config.tracking.mode)
+    tracking = config.tracking
+    check_settings(tracking.mode, tracking.get("project", "pagedsim"), tracking.get("entity"))
 
 
 def _refuse_unknown_scale() -> None:
@@ -92,6 +96,19 @@ def _refuse_unused_model(config: DictConfig) -> None:
             raise ConfigError(
                 f"{override}: is not what backend.model={own} serves; scale=full serves it with "
                 "all of the study, backend.model=null with the part that fits a CPU"
+            )
+
+
+def doubtful_bounds(config: Mapping[str, Any]) -> Iterator[str]:
+    """Bounds of latencies that are beyond any sense, and so perhaps milliseconds, a line each."""
+    study = config.get("study")
+    bounds = study.get("bounds") if isinstance(study, Mapping) else None
+    for key, value in flat({"slo": config["slo"], "study": {"bounds": bounds or {}}}).items():
+        latency = key.rpartition(".")[2].partition("_")[0]
+        if latency in _BEYOND and is_number(value) and value >= _BEYOND[latency]:
+            yield (
+                f"{key}={value:g} is a bound of {value:g} seconds; one of {value:g} ms is "
+                f"{value / 1000:g}"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,9 +34,23 @@ def claimed(folder: Path, own: bool) -> Iterator[Path]:
         folder = _unused(folder)
     with _alone(folder):
         try:
-            yield folder
+            with full_disk_named(folder):
+                yield folder
         finally:
             _remove_empty(folder)
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Raise ConfigError with the folder where the disk that it is on is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigError(
+            f"{shown(folder)}: cannot be written: {os.strerror(error.errno)}"
+        ) from error
 
 
 @contextmanager
@@ -93,7 +108,7 @@ def _remove_empty(folder: Path) -> None:
 def keep_configuration(config: Settings, folder: Path) -> None:
     """Write the resolved configuration; refuse a folder that has the runs of another."""
     path = folder / _NAME
-    if difference := _difference(path, config):
+    if _has_results(folder) and (difference := _difference(path, config)):
         raise ConfigError(
             f"hydra.run.dir={shown(folder)}: has a study with {difference}; "
             "choose another folder, or the same settings to go on with that study"
@@ -103,6 +118,13 @@ def keep_configuration(config: Settings, folder: Path) -> None:
         path.write_text(OmegaConf.to_yaml(OmegaConf.create(config)), encoding="utf-8")
     except OSError as error:
         raise _unwritable(folder, error) from error
+
+
+def _has_results(folder: Path) -> bool:
+    """Whether a study has left more than its configuration."""
+    return folder.is_dir() and any(
+        one.name != _NAME and not one.name.startswith(".") for one in folder.iterdir()
+    )
 
 
 def _difference(path: Path, here: Settings) -> str:

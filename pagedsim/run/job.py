@@ -17,6 +17,7 @@ from pagedsim.metrics.steps import Batches, Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.run.backend import Settings
 from pagedsim.run.failure import Failure, failure_of
+from pagedsim.run.folder import full_disk_named
 from pagedsim.run.needs import remarks
 from pagedsim.run.parts import Parts, build
 from pagedsim.run.stoppable import StoppableRecorder, Stopped
@@ -70,7 +71,8 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
             return Repeated()
         recorder.requests = len(parts.workload)
         parts.stage.run(parts.workload, recorder)
-        return _finish(job, parts, recorder)
+        with full_disk_named(job.folder):
+            return _finish(job, parts, recorder)
     except Stopped:
         assert parts is not None
         _finish(job, parts, recorder, partial=True)

@@ -10,7 +10,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.core import ConfigError
-from pagedsim.run.check import check_arms, check_backend, check_base, processes_of, unused_words
+from pagedsim.run.check import (
+    check_arms,
+    check_backend,
+    check_base,
+    doubtful_bounds,
+    processes_of,
+    unused_words,
+)
 from pagedsim.run.command import Command
 from pagedsim.run.failure import error_of, lines_of
 from pagedsim.run.folder import claimed, keep_configuration
@@ -84,7 +91,7 @@ class Execution:
         if refused := check_arms(self.study, jobs):
             raise error_of(refused)
         keep_configuration(self.command.config, self.command.folder)
-        for line in self.command.notes:
+        for line in [*self.command.notes, *doubtful_bounds(self.command.config)]:
             self.runs.say(f"note: {line}")
         for line in unused_words(self.study, self.command, arms, jobs):
             self.runs.say(f"note: {line}")

@@ -59,6 +59,7 @@ def test_the_folder_of_another_study_is_refused(
     changes: dict[str, object], difference: str, tmp_path: Path
 ) -> None:
     keep_configuration(BASE, tmp_path)
+    (tmp_path / "runs").mkdir()
     before = (tmp_path / "config.yaml").read_text()
     with pytest.raises(ConfigError) as error:
         keep_configuration({**BASE, **changes}, tmp_path)

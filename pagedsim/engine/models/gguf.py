@@ -55,7 +55,8 @@ def unpacked(model: str | os.PathLike[str]) -> Path:
     name = os.fspath(model)
     file = _carried() if name == NAME else Path(name).expanduser()
     if not file.is_file():
-        raise ConfigError(f"model={name}: no such file")
+        what = "is a folder, must be a file" if file.is_dir() else "no such file"
+        raise ConfigError(f"model={name}: {what}")
     folder = _place(name, file)
     if folder.is_dir():
         return folder

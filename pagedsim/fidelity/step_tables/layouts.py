@@ -15,7 +15,7 @@ from pagedsim.fidelity.step_tables.cell import SHORTEST, Cell
 from pagedsim.fidelity.step_tables.sheets import hardware_named, model_named, there
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.model import ModelShape
-from pagedsim.workload.traces.opened import opened, readable
+from pagedsim.workload.traces.opened import file_at, opened, readable
 
 ALIASES = {
     "meta-llama/Llama-2-7b-hf": "llama-2-7b",
@@ -189,9 +189,7 @@ class Table(NamedTuple):
 
 def read_table(path: str | Path, stack: str | None = None) -> Table:
     """All rows of a file; `stack` stands in the place of that of its time."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"study.tables={path}: no such file")
+    file = file_at(path, "study.tables")
     with readable(file), opened(file) as text:
         table = csv.DictReader(text)
         rows = [(f"{file}:{table.line_num}", row) for row in table]

@@ -12,6 +12,16 @@ from typing import TextIO
 from pagedsim.core import ConfigError
 
 
+def file_at(path: str | Path, where: str) -> Path:
+    """The file of that name; raises ConfigError, which names the setting `where`, if none is."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise ConfigError(f"{where}={path}: is a folder, must be a file")
+    if not file.is_file():
+        raise ConfigError(f"{where}={path}: no such file")
+    return file
+
+
 def opened(path: Path) -> TextIO:
     """The file's text; line ends are left as they are, a byte order mark is left out."""
     with path.open("rb") as file:

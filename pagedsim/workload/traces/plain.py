@@ -1,11 +1,18 @@
 """The plain layout that simulators exchange: arrived_at (s), num_prefill_tokens, num_decode_tokens.
 
-Times are kept as they are. Without `arrived_at` it is a file of lengths alone.
+Times are kept as they are. Without `arrived_at` it is a file of lengths alone. In JSON lines it is
+`log`, and with vLLM's names `vllm`: what `experiment=calibrate requests=` reads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
 from pagedsim.workload.traces.csvfile import CsvFormat
+from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
+from pagedsim.workload.traces.rows import Chunk, Options
 
 
 class Plain(CsvFormat):
@@ -13,6 +20,39 @@ class Plain(CsvFormat):
 
     def __init__(self) -> None:
         super().__init__("plain", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
+
+
+class Log(JsonLines):
+    """An object a request, with its arrival."""
+
+    name = "log"
+    time = "arrived_at"
+    prompt = "num_prefill_tokens"
+    output = "num_decode_tokens"
+    options = ()
+    epoch = True
+    fields: ClassVar[Mapping[str, Field]] = {
+        time: (is_number, "a number of seconds"),
+        prompt: TOKENS,
+        output: TOKENS,
+    }
+
+    def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
+        return self.columns(lines, rows)
+
+
+class VllmLog(Log):
+    """What vLLM keeps of each request."""
+
+    name = "vllm"
+    time = "arrival_time"
+    prompt = "input_toks"
+    output = "output_toks"
+    fields: ClassVar[Mapping[str, Field]] = {
+        time: (is_number, "a number of seconds"),
+        prompt: TOKENS,
+        output: TOKENS,
+    }
 
 
 class LengthsOnly(CsvFormat):

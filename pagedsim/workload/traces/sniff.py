@@ -15,7 +15,7 @@ from pagedsim.workload.traces.burstgpt import BurstGPT
 from pagedsim.workload.traces.csvfile import names_of, read_header
 from pagedsim.workload.traces.mooncake import Mooncake
 from pagedsim.workload.traces.opened import opened
-from pagedsim.workload.traces.plain import LengthsOnly, Plain
+from pagedsim.workload.traces.plain import LengthsOnly, Log, Plain, VllmLog
 from pagedsim.workload.traces.rows import Format, Options, wrong
 from pagedsim.workload.traces.sharegpt import ShareGPT
 from pagedsim.workload.traces.turns import Turns
@@ -26,7 +26,7 @@ FORMATS: Mapping[str, Format] = {
     format.name: format
     for format in (
         *(Azure(), BurstGPT(), Plain(), LengthsOnly()),
-        *(Bailian(), Mooncake(), Turns(), ShareGPT()),
+        *(Bailian(), Mooncake(), Turns(), Log(), VllmLog(), ShareGPT()),
     )
 }
 
@@ -45,7 +45,7 @@ def existing(path: str | Path | None, key: str = "path") -> Path:
     except OSError as error:
         raise ConfigError(f"{key}={path}: {error.strerror}") from None
     if file.is_dir():
-        raise ConfigError(f"{key}={path}: is a folder, not a file")
+        raise ConfigError(f"{key}={path}: is a folder, must be a file")
     if not file.is_file():
         raise ConfigError(f"{key}={path}: is not a plain file, which can be read twice")
     if not size:

@@ -1,0 +1,151 @@
+"""Slips that many users make at the front door, and the line that names each."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from pagedsim.run import job as of_job
+
+Call = Callable[..., tuple[int, str, str]]
+SHORT = (
+    *("experiment=single", "workload=fixed", "workload.requests=3", "seeds=1"),
+    *("report=false", "tracking=none"),
+)
+LOG = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("hardware=H100",), "hardware=H100: unknown; did you mean 'h100'?"),
+        (("model=LLAMA-3.1-8B",), "model=LLAMA-3.1-8B: unknown; did you mean 'llama-3.1-8b'?"),
+        (("tracking=wandb", "tracking.project=a/b"), "tracking.project=a/b: must be a name of 1"),
+        (("tracking=wandb", "tracking.entity=a:b"), "tracking.entity=a:b: must be a name of 1"),
+        (("experiment=calibrate", "requests=."), "requests=.: is a folder, must be a file"),
+        (("workload=trace", "workload.path=."), "workload.path=.: is a folder, must be a file"),
+        (("experiment=truth", "study.tables=[.]"), "study.tables=.: is a folder, must be a file"),
+    ],
+)
+def test_it_is_named(call: Call, words: tuple[str, ...], line: str) -> None:
+    code, _, errors = call(*SHORT, *words)
+    assert code == 1
+    assert errors.splitlines()[0].startswith(f"pagedsim: {line}")
+
+
+def test_a_path_may_begin_at_home(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path("home")
+    home.mkdir()
+    (home / "t.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,2\n")
+    monkeypatch.setenv("HOME", str(home.resolve()))
+    code, _, errors = call(
+        *SHORT[4:], "experiment=single", "workload=trace", "workload.path=~/t.csv"
+    )
+    assert (code, errors) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("word", "note"),
+    [
+        ("slo.ttft=200", "slo.ttft=200 is a bound of 200 seconds; one of 200 ms is 0.2"),
+        ("slo.tpot=50", "slo.tpot=50 is a bound of 50 seconds; one of 50 ms is 0.05"),
+        (
+            "+slo.clients.a={ttft: 500}",
+            "slo.clients.a.ttft=500 is a bound of 500 seconds; one of 500 ms is 0.5",
+        ),
+    ],
+)
+def test_a_bound_in_milliseconds_is_noted(call: Call, word: str, note: str) -> None:
+    code, told, _ = call(*SHORT, "workload.client=a", word, "hydra.run.dir=out")
+    assert code == 0
+    assert f"note: {note}\n" in told
+
+
+def test_sensible_bounds_are_not(call: Call) -> None:
+    _, told, _ = call(*SHORT, "slo.ttft=20", "slo.tpot=0.5", "slo.e2e=600")
+    assert "is a bound of" not in told
+
+
+@pytest.mark.parametrize("arrived", [0.0, 1.76e12], ids=["from 0", "since 1970"])
+def test_a_log_in_milliseconds(call: Call, arrived: float) -> None:
+    rows = (f"{arrived + 400 * row},100,20,60,700" for row in range(40))
+    Path("log.csv").write_text("\n".join([LOG, *rows]))
+    code, _, errors = call("experiment=calibrate", "requests=log.csv", "tracking=none")
+    assert code == 1
+    assert errors == (
+        "pagedsim: log.csv: half of its answers take 33.7 s a token and more: times must be in "
+        "seconds, and these look like milliseconds\n"
+    )
+
+
+def test_a_study_that_left_nothing_binds_no_folder(call: Call) -> None:
+    Path("log.csv").write_text("\n".join([LOG, *(f"{row},100,20,0.06,0.7" for row in range(40))]))
+    there = "tracking=none", "report=false", "hydra.run.dir=out"
+    code, _, errors = call("experiment=calibrate", "requests=nowhere.csv", *there)
+    assert (code, errors) == (1, "pagedsim: requests=nowhere.csv: no such file\n")
+    code, _, errors = call(*SHORT, *there[2:])
+    assert (code, errors) == (0, "")
+    code, _, errors = call(*SHORT, "server.max_seqs=7", *there[2:])
+    assert "has a study with server.max_seqs=256, not 7" in errors
+
+
+@pytest.mark.parametrize(
+    ("time", "prompt", "output"),
+    [
+        ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
+        ("arrival_time", "input_toks", "output_toks"),
+    ],
+)
+def test_a_log_in_json_lines_is_a_trace(call: Call, time: str, prompt: str, output: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {time: 1000.0 + row, prompt: 10 + row, output: 4, "other": "x"} for row in range(3)
+    ]
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, errors = call(
+        *("experiment=single", "workload=trace", "workload.path=log.jsonl", "hydra.run.dir=out"),
+        *SHORT[3:],
+    )
+    assert (code, errors) == (0, "")
+    requests = parquet.read_table("out/runs/run/seed-0/requests.parquet")
+    assert requests["prompt_tokens"].to_pylist() == [10, 11, 12]
+    assert requests["arrival"].to_pylist() == [0.0, 1.0, 2.0]
+
+
+def test_a_full_disk_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(of_job, "write_run", full)
+    code, _, errors = call(*SHORT, "jobs=1", "hydra.run.dir=out")
+    assert (code, errors) == (
+        1,
+        "pagedsim: out/runs/run/seed-0: cannot be written: No space left on device\n",
+    )
+
+
+def test_a_degree_that_a_fit_does_not_name_is_one(
+    call: Call, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("pyarrow")
+    Path("log.csv").write_text("\n".join([LOG, *(f"{row},100,20,0.06,0.7" for row in range(30))]))
+    facts = {
+        **{"model": "qwen3-30b-a3b", "hardware": "h100", "tensor_parallel": 1},
+        **{"kv_cache_dtype": "auto", "quantization": "none", "stack": "vllm-2026"},
+        **{"batching": "Unified", "async_scheduling": False, "expert_parallel": 2},
+    }
+    fit = {"constants": {"front_ms": 1}, "server": facts, "largest": {}, "source": "a.csv"}
+    Path("fit.json").write_text(json.dumps({**fit, "undecided": []}))
+    code, told, errors = call(
+        *("experiment=predict", "fit=fit.json", "requests=log.csv", "model=qwen3-30b-a3b"),
+        *("hardware=h100", "batching=unified", "tracking=none", "report=false"),
+    )
+    assert (code, errors) == (0, "")
+    assert "fitted for expert_parallel=2, but expert_parallel=1 is predicted" in told
+    assert "None" not in told
