@@ -98,7 +98,7 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
     summary |= parts.stage.told()
     if facts := parts.stage.facts():
         summary["machine"] = facts
-    write_run(job.folder, requests, steps, summary)
+    write_run(job.folder, requests, steps, summary, recorder.preemptions_table())
     if not partial:
         parts.stage.leave(job.folder, parts.workload, requests)
     return Run(job.arm, job.number, job.folder, job.config, summary)
