@@ -27,10 +27,16 @@ def metric_of(key: str) -> Metric:
     return _parts(key)[0]
 
 
+@cache
 def summary_key(name: str) -> str:
     """A key as the summary has it: `e2e_p99_9` for `e2e_p99.9`."""
-    metric, statistic = _parts(name)
-    return f"{metric.name}_{statistic}" if statistic else metric.name
+    found = _PERCENTILE.fullmatch(name)
+    return name if found is None else f"{found[1]}_{_suffix(found[2])}"
+
+
+def _suffix(percent: str) -> str:
+    """`p99_9` for `99.9`, or `99_9`."""
+    return f"p{float(percent.replace('_', '.')):.12g}".replace(".", "_")
 
 
 @cache
@@ -39,17 +45,15 @@ def _parts(key: str) -> tuple[Metric, str]:
     if key in METRICS:
         return METRICS[key], ""
     name, _, statistic = key.rpartition("_")
-    found = _PERCENTILE.fullmatch(key)
-    if found is not None:
-        name, percent = found[1], float(found[2].replace("_", "."))
-        statistic = f"p{percent:.12g}".replace(".", "_")
+    if found := _PERCENTILE.fullmatch(key):
+        name, statistic = found[1], _suffix(found[2])
     elif statistic not in STATISTICS:
         raise unknown("metric", key, METRICS)
     if name not in METRICS:
         raise ConfigError(f"unknown metric {key!r}: {choices(name, METRICS)}")
     if not METRICS[name].latency:
         raise ConfigError(f"unknown metric {key!r}: {name} is one number, without percentiles")
-    if found is not None and not percent <= 100:
+    if statistic != "mean" and percent_of(statistic) > 100:
         raise ConfigError(f"unknown metric {key!r}: percentiles are from p0 to p100")
     return METRICS[name], statistic
 

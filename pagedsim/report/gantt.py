@@ -133,13 +133,18 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
     lives = lives_of(run, run.requests().take(rows[order]))
     for name, colour in _COLOURS.items():
         bars = [
-            (at, one.begin, one.end)
-            for at, life in zip(y, lives, strict=True)
+            (at, one)
+            for at, life in zip(y.tolist(), lives, strict=True)
             for one in life.stages
             if one.name == name
         ]
         if bars:
-            axes.add_collection(_bars(*np.array(bars).T, colour))
+            places, begins, ends = (
+                np.array([at for at, _ in bars]),
+                np.array([one.begin for _, one in bars]),
+                np.array([one.end for _, one in bars]),
+            )
+            axes.add_collection(_bars(places, begins, ends, colour))
     _mark(axes, y, lives)
     axes.set_ylim(float(y.max(initial=0)) + 1, -1)
     axes.autoscale_view(scaley=False)
@@ -175,7 +180,10 @@ def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
                 (life.stages[-1].end, at),
                 (3, 0),
                 textcoords="offset points",
-                **{"va": "center", "fontsize": 6, "color": INK, "clip_on": True},
+                va="center",
+                fontsize=6,
+                color=INK,
+                clip_on=True,
             )
 
 

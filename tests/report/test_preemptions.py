@@ -169,9 +169,10 @@ def test_replicas_have_marks_of_their_own(tmp_path: Path) -> None:
 
 
 def test_the_plot_shows_the_wait_and_marks_its_begin(tmp_path: Path) -> None:
+    axes: Any
     [axes] = draw_gantt(study(recorded(scheduler(), TWO), tmp_path)).axes
     drawn = {
-        to_hex(one.get_facecolor()[0]): [  # type: ignore[index]
+        to_hex(one.get_facecolor()[0]): [
             (path.vertices[0, 0], path.vertices[1, 0]) for path in one.get_paths()
         ]
         for one in axes.collections
