@@ -76,6 +76,8 @@ class StepRecorder:
         self._moved = Moved()
         self._absences: list[Absence] = []
         self._absent: dict[Request, Absence] = {}  # preempted, and not decoding again
+        self._preempted_in = -1  # the last step that preempted any request
+        self._absences_before = 0  # how many preemptions there were before it
         self._unfolded: Steps | None = None
 
     @property
@@ -121,7 +123,7 @@ class StepRecorder:
         ):
             self._event(plan)
             if plan.preemptions:
-                self._preempt(plan, start)
+                self._preempt(plan, step, start)
             if plan.resumed:
                 self._resume(plan, start)
 
@@ -159,7 +161,8 @@ class StepRecorder:
             )
         )
 
-    def _preempt(self, plan: StepPlan, start: float) -> None:
+    def _preempt(self, plan: StepPlan, step: int, start: float) -> None:
+        self._preempted_in, self._absences_before = step, len(self._absences)
         for cause in plan.preemptions:
             absence = Absence(cause, start)
             self._absences.append(absence)
@@ -200,9 +203,9 @@ class StepRecorder:
         step = len(self._packed_ends) + len(self._ends)
         self._moved.undo(step)
         if self._rows.rows[-1][0] == step:
-            start = self._rows.rows.pop()[1]
-            while self._absences and self._absences[-1].time == start:
-                self._absences.pop()
+            self._rows.rows.pop()
+            if self._preempted_in == step:
+                del self._absences[self._absences_before :]
             self._count -= 1
             for sparse in (self._prefills, self._events):
                 sparse.drop(self._count)

@@ -190,3 +190,17 @@ def test_a_run_without_preemptions_leaves_no_file(tmp_path: Path) -> None:
     assert (tmp_path / PREEMPTIONS).exists()
     study(recorded(scheduler(blocks=64), TWO), tmp_path)
     assert not (tmp_path / PREEMPTIONS).exists()
+
+
+def test_a_step_that_did_not_end_preempts_no_request() -> None:
+    server, recorder = scheduler(), Recorder()
+    for request, output in TWO.requests():
+        server.add(request, 0.0, output)
+    for number in range(4):
+        plan = server.plan(float(number))
+        recorder.step(plan, float(number), number + 1.0, server)
+        if number < 3:
+            server.commit(plan, number + 1.0)
+    assert len(recorder._absences) == 1
+    recorder.undo()
+    assert recorder.preemptions_table().num_rows == 0
