@@ -29,7 +29,7 @@ COMPILED = (
     *(f"pagedsim/sim/{name}.py" for name in ("feed", "server")),
     "pagedsim/sim/tiers.py",
     *(f"pagedsim/sim/cost/{name}.py" for name in ("base", "split", "terms")),
-    *(f"pagedsim/metrics/{name}.py" for name in ("columns", "recorder")),
+    *(f"pagedsim/metrics/{name}.py" for name in ("columns", "preemptions", "recorder")),
 )
 """What a simulation spends its time in."""
 INTERPRETED = {

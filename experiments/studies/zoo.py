@@ -14,7 +14,7 @@ from experiments.studies.zoo_data import data_of, gathered
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.catalogue import keys_of, label_of, metric_of
+from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, summary_key
 from pagedsim.metrics.classes import by_class
 from pagedsim.metrics.compare import groups_of, values_of
 from pagedsim.metrics.standing import Criterion, Standing
@@ -62,7 +62,7 @@ class Zoo(Decisions):
         require_kinds(self)
         for plane in self.planes:
             _check_criteria("planes", plane)
-            if len(plane) != 2 or keys_of(plane) != list(plane):
+            if len(plane) != 2 or keys_of(plane) != [summary_key(name) for name in plane]:
                 raise ConfigError(f"planes: {plane}: must be a pair of metrics, such as e2e_mean")
         for name, bounds in self.objectives.items():
             for bound, seconds in bounds.items():

@@ -50,6 +50,20 @@ class Rejection(NamedTuple):
     reason: str
 
 
+class PreemptionCause(NamedTuple):
+    """A preemption, with its cause."""
+
+    request: Request
+    by: Request | None
+    """The request that gains by it; None where the preempted one itself lacked the memory."""
+    displaced: bool
+    """Whether `by` is a waiting request that ranks before it; else memory ran out."""
+    wanted: str
+    """What `by` needs the memory for: its next `block`, or its `prompt`."""
+    swapped: bool
+    """Whether its blocks are copied to the CPU; else they are computed again."""
+
+
 class Roll(Protocol):
     """Who knows who decodes."""
 
@@ -74,7 +88,6 @@ class StepPlan:
         "ahead",
         "decode_context",
         "decode_count",
-        "displaced",
         "ending",
         "free_cpu_blocks",
         "gone",
@@ -82,7 +95,7 @@ class StepPlan:
         "hits",
         "now",
         "number",
-        "preempted",
+        "preemptions",
         "prefill_attention",
         "prefill_context",
         "prefill_pairs",
@@ -117,10 +130,8 @@ class StepPlan:
         self._roll: Roll | None = None  # who knows them, as long as nobody has asked
         self._version = 0
 
-        self.preempted: tuple[Request, ...] = ()
-        """Lost their memory to others that needed it, in order."""
-        self.displaced: tuple[Request, ...] = ()
-        """Lost their place to a waiting request that ranks before them."""
+        self.preemptions: tuple[PreemptionCause, ...] = ()
+        """In order, with the cause of each."""
         self.resumed: tuple[Request, ...] = ()
         """Came back from the CPU pool."""
         self.rejected: tuple[Rejection, ...] = ()
@@ -181,6 +192,16 @@ class StepPlan:
         self.decode_count, self.decode_context = count, context
 
     @property
+    def preempted(self) -> tuple[Request, ...]:
+        """Lost their memory to others that needed it, in order."""
+        return tuple([one.request for one in self.preemptions if not one.displaced])
+
+    @property
+    def displaced(self) -> tuple[Request, ...]:
+        """Lost their place to a waiting request that ranks before them."""
+        return tuple([one.request for one in self.preemptions if one.displaced])
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing to compute and nothing to move."""
         moved = self.swap_out or self.swap_in or self.copies
@@ -204,13 +225,13 @@ class StepPlan:
     @property
     def took_memory(self) -> bool:
         """Whether anybody lost its place in this step; such a step admits nobody."""
-        return bool(self.preempted or self.displaced)
+        return bool(self.preemptions)
 
     @property
     def touched(self) -> list[Request]:
         """Everybody whose memory it reads, writes or moves."""
         chunked = (chunk.request for chunk in self.chunks)
-        moved = (*self.held, *self.resumed, *self.preempted, *self.displaced)
+        moved = (*self.held, *self.resumed, *(one.request for one in self.preemptions))
         return list(dict.fromkeys((*self.decodes, *chunked, *moved)))
 
     def add_chunk(self, chunk: Chunk) -> None:

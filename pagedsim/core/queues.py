@@ -15,7 +15,7 @@ from pagedsim.core.events import Admitted, Arrived, Left, Preempted
 from pagedsim.core.holdings import StandIn
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.places import Limits
-from pagedsim.core.plan import Rejection, StepPlan
+from pagedsim.core.plan import PreemptionCause, Rejection, StepPlan
 from pagedsim.core.policy import Keep, Policy, Preemption, overrides
 from pagedsim.core.prefill import next_chunk, rebuilding, rebuilds, span
 from pagedsim.core.ranked import RankedPlaces
@@ -184,18 +184,24 @@ class Queues(RankedPlaces):
             )
         return victim
 
-    def preempt(self, plan: StepPlan, victim: Request, displaced: bool = False) -> int:
-        """Take a running request's memory. Returns tokens that this step had planned for it."""
+    def preempt(
+        self, plan: StepPlan, victim: Request, by: Request | None = None, displaced: bool = False
+    ) -> int:
+        """Take a running request's memory. Returns tokens that this step had planned for it.
+
+        `by` is the request that needs the memory, perhaps the victim itself; `displaced`: it waits
+        and ranks before the victim.
+        """
+        wanted = "block" if by is not None and by.decoding else "prompt"
         given_back = plan.drop_chunks(victim)
-        if displaced:
-            plan.displaced = (*plan.displaced, victim)
-        else:
-            plan.preempted = (*plan.preempted, victim)
         victim.preemptions += 1
         keep = self._keep(victim)
+        gains, swapped = None if by is victim else by, keep is Keep.SWAP
+        cause = PreemptionCause(victim, gains, displaced, wanted, swapped)
+        plan.preemptions = (*plan.preemptions, cause)
         self.unseat(victim)
         self.memory.retract(victim, victim.computed)
-        if keep is Keep.SWAP:
+        if swapped:
             pairs = self.memory.swap_out(victim, plan.copies)
             plan.swap_out = [*plan.swap_out, *pairs]
             victim.swapped_blocks += len(pairs)

@@ -151,7 +151,7 @@ class Served:
             place = self.log.places[int(rejection.request.id)]
             raise ConfigError(f"{place} is refused by the simulated server: {rejection.reason}")
         self._plan = plan
-        self.preemptions += len(plan.preempted) + len(plan.displaced)
+        self.preemptions += len(plan.preemptions)
         self._count(plan, end, scheduler.memory.used)
 
     def again(self, end: float, used_blocks: int) -> None:

@@ -67,12 +67,12 @@ class Account:
                     self._begun.add(chunk.request.id)
                 elif self._begun:
                     self._begun.discard(chunk.request.id)
-        if plan.preempted or plan.displaced:
+        if plan.preemptions:
             self._lose(plan)
         self.recorder.step(plan, start, end, scheduler)
 
     def _lose(self, plan: StepPlan) -> None:
-        for request in (*plan.preempted, *plan.displaced):
+        for request, *_ in plan.preemptions:
             before = self._lost.get(request.id, 0)
             self._lost[request.id] = request.recomputed_tokens
             self.wanted += request.recomputed_tokens - before

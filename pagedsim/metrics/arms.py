@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.metrics.files import REQUESTS, STEPS, read_table
+from pagedsim.metrics.files import PREEMPTIONS, REQUESTS, STEPS, read_table
 from pagedsim.metrics.notice import added_up
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
@@ -41,6 +41,12 @@ class Run:
     def steps(self, *columns: str) -> pa.Table:
         """One row a step; some columns, or all."""
         return read_table(self.folder / STEPS, *columns)
+
+    def preemptions(self) -> list[dict[str, Any]]:
+        """One row a preemption, by time; none where none is known."""
+        path = self.folder / PREEMPTIONS
+        rows: list[dict[str, Any]] = read_table(path).to_pylist() if path.exists() else []
+        return rows
 
     @property
     def replicas(self) -> list[dict[str, Any]]:

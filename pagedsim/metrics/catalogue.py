@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from pagedsim.core.errors import ConfigError, unknown
+from pagedsim.core.errors import ConfigError, choices, unknown
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import STATISTICS, Latency, Metric
 from pagedsim.metrics.tables import Floats, Requests
@@ -15,14 +18,83 @@ HEADLINE = ("mean", "p99")
 """The statistics that stand for a latency where only its name is given."""
 
 
+_PERCENTILE = re.compile(r"(\w+?)_p(\d+(?:[._]\d+)?)")
+"""`e2e_p99_9`, or `e2e_p99.9`."""
+
+
 def metric_of(key: str) -> Metric:
     """The metric behind a key of the summary, such as `ttft_p99` or `preemptions`."""
-    name, _, statistic = key.rpartition("_")
-    if statistic in STATISTICS and name in METRICS and METRICS[name].latency:
-        return METRICS[name]
+    return _parts(key)[0]
+
+
+@cache
+def summary_key(name: str) -> str:
+    """A key as the summary has it: `e2e_p99_9` for `e2e_p99.9`."""
+    found = _PERCENTILE.fullmatch(name)
+    return name if found is None else f"{found[1]}_{_suffix(found[2])}"
+
+
+def _suffix(percent: str) -> str:
+    """`p99_9` for `99.9`, or `99_9`."""
+    return f"p{float(percent.replace('_', '.')):.12g}".replace(".", "_")
+
+
+@cache
+def _parts(key: str) -> tuple[Metric, str]:
+    """The metric and the statistic of a key; empty where it names none."""
     if key in METRICS:
-        return METRICS[key]
-    raise unknown("metric", key, METRICS)
+        return METRICS[key], ""
+    name, _, statistic = key.rpartition("_")
+    if found := _PERCENTILE.fullmatch(key):
+        name, statistic = found[1], _suffix(found[2])
+    elif statistic not in STATISTICS:
+        raise unknown("metric", key, METRICS)
+    if name not in METRICS:
+        raise ConfigError(f"unknown metric {key!r}: {choices(name, METRICS)}")
+    if not METRICS[name].latency:
+        raise ConfigError(f"unknown metric {key!r}: {name} is one number, without percentiles")
+    if statistic != "mean" and percent_of(statistic) > 100:
+        raise ConfigError(f"unknown metric {key!r}: percentiles are from p0 to p100")
+    return METRICS[name], statistic
+
+
+def percent_of(statistic: str) -> float:
+    """The percentage of a statistic such as `p99_9`."""
+    return float(statistic[1:].replace("_", "."))
+
+
+def further_percentiles(settings: object) -> dict[str, dict[str, float]]:
+    """Percentiles that are named anywhere in settings, beside those of every summary: of each
+    metric the suffixes of their keys, and their percentages."""
+    found: dict[str, dict[str, float]] = {}
+    for text in sorted(_texts(settings)):
+        try:
+            metric, statistic = _parts(text)
+        except ConfigError:  # another text
+            continue
+        if statistic and statistic not in STATISTICS:
+            found.setdefault(metric.name, {})[statistic] = percent_of(statistic)
+    return found
+
+
+def lacks_percentiles(summary: Mapping[str, Any], settings: object) -> bool:
+    """Whether a summary was made before settings named a percentile of what it measured."""
+    return any(
+        f"{name}_mean" in summary and f"{name}_{statistic}" not in summary
+        for name, more in further_percentiles(settings).items()
+        for statistic in more
+    )
+
+
+def _texts(settings: object) -> set[str]:
+    """Every text and every key in settings that may be a percentile."""
+    if isinstance(settings, str):
+        return {settings} if _PERCENTILE.fullmatch(settings) else set()
+    if isinstance(settings, Mapping):
+        return _texts([*map(str, settings), *settings.values()])
+    if isinstance(settings, (list, tuple)):
+        return set().union(*map(_texts, settings))
+    return set()
 
 
 def latency_of(name: str, requests: Requests) -> Floats:
@@ -40,15 +112,16 @@ def keys_of(names: Iterable[str]) -> list[str]:
         if metric_of(name).latency and name in METRICS:
             keys |= dict.fromkeys(f"{name}_{statistic}" for statistic in HEADLINE)
         else:
-            keys[name] = None
+            keys[summary_key(name)] = None
     return list(keys)
 
 
 def label_of(key: str) -> str:
     """The name of a key for a reader: `ttft_p99` is "TTFT P99"."""
-    metric = metric_of(key)
-    statistic = "" if key == metric.name else key.removeprefix(metric.name + "_")
-    return f"{metric.label} {STATISTICS[statistic]}" if statistic else metric.label
+    metric, statistic = _parts(key)
+    if not statistic:
+        return metric.label
+    return f"{metric.label} {STATISTICS.get(statistic) or f'P{percent_of(statistic):.12g}'}"
 
 
 _LARGE = ((1e-6, "M"), (1e-3, "k"))

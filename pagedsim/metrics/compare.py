@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.catalogue import keys_of, metric_of
+from pagedsim.metrics.catalogue import keys_of, metric_of, summary_key
 from pagedsim.metrics.tables import Floats
 
 # The 97.5 % quantile of Student's t for 1, 2, 3... degrees of freedom. scipy.special.stdtrit has
@@ -168,7 +168,7 @@ def groups_of(study: Arms) -> list[str | None]:
 def value_of(summary: dict[str, Any], key: str, client: str | None = None) -> float:
     """A metric of a summary, NaN where it is not there."""
     group = summary if client is None else summary.get("clients", {}).get(client, {})
-    value = group.get(key)
+    value = group.get(summary_key(key))
     return math.nan if value is None else float(value)
 
 

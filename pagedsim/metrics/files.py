@@ -12,19 +12,31 @@ from pagedsim.metrics.jsons import read_json, write_json
 from pagedsim.metrics.steps import Batches
 
 REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
+PREEMPTIONS = "preemptions.parquet"
 """Of a run."""
 RESULT, COMPARISON, TIMELINE = "result.json", "comparison.csv", "timeline.json"
 REPORT = "report.html"
 """Of a study."""
 
 
-def write_run(folder: Path, requests: pa.Table, steps: Batches, summary: dict[str, Any]) -> None:
-    """Write requests.parquet, steps.parquet and summary.json into `folder`, made if need be."""
+def write_run(
+    folder: Path,
+    requests: pa.Table,
+    steps: Batches,
+    summary: dict[str, Any],
+    preemptions: pa.Table | None = None,
+) -> None:
+    """Write requests.parquet, steps.parquet and summary.json into `folder`, made if need be; and
+    preemptions.parquet where there were any."""
     folder.mkdir(parents=True, exist_ok=True)
     parquet.write_table(requests, folder / REQUESTS, compression="zstd")
     with parquet.ParquetWriter(folder / STEPS, steps.schema, compression="zstd") as file:
         for part in steps.to_batches():
             file.write_batch(part)
+    if preemptions is not None and preemptions.num_rows:
+        parquet.write_table(preemptions, folder / PREEMPTIONS, compression="zstd")
+    else:
+        (folder / PREEMPTIONS).unlink(missing_ok=True)
     write_json(folder / SUMMARY, summary, ordered=True)  # clients are in the order of reports
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +30,10 @@ Sums = Callable[[StepPart], Sequence[float]]
 
 STATISTICS = {"mean": "mean", "p50": "P50", "p90": "P90", "p99": "P99"}
 """Suffixes of a latency's keys, as a reader knows them."""
-_PERCENTS = tuple(float(name[1:]) for name in STATISTICS if name != "mean")
+_PERCENTS = {name: float(name[1:]) for name in STATISTICS if name != "mean"}
+Percents = Mapping[str, float]
+"""Percentiles by the suffixes of their keys."""
+_NO_MORE: Percents = {}
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ How = Latency | Spread | Tally | Whole
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; a latency has a key in the summary for each of `STATISTICS`."""
+    """One metric; a latency has a key in the summary for each of `STATISTICS`, and for any other
+    percentile that the study names."""
 
     name: str
     label: str
@@ -95,8 +99,9 @@ class Metric:
         """Whether it has a key for each of `STATISTICS`."""
         return isinstance(self.how, Latency | Spread)
 
-    def of_requests(self, served: Served) -> dict[str, Number]:
-        """What the summary has of it for some requests; nothing of what is the whole run's."""
+    def of_requests(self, served: Served, more: Percents = _NO_MORE) -> dict[str, Number]:
+        """What the summary has of it for some requests, with `more` percentiles of a latency;
+        nothing of what is the whole run's."""
         if isinstance(self.how, Whole):
             return {}
         if isinstance(self.how, Tally):
@@ -104,9 +109,12 @@ class Metric:
         if (told := self.how.values(served)) is None:
             return {}
         values, weights = told
-        percentiles = weighted_percentiles(values, weights, _PERCENTS)
-        found = (weighted_mean(values, weights), *map(float, percentiles))
-        return {f"{self.name}_{which}": one for which, one in zip(STATISTICS, found, strict=True)}
+        percents = {**_PERCENTS, **more}
+        percentiles = weighted_percentiles(values, weights, tuple(percents.values()))
+        found = {f"{self.name}_mean": weighted_mean(values, weights)}
+        for which, one in zip(percents, percentiles, strict=True):
+            found[f"{self.name}_{which}"] = float(one)
+        return found
 
     def of_run(self, run: RunTables, sums: Sequence[float]) -> dict[str, Number]:
         """What the summary has of it for the whole run alone."""

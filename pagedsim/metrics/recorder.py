@@ -1,9 +1,10 @@
-"""What happened, in columns: one row a step, one row a request, no object kept."""
+"""What happened, in columns: one row a step, a request, and a preemption."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import isnan
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,9 @@ import pyarrow.compute as pc
 
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.compiled import mypyc_attr
+from pagedsim.core.prefill import prefill_left
 from pagedsim.metrics.columns import PACKED, Numbers, Sparse, Words
+from pagedsim.metrics.preemptions import Absence, preemptions_table
 from pagedsim.metrics.service import service_of
 from pagedsim.metrics.steps import (
     REPLICA,
@@ -71,6 +74,10 @@ class StepRecorder:
         self._used: list[int] = []
         self._count = 0  # rows
         self._moved = Moved()
+        self._absences: list[Absence] = []
+        self._absent: dict[Request, Absence] = {}  # preempted, and not decoding again
+        self._preempted_in = -1  # the last step that preempted any request
+        self._absences_before = 0  # how many preemptions there were before it
         self._unfolded: Steps | None = None
 
     @property
@@ -104,16 +111,21 @@ class StepRecorder:
         )
         if plan.chunks:
             self._prefill(plan)
+            if self._absent:
+                self._recompute(plan, start, end, scheduler)
         if (
             plan.swapped
             or plan.shared_blocks
-            or plan.preempted
-            or plan.displaced
+            or plan.preemptions
             or plan.swap_out
             or plan.swap_in
             or plan.rejected
         ):
             self._event(plan)
+            if plan.preemptions:
+                self._preempt(plan, step, start)
+            if plan.resumed:
+                self._resume(plan, start)
 
     def _prefill(self, plan: StepPlan) -> None:
         rows, chunks = self._prefills.rows, plan.chunks
@@ -149,6 +161,36 @@ class StepRecorder:
             )
         )
 
+    def _preempt(self, plan: StepPlan, step: int, start: float) -> None:
+        self._preempted_in, self._absences_before = step, len(self._absences)
+        for cause in plan.preemptions:
+            absence = Absence(cause, start)
+            self._absences.append(absence)
+            self._absent[cause.request] = absence
+
+    def _recompute(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        """Preempted requests are in the batch again, and compute what they lost."""
+        planned: dict[Request, int] = {}
+        for chunk in plan.chunks:
+            if chunk.request in self._absent:
+                planned[chunk.request] = planned.get(chunk.request, 0) + chunk.length
+        launched = scheduler.pending is not plan  # then its tokens are counted already
+        for request, tokens in planned.items():
+            absence = self._absent[request]
+            if isnan(absence.back_at):
+                absence.back_at = start
+            left = prefill_left(request, scheduler.memory)
+            if request.decoding if launched else tokens >= left:
+                absence.decoding_at = end
+                del self._absent[request]
+
+    def _resume(self, plan: StepPlan, start: float) -> None:
+        """Swapped requests are on the GPU again; those that decode have lost nothing."""
+        chunked = {chunk.request for chunk in plan.chunks}
+        for request in plan.resumed:
+            if request not in chunked and (absence := self._absent.pop(request, None)):
+                absence.back_at = absence.decoding_at = start
+
     def again(self, end: float, used_blocks: int) -> None:
         """The same step once more, right after it, each sequence a token longer."""
         self._ends.append(end)
@@ -162,6 +204,8 @@ class StepRecorder:
         self._moved.undo(step)
         if self._rows.rows[-1][0] == step:
             self._rows.rows.pop()
+            if self._preempted_in == step:
+                del self._absences[self._absences_before :]
             self._count -= 1
             for sparse in (self._prefills, self._events):
                 sparse.drop(self._count)
@@ -256,6 +300,11 @@ class Recorder(StepRecorder):
         """One row a step, in order."""
         return pa.Table.from_batches(self.steps().to_batches(), self.steps().schema)
 
+    def preemptions_table(self) -> pa.Table:
+        """One row a preemption, in order of time."""
+        lanes: Sequence[StepRecorder] = self.lanes or [self]
+        return preemptions_table([lane._absences for lane in lanes])
+
     def requests_table(self) -> pa.Table:
         """One row a request, in the order of their ids."""
         if self._requests_table is None:
@@ -281,6 +330,7 @@ class Lane(StepRecorder):
 
     def __init__(self, whole: Recorder, index: int) -> None:
         super().__init__()
+        self._absent = whole._absent  # a request may come back elsewhere
         self._whole = whole
         self._index = index
 

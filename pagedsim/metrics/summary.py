@@ -1,8 +1,9 @@
 """A run in numbers: what the tables of requests and steps come down to.
 
 The keys are those of `definitions.py`: a latency has the keys `_mean`, `_p50`, `_p90` and `_p99`,
-in seconds, any other metric its name. `clients` holds the metrics of requests for each client, and
-`classes` for each priority, where there are several.
+in seconds, and those of other percentiles that are asked for; any other metric has its name.
+`clients` holds the metrics of requests for each client, and `classes` for each priority, where
+there are several.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.lanes import Lanes, ReplicaFacts
-from pagedsim.metrics.metric import Whole
+from pagedsim.metrics.metric import Percents, Whole
 from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.replicas import replica_rows
 from pagedsim.metrics.slo import Slo
@@ -46,6 +47,7 @@ def summarise(
     end: float = NAN,
     replicas: Sequence[ReplicaFacts] = (),
     spans: Sequence[Span] | None = None,
+    percentiles: Mapping[str, Percents] | None = None,
 ) -> dict[str, Any]:
     """The summary of one run.
 
@@ -58,6 +60,7 @@ def summarise(
     Where memory has tiers below the GPU, `tiers` has what was loaded from and written to each.
     Of several `replicas` blocks, work, power and price are sums, `max_seqs` and the peaks are
     means, `block_size` is NaN where theirs differ, and the key `replicas` has a row for each.
+    `percentiles` are further ones of single latencies, by the suffixes of their keys.
     `spans` are those in which each was there, or was dead, where they come and go.
     """
     view = Requests.of(requests)
@@ -70,22 +73,25 @@ def summarise(
     if lanes is not None:
         slots = sum(one.total_blocks * one.block_size for one in lanes.facts)
     run = RunTables(view, ends, last, slots, max_seqs, slo, *work, tiers, *drawn)
-    summary = _of_requests(run, np.ones(requests.num_rows, dtype=bool))
+    more = percentiles or {}
+    summary = _of_requests(run, more, np.ones(requests.num_rows, dtype=bool))
     clients = pc.unique(requests["client"]).to_pylist()
     if len(clients) == 1:
         groups = {clients[0]: dict(summary)}
     else:
-        groups = {c: _of_requests(run, view.where("client", c)) for c in _by_urgency(view)}
+        groups = {c: _of_requests(run, more, view.where("client", c)) for c in _by_urgency(view)}
     for metric in METRICS.values():
         summary |= metric.of_run(run, sums.get(metric.name, ()))
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
     if tiers is not None:
         summary["tiers"] = {name: use._asdict() for name, use in tiers.items()}
     rows = {} if lanes is None else {"replicas": replica_rows(run, lanes)}
-    return summary | {"clients": groups} | _classes(run, groups) | rows
+    return summary | {"clients": groups} | _classes(run, more, groups) | rows
 
 
-def _classes(run: RunTables, clients: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _classes(
+    run: RunTables, more: Mapping[str, Percents], clients: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
     """The metrics of each priority, the most urgent first; nothing where all have the same.
 
     One that is a client's, and that client's only one, has the metrics of `clients`.
@@ -100,15 +106,17 @@ def _classes(run: RunTables, clients: Mapping[str, dict[str, Any]]) -> dict[str,
         mask = priority == level
         client = whose[np.argmax(mask)]
         alone = np.array_equal(mask, whose == client)
-        classes[f"{level:g}"] = dict(clients[names[client]]) if alone else _of_requests(run, mask)
+        classes[f"{level:g}"] = (
+            dict(clients[names[client]]) if alone else _of_requests(run, more, mask)
+        )
     return {"classes": classes}
 
 
-def _of_requests(run: RunTables, mask: Mask) -> dict[str, Any]:
+def _of_requests(run: RunTables, more: Mapping[str, Percents], mask: Mask) -> dict[str, Any]:
     served = Served(run, mask)
     summary: dict[str, Any] = {}
     for metric in METRICS.values():
-        summary |= metric.of_requests(served)
+        summary |= metric.of_requests(served, more.get(metric.name, {}))
     return summary
 
 

@@ -1,7 +1,8 @@
-"""The picture of single requests: when each waited, was prefilled and decoded."""
+"""The picture of single requests: when each waited, was prefilled, decoded, and was preempted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,24 @@ from numpy.typing import NDArray
 
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import baseline_of
+from pagedsim.report import style
+from pagedsim.report.stages import (
+    AGAIN,
+    REJECTED,
+    SWAPPED_OUT,
+    WAITS_AGAIN,
+    Life,
+    Preemption,
+    lives_of,
+)
 from pagedsim.report.style import (
     DECODE,
     INK,
     PAPER,
+    PREEMPTED,
     PREFILL,
     QUEUED,
-    REJECTED,
+    SWAPPED,
     YIELD,
     key,
     margins,
@@ -34,6 +46,15 @@ if TYPE_CHECKING:
 
 ROWS = 60
 MOST_ARMS = 3
+NAMED = 24
+"""Of so many preemptions in a panel each is named."""
+_RARE = {
+    WAITS_AGAIN: PREEMPTED,
+    SWAPPED_OUT: SWAPPED,
+    AGAIN: style.AGAIN,
+    REJECTED: style.REJECTED,
+}
+_COLOURS = {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE, "on the way": DECODE, **_RARE}
 
 
 def draw_gantt(study: Arms) -> Figure:
@@ -55,12 +76,19 @@ def draw_gantt(study: Arms) -> Figure:
         axes.set_title(short(name, 96 // len(arms)))
     margins(figure, left=0.9)
     figure.subplots_adjust(wspace=0.05)
-    yielded = Line2D([], [], ls="", marker="|", mew=2, ms=8, color=YIELD, label="was preempted")
-    entries = {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE, "": yielded}
+    entries: dict[str, Any] = {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE}
     if not any(run.inside for run in runs.values()):
         entries = {"no token yet": QUEUED, "decode": DECODE}
-    if any(_rejected(runs[arm])[chosen[arm]].any() for arm in arms):
-        entries["rejected"] = REJECTED
+    shown = {
+        one.name
+        for arm in arms
+        for life in lives_of(runs[arm], runs[arm].requests().take(chosen[arm]))
+        for one in life.stages
+    }
+    entries |= {name: colour for name, colour in _RARE.items() if name in shown}
+    if shown & {WAITS_AGAIN, SWAPPED_OUT}:
+        yielded = Line2D([], [], ls="", marker="|", mew=2, ms=8, color=YIELD, label="preemption")
+        entries[""] = yielded
     key(figure, entries)
     return figure
 
@@ -99,20 +127,25 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
     names = [name for name in names if name in clients]
     group = np.asarray([names.index(client) for client in clients])
     order = np.lexsort((columns["arrival"], group))
-    columns, clients = {name: v[order] for name, v in columns.items()}, clients[order]
-    rejected = _rejected(run)[rows][order]
+    clients = clients[order]
     gap = 1.5  # rows of space between clients
     y = np.arange(len(rows)) + gap * group[order]
-    stages = ("arrival", "scheduled", "first_token", "finished")
-    over = run.end
-    times = [np.where(np.isnan(columns[s]), over, columns[s]) for s in stages]
-    times[1] = np.minimum(times[1], times[2])
-    served = ~rejected
-    for colour, begin, end in zip((QUEUED, PREFILL, DECODE), times, times[1:], strict=False):
-        axes.add_collection(_bars(y[served], begin[served], end[served], colour))
-    axes.add_collection(_bars(y[rejected], times[0][rejected], times[3][rejected], REJECTED))
-    hit = columns["preemptions"] > 0
-    axes.plot(times[3][hit], y[hit], ls="", marker="|", mew=2, ms=4.5, color=YIELD)
+    lives = lives_of(run, run.requests().take(rows[order]))
+    for name, colour in _COLOURS.items():
+        bars = [
+            (at, one)
+            for at, life in zip(y.tolist(), lives, strict=True)
+            for one in life.stages
+            if one.name == name
+        ]
+        if bars:
+            places, begins, ends = (
+                np.array([at for at, _ in bars]),
+                np.array([one.begin for _, one in bars]),
+                np.array([one.end for _, one in bars]),
+            )
+            axes.add_collection(_bars(places, begins, ends, colour))
+    _mark(axes, y, lives)
     axes.set_ylim(float(y.max(initial=0)) + 1, -1)
     axes.autoscale_view(scaley=False)
     axes.grid(axis="y", visible=False)
@@ -125,6 +158,39 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
     else:
         axes.set_yticks([])
         axes.set_ylabel("requests, by arrival" if first else "")
+
+
+def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
+    """Where requests were preempted; where these are few, beside the bar which, and for which."""
+    marks = [
+        (at, one["time"]) for at, life in zip(y, lives, strict=True) for one in life.preemptions
+    ]
+    if not marks:
+        return
+    rows, times = zip(*marks, strict=True)
+    axes.plot(times, rows, ls="", marker="|", mew=2, ms=4.5, color=YIELD)
+    if len(marks) > NAMED:
+        return
+    axes.margins(x=0.12)  # for the names of those that end last
+    for at, life in zip(y, lives, strict=True):
+        if life.preemptions:
+            name = ", ".join(map(_named, life.preemptions))
+            axes.annotate(
+                short(name, 32),
+                (life.stages[-1].end, at),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=6,
+                color=INK,
+                clip_on=True,
+            )
+
+
+def _named(preemption: Preemption) -> str:
+    """A preempted request, and the one that gained by it."""
+    request, by = preemption["request"], preemption["by"]
+    return str(request) if by is None else f"{request} for {by}"
 
 
 def _bars(

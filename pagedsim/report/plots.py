@@ -104,6 +104,6 @@ def _bars_caption(study: Arms) -> str:
     if not all(run.inside for run in study.runs):
         return ""
     return (
-        " A mark at the end of a bar: the request was preempted on the way, so its bar includes "
-        "the time until it ran again."
+        " A mark says when a request was preempted; where few were, words beside the bar say which "
+        "and for which (5 for 3: 5 made room for 3). timeline.json names all, with causes."
     )

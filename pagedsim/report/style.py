@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 QUEUED, PREFILL, DECODE, YIELD = "#b1bac4", "#e69f01", "#0072b3", "#d55e01"
 REJECTED = "#6e7781"
+PREEMPTED, SWAPPED, AGAIN = "#f3c1a9", "#cc79a8", "#8f5a00"
 _ARMS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _RAMP = ("#440154", "#443983", "#31688e", "#21918c", "#35b779", "#6ece58", "#b5c72c")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
@@ -37,6 +38,9 @@ DARK = {
     DECODE: "#4aa3e0",
     YIELD: "#ff8a4c",
     REJECTED: "#8b949e",
+    PREEMPTED: "#7d4b36",
+    SWAPPED: "#e3a3c9",
+    AGAIN: "#c08a3a",
     "#0072b2": "#4aa8e8",
     "#d55e00": "#ff8a4c",
     "#009e73": "#34c79a",

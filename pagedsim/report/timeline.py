@@ -1,14 +1,14 @@
 """A timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Each arm is two processes: its requests, a track each with what it did when, and its server, with a
-track of steps, marks where somebody was preempted, and counters. Each replica of a fleet is one,
+track of steps, marks where a request was preempted, and counters. Each replica of a fleet is one,
 with both. Times are in microseconds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import compress, count
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import value_of
 from pagedsim.metrics.steps import CAME_FROM, REPLICA
+from pagedsim.report.stages import Preemption, cause_of, lives_of
 
 REQUESTS = 500
 STEPS = 6000
@@ -29,9 +30,11 @@ REPLICAS = 16
 
 _STEP = (
     *("step", "start", "end", "prefill_tokens", "prefill_requests", "decode_seqs", "waiting"),
-    *("used_blocks", "preempted", "swap_out", "swap_in"),
+    *("used_blocks", "swap_out", "swap_in"),
 )
 """What is shown of a step."""
+_CAUSE = ("request", "by", "why", "wanted", "how")
+"""What is shown of a preemption, beside a sentence."""
 
 Events = Iterator[str]
 """Each as JSON: there are tens of thousands, most of them a few numbers."""
@@ -60,7 +63,8 @@ def write_timeline(
         server, clients = next(processes), next(processes)
         if run.inside:
             events += _process(server, f"{arm}: server")
-            events += _steps(server, done.slice(0, steps), value_of(run.summary, "total_blocks"))
+            total = value_of(run.summary, "total_blocks")
+            events += _steps(server, done.slice(0, steps), total, run.preemptions())
         events += _process(clients, f"{arm}: requests")
         events += _requests(run, clients, table.slice(0, requests), 1)
     if notes:
@@ -79,7 +83,7 @@ def _fleet(
     shown = min(len(replicas), REPLICAS)
     if shown < len(replicas):
         notes.append(f"{arm}: the first {shown} of {len(replicas):,} replicas are shown")
-    table, done = run.requests(), run.steps(*_STEP, REPLICA)
+    table, done, lost = run.requests(), run.steps(*_STEP, REPLICA), run.preemptions()
     for index, replica in enumerate(replicas[:shown]):
         name, process = f"{arm}: {replica['name']}", next(processes)
         own = table.filter(pc.equal(table[REPLICA], index))
@@ -87,7 +91,9 @@ def _fleet(
         _note(notes, name, "requests", own.num_rows, requests // shown)
         _note(notes, name, "steps", ran.num_rows, steps // shown)
         yield from _process(process, name)
-        yield from _steps(process, ran.slice(0, steps // shown), replica["total_blocks"])
+        own_lost = [one for one in lost if one[REPLICA] == index]
+        ran = ran.slice(0, steps // shown)
+        yield from _steps(process, ran, replica["total_blocks"], own_lost)
         yield from _requests(run, process, own.slice(0, requests // shown), 2)
     refused = table.filter(pc.less(table[REPLICA], 0))
     if refused.num_rows:
@@ -102,24 +108,25 @@ def _note(notes: list[str], whose: str, what: str, rows: int, most: int) -> None
         notes.append(f"{whose}: the first {most:,} of {rows:,} {what} are shown")
 
 
-def _steps(process: int, table: pa.Table, total: float) -> Events:
+def _steps(
+    process: int, table: pa.Table, total: float, preemptions: Sequence[Preemption]
+) -> Events:
     """The track of steps, of a server that has so many blocks."""
     yield from _track(process, 1, "steps")
     begin = _micros(table["start"])
     length = np.round(_micros(table["end"]) - begin, 3)
     names = ("step", "prefill_tokens", "decode_seqs", "swap_out", "swap_in")
     columns = (table[name].to_numpy().tolist() for name in names)
-    facts = (table[name].to_numpy().tolist() for name in ("prefill_requests", "preempted"))
-    rows = zip(begin.tolist(), length.tolist(), *facts, zip(*columns, strict=True), strict=True)
-    for start, duration, chunks, preempted, values in rows:
+    chunked = table["prefill_requests"].to_numpy().tolist()
+    rows = zip(begin.tolist(), length.tolist(), chunked, zip(*columns, strict=True), strict=True)
+    for start, duration, chunks, values in rows:
         if duration > 0:
             first, *others = map('"{}":{}'.format, names, values)
             told = ",".join([first, *compress(others, values[1:])])
             kind = _kind(chunks, values[2])
             yield _slice(process, 1, kind, start, duration, f"{{{told}}}")
-        if preempted:
-            name = "preemption" if preempted == 1 else f"{preempted} preemptions"
-            yield f'{{"ph":"i","s":"p","pid":{process},"tid":1,"ts":{start},"name":"{name}"}}'
+    over = table["end"][-1].as_py() if table.num_rows else 0.0
+    yield from (_mark(process, 1, "p", one) for one in preemptions if one["time"] < over)
     yield from _counters(process, table, total)
 
 
@@ -148,40 +155,43 @@ def _counters(process: int, table: pa.Table, total: float) -> Events:
 
 def _requests(run: Run, process: int, table: pa.Table, first: int) -> Events:
     """A track each, the first with this number."""
-    names, stages = _stages(run, table)
     facts = [
         *("request", "client", "state", "reason"),
         *("prompt_tokens", "output_tokens", "preemptions", "recomputed_tokens", "swapped_blocks"),
         *(name for name in (CAME_FROM,) if name in table.column_names),
     ]
-    for i, row in enumerate(table.select(facts).to_pylist()):
-        track = first + i
+    rows = zip(table.select(facts).to_pylist(), lives_of(run, table), strict=True)
+    for track, (row, life) in enumerate(rows, first):
         client = f" ({row['client']})" if row["client"] else ""
         yield from _track(process, track, f"{row['request']}{client}")
         if row.get(CAME_FROM) is not None:
             row[CAME_FROM] = run.replicas[row[CAME_FROM]]["name"]
         told = {n: one for n, one in row.items() if n == "request" or one not in ("", 0, None)}
         arguments = _text(told)
-        times = [stage[i] for stage in stages]
-        if row["state"] == "rejected":
-            yield _slice(process, track, "rejected", times[0], times[-1] - times[0], arguments)
-            continue
-        for name, begin, until in zip(names, times[:-1], times[1:], strict=True):
-            if until > begin:
-                yield _slice(process, track, name, begin, round(until - begin, 3), arguments)
+        for name, begin, until, cause in life.stages:
+            start, length = _span(begin, until)
+            why = arguments if cause is None else _text(told | {"cause": cause_of(cause)})
+            yield _slice(process, track, name, start, length, why)
+        for one in life.preemptions:
+            yield _mark(process, track, "t", one)
 
 
-def _stages(run: Run, table: pa.Table) -> tuple[list[str], list[list[float]]]:
-    """What requests do one after the other, and when each of that begins, with the end of all."""
-    known = ["arrival", "scheduled" if run.inside else "first_token", "first_token", "finished"]
-    names = ["queued", "prefill", "decode"]
-    end = run.end
-    times = [_micros(table[name], end) for name in known]
-    if "boarded" in table.column_names:  # replicas hand requests on
-        moves = [_micros(table[name]) for name in ("left", "boarded")]
-        times[3:3] = [np.where(np.isnan(move), times[2], move) for move in moves]
-        names += ["on the way", "decode"]
-    return names, [some.tolist() for some in times]
+def _span(begin: float, until: float) -> tuple[float, float]:
+    """Seconds as a start and a duration in microseconds."""
+    start = round(begin * 1e6, 3)
+    return start, round(round(until * 1e6, 3) - start, 3)
+
+
+def _mark(process: int, track: int, scope: str, preemption: Preemption) -> str:
+    """A preemption, where it happened: across its track (t) or its process (p)."""
+    told = {n: one for n, one in preemption.items() if n in _CAUSE and one is not None}
+    event = {
+        **{"ph": "i", "s": scope, "pid": process, "tid": track},
+        "ts": round(preemption["time"] * 1e6, 3),
+        "name": f"preemption of {preemption['request']}",
+        "args": told | {"cause": cause_of(preemption)},
+    }
+    return _text(event)
 
 
 def _slice(
@@ -202,9 +212,6 @@ def _track(process: int, track: int, name: str) -> Events:
         yield _text({**place, "name": f"thread_{event}", "args": arguments})
 
 
-def _micros(column: Any, missing: float | None = None) -> Any:
-    """Seconds as microseconds, to the nanosecond; what never happened at `missing`."""
-    times = np.asarray(column.to_numpy())
-    if missing is not None:
-        times = np.where(np.isnan(times), missing, times)
-    return np.round(times * 1e6, 3)
+def _micros(column: pa.ChunkedArray) -> Any:
+    """Seconds as microseconds, to the nanosecond."""
+    return np.round(np.asarray(column.to_numpy()) * 1e6, 3)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pagedsim.core import Scheduler
 from pagedsim.metrics.arms import Run
+from pagedsim.metrics.catalogue import further_percentiles
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.notice import Notice, as_records, notice_of
 from pagedsim.metrics.steps import Batches, Steps
@@ -95,20 +96,24 @@ def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool =
         steps = steps.append_column(name, values)
     for name, values in parts.stage.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
-    summary = _summary(parts, requests, steps, recorder.time)
+    summary = _summary(parts, job.config.get("study"), requests, steps, recorder.time)
     summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
     summary |= parts.stage.told()
     if facts := parts.stage.facts():
         summary["machine"] = facts
-    write_run(job.folder, requests, steps, summary)
+    write_run(job.folder, requests, steps, summary, recorder.preemptions_table())
     if not partial:
         parts.stage.leave(job.folder, parts.workload, requests)
     return Run(job.arm, job.number, job.folder, job.config, summary)
 
 
-def _summary(parts: Parts, requests: pa.Table, steps: Batches, end: float) -> Settings:
+def _summary(
+    parts: Parts, study: object, requests: pa.Table, steps: Batches, end: float
+) -> Settings:
+    """The summary, with all percentiles that the settings of the study name."""
     stage = parts.stage
     known: Settings = {"end": end, "slo": parts.slo, "reader": parts.reader}
+    known["percentiles"] = further_percentiles(study)
     return summarise(requests, steps, **(known | stage.sizes() | dict(stage.work(steps))))
 
 

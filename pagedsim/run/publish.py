@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms
+from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE
 from pagedsim.metrics.jsons import write_json
@@ -127,11 +127,36 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
         beside=reading.beside,
         listings=[*reading.listings, *replicas],
         source=study.source,
-        notes=reading.notes,
+        notes=[*reading.notes, *_block_size_notes(runs.finished.values())],
         data=reading.data,
         failed={**(arms.failed if arms is not None else {}), **reading.failed},
         again=reading.again,
     )
+
+
+def _block_size_notes(runs: Iterable[Run]) -> Iterator[str]:
+    """What simulated kernels make of the block size, where it differs between runs."""
+    sizes: dict[float, set[int]] = {}
+    for run in runs:
+        memory = run.config["memory"]
+        if run.inside and not run.measured and not memory["kind"].startswith("reserved"):
+            blocks = float(run.config["cost"].get("block_tokens") or 0)
+            sizes.setdefault(blocks, set()).add(memory["block_size"])
+    varied = sorted(blocks for blocks, some in sizes.items() if len(some) > 1)
+    for blocks in varied:
+        if blocks:
+            yield (
+                f"simulated attention takes as long to find a block as to read {blocks:g} tokens "
+                "(cost.block_tokens): an assumption, not the time of a kernel"
+            )
+        else:
+            where = " where cost.block_tokens=0" if len(varied) > 1 else ""
+            yield (
+                f"simulated kernels take the same time with any block size{where}; on an A100 "
+                "requests took longer with blocks of fewer than 16 tokens (Kwon et al., SOSP 2023, "
+                "figure 18b): cost.block_tokens= says what finding a block costs, and "
+                "experiment=block_sizes backend=engine times a kernel"
+            )
 
 
 def _clear(folder: Path) -> None:

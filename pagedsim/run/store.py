@@ -16,6 +16,7 @@ from typing import Any
 
 import pagedsim
 from pagedsim.metrics.arms import Run
+from pagedsim.metrics.catalogue import lacks_percentiles
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.jsons import read_json, write_json
 from pagedsim.run import code
@@ -58,7 +59,9 @@ class Tables(Store):
             summary = read_summary(job.folder) if same else None
         except (OSError, ValueError):  # not there, or not whole
             return None
-        return Run(job.arm, job.number, job.folder, job.config, summary) if summary else None
+        if summary is None or _lacks(summary, job):
+            return None
+        return Run(job.arm, job.number, job.folder, job.config, summary)
 
     def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
         if recipe(job) != made_of:
@@ -78,6 +81,8 @@ class Summaries(Store):
             return None
         if record.get("made_of") != _digest(made_of):
             return None
+        if _lacks(record["summary"], job):
+            return None
         return Run(job.arm, job.number, job.folder, job.config, record["summary"])
 
     def store(self, job: Job, made_of: Recipe, run: Run) -> bool:
@@ -88,6 +93,11 @@ class Summaries(Store):
             write_json(_file(job), kept, ordered=True)
         shutil.rmtree(job.folder, ignore_errors=True)  # it may be asked twice
         return same
+
+
+def _lacks(summary: Mapping[str, Any], job: Job) -> bool:
+    """Whether the study names percentiles by now that a summary has not."""
+    return lacks_percentiles(summary, job.config.get("study"))
 
 
 def recipe(job: Job) -> Recipe:

@@ -73,7 +73,7 @@ class Metrics:
         if plan.hits:
             self.cache_queries += sum([request.prompt_len for request, _ in plan.hits])
             self.cache_hits += sum([tokens for _, tokens in plan.hits])
-        self.preemptions += len(plan.preempted) + len(plan.displaced)
+        self.preemptions += len(plan.preemptions)
         self.generation_tokens += plan.decode_count
         if tokens := plan.prefill_tokens + plan.decode_count:
             self.step_tokens.add(tokens)

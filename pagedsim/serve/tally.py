@@ -86,7 +86,7 @@ class Tally:
             if chunk.samples:
                 outputs += 1
                 self._first_token(chunk.request, end, second)
-        lost = len(plan.preempted) + len(plan.displaced)
+        lost = len(plan.preemptions)
         self.steps += 1
         self.prompt_tokens += plan.prefill_tokens
         self.output_tokens += outputs

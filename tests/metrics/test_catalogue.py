@@ -1,18 +1,30 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, text_of
+from pagedsim.core import ConfigError
+from pagedsim.metrics.catalogue import (
+    further_percentiles,
+    keys_of,
+    label_of,
+    lacks_percentiles,
+    metric_of,
+    scale_of,
+    text_of,
+)
+from pagedsim.metrics.compare import value_of
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.metric import STATISTICS
 from pagedsim.metrics.slo import Slo
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Span
 from tests.metrics.fleets import FLEET, STEPS, fleet_steps
-from tests.metrics.tables import requests_of
+from tests.metrics.tables import SIZES, requests_of, steps_of
 
 SETTINGS = {"total_blocks", "block_size", "max_seqs", "clients", "replicas", "tiers"}
 
@@ -35,6 +47,54 @@ def test_a_bare_latency_stands_for_mean_and_p99() -> None:
     assert keys_of(["ttft", "tpot_p50", "mfu"]) == ["ttft_mean", "ttft_p99", "tpot_p50", "mfu"]
     assert [label_of(key) for key in ("ttft", "ttft_p99", "mfu")] == ["TTFT", "TTFT P99", "MFU"]
     assert set(STATISTICS) == {"mean", "p50", "p90", "p99"}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "label"),
+    [
+        ("ttft_p95", "ttft_p95", "TTFT P95"),
+        ("tpot_p75.0", "tpot_p75", "TPOT P75"),
+        ("e2e_p99_9", "e2e_p99_9", "E2E P99.9"),
+        ("e2e_p99.9", "e2e_p99_9", "E2E P99.9"),
+        ("normalized_latency_p100", "normalized_latency_p100", "E2E per token P100"),
+    ],
+)
+def test_any_percentile_of_a_latency_is_a_metric(name: str, key: str, label: str) -> None:
+    assert (keys_of([name]), label_of(name)) == ([key], label)
+    assert metric_of(name).unit == "s"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ttft_p101", "unknown metric 'ttft_p101': percentiles are from p0 to p100"),
+        ("preemptions_p95", "preemptions is one number, without percentiles"),
+        ("tftt_p95", "unknown metric 'tftt_p95': did you mean 'ttft'"),
+        ("ttft_max", "unknown metric 'ttft_max': did you mean 'ttft'"),
+        ("ttft_p", "unknown metric 'ttft_p'"),
+    ],
+)
+def test_what_is_no_percentile_is_refused_in_one_line(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        keys_of([name])
+
+
+def test_a_summary_has_the_percentiles_that_settings_name() -> None:
+    settings = {"metrics": ["ttft", "ttft_p95"], "bounds": {"a": {"tpot_p99.9": 1}}, "goal": "mfu"}
+    more = further_percentiles(settings)
+    assert more == {"ttft": {"p95": 95.0}, "tpot": {"p99_9": 99.9}}
+    rows = [{"first_token": 0.3 * i**2, "finished": 900.0, "output_tokens": 9} for i in range(50)]
+    table = requests_of(*({"client": "ab"[i % 2], **row} for i, row in enumerate(rows)))
+    summary = summarise(table, steps_of(), **SIZES, percentiles=more)
+    assert not lacks_percentiles(summary, settings)
+    ttft = np.array([row["first_token"] for row in rows])
+    assert value_of(summary, "ttft_p95") == pytest.approx(np.percentile(ttft, 95))
+    assert value_of(summary, "ttft_p95", "b") == pytest.approx(np.percentile(ttft[1::2], 95))
+    tpot = (900 - ttft) / 8
+    assert value_of(summary, "tpot_p99.9") == pytest.approx(np.percentile(tpot, 99.9))
+    without = summarise(table, steps_of(), **SIZES)
+    assert lacks_percentiles(without, settings)
+    assert {"ttft_p95", "tpot_p99_9"} == summary.keys() - without.keys()
 
 
 @pytest.mark.parametrize(

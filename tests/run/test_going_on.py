@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 from experiments.studies.compare import Compare
@@ -39,3 +40,23 @@ def test_a_study_that_goes_on_tells_the_same_bytes(call: Call) -> None:
     code, out, _ = call(*words, "tracking=none", "hydra.run.dir=out")
     assert code == 0 and "4 of 4 runs were there already" in out
     assert Path("out/comparison.csv").read_bytes() == first
+
+
+def test_a_percentile_that_is_named_later_is_in_the_table(call: Call) -> None:
+    words = (*QUICK, "tracking=none", "report=false", "hydra.run.dir=out")
+    assert call(*words, "study.metrics=[ttft]")[0] == 0
+    more = "study.metrics=[ttft,ttft_p95,e2e_p99.9]"
+    for there in (False, True):
+        code, out, _ = call(*words, more)
+        assert code == 0
+        assert ("there already" in out) == there
+        with Path("out/comparison.csv").open() as file:
+            found = {row["metric"]: float(row["mean"]) for row in csv.DictReader(file)}
+        assert found["ttft_mean"] < found["ttft_p95"] <= found["ttft_p99"]
+        assert found["e2e_p99_9"] > found["ttft_p99"]
+
+
+def test_what_is_no_percentile_is_refused_before_anything_runs(call: Call) -> None:
+    code, _, errors = call(*QUICK, "tracking=none", "study.metrics=[ttft_p950]")
+    told = "study.metrics: unknown metric 'ttft_p950': percentiles are from p0 to p100"
+    assert (code, errors.strip()) == (1, f"pagedsim: {told}")

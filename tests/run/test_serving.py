@@ -176,6 +176,12 @@ def test_every_axis(batching: str, preemption: str, tmp_path: Path) -> None:
     assert "finished" in served.requests["state"].to_pylist()
     if batching != "static":
         assert served.summary["preemptions"] > 0
+        rows = pq.read_table(tmp_path / "runs/a/seed-0/preemptions.parquet").to_pylist()
+        finished = {one["request"]: one["finished"] for one in served.requests.to_pylist()}
+        assert len(rows) == served.summary["preemptions"]
+        assert {row["how"] for row in rows} <= {"recompute", preemption}
+        for row in rows:  # all of them are served to their end
+            assert row["time"] <= row["back_at"] < finished[row["request"]]
 
 
 def test_a_model_by_its_shape_gets_random_weights(tmp_path: Path) -> None:

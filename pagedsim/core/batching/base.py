@@ -123,17 +123,17 @@ class Batching(ABC):
         if self.refused(queues, head):
             waiting.arrange()
             return
-        while not self._has_room(queues, head, self.grows_first + bool(plan.displaced)):
+        while not self._has_room(queues, head, self.grows_first + plan.took_memory):
             last = next(reversed(queues.running), None)
             if last is None or not queues.displaces(head, last):
                 break
-            if not plan.displaced:
+            if not plan.took_memory:
                 if not queues.admits(head):
                     break
                 waiting.pop()  # it goes back in front of those that it pushes out
                 queues.favoured = head
-            queues.preempt(plan, last, displaced=True)
-        if plan.displaced:
+            queues.preempt(plan, last, head, displaced=True)
+        if plan.took_memory:
             waiting.put_back(head)
         waiting.arrange()
 

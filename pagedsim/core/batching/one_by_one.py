@@ -29,7 +29,7 @@ class OneByOne(PrefillFirst):
         first, *others = queues.running
         while not self.grow(queues, plan):
             victim = queues.choose_victim(others, first) if others else first
-            queues.preempt(plan, victim)
+            queues.preempt(plan, victim, first)
             if victim is first:
                 return
             others.remove(victim)

@@ -133,7 +133,7 @@ class PrefillFirst(Batching):
             needy = queue.popleft()
             while self._lacks(queues, needy):
                 victim = queues.choose_victim(tuple(queue), needy) if queue else needy
-                queues.preempt(plan, victim)
+                queues.preempt(plan, victim, needy)
                 if victim is needy:
                     break
                 queue.remove(victim)

@@ -88,7 +88,7 @@ class Unified(Batching):
             while memory.lacking(request, tokens) > memory.free:
                 victim = queues.choose_victim(tuple(queues.running), request)
                 decoded = victim.width if victim.decoding else 0
-                chunked = queues.preempt(plan, victim)
+                chunked = queues.preempt(plan, victim, request)
                 budget += chunked
                 if all_decode or victim in served:
                     budget += decoded

@@ -86,6 +86,12 @@ def test_bounds_are_of_everybody_or_of_a_client() -> None:
     assert [bound.name for bound in missed(bounds, summary)] == ["batch: E2E mean"]
 
 
+@pytest.mark.parametrize("name", ["e2e_p99_9", "e2e_p99.9"])
+def test_a_bound_may_be_of_any_percentile(name: str) -> None:
+    [bound] = bounds_of({name: 2})
+    assert (bound.name, missed([bound], {"e2e_p99_9": 2.1})) == ("E2E P99.9", [bound])
+
+
 def test_what_was_not_measured_misses_nothing() -> None:
     assert missed(bounds_of({"tpot_p99": 0.1}), {"tpot_p99": float("nan")}) == []
 
