@@ -49,7 +49,7 @@ class Patience:
                 return 0
             self._first = waiting.head
         if self._displacing and waiting and self._pushes_out(waiting.head):
-            return 0  # room that was there before the batch grew is gone in the next step
+            return 0  # as soon as growth takes the room that it had behind a swapped request
         return limit
 
     def _may_reserve(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from pagedsim.build import make_memory, make_scheduler
+from pagedsim.build import make_memory, make_policy, make_scheduler
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler, ServerState, StepPlan
 from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges
@@ -207,3 +207,35 @@ def test_no_step_is_skipped_while_memory_is_asked_for_in_an_order_that_changes(
 
 def test_a_batch_that_is_put_in_order_in_each_step_is_planned_in_each() -> None:
     assert glided(waiting(ShortestRemaining(displace=True), prompt=180))[0] == 0
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_request_held_back_by_a_swapped_one_displaces_the_last_once_its_room_is_gone(
+    skips: bool,
+) -> None:
+    """The newcomer fits, but the swapped request, which does not, precedes it; and so it displaces
+    nothing until the batch has grown into its room."""
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=24, block_size=4, cpu_blocks=40),
+        policy=make_policy("priority", displace=True, victim="largest"),
+        preemption="swap",
+        batching="unified",
+    )
+
+    def add(name: str, prompt: int, priority: int) -> None:
+        scheduler.add(Request(name, prompt, priority=priority), scheduler.now, output_len=60)
+
+    for name, prompt, priority in (("first", 2, 0), ("swapped", 28, 1), ("last", 9, 3)):
+        add(name, prompt, priority)
+    while not (plan := scheduler.plan(scheduler.now)).preempted:
+        scheduler.commit(plan, scheduler.now + 1.0)
+    assert [(one.id, one.state.value) for one in plan.preempted] == [("swapped", "swapped")]
+    scheduler.commit(plan, scheduler.now + 1.0)
+    add("newcomer", 6, 2)
+    while not (plan := scheduler.plan(scheduler.now)).displaced:
+        steps, quiet = 0, scheduler.quiet(plan) if skips else 0
+        while steps < quiet and scheduler.glide(plan, scheduler.now + 1.0):
+            steps += 1
+        if steps == quiet:
+            scheduler.commit(plan, scheduler.now + 1.0)
+    assert (scheduler.now, [one.id for one in plan.displaced]) == (39.0, ["last"])

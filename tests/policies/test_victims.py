@@ -2,45 +2,102 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from pagedsim.build import make_memory, make_policy, make_scheduler
-from pagedsim.core import Request, SamplingParams, Scheduler
-
-# Prompt, steps in which it has generated when memory is full, and predicted output.
-BATCH = {"first": (4, 13, 20), "second": (16, 5, 18), "third": (8, 2, 9)}
+from pagedsim.core import Request, SamplingParams
+from policies.victims import VICTIMS
 
 
-def full(victim: str, predicted: bool) -> Scheduler:
-    """A server on which three decode until their memory is full."""
-    memory = make_memory("paged", blocks=15, block_size=4)
-    scheduler = make_scheduler(memory=memory, policy=make_policy("fcfs", victim=victim))
-    most = max(steps for _, steps, _ in BATCH.values())
-    for now in range(most):
-        for name, (prompt, steps, guess) in BATCH.items():
-            if now == most - steps:
-                request = Request(name, prompt, SamplingParams(max_tokens=guess))
-                request.predicted_len = guess if predicted else None
-                scheduler.add(request, now, 30)
-        scheduler.commit(scheduler.plan(now), now + 1.0)
-    return scheduler
+@dataclass(frozen=True)
+class Running:
+    """A request that decodes when memory is full."""
+
+    at: int
+    prompt: int
+    output: int
+    """As predicted, or the most that it may be."""
+    priority: int = 0
+
+
+# Each rule takes another request, and none takes b for its output, which is the longest in all.
+BATCH = {
+    "a": Running(0, 9, 30, priority=4),  # the last in rank
+    "b": Running(0, 25, 40, priority=1),  # the most blocks
+    "c": Running(8, 9, 36, priority=3),  # the most tokens left
+    "e": Running(8, 2, 12, priority=2),  # the fewest tokens to compute again
+    "d": Running(9, 9, 12, priority=0),  # the last admitted
+}
+EQUALS = {name: Running(0, 25, 30) for name in "abc"}
+
+
+def yields(
+    victim: str,
+    policy: str = "fcfs",
+    batch: dict[str, Running] = BATCH,
+    blocks: int = 24,
+    predicted: bool = True,
+    **settings: bool,
+) -> str:
+    """The first request preempted when the batch has filled its memory."""
+    scheduler = make_scheduler(
+        memory=make_memory("paged", blocks=blocks, block_size=4),
+        batching="unified",
+        policy=make_policy(policy, victim=victim, **settings),
+    )
+    for now in range(60):
+        for name, one in batch.items():
+            if one.at == now:
+                most = 60 if predicted else one.output
+                request = Request(
+                    name, one.prompt, SamplingParams(max_tokens=most), priority=one.priority
+                )
+                request.predicted_len = one.output if predicted else None
+                scheduler.add(request, now, most)
+        plan = scheduler.plan(now)
+        if plan.preempted:
+            assert len(scheduler.running) + len(plan.preempted) == len(batch)
+            return str(plan.preempted[0].id)
+        scheduler.commit(plan, now + 1.0)
+    raise AssertionError("memory was never full")
+
+
+RULES = {"last": "d", "rank": "a", "longest": "c", "cheapest": "e", "largest": "b"}
 
 
 @pytest.mark.parametrize("predicted", [True, False])
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_the_victim_is_the_one_that_the_rule_names(victim: str, predicted: bool) -> None:
+    policy = "priority" if victim == "rank" else "fcfs"
+    assert yields(victim, policy, predicted=predicted) == RULES[victim]
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_of_equals_the_last_yields(victim: str) -> None:
+    assert yields(victim, batch=EQUALS) == "c"
+
+
+# Under a displacing policy the batch is in order of rank, d b e c a, and who needs memory depends
+# on how much there is.
 @pytest.mark.parametrize(
-    ("victim", "yields"),
+    ("victim", "of_all", "behind_e"),
     [
-        ("last", "third"),
-        ("rank", "third"),
-        ("longest", "second"),  # 13 left, of 18; the first has 7 left, of 20
-        ("cheapest", "third"),
-        ("largest", "second"),
+        ("last", "a", "a"),
+        ("rank", "a", "a"),
+        ("longest", "c", "c"),
+        ("cheapest", "e", "c"),  # not e itself
+        ("largest", "b", "a"),  # not b, which is before e
     ],
 )
-def test_the_victim_is_the_one_that_the_rule_names(
-    victim: str, yields: str, predicted: bool
+def test_where_the_policy_displaces_only_those_behind_the_needy_yield(
+    victim: str, of_all: str, behind_e: str
 ) -> None:
-    scheduler = full(victim, predicted)
-    while not (preempted := (plan := scheduler.plan(scheduler.now)).preempted):
-        scheduler.commit(plan, scheduler.now + 1.0)
-    assert [request.id for request in preempted] == [yields]
+    assert yields(victim, "priority", blocks=25, displace=True) == of_all  # d is the needy
+    assert yields(victim, "priority", blocks=26, displace=True) == behind_e
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_where_the_policy_displaces_the_last_in_rank_yields_itself(victim: str) -> None:
+    assert yields(victim, "priority", blocks=24, displace=True) == "a"
