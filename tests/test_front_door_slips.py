@@ -149,3 +149,39 @@ def test_a_degree_that_a_fit_does_not_name_is_one(
     assert (code, errors) == (0, "")
     assert "fitted for expert_parallel=2, but expert_parallel=1 is predicted" in told
     assert "None" not in told
+
+
+def test_seeds_of_which_an_arm_has_no_use_are_a_note(call: Call) -> None:
+    rows = (f"{0.2 * row},{50 + row},8" for row in range(20))
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens"
+    Path("t.csv").write_text("\n".join([header, *rows]))
+    code, told, errors = call(
+        *("experiment=compare", "workload=trace", "workload.path=t.csv", "seeds=3"),
+        'study.arms={a: ["policy=fcfs"], b: ["policy=sjf", "predictor=noisy"]}',
+        *SHORT[4:],
+    )
+    assert (code, errors) == (0, "")
+    assert "missing:" not in told
+    assert (
+        "note: arms are compared under seed 0: without anything drawn at random, some were served "
+        "under it alone, so 2 complete runs of the others are left out\n"
+    ) in told
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ((), "an overload: latencies grow with the length of the run"),
+        (
+            ("fleet.failures=[{replica: 0, at: 1, for: 60}]",),
+            "an overload, or the work that outages of replicas left (fleet.failures)",
+        ),
+    ],
+)
+def test_outages_are_named_beside_load(call: Call, words: tuple[str, ...], cause: str) -> None:
+    code, told, _ = call(
+        *("experiment=single", "workload.rate=60", "workload.requests=600", "fleet.replicas=2"),
+        *("server.max_seqs=64", *words, *SHORT[3:]),
+    )
+    assert code == 0
+    assert f"requests had not begun when the last one arrived, {cause}\n" in told

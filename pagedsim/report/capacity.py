@@ -19,6 +19,7 @@ from pagedsim.report.style import (
     PAPER,
     QUEUED,
     Look,
+    key,
     looks,
     margins,
     new_figure,
@@ -249,6 +250,7 @@ def draw_capacity(done: Capacity) -> Figure:
     tidy(panels[-1], x="requests/s")
     margins(figure, left=1.7, top=0.35)
     figure.subplots_adjust(hspace=0.38)
+    key(figure, dict(look))
     return figure
 
 

@@ -75,7 +75,7 @@ def _listings(listing: Listing, width: int) -> Iterator[Table]:
     columns = [_Column.of(listing, number) for number in range(len(listing.head))]
     names, *others = [column.least for column in columns]
     title = listing.title
-    for some in _fitting([least + _GAP for least in others], width - names):
+    for some in fitting([least + _GAP for least in others], width - names):
         yield _listing([columns[0], *(columns[number + 1] for number in some)], title)
         title = ""
 
@@ -121,7 +121,7 @@ class _Column:
         return min(longest, _LEAST) if self.words else longest
 
 
-def _fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+def fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
     """The numbers of columns that fit into a line together, at least one each time."""
     some: list[int] = []
     left = room
@@ -141,7 +141,7 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
     names = max(*(len(arm) + indent for arm in study.arms), *map(len, titles), 0)
     names = min(names, _NAME) + 2  # the edges
     keys = parts[-1].keys  # all requests together: they have every column
-    for some in _fitting([_width(parts, key) + _BORDER for key in keys], width - names):
+    for some in fitting([_width(parts, key) + _BORDER for key in keys], width - names):
         here = [keys[number] for number in some]
         told = [part for part in parts if not set(here).isdisjoint(part.keys)]
         yield _table(study, told, here, titled=len(parts) > 1)

@@ -69,6 +69,11 @@ class Stage(ABC):
         """What else is known of these requests."""
         return {}
 
+    @property
+    def outages(self) -> bool:
+        """Whether what serves is down for a part of the time."""
+        return False
+
     def unknown(self) -> Sequence[str]:
         """Columns of the recorded requests that nobody can know here."""
         return ()

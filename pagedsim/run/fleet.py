@@ -122,6 +122,10 @@ class FleetStage(Stage):
                 "workload.beam) cannot go on at another replica"
             )
 
+    @property
+    def outages(self) -> bool:
+        return self.spec.dying is not None
+
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         self._lanes = [recorder.lane() for _ in self.places]
         simulate_fleet(

@@ -136,10 +136,10 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
         found.append(Notice("requests were rejected", rejected.num_rows, rows, first))
     queued = _queued_at_the_end(requests) if workload.mode == "open" and scheduler else 0
     if queued > max(OVERLOAD * rows, FEW):
-        what = (
-            "requests had not begun when the last one arrived, an overload: "
-            "latencies grow with the length of the run"
-        )
+        cause = "an overload: latencies grow with the length of the run"
+        if parts.stage.outages:
+            cause = "an overload, or the work that outages of replicas left (fleet.failures)"
+        what = f"requests had not begun when the last one arrived, {cause}"
         found.append(Notice(what, queued, rows))
     return found
 

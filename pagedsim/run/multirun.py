@@ -6,10 +6,11 @@ import csv
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -22,10 +23,13 @@ from rich.text import Text
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.report.console import fitting
 from pagedsim.run.progress import on_terminal
 from pagedsim.user_error import Interruption, UserError, line, shown
 
 _NAME = "job.json"
+_BETWEEN, _EDGES = 3, 2
+"""Characters between two columns of a table, and at its edges."""
 Job = dict[str, Any]
 
 
@@ -162,7 +166,8 @@ def _show(folder: Path, jobs: Mapping[int, Job]) -> None:
     if rows:
         _write_csv(folder / "sweep.csv", rows)
         console.print()
-        console.print(_table(rows, varying, console.width))
+        for table in _tables(rows, varying, console.width):
+            console.print(table)
     for number, job in jobs.items():
         if job["finding"] and not job["arms"]:  # no table says what it found
             print(f"job {number} ({_words(job, varying)}): {job['finding'][0]}")
@@ -224,24 +229,51 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], varying: Sequence[str], width: int) -> Table:
-    """As many columns as the terminal has room for; sweep.csv has all."""
+def _tables(
+    rows: Sequence[Mapping[str, Any]], varying: Sequence[str], width: int
+) -> Iterator[Table]:
+    """One table, or several with some of the metrics each where the terminal is narrow."""
+    names = ("job", *varying, "arm")
+    columns = dict.fromkeys(key for row in rows for key in row)
+    which = [_named(column, rows) for column in columns if column in names]
+    metrics = [_measured(column, rows) for column in columns if column not in names]
+    room = width - sum(one.width for one in which) - _EDGES
+    for some in fitting([one.width for one in metrics], room):
+        yield _table([*which, *(metrics[number] for number in some)])
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One of a sweep's table."""
+
+    head: str
+    cells: Sequence[str]
+    words: bool
+
+    @property
+    def width(self) -> int:
+        """Characters that it takes, with those between it and the next."""
+        return max(map(len, (*self.head.split("\n"), *self.cells))) + _BETWEEN
+
+
+def _named(column: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
+    head = column.rpartition(".")[2]
+    return _Column(head, [str(row.get(column, "")) for row in rows], column != "job")
+
+
+def _measured(column: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
+    values = [math.nan if row.get(column) is None else row[column] for row in rows]
+    scale = scale_of(column, values)
+    head = label_of(column).replace(" ", "\n") + (f"\n{scale.suffix}" * bool(scale.suffix))
+    return _Column(head, [scale.number(value) for value in values], False)
+
+
+def _table(columns: Sequence[_Column]) -> Table:
+    """All of these columns; only long names of settings and arms are broken."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    cells: list[list[str]] = []
-    for column in dict.fromkeys(key for row in rows for key in row):
-        if column in ("job", "arm", *varying):
-            head, texts = column.rpartition(".")[2], [str(row.get(column, "")) for row in rows]
-        else:
-            values = [math.nan if row.get(column) is None else row[column] for row in rows]
-            scale = scale_of(column, values)
-            head = label_of(column).replace(" ", "\n") + (f"\n{scale.suffix}" * bool(scale.suffix))
-            texts = [scale.number(value) for value in values]
-        width -= max(map(len, [*head.split("\n"), *texts])) + 2
-        if width < 0:
-            break
-        left = column == "arm" or column in varying
-        table.add_column(head, justify="left" if left else "right", no_wrap=True)
-        cells.append(texts)
-    for row in zip(*cells, strict=True):
+    for one in columns:
+        justify: Literal["left", "right"] = "left" if one.words else "right"
+        table.add_column(one.head, justify=justify, no_wrap=not one.words, overflow="fold")
+    for row in zip(*(one.cells for one in columns), strict=True):
         table.add_row(*map(Text, row))
     return table

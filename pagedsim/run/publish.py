@@ -108,11 +108,26 @@ def _missing(runs: Runs, arms: Arms) -> dict[str, str]:
     failed = {whose or "all runs": str(failure) for whose, failure in runs.reasons.items()}
     if runs.interrupted:
         failed["interrupted"] = runs.progress
-    if left_out := len(runs.finished) - len(arms.runs):
+    if (left_out := _left_out(runs, arms)) and not runs.repeated:
         failed["left out"] = (
             f"{left_out} complete runs, under seeds that not every arm has completed"
         )
     return failed
+
+
+def _left_out(runs: Runs, arms: Arms) -> int:
+    """Complete runs that are not compared."""
+    return len(runs.finished) - len(arms.runs)
+
+
+def _seed_notes(runs: Runs, arms: Arms | None) -> Iterator[str]:
+    """Which seeds are compared, where some arms have one alone since nothing in them is drawn."""
+    if arms is not None and runs.repeated and (left_out := _left_out(runs, arms)):
+        seed = arms.runs[0].seed
+        yield (
+            f"arms are compared under seed {seed}: without anything drawn at random, some were "
+            f"served under it alone, so {left_out} complete runs of the others are left out"
+        )
 
 
 def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Result:
@@ -127,7 +142,11 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
         beside=reading.beside,
         listings=[*reading.listings, *replicas],
         source=study.source,
-        notes=[*reading.notes, *_block_size_notes(runs.finished.values())],
+        notes=[
+            *reading.notes,
+            *_seed_notes(runs, arms),
+            *_block_size_notes(runs.finished.values()),
+        ],
         data=reading.data,
         failed={**(arms.failed if arms is not None else {}), **reading.failed},
         again=reading.again,
