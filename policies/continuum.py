@@ -8,6 +8,7 @@ from math import inf
 from pagedsim.core import Arrived, Event, Left, Policy, Request, ServerState
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.policy import RankChanges
+from pagedsim.core.request import State
 
 
 class Continuum(Policy):
@@ -27,7 +28,8 @@ class Continuum(Policy):
         self.ttl = require_number("ttl", ttl, low=0)
         self.window = require_whole("window", window, 1)
         self._began: dict[str, float] = {}  # when each session first came
-        self._answered: dict[str, float] = {}  # when its last request ended, unless one came since
+        # When the last answer of each session ended, unless a request of it came since.
+        self._answered: dict[str, float] = {}
         self._until: dict[str, float] = {}
         self._gaps: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=self.window))
         self._ranks: dict[Request, tuple[bool, float]] = {}
@@ -60,7 +62,7 @@ class Continuum(Policy):
         if session is None:
             return
         if isinstance(event, Left):
-            if not request.alive:  # else it goes on at another server
+            if request.state is State.FINISHED:  # else it has no answer, or none yet
                 self._answered[session] = now
         elif isinstance(event, Arrived) and session in self._answered:
             gap = now - self._answered.pop(session)

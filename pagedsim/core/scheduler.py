@@ -384,7 +384,6 @@ class Scheduler(Gate):
         plan.now, plan.ahead = now, True
         plan.decode_context += plan.decode_count
         plan.used_blocks = memory.total - memory.free
-        plan.waiting = len(self.waiting)
         queues.step += 1
         clock.tick += 1
         told, plan.ending = plan.ending, ()

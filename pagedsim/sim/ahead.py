@@ -84,9 +84,11 @@ class AheadServer(Server):
                 waiting = plan.waiting
             else:
                 recorder.again(end, plan.used_blocks)
-            ended = scheduler.glide_ahead(plan, end)
+            planned = len(scheduler.waiting)
             if end >= self._next_at:
-                self._let_in(end)
+                self._let_in(end)  # before departures, as in a step that is planned by itself
+            ended = scheduler.glide_ahead(plan, end)
+            plan.waiting = planned
             quiet = scheduler.quiet(plan) if plan.ending else quiet - 1
             now = end
         return now, ended

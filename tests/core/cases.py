@@ -57,7 +57,7 @@ DISPLACING = {
     *("remaining", "speeds", "lottery"),
     *(name for name, kind in POLICIES.items() if takes(kind, "displace")),
 }
-SHORT = {"quantum": 2.0, "starve": 9, "period": 3, "most": 3, "rate": 0.5}
+SHORT = {"quantum": 2.0, "starve": 9, "period": 3, "most": 3, "rate": 0.5, "ttl": 0.02}
 """Settings that make something happen within a few steps of a second each."""
 
 

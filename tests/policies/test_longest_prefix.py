@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pagedsim.core import Request, ServerState
@@ -29,10 +31,8 @@ def test_a_beginning_that_waiting_requests_share_is_computed_once() -> None:
 def test_a_batch_yields_memory_in_order_of_arrival(batching: str) -> None:
     """The last to arrive is preempted, however much of either is in the cache."""
     jobs = [job(1, [], 4, output=20), job(2, [], 40, output=12)]
-    outcome = served(
-        *(jobs, "longest_prefix"),
-        **{"memory": "prefix", "blocks": 4, "block_size": 16, "batching": batching},
-    )
+    limits: dict[str, Any] = {"memory": "prefix", "blocks": 4, "block_size": 16}
+    outcome = served(jobs, "longest_prefix", batching=batching, **limits)
     assert {request.id for request in outcome.requests if request.preemptions} == {1}
 
 

@@ -146,13 +146,17 @@ def loads(draw: st.DrawFn, fleets: bool, cached: bool, most: int) -> Simulation:
     made = []
     for _ in fleet.roles if fleet else (0,):
         batching = draw(st.sampled_from(["prefill_first", "unified"]))
-        server = draw(servers(batching, "prefix" if cached else "paged"))
-        if cached:  # prompts of which a beginning is shared are long
+        shares = cached or draw(st.booleans())
+        server = draw(servers(batching, "prefix" if shares else "paged"))
+        if shares:  # prompts of which a beginning is shared are long
             server = replace(server, blocks=2 + 110 // server.block_size, max_model_len=None)
-            server = replace(server, max_batched_tokens=draw(st.sampled_from([120, 160])))
+            chunked = [16, 40] if batching == "unified" else []
+            tokens = draw(st.sampled_from([120, 160, *chunked]))
+            server = replace(server, max_batched_tokens=tokens)
         made.append(server)
     longest = min(one.max_model_len or one.blocks * one.block_size for one in made)
-    each = jobs(min(1 + longest // 2, 60), min(16, 2 + longest // 2), (1,))
+    widths = (1,) if fleet else draw(st.sampled_from([(1,), (1,), (1, 1, 2, 3)]))
+    each = jobs(min(1 + longest // 2, 60), min(16, 2 + longest // 2), widths)
     return Simulation(
         servers=tuple(made),
         jobs=tuple(draw(st.lists(each, min_size=2, max_size=most))),

@@ -212,6 +212,17 @@ def test_a_request_that_goes_on_elsewhere_is_no_answer_of_its_session() -> None:
     assert policy.time_to_live("") == 2.0
 
 
+def test_an_aborted_request_is_no_answer_from_which_a_tool_goes_on() -> None:
+    policy = Continuum(ttl=2.0)
+    to = scheduler(policy)
+    to.add(Request("first", 4, session="a"), 0.0, 9)
+    to.commit(to.plan(0.0), 1.0)
+    to.abort("first", 1.0)
+    to.add(Request("second", 4, session="a"), 5.0, 2)
+    to.plan(5.0)
+    assert policy.time_to_live("") == 2.0
+
+
 def test_memory_must_have_something_to_keep() -> None:
     with pytest.raises(ConfigError, match="Continuum keeps what requests leave in a prefix cache"):
         make_scheduler(memory=make_memory("paged", blocks=8), policy=Continuum())

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import PagedsimError, Policy, Request, SamplingParams, Scheduler
+from pagedsim.core import Event, Left, PagedsimError, Policy, Request, SamplingParams, Scheduler
 from pagedsim.core.state import ServerState
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import Fitted, Roofline
@@ -180,3 +180,33 @@ def test_what_was_fitted_to_other_steps_is_noticed() -> None:
         simulate(scheduler(ahead), Jobs([(0.0, 4, 3)]), cost, Recorder())
         told = f"step times are fitted for async_scheduling={str(fitted).lower()}"
         assert [line.split(",")[0] for line in cost.notices] == [told] * (fitted != ahead)
+
+
+class Order(Policy):
+    """Records which requests are ranked, as each is when it is added, and which leave."""
+
+    rank_changes = "never"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, object]] = []
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        self.seen.append(("ranked", request.id))
+        return 0.0
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Left):
+            self.seen.append(("left", event.request.id))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("fast_forward", [False, True])
+def test_an_arrival_in_a_step_is_added_before_the_departures_at_its_end(
+    ahead: bool, fast_forward: bool
+) -> None:
+    for at in (0.5 + step for step in range(3, 9)):  # the first request ends at 6
+        policy = Order()
+        jobs = Jobs([(0.0, 4, 6), (0.0, 4, 20), (at, 4, 2)])
+        run(scheduler(ahead, policy=policy), jobs, fast_forward=fast_forward)
+        sooner = policy.seen.index(("left", 0)) < policy.seen.index(("ranked", 2))
+        assert sooner == (at > 6)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pagedsim.core import Admitted, Arrived, Event, Left, Policy, Preempted, Request, ServerState
+from pagedsim.core.policy import RankChanges
 from pagedsim.core.ranking import Order
 from pagedsim.core.request import State
 from pagedsim.core.waiting import Queue
@@ -37,7 +38,7 @@ class Entry:
 class Logged(Policy):
     """A policy that goes by its log, and is asked for all ranks in each step."""
 
-    rank_changes = "always"
+    rank_changes: RankChanges = "always"
 
     def __init__(self) -> None:
         self.log: list[Entry] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from pagedsim.core import Arrived, Left, Request, ServerState
+from pagedsim.core.request import State
 from tests.policies.reference.log import Entry, Logged
 
 
@@ -138,8 +139,7 @@ class Continuum(Logged):
         """Until when the memory of a session was kept, as known at the time `came`."""
         until = -inf
         for place, entry in enumerate(self.log):
-            ended = isinstance(entry.event, Left) and entry.now <= came
-            if ended and entry.request.session == session:
+            if answers(entry) and entry.now <= came and entry.request.session == session:
                 until = entry.now + self.time_to_live(entry.request.client, self.log[:place])
         return until
 
@@ -153,7 +153,7 @@ class Continuum(Logged):
             session = entry.request.session
             if session is None:
                 continue
-            if isinstance(entry.event, Left):
+            if answers(entry):
                 ended[session] = entry.now
             elif isinstance(entry.event, Arrived) and session in ended:
                 gap = entry.now - ended.pop(session)
@@ -161,3 +161,8 @@ class Continuum(Logged):
                     gaps.append(gap)
         gaps = gaps[-self.window :]
         return sum(gaps) / len(gaps) if gaps else self.ttl
+
+
+def answers(entry: Entry) -> bool:
+    """Whether a request leaves with an answer, neither rejected nor aborted nor for elsewhere."""
+    return isinstance(entry.event, Left) and entry.state is State.FINISHED
