@@ -173,8 +173,12 @@ CASES = {
     "idle since it was swapped": Case(
         "ltr",
         {"starve": 2, "period": 4, "displace": False},
-        [guess(0, 1, 4, prompt=4), guess(0, 10, 5, prompt=7), guess(1, 3, 4, prompt=7)]
-        + [guess(8, 5, 2, prompt=4)],
+        [
+            guess(0, 1, 4, prompt=4),
+            guess(0, 10, 5, prompt=7),
+            guess(1, 3, 4, prompt=7),
+            guess(8, 5, 2, prompt=4),
+        ],
         "01 2 12 21 1 1 1 1 3 3 31 3 31 1",
         {"max_seqs": 2, "preemption": "swap", "cpu_blocks": 100, "blocks": 6},
     ),
