@@ -35,24 +35,25 @@ class LTR(Policy):
 
     def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
         self._step = state.step
-        urgent = self._urgent.get(request, 0) > request.generated
         guess = request.predicted_len
-        return (-1 if urgent else 0, inf if guess is None else guess)
+        return (-1 if self._is_urgent(request) else 0, inf if guess is None else guess)
+
+    def _is_urgent(self, request: Request) -> bool:
+        return self._urgent.get(request, 0) > request.generated
 
     def stale(self, state: ServerState) -> Collection[Request]:
         self._step = step = state.step
         moved = []
         for _, request in self._due.take(step):
+            urgent = self._is_urgent(request)
             if (since := self._idle.get(request)) is not None:
-                if since + self.starve <= step and request not in self._urgent:
+                if since + self.starve <= step and not urgent:
                     self._urgent[request] = request.generated + self.period
                     moved.append(request)
-            elif (until := self._urgent.get(request)) is not None:
-                if until > request.generated:
-                    self._due.note(request, step + until - request.generated)
-                else:
-                    del self._urgent[request]
-                    moved.append(request)
+            elif urgent:
+                self._due.note(request, step + self._urgent[request] - request.generated)
+            elif self._urgent.pop(request, None) is not None:
+                moved.append(request)
         return moved
 
     def observe(self, event: Event) -> None:
@@ -60,12 +61,10 @@ class LTR(Policy):
         match event:
             case Arrived() | Preempted():
                 self._idle[request] = self._step
-                if self._urgent.get(request, 0) <= request.generated:
-                    self._urgent.pop(request, None)
                 self._due.note(request, self._step + self.starve)
             case Admitted():
                 self._idle.pop(request, None)
-                if request in self._urgent:
+                if self._is_urgent(request):
                     self._due.note(request, self._step + 1)
             case Left():
                 for of in (self._idle, self._urgent):

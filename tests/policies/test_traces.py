@@ -169,6 +169,19 @@ CASES = {
         "0001",
         {"batching": "unified", "max_batched_tokens": 3},
     ),
+    # Request 1 is swapped without being ranked in that step, and yields once more to 3.
+    "idle since it was swapped": Case(
+        "ltr",
+        {"starve": 2, "period": 4, "displace": False},
+        [
+            guess(0, 1, 4, prompt=4),
+            guess(0, 10, 5, prompt=7),
+            guess(1, 3, 4, prompt=7),
+            guess(8, 5, 2, prompt=4),
+        ],
+        "01 2 12 21 1 1 1 1 3 3 31 3 31 1",
+        {"max_seqs": 2, "preemption": "swap", "cpu_blocks": 100, "blocks": 6},
+    ),
     # Displaced twice at one level, request 1 has both shares of its quantum counted.
     "displaced twice within a quantum": Case(
         "mlfq",

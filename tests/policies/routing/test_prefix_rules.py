@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import exp
+from math import exp, inf
 
 import pytest
 
@@ -88,6 +88,10 @@ def test_far_apart_loads_are_evened_out_and_the_prefix_goes_along() -> None:
     assert named(router, there, request) == 1
     there.fakes[1].running = 200
     assert named(router, there, ask((0, 4 * BLOCK), (7000, BLOCK))) == 0  # both have it: the first
+    there.fakes[0].running, there.fakes[1].running = 64, 0
+    assert named(router, there, ask((0, 4 * BLOCK), (8000, BLOCK))) == 0  # 64 are not more than 64
+    there.fakes[0].running = 65
+    assert named(router, there, ask((0, 4 * BLOCK), (9000, BLOCK))) == 1
 
 
 def test_by_what_caches_hold_the_rest_goes_by_free_memory() -> None:
@@ -96,6 +100,18 @@ def test_by_what_caches_hold_the_rest_goes_by_free_memory() -> None:
     assert named(router, there, ask((0, 150))) == 1
     assert named(router, there, ask((0, 160))) == 2  # 48 are 0.3 of it
     assert named(router, there, ask((0, 161))) == 2
+    there.fakes[2].wanted_blocks = 1001
+    assert named(router, there, ask((0, 161))) == 0
+
+
+def test_who_decodes_is_chosen_without_the_prefix() -> None:
+    there = fleet({"cached": 1000, "running": 1}, {}, role="decode")
+    assert named(make_router("prefix_aware", known="cached"), there, ask((0, 500))) == 1
+    there = fleet({"cached": 1000, "free_blocks": 999}, {}, role="decode")
+    assert named(make_router("llm_d", known="cached"), there, ask((0, 500))) == 1
+    there = fleet({"running": 1}, {}, role="decode")
+    router = make_router("preble")
+    assert [named(router, there, ask((0, 500))) for _ in range(2)] == [1, 1]
 
 
 # -- llm-d -----------------------------------------------------------------------------------------
@@ -122,6 +138,14 @@ def test_equal_queues_count_as_empty_ones_and_load_ends_at_its_threshold() -> No
     there = fleet({"waiting": 500}, {"waiting": 128}, {"waiting": 32})
     router = make_router("llm_d", queue=0, kv=0, prefix=0, load=4)
     assert router._scores(ask((0, 9)), there, ()) == [0, 0, 1.5]  # type: ignore[attr-defined]
+
+
+def test_a_prefix_that_was_sent_scores() -> None:
+    router, there = make_router("llm_d"), fleet({}, {"free_blocks": 999})
+    assert named(router, there, ask((0, 4 * BLOCK))) == 0
+    there.fakes[0].free_blocks = 900
+    assert named(router, there, ask((0, 4 * BLOCK), (9000, 9))) == 0
+    assert named(router, there, ask((5000, 4 * BLOCK))) == 1
 
 
 def test_among_equals_any_is_chosen() -> None:
@@ -231,6 +255,17 @@ def test_the_soonest_first_token() -> None:
     assert named(router, there, 400) == 1
 
 
+def test_what_is_cached_makes_the_prefill_after_it_slower() -> None:
+    class Attentive(Fake):
+        def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
+            return (tokens + cached / 2) * 1e-3 / self.speed
+
+    there = Fleet([Attentive(0, cached=200), Attentive(1, speed=1.6)])
+    assert named(make_router("conductor"), there, 400) == 1  # 0.3 s and 0.25 s
+    there.fakes[0].cached = 320
+    assert named(make_router("conductor"), there, 400) == 0  # 0.24 s
+
+
 def test_a_first_token_that_would_be_late_is_refused() -> None:
     there = fleet({"owed_tokens": 1000}, {"owed_tokens": 800})
     assert named(make_router("conductor", ttft=1.3), there, 400) == 1
@@ -238,7 +273,7 @@ def test_a_first_token_that_would_be_late_is_refused() -> None:
     assert answer == Refusal("its first token would take 1.2 s: more than 1.1 s")
 
 
-def batch(*first_tokens: float) -> list[Request]:
+def batch(*first_tokens: float | None) -> list[Request]:
     made = [Request(n, 10) for n in range(len(first_tokens))]
     for request, at in zip(made, first_tokens, strict=True):
         request.first_token_at = at
@@ -286,6 +321,46 @@ def test_answers_that_would_be_slow_are_refused_when_it_is_said(
 def test_who_will_have_left_by_then_is_not_counted(tbt: float, answer: int | str) -> None:
     router = make_router("conductor", tbt=tbt, stay=0.2)
     assert named(router, apart("prefill"), 100, now=8.0) == answer
+
+
+@pytest.mark.parametrize(
+    ("decoders", "milliseconds"),
+    [
+        ([{}], 11.1),  # nothing decodes: it, of 100 tokens
+        ([{"running": 3}, {}], 12),  # 4 are two each
+        ([{"running": 3}, {"speed": 0.5}], 24),
+        ([{"running": 3, "stored_tokens": 3000}], 18),  # 4 of a thousand tokens
+    ],
+)
+def test_sequences_and_their_tokens_are_spread_evenly_and_the_slowest_counts(
+    decoders: list[dict[str, float]], milliseconds: float
+) -> None:
+    decode = [
+        Fake(number, role="decode", **numbers)  # type: ignore[arg-type]
+        for number, numbers in enumerate(decoders, 1)
+    ]
+    there = Fleet([Fake(0, role="prefill")], role="prefill", others=decode)
+    for tbt, answer in ((milliseconds + 0.01, 0), (milliseconds - 0.01, "Refusal")):
+        assert named(make_router("conductor", tbt=tbt * 1e-3, refuse="now"), there) == answer
+
+
+@pytest.mark.parametrize(
+    ("waiting", "speed", "milliseconds"),
+    [
+        # Of three, two began to decode after 2.1 s or have yet to; two come; and this one.
+        (0, 1.0, 15),
+        (4, 1.0, 19),
+        (0, inf, 15),  # its first token comes at once: both are still to come
+    ],
+)
+def test_who_is_about_to_decode_counts(waiting: int, speed: float, milliseconds: float) -> None:
+    there = apart("prefill")
+    there.fakes[0].speed = speed
+    there.others[0].waiting = waiting
+    there.others[0].batch = batch(0.0, None, 8.0)
+    for tbt, answer in ((milliseconds + 0.01, 0), (milliseconds - 0.01, "Refusal")):
+        router = make_router("conductor", tbt=tbt * 1e-3, stay=7.0)
+        assert named(router, there, 100, now=8.0) == answer
 
 
 def test_the_fastest_decodes() -> None:

@@ -47,6 +47,8 @@ def test_least_tokens_adds_prompts_owed_and_what_is_stored() -> None:
     there = fleet({"owed_tokens": 300}, {"stored_tokens": 299}, {"owed_tokens": 150})
     there.fakes[2].stored_tokens = 151
     assert named(make_router("least_tokens"), there) == 1
+    there.fakes[1].stored_tokens = 301
+    assert named(make_router("least_tokens"), there) == 0
 
 
 def test_least_work_is_seconds_of_prompts_and_of_predicted_tokens() -> None:
@@ -67,7 +69,7 @@ def test_least_work_goes_by_the_speed_of_each_and_by_the_bound_of_an_answer() ->
     long = Request("a", 80, SamplingParams(max_tokens=100))
     assert named(router, there, long) == 0  # 100 steps at half the speed
     there.role = "decode"
-    assert named(router, there, 80) == 1  # no prompt is to be computed
+    assert named(router, there, 100) == 1  # no prompt is to be computed
 
 
 def test_a_backlog_is_computed_in_full_steps() -> None:
@@ -84,6 +86,9 @@ def test_central_names_nobody_while_all_have_their_slots() -> None:
     router = make_router("central", slots=2)
     assert named(router, fleet({"running": 2}, {"running": 1}, {"running": 2})) == 1
     assert named(router, fleet({"running": 2}, {"waiting": 1, "running": 1})) is None
+    assert (
+        named(make_router("central", slots=9), fleet(*({"running": n} for n in (3, 1, 2, 1)))) == 1
+    )
     as_many_as_may_run = make_router("central")
     assert named(as_many_as_may_run, fleet({"running": 4, "max_seqs": 4})) is None
     assert named(as_many_as_may_run, fleet({"running": 4, "max_seqs": 4}, {"running": 9})) == 1
@@ -138,6 +143,33 @@ def test_if_one_dies_its_sessions_alone_move() -> None:
         name for name in before if before[name] == 2
     }
     assert {after[name] for name in before if before[name] == 2} == {0, 1, 3}
+
+
+def test_a_ring_follows_the_replicas_that_are_there() -> None:
+    router, there = make_router("sticky"), fleet({}, {}, {})
+    sessions = [Request("a", 10, session=f"s{n}") for n in range(100)]
+    first = [named(router, there, one) for one in sessions]
+    dead = there.fakes.pop(1)
+    assert {named(router, there, one) for one in sessions} == {0, 2}
+    there.fakes.insert(1, dead)
+    assert [named(router, there, one) for one in sessions] == first
+
+
+def test_a_session_precedes_its_client() -> None:
+    there = fleet({}, {}, {}, {})
+    for name, home in homes(there, 20).items():
+        assert (
+            named(make_router("sticky"), there, Request("a", 9, session=name, client="c")) == home
+        )
+
+
+def test_the_mean_counts_the_request_itself() -> None:
+    there = fleet({}, {}, {}, {})
+    home = homes(there, 1)["s0"]
+    assert isinstance(home, int)
+    for away, running in enumerate((3, 1, 1, 2)):
+        there.fakes[(home + away) % 4].running = running
+    assert homes(there, 1)["s0"] == home  # 4 is twice the mean of 8, and not more
 
 
 def test_where_home_is_crowded_the_fewest_requests_decide() -> None:
@@ -238,8 +270,8 @@ def test_the_shortest_queue_of_prompts_and_then_the_mixed_pool() -> None:
 
 
 def test_an_empty_queue_takes_any_prompt() -> None:
-    there = fleet({"role": "prefill"}, {"role": "both"}, role="prefill")
-    assert named(make_router("splitwise", prompt_tokens=1000), there, 5000) == 0
+    there = fleet({"role": "both"}, {"role": "prefill"}, role="prefill")
+    assert named(make_router("splitwise", prompt_tokens=1000), there, 5000) == 1
 
 
 def test_the_most_memory_and_then_the_mixed_pool() -> None:
@@ -255,3 +287,15 @@ def test_the_most_memory_and_then_the_mixed_pool() -> None:
     assert named(router, there, 160) == 1  # 19 blocks would leave 9, the mixed one 8: best of all
     there.fakes[2].free_blocks = 20
     assert named(router, there, 160) == 2
+
+
+def test_memory_is_compared_in_tokens_and_kept_in_parts_of_each() -> None:
+    decode = {"role": "decode", "free_blocks": 30, "block_size": 8}
+    there = fleet(decode, {**decode, "free_blocks": 20, "block_size": 16}, role="decode")
+    assert named(make_router("splitwise"), there, 16) == 1  # 240 and 320 tokens
+    mixed = Fake(2, role="both", free_blocks=18, total_blocks=500)
+    there.fakes.append(mixed)
+    # Of 20 blocks 9 would be left, of which 10 are kept; of the mixed one's 18, 7, and 5 are.
+    assert named(make_router("splitwise", reserve=0.01), there, 176) == 2
+    mixed.free_blocks = 15
+    assert named(make_router("splitwise", reserve=0.01), there, 176) == 1
