@@ -24,8 +24,10 @@ class Tiles:
     warps: int
     stages: int
     """Depth of Triton's software pipeline. A key's address is itself loaded, from the block
-    table, so the pipeline spans two loads in a row: 3 and 4 keep one tile of K and V in flight,
-    5 and 6 two, 7 three."""
+    table, so the pipeline spans two loads in a row, of which each takes half of the depth. Tiles of
+    K and V in flight during the products, counted in the machine code by
+    `experiments/benchmarks/compiled.py`: none at 2, 3 and 4, whose loop issues its loads at its end
+    and waits for them at its head; one at 5 and 6, two at 7."""
 
 
 FEW = 32
@@ -128,8 +130,8 @@ def decode_tiles(
     keys = max(16, min(64, 16384 // row_bytes))  # at most 16 KiB of K and as much of V a tile
     if itemsize > 2:
         stages = 1 if eight else 2
-    else:  # what is deeper takes registers, which elements of 8 bits need on their way
-        stages = 5 if roomy(capability) and not eight else 3
+    else:
+        stages = 5 if roomy(capability) else 3
     return Tiles(decode_rows(group), keys, 4, stages)
 
 

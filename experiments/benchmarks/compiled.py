@@ -4,9 +4,12 @@
 
 One line for each kernel of attention, kind of cache and GPU, in bf16, and one for each product of a
 layer of Llama-3.1-8B, of up to 16 tokens, for each kind of weights: the instructions of one warp
-for one tile of keys or of weights, its matrix products and its loads of 16 bytes a thread, then
-registers, bytes that spill and shared memory. A tile is rows × keys, or outputs × inputs. No time
-is measured: it says what a GPU has to do, not how fast it does it.
+for one tile of keys or of weights, its matrix products and its loads of 16 bytes a thread, the
+tiles in flight during every product, then registers, bytes that spill and shared memory. A tile is
+rows × keys, or outputs × inputs. In flight are asynchronous copies to shared memory that the loop
+has issued and not yet waited for, counted in the machine code; 0: what a turn needs is waited for
+at its head, and memory is idle during some product. No time is measured: it says what a GPU has to
+do, not how fast it does it.
 
 A second table says how the contexts of a decode are cut into parts and dealt to the programs that
 an H100 runs at one time: by how many bytes what is left to merge adds to keys and values, and how
@@ -114,7 +117,7 @@ def products(capability: int) -> Iterator[Line]:
 def written(found: Sequence[Line]) -> str:
     """As Markdown."""
     head = ["GPU", "kernel", "cache or weights", "tile, warps, stages", "instructions", "products"]
-    head += ["loads", "of 16 bytes", "registers", "spilled", "shared KiB"]
+    head += ["loads", "of 16 bytes", "in flight", "registers", "spilled", "shared KiB"]
     rows = []
     for line in found:
         loop, one = line.loop, line.taken
@@ -124,7 +127,7 @@ def written(found: Sequence[Line]) -> str:
                 line.kernel,
                 "bf16" if line.held == AUTO else line.held,
                 line.tiles,
-                *([str(number) for number in _order(loop)] if loop else [""] * 4),
+                *(_cells(loop) if loop else [""] * len(Loop._fields)),
                 str(one.registers),
                 str(one.spilled),
                 f"{one.shared / 1024:.0f}",
@@ -153,8 +156,9 @@ def parts(model: str) -> str:
     return table(head, rows)
 
 
-def _order(loop: Loop) -> tuple[int, ...]:
-    return loop.instructions, loop.products, loop.loads, loop.wide
+def _cells(loop: Loop) -> list[str]:
+    *counts, in_flight = loop
+    return [*map(str, counts), f"{in_flight:.1f}"]
 
 
 if __name__ == "__main__":

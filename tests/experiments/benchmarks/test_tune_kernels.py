@@ -176,3 +176,27 @@ def test_what_spills_or_is_too_large_fails_the_screen() -> None:
     assert screened([large, usual], Case(BASE, 64, 1, 512, beside=9000), (9, 0), 1) == [usual]
     fit, spills = (Cut(Tiles(128, keys, warps, 2), Split()) for keys, warps in ((64, 8), (128, 4)))
     assert screened([fit, spills], Case(BASE, 1, 512, 4096), (9, 0), 1) == [fit]
+
+
+DEEP = Cut(Tiles(128, 128, 8, 5), tuner.DEFAULT)
+"""Keeps a tile in flight where the default of a Hopper, the same at depth 3, keeps none."""
+
+
+def test_a_prefill_that_keeps_a_tile_in_flight_is_raced() -> None:
+    raced: set[Cut] = set()
+
+    def looked_at(cuts: Sequence[Cut], case: Case) -> Mapping[Cut, float]:
+        raced.update(cuts)
+        return dict.fromkeys(cuts, 1.0)
+
+    for grid in (tuner.FULL, tuner.SHORT):
+        raced.clear()
+        both(looked_at, grid=grid)
+        assert DEEP in raced
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_prefill_that_keeps_a_tile_in_flight_passes_the_screen() -> None:
+    """It takes 230,400 of the 232,448 bytes of shared memory that a Hopper's program may have."""
+    assert screened([DEEP], Case(BASE, 1, 512, 4096), (9, 0), 1) == [DEEP]
