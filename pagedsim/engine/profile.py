@@ -16,6 +16,7 @@ from pagedsim.engine.inputs import Places
 from pagedsim.engine.memory_check import GIB
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.rehearsal import rehearse
+from pagedsim.engine.sampler import sample_with_everything
 
 HOST_POOL = 1 * GIB
 """The most that the cache takes by default where there is no GPU, over all ranks."""
@@ -65,12 +66,14 @@ def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int, bl
     """Compute as many tokens as a step may, in as many sequences as may sample.
 
     All but one decode: what their contexts' parts leave behind has as much room as tables of
-    `blocks` blocks ask for.
+    `blocks` blocks ask for. Each sequence asks for all that sampling knows, penalties included,
+    which take several times what the logits do.
     """
     seqs = min(seqs, tokens)
     lengths = [1] * (seqs - 1) + [tokens - seqs + 1]
     cache = shape.blank(1, model.device)
-    rehearse(model, cache, shape.block_size, [(0, length) for length in lengths], blocks)
+    steps = [(0, length) for length in lengths]
+    sample_with_everything(rehearse(model, cache, shape.block_size, steps, blocks))
 
 
 def graph_bytes(

@@ -55,8 +55,8 @@ def powers_of_two(first: int, last: int) -> list[int]:
 @torch.inference_mode()
 def rehearse(
     model: LoadedModel, gpu: torch.Tensor, block_size: int, sequences: Step, width: int = 0
-) -> None:
-    """Compute a step of some model over the pool `gpu`, in which nobody has a block yet.
+) -> torch.Tensor:
+    """The logits of a step of some model over the pool `gpu`, of which no request has a block yet.
 
     All write to the same few blocks: what these hold does not matter, how many tokens run does, and
     how wide the tables are: as wide as the step needs, or `width` blocks.
@@ -76,5 +76,4 @@ def rehearse(
     positions = torch.cat([torch.arange(at, at + n, device=device) for at, n in sequences])
     positions.clamp_(max=model.max_model_len - 1)  # one may stand for several
     ends = torch.tensor(lengths, device=device).cumsum(0) - 1
-    logits = model.forward(ids, positions, batch, gpu, ends)
-    torch.softmax(logits, dim=-1).argmax(dim=-1).tolist()  # a sampler's temporaries
+    return model.forward(ids, positions, batch, gpu, ends)

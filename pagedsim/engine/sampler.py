@@ -26,6 +26,11 @@ from pagedsim.kernels.asked import Asked
 COLDEST = 1e-5
 """Below this temperature a row is greedy: its logits divided by it would overflow."""
 GREEDY = SamplingParams(temperature=0.0)
+EVERYTHING = SamplingParams(
+    **{"top_k": 1, "top_p": 0.9, "min_p": 0.1, "logprobs": 1},
+    **{"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1},
+)
+"""All settings that cost something."""
 
 
 class Row(NamedTuple):
@@ -111,11 +116,18 @@ def rehearse_sampling(vocab: int, device: torch.device) -> None:
     Kernels are the same for any number of rows; there are those that draw from all tokens, and
     those that cut rows and draw from what is left.
     """
-    every = SamplingParams(top_k=1, top_p=0.9, min_p=0.1, logprobs=1, repetition_penalty=1.1)
-    sampler = Sampler()
-    for params in (SamplingParams(), every):
-        rows = [Row(params, 1, position=1, prompt=[0], output=[0], forbidden=(0,))] * 2
-        sampler.sample(torch.zeros(2, vocab, device=device), rows)
+    for params in (SamplingParams(), EVERYTHING):
+        _sample_alike(torch.zeros(2, vocab, device=device), params)
+
+
+def sample_with_everything(logits: Tensor) -> None:
+    """Sample each row with every setting there is, for the memory that it takes."""
+    _sample_alike(logits, EVERYTHING)
+
+
+def _sample_alike(logits: Tensor, params: SamplingParams) -> None:
+    row = Row(params, 1, position=1, prompt=[0], output=[0], forbidden=(0,))
+    Sampler().sample(logits, [row] * len(logits))
 
 
 class Draw:

@@ -60,7 +60,7 @@ def first_end(text: str, least: int, most: int) -> tuple[int, int] | None:
     >>> first_end("1 1", 1, 1000)  # in " 1 2 … 10 11 12": "1 1" is first in "11 12"
     (12, 26)
     >>> first_end("99", 150, 1000)
-    (199, 692)
+    (199, 688)
     """
     if _ALLOWED.fullmatch(text) is None:
         return None

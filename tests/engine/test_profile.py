@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from pagedsim.core import SamplingParams
 from pagedsim.engine import profile
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.profile import fitting_blocks, worst_step
+from pagedsim.engine.sampler import Row, Sampler
 
 SHAPE = CacheShape(layers=1, block_size=16, kv_heads=1, head_dim=8, dtype=torch.float32)
 BLOCK = 2 * 16 * 8 * 4  # bytes
@@ -63,3 +67,41 @@ def test_decodes_of_the_worst_step_may_be_as_long_as_any(seqs: int, tokens: int)
     count = min(seqs, tokens)
     decodes = count if count == tokens else count - 1
     assert seen == [(tokens, decodes, (count, 30), count)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.0),
+        SamplingParams(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.5),
+        SamplingParams(top_k=40, top_p=0.9, min_p=0.05),
+        SamplingParams(logprobs=5),
+        SamplingParams(
+            **{"top_k": 40, "top_p": 0.9, "min_p": 0.05, "logprobs": 5},
+            **{"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        ),
+    ],
+    ids=["usual", "greedy", "penalties", "cuts", "logprobs", "all"],
+)
+def test_no_sampling_takes_more_than_the_worst_step(params: SamplingParams) -> None:
+    seqs, vocab = 16, 20_000
+    logits = torch.randn(seqs, vocab)
+    rows = [Row(params, 7, position=3, prompt=[1, 2], output=[3], forbidden=(5,))] * seqs
+    model: Any = SimpleNamespace(
+        device=torch.device("cpu"), max_model_len=16 * 30, forward=lambda *_: logits
+    )
+    worst = peak(lambda: worst_step(model, SHAPE, seqs, 40, blocks=30))
+    assert worst >= 4 * seqs * vocab
+    assert peak(lambda: Sampler().sample(logits, rows)) <= 1.02 * worst
+
+
+def peak(work: Callable[[], object]) -> int:
+    """The most bytes that tensors took at a time."""
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        work()
+    # events() of the profiler gives what operators allocated to the operators: not in order of time
+    kineto: Any = profiler.profiler
+    events = [event for event in kineto.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events))
