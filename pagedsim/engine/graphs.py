@@ -64,8 +64,9 @@ class CudaRecorder:
     """Captures on a stream beside the others; all its graphs share one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self._stream = _stream_of(torch.device(device.type, index))  # cuda is one of cuda:0, ...
+        if ":" not in str(device):  # "cuda" is the current one of cuda:0, cuda:1, ...
+            device = torch.device(device.type, torch.cuda.current_device())
+        self._stream = _stream_of(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:

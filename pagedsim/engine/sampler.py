@@ -27,8 +27,13 @@ COLDEST = 1e-5
 """Below this temperature a row is greedy: its logits divided by it would overflow."""
 GREEDY = SamplingParams(temperature=0.0)
 EVERYTHING = SamplingParams(
-    **{"top_k": 1, "top_p": 0.9, "min_p": 0.1, "logprobs": 1},
-    **{"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1},
+    top_k=1,
+    top_p=0.9,
+    min_p=0.1,
+    logprobs=1,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
 )
 """All settings that cost something."""
 

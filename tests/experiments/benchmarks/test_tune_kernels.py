@@ -18,7 +18,7 @@ from experiments.benchmarks.shapes import BASE, SHAPES, Case  # noqa: E402
 from experiments.benchmarks.tune_kernels import Gpu, Race, Screen, best, tuned  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
 from pagedsim.kernels.tiles import Split, Tiles, decode_tiles  # noqa: E402
-from pagedsim.kernels.tuning import KERNELS, Cut, Entry, Heads  # noqa: E402
+from pagedsim.kernels.tuning import DEFAULT, KERNELS, Cut, Entry, Heads  # noqa: E402
 
 GPU = Gpu("NVIDIA Pretend", (9, 0))
 
@@ -178,7 +178,7 @@ def test_what_spills_or_is_too_large_fails_the_screen() -> None:
     assert screened([fit, spills], Case(BASE, 1, 512, 4096), (9, 0), 1) == [fit]
 
 
-DEEP = Cut(Tiles(128, 128, 8, 5), tuner.DEFAULT)
+DEEP = Cut(Tiles(128, 128, 8, 5), DEFAULT)
 """Keeps a tile in flight where the default of a Hopper, the same at depth 3, keeps none."""
 
 
