@@ -1,0 +1,194 @@
+"""Mutation testing: change one expression at a time and see whether a test fails.
+
+    python -m tests.mutants pagedsim/fleet --tests tests/fleet --sample 40
+    python -m tests.mutants policies/vtc.py --tests tests/policies --seed 3
+
+The mutants of a path depend on its source and the seed alone. Whether tests may go is seen by
+running the command before and after: no mutant that was caught survives. The work is done in a copy
+of the files that git tracks; the exit code is 1 where a mutant survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPARISONS: dict[type[ast.cmpop], str] = {
+    **{ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "=="},
+    **{ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is"},
+}
+OPERATORS: dict[type[ast.operator], str] = {
+    **{ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*"},
+}
+
+
+class Mutant(NamedTuple):
+    """One replacement in a file, between two offsets of its UTF-8 text."""
+
+    path: Path
+    line: int
+    begin: int
+    end: int
+    new: bytes
+
+    def applied(self) -> bytes:
+        """The text of the file with the replacement."""
+        text = (ROOT / self.path).read_bytes()
+        return text[: self.begin] + self.new + text[self.end :]
+
+    def __str__(self) -> str:
+        old = (ROOT / self.path).read_bytes()[self.begin : self.end].decode()
+        return f"{self.path}:{self.line}: {old} -> {self.new.decode()}"
+
+
+class Source:
+    """A module's text, with the places of its nodes as offsets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = (ROOT / path).read_bytes()
+        self._starts = [0]
+        for line in self.text.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        begin = self._starts[node.lineno - 1] + node.col_offset
+        return begin, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def code(self, node: ast.expr) -> str:
+        begin, end = self.span(node)
+        return self.text[begin:end].decode()
+
+    def mutants(self) -> Iterator[Mutant]:
+        """Every mutant of the module. Annotations and docstrings have none."""
+        for statement in ast.walk(ast.parse(self.text)):
+            if isinstance(statement, ast.stmt):
+                yield from self._of(statement)
+
+    def _of(self, statement: ast.stmt) -> Iterator[Mutant]:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            yield self._replace(statement, "None")
+        if isinstance(statement, ast.AugAssign) and type(statement.op) in OPERATORS:
+            target, value = self.code(statement.target), self.code(statement.value)
+            yield self._replace(statement, f"{target} = {value}")
+        for expression in _own_expressions(statement):
+            for node in ast.walk(expression):
+                if isinstance(node, ast.expr) and (new := self._changed(node)) is not None:
+                    yield self._replace(node, new)
+
+    def _changed(self, node: ast.expr) -> str | None:
+        match node:
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARISONS:
+                return f"{self.code(left)} {COMPARISONS[type(op)]} {self.code(right)}"
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                return f"{self.code(left)} {OPERATORS[type(op)]} {self.code(right)}"
+            case ast.BoolOp(op=op, values=values):
+                word = " or " if isinstance(op, ast.And) else " and "
+                return word.join(f"({self.code(value)})" for value in values)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return f"bool({self.code(operand)})"
+            case ast.IfExp(body=body, orelse=orelse):
+                return f"({self.code(orelse)} or {self.code(body)})"
+            case ast.Constant(value=bool() as value):
+                return str(not value)
+            case ast.Constant(value=int() | float() as value):
+                return f"({value!r} + 1)"
+        return None
+
+    def _replace(self, node: ast.expr | ast.stmt, new: str) -> Mutant:
+        begin, end = self.span(node)
+        return Mutant(self.path, node.lineno, begin, end, new.encode())
+
+
+def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Expressions of a statement without those of the statements inside it."""
+    annotations = {"annotation", "returns", "decorator_list"}
+    for name, value in ast.iter_fields(statement):
+        if name not in annotations:
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, ast.expr):
+                    yield one
+
+
+def sample(paths: Sequence[Path], count: int, seed: int) -> list[Mutant]:
+    """At most `count` mutants of the modules below `paths`, by lot."""
+    files: list[Path] = []
+    for path in paths:
+        files += sorted(path.rglob("*.py")) if (ROOT / path).is_dir() else [path]
+    found = [mutant for file in files for mutant in Source(file).mutants()]
+    return sorted(random.Random(seed).sample(found, min(count, len(found))))
+
+
+def survives(mutant: Mutant, copy: Path, tests: Sequence[str], timeout: float) -> bool:
+    """Whether all `tests` pass in `copy` with the mutant in place."""
+    file = copy / mutant.path
+    kept = file.read_bytes()
+    file.write_bytes(mutant.applied())
+    words = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        file.write_bytes(kept)
+    if done.returncode not in (0, 1, 2):
+        sys.exit(f"pytest ended with {done.returncode}: {done.stdout.decode()[-500:]}")
+    return done.returncode == 0
+
+
+def copied(folder: Path) -> Path:
+    """The tracked files of the repository below `folder`."""
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    for name in filter(None, listed.split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("paths", nargs="+", type=Path, help="modules or folders to change")
+    parser.add_argument("--tests", nargs="+", required=True, help="what pytest runs")
+    parser.add_argument("--sample", type=int, default=30, help="number of mutants (30)")
+    parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn (0)")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds; more is caught (300)")
+    given = parser.parse_args()
+    for path in given.paths:
+        if not (ROOT / path).exists():
+            parser.error(f"{path}: no such file or folder in {ROOT}")
+    drawn = sample(given.paths, given.sample, given.seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = copied(Path(scratch))
+        if not survives(drawn[0]._replace(end=drawn[0].begin, new=b""), copy, given.tests, 3600):
+            sys.exit("the tests fail without any change")
+        alive = 0
+        for mutant in drawn:
+            survived = survives(mutant, copy, given.tests, given.timeout)
+            alive += survived
+            print("survived" if survived else "caught  ", mutant, flush=True)
+    print(f"{len(drawn) - alive} of {len(drawn)} caught")
+    sys.exit(alive > 0)
+
+
+if __name__ == "__main__":
+    main()
