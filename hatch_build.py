@@ -35,10 +35,10 @@ COMPILED = (
 INTERPRETED = {
     "pagedsim/core/compiled.py",  # what it defines is not there for a compiler
     "pagedsim/core/errors.py",  # mypyc derives no class from ValueError
-    "pagedsim/core/runs.py",  # mypyc derives no class from Sequence
-    "pagedsim/core/slips.py",  # as sampling.py: it says what is wrong with what it is given
-    "pagedsim/core/vetting.py",  # as slips.py; and it makes classes
-    "pagedsim/core/sampling.py",  # it says by itself what is wrong with what it is given
+    "pagedsim/core/symbolic_prompt.py",  # mypyc derives no class from Sequence
+    "pagedsim/core/policy_validation.py",  # as sampling.py: it validates
+    "pagedsim/core/vetting.py",  # as policy_validation.py; and it makes classes
+    "pagedsim/core/sampling.py",  # it validates its own arguments
     "pagedsim/core/policy.py",  # whatever a user's class may do with it is to work
 }
 LISTED = "pagedsim/compiled.txt"

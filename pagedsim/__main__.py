@@ -43,7 +43,7 @@ def run(root: str = "config") -> None:
     import hydra
     from hydra._internal.hydra import Hydra
 
-    from pagedsim.build import offered
+    from pagedsim.build import plugin_policies
     from pagedsim.config import register
 
     get_mode = Hydra.get_mode
@@ -59,7 +59,7 @@ def run(root: str = "config") -> None:
         except Exception as error:  # Hydra would print words of its own around it
             failures.append(error)
 
-    register(offered())
+    register(plugin_policies())
     try:
         study()
     except KeyboardInterrupt:
@@ -97,10 +97,10 @@ def _manual(root: str) -> str:
     """The manual page of a root; Hydra would first list all groups of its own."""
     from hydra import initialize_config_module
 
-    from pagedsim.build import offered
+    from pagedsim.build import plugin_policies
     from pagedsim.config import register
 
-    register(offered())
+    register(plugin_policies())
     with initialize_config_module("conf", version_base="1.3"):
         if root == "serve":
             from pagedsim.serve.manual import page

@@ -33,7 +33,7 @@ from pagedsim.core import (
     Unified,
 )
 from pagedsim.core.errors import refuse_settings, unknown
-from pagedsim.core.slips import refuse_signatures
+from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.core.vetting import BATCHING, MEMORY, vet
 from policies.admission import Cap, Reserve
 from policies.aging import Aging
@@ -70,12 +70,12 @@ from policies.routing.vllm_dp import VllmDP
 from policies.sjf import SJF
 from policies.slo import SLO
 from policies.srpt import SRPT
-from policies.victims import Yields
+from policies.victims import VictimRule
 from policies.vtc import VTC
 
 T = TypeVar("T")
 
-OFFERED = "pagedsim.policies"
+PLUGIN_GROUP = "pagedsim.policies"
 """The group of entry points in which packages offer policies."""
 
 POLICIES: Mapping[str, type[Policy]] = {
@@ -140,31 +140,31 @@ ROUTERS: Mapping[str, type[Router]] = {
 
 
 @cache
-def offered() -> Mapping[str, str]:
+def plugin_policies() -> Mapping[str, str]:
     """The policies that installed packages offer: their names, and the paths of their classes.
 
     They are entry points of the group `pagedsim.policies`; a name that is taken is passed over.
     """
-    points = entry_points(group=OFFERED)
+    points = entry_points(group=PLUGIN_GROUP)
     return {one.name: one.value.replace(":", ".") for one in points if one.name not in POLICIES}
 
 
 def policies() -> Mapping[str, type[Policy]]:
     """All that have a name."""
-    return {**POLICIES, **{name: offered_policy(name) for name in offered()}}
+    return {**POLICIES, **{name: plugin_policy(name) for name in plugin_policies()}}
 
 
-def offered_policy(name: str) -> type[Policy]:
+def plugin_policy(name: str) -> type[Policy]:
     """The class of one that a package offers; ConfigError says which, where it cannot be had."""
     try:
-        return cast("type[Policy]", _by_path("policy", offered()[name], Policy))
+        return cast("type[Policy]", _by_path("policy", plugin_policies()[name], Policy))
     except ConfigError as error:
-        raise ConfigError(f"{'; '.join(origins(name))}: {error}") from error
+        raise ConfigError(f"{'; '.join(plugin_sources(name))}: {error}") from error
 
 
-def origins(name: str) -> list[str]:
+def plugin_sources(name: str) -> list[str]:
     """The entry points that offer a policy of that name, each with its package."""
-    points = [one for one in entry_points(group=OFFERED) if one.name == name]
+    points = [one for one in entry_points(group=PLUGIN_GROUP) if one.name == name]
     packages = [f" of {one.dist.name}" if one.dist else "" for one in points]
     return [f"entry point {name} = {p.value}{of}" for p, of in zip(points, packages, strict=True)]
 
@@ -180,7 +180,7 @@ def make_policy(
     if isinstance(settings.get("of"), str):
         settings["of"] = inner_policy(settings["of"])
     policy = _make("policy", _path(name), POLICIES, Policy, settings)
-    return policy if victim is None else Yields(policy, victim)
+    return policy if victim is None else VictimRule(policy, victim)
 
 
 def inner_policy(name: str) -> Policy:
@@ -195,7 +195,7 @@ def inner_policy(name: str) -> Policy:
 
 def _path(name: str | Policy) -> str | Policy:
     """A name that a package offers as the path that it stands for."""
-    return offered().get(name, name) if isinstance(name, str) else name
+    return plugin_policies().get(name, name) if isinstance(name, str) else name
 
 
 def make_preemption(name: str | Preemption = "recompute", **settings: Any) -> Preemption:
@@ -228,7 +228,7 @@ def preemption_class(name: str) -> type[Preemption]:
     return _class("preemption", name, PREEMPTIONS, Preemption)
 
 
-def takes(make: Callable[..., Any], setting: str) -> bool:
+def accepts(make: Callable[..., Any], setting: str) -> bool:
     """Whether a class has a setting of that name."""
     return setting in signature(make).parameters
 
@@ -288,7 +288,7 @@ def _class(kind: str, name: object, known: Mapping[str, type[T]], base: type[Any
     if name in known:
         return known[name]
     if "." not in name:
-        raise unknown(kind, name, (*known, *offered()) if base is Policy else known)
+        raise unknown(kind, name, (*known, *plugin_policies()) if base is Policy else known)
     found: type[T] = _by_path(kind, name, base)
     return found
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagedsim.build import (
+    accepts,
     make_batching,
     make_memory,
     make_preemption,
     make_scheduler,
     memory_class,
     preemption_class,
-    takes,
 )
 from pagedsim.core import (
     Batching,
@@ -136,7 +136,7 @@ class ServerSpec:
     def weighs_prices(self) -> bool:
         """Whether its preemption is to be told prices, by `priced`, before anything is made."""
         if isinstance(self.preemption, str):
-            return takes(preemption_class(self.preemption), "prices")
+            return accepts(preemption_class(self.preemption), "prices")
         return not isinstance(self.preemption, Preemption)
 
     def priced(self, prices: Prices) -> ServerSpec:
@@ -172,7 +172,7 @@ class ServerSpec:
         settings["blocks"] = None if self.blocks is None else self.blocks * groups
         if self.cpu_blocks:
             settings["cpu_blocks"] = self.cpu_blocks * groups
-        if takes(memory_class(self.memory), "max_model_len"):
+        if accepts(memory_class(self.memory), "max_model_len"):
             settings["max_model_len"] = self.max_model_len
         return make_memory(self.memory, **settings)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
-from pagedsim.core import Around, Policy, Request, ServerState
+from pagedsim.core import Policy, PolicyWrapper, Request, ServerState
 from pagedsim.core.errors import require_whole
 from policies.refusal import Refusal
 
 
-class Cap(Around):
+class Cap(PolicyWrapper):
     """A request starts while fewer than `most` run."""
 
     def __init__(self, of: Policy | None = None, most: int = 64) -> None:
@@ -17,7 +17,7 @@ class Cap(Around):
         self.most = require_whole("most", most, 1)
 
     def admit(self, request: Request, state: ServerState) -> bool:
-        return state.batch_size < self.most and self.of.admit(request, state)
+        return state.batch_size < self.most and self.inner.admit(request, state)
 
 
 class Reserve(Refusal):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pagedsim.core import Around, Policy, Request, ServerState
+from pagedsim.core import Policy, PolicyWrapper, Request, ServerState
 from pagedsim.core.errors import require_number
 from pagedsim.core.request import Rank
 
 
-class Aging(Around):
+class Aging(PolicyWrapper):
     """As `of`, but each second of waiting is worth `rate` of its ranks, so that nobody starves.
 
     A request whose rank is d worse than another's goes first if it came d / `rate` seconds sooner:
@@ -22,5 +22,5 @@ class Aging(Around):
 
     def rank(self, request: Request, state: ServerState) -> Rank:
         assert request.arrival is not None
-        rank, age = self.of.rank(request, state), self.rate * request.arrival
+        rank, age = self.inner.rank(request, state), self.rate * request.arrival
         return (*rank[:-1], rank[-1] + age) if isinstance(rank, tuple) else rank + age

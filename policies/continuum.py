@@ -47,7 +47,7 @@ class Continuum(Policy):
             self._ranks[request] = (late, began)
         return self._ranks[request]
 
-    def lingers(self, request: Request, state: ServerState) -> float:
+    def pin_prefix_for(self, request: Request, state: ServerState) -> float:
         if request.session is None:
             return 0.0
         seconds = self.time_to_live(request.client)

@@ -28,6 +28,6 @@ class EDF(Policy):
     def rank(self, request: Request, state: ServerState) -> float:
         return inf if request.deadline is None else request.deadline
 
-    def sheds(self, request: Request, state: ServerState) -> str | None:
+    def should_reject(self, request: Request, state: ServerState) -> str | None:
         late = self.shed and request.deadline is not None and state.now > request.deadline
         return f"its deadline, {request.deadline:g} s, has passed" if late else None

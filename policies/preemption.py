@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pagedsim.core import Keep, Preemption, Request, ServerState, slips
+from pagedsim.core import Preemption, PreemptionMode, Request, ServerState, policy_validation
 
 
 class Recompute(Preemption):
@@ -16,8 +16,8 @@ class Swap(Preemption):
 
     swaps = True
 
-    def keep(self, victim: Request, state: ServerState) -> Keep:
-        return Keep.SWAP
+    def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode:
+        return PreemptionMode.SWAP
 
 
 class Prices(Protocol):
@@ -38,10 +38,10 @@ class Cheapest(Preemption):
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
 
-    def keep(self, victim: Request, state: ServerState) -> Keep:
+    def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode:
         prices = self.prices
         swap = prices.swap_seconds(state.stored_blocks(victim))
         recompute = prices.recompute_seconds(state.stored_tokens(victim))
-        swap = slips.seconds(prices, "swap_seconds", swap)
-        recompute = slips.seconds(prices, "recompute_seconds", recompute)
-        return Keep.SWAP if swap < recompute else Keep.RECOMPUTE
+        swap = policy_validation.seconds(prices, "swap_seconds", swap)
+        recompute = policy_validation.seconds(prices, "recompute_seconds", recompute)
+        return PreemptionMode.SWAP if swap < recompute else PreemptionMode.RECOMPUTE

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pagedsim.core import Around, Event, Policy, Request, ServerState
+from pagedsim.core import Event, Policy, PolicyWrapper, Request, ServerState
 
 
-class Refusal(Around):
+class Refusal(PolicyWrapper):
     """Whoever is refused is not looked at again until something happens, or a while has passed.
 
     Where nobody runs nobody is refused: who is swapped out and ranks behind would never come back.
@@ -29,7 +29,7 @@ class Refusal(Around):
             return False
         steps = self.refuses(request, state) if state.batch_size else None
         if steps is None:
-            return self.of.admit(request, state)
+            return self.inner.admit(request, state)
         self._refused, self._until = request, state.step + steps
         self._sequences = state.sequences
         return False
@@ -42,4 +42,4 @@ class Refusal(Around):
 
     def observe(self, event: Event) -> None:
         self._refused = None
-        self.of.observe(event)
+        self.inner.observe(event)

@@ -38,7 +38,7 @@ class SLO(Policy):
     def rank(self, request: Request, state: ServerState) -> float:
         return self.due(request)
 
-    def sheds(self, request: Request, state: ServerState) -> str | None:
+    def should_reject(self, request: Request, state: ServerState) -> str | None:
         if not self.shed or state.now <= (due := self.due(request)):
             return None
         return f"its first token was due at {due:g} s"

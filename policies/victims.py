@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from pagedsim.core import Around, Policy, Request, ServerState
+from pagedsim.core import Policy, PolicyWrapper, Request, ServerState
 from pagedsim.core.errors import unknown
 from pagedsim.core.policy import rank_key
 
@@ -39,7 +39,7 @@ VICTIMS: Mapping[str, tuple[str, Cost | None]] = {
 """What each rule takes, and what it takes the largest of."""
 
 
-class Yields(Around):
+class VictimRule(PolicyWrapper):
     """A policy with another rule of who yields.
 
     Where it displaces, only those yield who rank behind the needy one, or else itself.
@@ -52,7 +52,9 @@ class Yields(Around):
         self.rule = victim
         self._cost = VICTIMS[victim][1]
 
-    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
         if self.displacing:  # or the victim would push out who got its memory, again and again
             first = rank_key(self, state, needy)
             behind = [one for one in running if rank_key(self, state, one) > first]
@@ -60,7 +62,7 @@ class Yields(Around):
         if self.rule == "last":
             return running[-1]
         if self._cost is None:
-            return Policy.victim(self, running, needy, state)
+            return Policy.choose_victim(self, running, needy, state)
         best, most = running[-1], -inf
         for request in running:  # of equals, the last
             if (cost := self._cost(request, state)) >= most:

@@ -274,9 +274,9 @@ VALUES = {
         "policy.of._target_=fractions.Fraction: makes a Fraction, must make a Policy",
     ),
     "around what needs settings": (
-        f"{SINGLE} policy=aging policy.of=policies.victims.Yields",
-        "policy.of=policies.victims.Yields: needs settings: "
-        "{_target_: policies.victims.Yields, of: ...}",
+        f"{SINGLE} policy=aging policy.of=policies.victims.VictimRule",
+        "policy.of=policies.victims.VictimRule: needs settings: "
+        "{_target_: policies.victims.VictimRule, of: ...}",
     ),
     "clients as a list": (
         f"{SINGLE} workload.client=[a,b]",

@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.words import Parser, at_least_one, at_least_zero
-from pagedsim.build import POLICIES, make_memory, make_policy, make_scheduler, takes
+from pagedsim.build import POLICIES, accepts, make_memory, make_policy, make_scheduler
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.policy import overrides
 
@@ -64,11 +64,11 @@ class Cost(NamedTuple):
 
 def arms(crowd: Crowd) -> dict[str, Any]:
     """How to make every policy, and what stands around another, around each of the others."""
-    around = [name for name, kind in POLICIES.items() if takes(kind, "of")]
+    around = [name for name, kind in POLICIES.items() if accepts(kind, "of")]
     inner = [name for name in POLICIES if name not in around]
     made: dict[str, Any] = {name: partial(_policy, name, crowd) for name in inner}
     for name, displace in product(inner, (False, True)):
-        if takes(POLICIES[name], "displace"):
+        if accepts(POLICIES[name], "displace"):
             word = f"{name} displace={str(displace).lower()}"
             made[word] = partial(_policy, name, crowd, displace=displace)
     for outer, of in product(around, inner):
@@ -79,7 +79,7 @@ def arms(crowd: Crowd) -> dict[str, Any]:
 
 
 def _policy(name: str, crowd: Crowd, **settings: Any) -> Policy:
-    if takes(POLICIES[name], "most") and takes(POLICIES[name], "of"):
+    if accepts(POLICIES[name], "most") and accepts(POLICIES[name], "of"):
         settings["most"] = crowd.running
     return make_policy(name, **settings)
 
@@ -93,7 +93,7 @@ def crowded(policy: Policy, crowd: Crowd, spare: int, prefix: bool) -> Scheduler
     longest = sum((prompt + steps) // BLOCK + 2 for prompt in prompts)
     blocks = int(1.1 * longest)
     free = blocks - sum(prompt // BLOCK for prompt in prompts)
-    kind = "prefix" if prefix or overrides(policy, "lingers") else "paged"
+    kind = "prefix" if prefix or overrides(policy, "pin_prefix_for") else "paged"
     scheduler = make_scheduler(
         memory=make_memory(kind, blocks=blocks, block_size=BLOCK),
         policy=policy,

@@ -40,7 +40,7 @@ def loads(trace: str | None, requests: int) -> dict[str, Case]:
 
 def under(case: Case, name: str, make: Callable[[], Policy]) -> Case:
     """The same under a policy."""
-    prefix = "longest_prefix" in name or overrides(make(), "lingers")
+    prefix = "longest_prefix" in name or overrides(make(), "pin_prefix_for")
     return replace(case, policy=make, memory="prefix" if prefix else "paged")
 
 

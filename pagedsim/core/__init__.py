@@ -23,7 +23,7 @@ from pagedsim.core.memory import (
     Usage,
 )
 from pagedsim.core.plan import Chunk, Rejection, StepPlan
-from pagedsim.core.policy import Around, Keep, Policy, Preemption
+from pagedsim.core.policy import Policy, PolicyWrapper, Preemption, PreemptionMode
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.sampling import SamplingParams
 from pagedsim.core.scheduler import Scheduler
@@ -31,7 +31,6 @@ from pagedsim.core.state import ServerState
 
 __all__ = [
     "Admitted",
-    "Around",
     "Arrived",
     "Batching",
     "Chunk",
@@ -40,7 +39,6 @@ __all__ = [
     "Event",
     "Fit",
     "IntegrityError",
-    "Keep",
     "Left",
     "Memory",
     "OneByOne",
@@ -48,8 +46,10 @@ __all__ = [
     "PagedsimError",
     "PlanError",
     "Policy",
+    "PolicyWrapper",
     "Preempted",
     "Preemption",
+    "PreemptionMode",
     "PrefillFirst",
     "PrefixMemory",
     "Rejection",

@@ -61,7 +61,7 @@ def refuse_answer(
         if with_tokens and sampled:
             problem = "its tokens are not told, though those of earlier steps were"
     elif riders and not with_tokens:
-        problem = f"tokens are told, though {riders} requests got theirs untold"
+        problem = f"tokens are told, though {riders} requests decoded without reported tokens"
     elif missing := sampled.keys() - tokens.keys():
         problem = f"no tokens for requests {sorted(missing, key=str)}"
     else:

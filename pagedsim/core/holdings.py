@@ -14,7 +14,7 @@ from pagedsim.core.memory import Memory
 from pagedsim.core.request import Request, RequestId
 
 
-class Parcel(NamedTuple):
+class KVTransfer(NamedTuple):
     """Keys and values that are to be brought to a scheduler."""
 
     tokens: int
@@ -22,7 +22,7 @@ class Parcel(NamedTuple):
     """Of the scheduler to which they come, the last one perhaps filled in part."""
 
 
-class StandIn(Request):
+class Placeholder(Request):
     """Owns blocks for a request, and looks like it to the memory. It is in no queue."""
 
     __slots__ = ("kept", "of")
@@ -43,58 +43,58 @@ class StandIn(Request):
         self.outputs = self.of.outputs
 
 
-class Holdings:
+class MigrationReservations:
     """The stand-ins of one scheduler."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.stand_ins: dict[RequestId, StandIn] = {}
-        self.asking: dict[RequestId, StandIn] = {}  # of these, who lacks memory
-        self.standing: dict[RequestId, StandIn] = {}  # who has all of it, and lacks a seat
+        self.placeholders: dict[RequestId, Placeholder] = {}
+        self.asking: dict[RequestId, Placeholder] = {}  # of these, who lacks memory
+        self.standing: dict[RequestId, Placeholder] = {}  # who has all of it, and lacks a seat
 
-    def keep(self, request: Request) -> StandIn:
+    def keep(self, request: Request) -> Placeholder:
         """A request goes, and its blocks stay."""
-        stand_in = StandIn(request, request._order, kept=True)
-        stand_in._prefilled = request.computed
-        _pass_blocks(request, stand_in)
-        self.stand_ins[request.id] = stand_in
-        return stand_in
+        placeholder = Placeholder(request, request._order, kept=True)
+        placeholder._prefilled = request.computed
+        _pass_blocks(request, placeholder)
+        self.placeholders[request.id] = placeholder
+        return placeholder
 
-    def expect(self, request: Request, order: int) -> StandIn:
+    def expect(self, request: Request, order: int) -> Placeholder:
         """A request is to come; whoever stands in for it has no blocks yet."""
-        stand_in = self.stand_ins[request.id] = StandIn(request, order)
-        return stand_in
+        placeholder = self.placeholders[request.id] = Placeholder(request, order)
+        return placeholder
 
-    def covers(self, stand_in: StandIn, tokens: int) -> bool:
+    def covers(self, placeholder: Placeholder, tokens: int) -> bool:
         """Whether it has blocks for so many tokens."""
-        return sum(map(len, stand_in.tables)) >= self.memory.blocks_for(tokens)
+        return sum(map(len, placeholder.tables)) >= self.memory.blocks_for(tokens)
 
-    def fill(self, stand_in: StandIn, tokens: int, margin: int) -> bool:
+    def fill(self, placeholder: Placeholder, tokens: int, margin: int) -> bool:
         """Give it blocks for `tokens` tokens if that leaves `margin` of them free."""
         memory = self.memory
-        hit = () if stand_in.tables else memory.lookup(stand_in)[: memory.blocks_for(tokens)]
-        if not memory.holds(stand_in, tokens, margin, hit):
+        hit = () if placeholder.tables else memory.lookup(placeholder)[: memory.blocks_for(tokens)]
+        if not memory.holds(placeholder, tokens, margin, hit):
             return False
-        if not stand_in.tables:
-            stand_in._prefilled = len(hit) * memory.block_size
-        memory.hold(stand_in, tokens, hit)
-        self.asking.pop(stand_in.id, None)
+        if not placeholder.tables:
+            placeholder._prefilled = len(hit) * memory.block_size
+        memory.hold(placeholder, tokens, hit)
+        self.asking.pop(placeholder.id, None)
         return True
 
-    def hand_out(self, stand_in: StandIn) -> None:
+    def hand_out(self, placeholder: Placeholder) -> None:
         """The request has come, or is back: the blocks are its own."""
-        self._forget(stand_in)
-        _pass_blocks(stand_in, stand_in.of)
+        self._forget(placeholder)
+        _pass_blocks(placeholder, placeholder.of)
 
-    def drop(self, stand_in: StandIn) -> None:
+    def drop(self, placeholder: Placeholder) -> None:
         """Nothing is held for the request any more."""
-        self._forget(stand_in)
-        self.memory.release(stand_in)
+        self._forget(placeholder)
+        self.memory.release(placeholder)
 
-    def _forget(self, stand_in: StandIn) -> None:
-        del self.stand_ins[stand_in.id]
-        self.asking.pop(stand_in.id, None)
-        self.standing.pop(stand_in.id, None)
+    def _forget(self, placeholder: Placeholder) -> None:
+        del self.placeholders[placeholder.id]
+        self.asking.pop(placeholder.id, None)
+        self.standing.pop(placeholder.id, None)
 
 
 def _pass_blocks(giver: Request, taker: Request) -> None:

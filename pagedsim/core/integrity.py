@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pagedsim.core.errors import IntegrityError
-from pagedsim.core.places import Places
+from pagedsim.core.places import BatchState
 from pagedsim.core.request import Request, RequestId, State
 
 
-def check_places(places: Places) -> None:
+def check_places(places: BatchState) -> None:
     """Raise IntegrityError if a queue, the clock or the memory contradicts another."""
     _check_queues(places)
     _check_batch(places)
@@ -23,7 +23,7 @@ def check_places(places: Places) -> None:
     places.memory.check(places.holders)
 
 
-def _check_tables(places: Places, request: Request) -> None:
+def _check_tables(places: BatchState, request: Request) -> None:
     """A running request has a table for each sequence, long enough for what is in memory."""
     sequences = request.width if request.generated else len(request.tables)
     if not request.tables or len(request.tables) != sequences:
@@ -34,7 +34,7 @@ def _check_tables(places: Places, request: Request) -> None:
         raise IntegrityError(f"{request!r} has {request.computed} tokens in {lengths} blocks")
 
 
-def _check_queues(places: Places) -> None:
+def _check_queues(places: BatchState) -> None:
     """Each living request is in exactly one queue, the one that its state names."""
     by_state: dict[State, Collection[Request]] = {
         State.WAITING: tuple(places.waiting),
@@ -56,22 +56,22 @@ def _check_queues(places: Places) -> None:
         raise IntegrityError(f"requests {sorted(lost, key=str)} have an end or live, but not both")
 
 
-def _check_holdings(places: Places) -> None:
+def _check_holdings(places: BatchState) -> None:
     """Who stands in for a request has what its memory was, or is to be, and the request is away."""
     holdings = places.holdings
-    for stand_in in holdings.stand_ins.values():
-        request = stand_in.of
+    for placeholder in holdings.placeholders.values():
+        request = placeholder.of
         if request.id in places.requests:
             raise IntegrityError(f"{request!r} is served here, and memory is held for it")
-        blocks = sum(map(len, stand_in.tables))
-        if blocks < places.memory.blocks_for(stand_in.computed):
-            there = f"{stand_in.computed} tokens in {blocks} blocks"
+        blocks = sum(map(len, placeholder.tables))
+        if blocks < places.memory.blocks_for(placeholder.computed):
+            there = f"{placeholder.computed} tokens in {blocks} blocks"
             raise IntegrityError(f"{request!r} has {there} that are held for it")
-    if stray := (holdings.asking.keys() | holdings.standing.keys()) - holdings.stand_ins.keys():
+    if stray := (holdings.asking.keys() | holdings.standing.keys()) - holdings.placeholders.keys():
         raise IntegrityError(f"{sorted(stray, key=str)} ask for what is not held for them")
 
 
-def _check_batch(places: Places) -> None:
+def _check_batch(places: BatchState) -> None:
     """The batch's subset and its sum are true."""
     prefilling = [request for request in places.running if not request.decoding]
     if set(prefilling) != places.prefilling.keys():

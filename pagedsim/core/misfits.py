@@ -6,7 +6,7 @@ from pagedsim.core.errors import ConfigError, require_flag, require_whole
 from pagedsim.core.memory import Memory
 from pagedsim.core.places import Limits
 from pagedsim.core.policy import Policy, Preemption, overrides
-from pagedsim.core.slips import refuse_slips
+from pagedsim.core.policy_validation import refuse_renamed, refuse_slips
 
 
 def refuse_misfits(limits: Limits, memory: Memory, policy: Policy, preemption: Preemption) -> None:
@@ -14,13 +14,14 @@ def refuse_misfits(limits: Limits, memory: Memory, policy: Policy, preemption: P
     require_whole("max_model_len", limits.max_model_len, 1)
     require_whole("max_batched_tokens", limits.max_batched_tokens, 1)
     refuse_slips(policy)
+    refuse_renamed(preemption, Preemption)
     require_flag(f"{type(preemption).__name__}.swaps", preemption.swaps)
-    if policy.displacing is False and overrides(policy, "displaces"):
+    if policy.displacing is False and overrides(policy, "may_preempt"):
         raise ConfigError(
             f"{type(policy).__name__} overrides displaces, which is never asked: "
             "set displacing = True"
         )
-    if overrides(policy, "lingers") and not memory.can_guard:
+    if overrides(policy, "pin_prefix_for") and not memory.can_guard:
         raise ConfigError(
             f"{type(policy).__name__} keeps what requests leave in a prefix cache, which "
             f"{type(memory).__name__} has not: choose memory=prefix"

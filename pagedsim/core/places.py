@@ -22,9 +22,9 @@ from operator import attrgetter
 from typing import Final
 
 from pagedsim.core.answer import Continuation, samples
-from pagedsim.core.clock import Clock
+from pagedsim.core.decode_clock import Clock
 from pagedsim.core.errors import PlanError
-from pagedsim.core.holdings import Holdings, StandIn
+from pagedsim.core.holdings import MigrationReservations, Placeholder
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.plan import Chunk, StepPlan
 from pagedsim.core.prefill import prefill_tokens, rebuilds, stored
@@ -47,7 +47,7 @@ class Limits:
     async_scheduling: bool = False
 
 
-class Places:
+class BatchState:
     """The queues of one server, who is in them, and the memory that these requests hold."""
 
     def __init__(self, memory: Memory, waiting: Queue, limits: Limits) -> None:
@@ -67,11 +67,11 @@ class Places:
         self.prefilling: dict[Request, None] = {}  # of those, the ones that do not decode yet
         self.swapped: deque[Request] = deque()
         self.leaving: dict[Request, None] = {}  # ended, and not told of yet: they hold memory
-        self.holdings = Holdings(memory)
+        self.holdings = MigrationReservations(memory)
         self.seats = 0  # sequences in the batch
         self.clock = Clock(memory.need, self._end_ahead, attrgetter("client"))
         self.copies: Copies = {}  # forks that the next step must copy
-        self.untold: deque[StepPlan] = deque()  # plans under way
+        self.in_flight: deque[StepPlan] = deque()  # plans under way
         self.looking_back = 0  # how many are alive that look back; counted where it matters
 
         self._ends: dict[RequestId, int] = {}  # lengths at which requests end; not for policies
@@ -84,7 +84,7 @@ class Places:
 
     def end_of(self, request: Request) -> int:
         """The length at which a request ends."""
-        if isinstance(request, StandIn):
+        if isinstance(request, Placeholder):
             return request.num_tokens
         end = self._ends.get(request.id)
         return self.limit_of(request) if end is None else end  # it may never come
@@ -105,7 +105,7 @@ class Places:
     @property
     def holders(self) -> list[Request]:
         """Everybody who holds memory."""
-        return [*self.running, *self.leaving, *self.swapped, *self.holdings.stand_ins.values()]
+        return [*self.running, *self.leaving, *self.swapped, *self.holdings.placeholders.values()]
 
     def generated_by(self, client: str) -> int:
         """Tokens that those of a client in the batch have generated; they hold memory still."""
@@ -164,7 +164,7 @@ class Places:
 
     def _settle_up(self, request: Request) -> None:
         """Who was taken out is served here no more; it still holds what it holds."""
-        if self.untold:
+        if self.in_flight:
             self._cut(request)
         del self.requests[request.id], self._ends[request.id]
         if self._overdue:
@@ -181,7 +181,7 @@ class Places:
     def under_way(self, request: Request) -> int:
         """Tokens that a request counts already and that are not told of yet."""
         tokens = 0
-        for plan in self.untold:
+        for plan in self.in_flight:
             tokens += samples(plan, request)
         return tokens
 
@@ -195,7 +195,7 @@ class Places:
 
     # -- going on elsewhere ----------------------------------------------------------------------
 
-    def part(self, request: Request) -> int:
+    def detach(self, request: Request) -> int:
         """Who decodes goes, and its blocks stay. Returns the length that its output comes to."""
         end = self.end_of(request)
         self.take_out(request)
@@ -225,15 +225,15 @@ class Places:
         request.recomputed_tokens += max(stored(request, self.memory), request._rebuilt)
         request._prefilled = request._rebuilt = 0
 
-    def expect(self, request: Request) -> StandIn:
+    def expect(self, request: Request) -> Placeholder:
         """A request that is elsewhere is to come with its keys and values."""
         self._orders += 1
         return self.holdings.expect(request, self._orders - 1)
 
-    def board(self, stand_in: StandIn, output_len: int | None) -> None:
+    def attach(self, placeholder: Placeholder, output_len: int | None) -> None:
         """A request joins the batch, and decodes, with the blocks that were held for it."""
-        request = stand_in.of
-        self.holdings.hand_out(stand_in)
+        request = placeholder.of
+        self.holdings.hand_out(placeholder)
         self.memory.filled(request, request.computed)
         self._settle_in(request, output_len)
         self.seat(request)
@@ -300,7 +300,7 @@ class Places:
 
     # -- what a step does to those in it ---------------------------------------------------------
 
-    def launch(self, plan: StepPlan) -> None:
+    def dispatch(self, plan: StepPlan) -> None:
         """Everybody in the plan is a token longer: all that does not depend on which tokens."""
         clock = self.clock
         if plan.decode_count:
@@ -363,7 +363,7 @@ class Places:
             output.append(int(token))
 
     def descend(self, parents: Mapping[RequestId, Sequence[int]]) -> None:
-        """The sequences of decoding groups go on from these parents, with tokens untold."""
+        """The sequences of decoding groups go on from these parents, with tokens not reported."""
         for name, chosen in parents.items():
             if (group := self.requests.get(name)) and group.decoding:
                 self._descend(group, chosen)

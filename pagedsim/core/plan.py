@@ -64,7 +64,7 @@ class PreemptionCause(NamedTuple):
     """Whether its blocks are copied to the CPU; else they are computed again."""
 
 
-class Roll(Protocol):
+class DecodeList(Protocol):
     """Who knows who decodes."""
 
     def decoding_at(self, version: int) -> Sequence[Request]:
@@ -83,7 +83,7 @@ class StepPlan:
     __slots__ = (
         *ORDER[:-1],
         "_decodes",
-        "_roll",
+        "_decode_list",
         "_version",
         "ahead",
         "decode_context",
@@ -127,7 +127,7 @@ class StepPlan:
         """(CPU block, GPU block): complete before the forward pass."""
         self.chunks: list[Chunk] = []
         self._decodes: Sequence[Request] = ()
-        self._roll: Roll | None = None  # who knows them, as long as nobody has asked
+        self._decode_list: DecodeList | None = None  # who knows them, as long as nobody has asked
         self._version = 0
 
         self.preemptions: tuple[PreemptionCause, ...] = ()
@@ -173,22 +173,22 @@ class StepPlan:
         In most steps of a simulation nobody asks for them, so there they are put together when
         somebody does, before the step is committed (see `Scheduler.lasting_plans`).
         """
-        self.call_roll()
+        self.materialise_decodes()
         return self._decodes
 
     @decodes.setter
     def decodes(self, requests: Sequence[Request]) -> None:
-        self._decodes, self._roll = requests, None
+        self._decodes, self._decode_list = requests, None
 
-    def call_roll(self) -> None:
+    def materialise_decodes(self) -> None:
         """Find out who decodes, for whoever will ask when the batch has changed."""
-        if self._roll is not None:
-            self._decodes, self._roll = self._roll.decoding_at(self._version), None
+        if self._decode_list is not None:
+            self._decodes, self._decode_list = self._decode_list.decoding_at(self._version), None
 
-    def decode(self, roll: Roll, version: int, count: int, context: int) -> None:
+    def decode(self, decode_list: DecodeList, version: int, count: int, context: int) -> None:
         """Plan a token for all who decode; they are so many sequences, and attend to so much."""
         if count:
-            self._roll, self._version = roll, version
+            self._decode_list, self._version = decode_list, version
         self.decode_count, self.decode_context = count, context
 
     @property

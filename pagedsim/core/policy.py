@@ -24,7 +24,7 @@ RankChanges = Literal[
 Need = Literal["predictor", "deadline", "client", "prompts", "priority", "session"]
 
 
-class Keep(Enum):
+class PreemptionMode(Enum):
     """What becomes of the tokens that a preempted request had in memory."""
 
     RECOMPUTE = "recompute"
@@ -37,9 +37,9 @@ class Preemption:
     swaps = False
     """Whether it may ever answer SWAP, so that the memory must be able to."""
 
-    def keep(self, victim: Request, state: ServerState) -> Keep:
+    def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode:
         """Recompute or swap?"""
-        return Keep.RECOMPUTE
+        return PreemptionMode.RECOMPUTE
 
 
 class Policy:
@@ -68,7 +68,7 @@ class Policy:
     first in each alone, before every admission. What others of the client rank does not matter."""
 
     displacing: bool | None = False
-    """Whether `displaces` is to be asked at all. None leaves it to the batching: vLLM 0.6.6 let
+    """Whether `may_preempt` is to be asked at all. None leaves it to the batching: vLLM 0.6.6 let
     waiting requests push out running ones, vLLM 0.33 does not."""
 
     sorts_late = False
@@ -98,15 +98,17 @@ class Policy:
         """
         return True
 
-    def sheds(self, request: Request, state: ServerState) -> str | None:
+    def should_reject(self, request: Request, state: ServerState) -> str | None:
         """Why the first in the queue, who has not run yet, is not served at all; None: it is."""
         return None
 
-    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+    def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
         """May `waiting`, which does not fit, push out `running`, the last in rank?"""
         return rank_key(self, state, waiting) < rank_key(self, state, running)
 
-    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
         """Whose memory is taken so that `needy` can go on? Default: the last in rank.
 
         `running` are the candidates in the order of the batch. Under `prefill_first` they are
@@ -116,11 +118,11 @@ class Policy:
             return running[-1]
         return max(running, key=partial(rank_key, self, state))
 
-    def keep(self, victim: Request, state: ServerState) -> Keep | None:
+    def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
         """Recompute or swap? None: as `preemption=` says."""
         return None
 
-    def lingers(self, request: Request, state: ServerState) -> float:
+    def pin_prefix_for(self, request: Request, state: ServerState) -> float:
         """For how many seconds may nobody new have what the request, which is finished, leaves in
         the prefix cache? Those who run already may, as soon as nothing else is free."""
         return 0.0
@@ -133,11 +135,11 @@ class Policy:
 
         Each of its chunks and decodes got what the plan says. With `async_scheduling` the next
         step is planned by then, and `request.generated` counts the tokens that are under way;
-        `request.told` does not.
+        `request.sampled_count` does not.
         """
 
 
-class Around(Policy):
+class PolicyWrapper(Policy):
     """A policy around another: what it does not decide itself, `of` decides.
 
     That goes for `rank_changes`, `by_client`, `displacing` and `sorts_late`, too.
@@ -150,7 +152,7 @@ class Around(Policy):
                 f"of={shown(of)}: must be a policy: its name, the path of its class, "
                 "or settings with _target_"
             )
-        self.of = of = Policy() if of is None else of
+        self.inner = of = Policy() if of is None else of
         own = {name for kind in type(self).__mro__ if kind is not Policy for name in vars(kind)}
         inherited = {
             "rank_changes": of.rank_changes if overrides(of, "rank") else "never",
@@ -161,47 +163,51 @@ class Around(Policy):
         vars(self).update((name, said) for name, said in inherited.items() if name not in own)
 
     def rank(self, request: Request, state: ServerState) -> Rank:
-        return self.of.rank(request, state)
+        return self.inner.rank(request, state)
 
     def stale(self, state: ServerState) -> bool | Collection[Request]:
-        return self.of.stale(state)
+        return self.inner.stale(state)
 
     def speed(self, request: Request, state: ServerState) -> float:
-        return self.of.speed(request, state)
+        return self.inner.speed(request, state)
 
     def admit(self, request: Request, state: ServerState) -> bool:
-        return self.of.admit(request, state)
+        return self.inner.admit(request, state)
 
-    def sheds(self, request: Request, state: ServerState) -> str | None:
-        return self.of.sheds(request, state)
+    def should_reject(self, request: Request, state: ServerState) -> str | None:
+        return self.inner.should_reject(request, state)
 
-    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
-        if overrides(self.of, "displaces"):
-            return self.of.displaces(waiting, running, state)
-        return super().displaces(waiting, running, state)
+    def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
+        if overrides(self.inner, "may_preempt"):
+            return self.inner.may_preempt(waiting, running, state)
+        return super().may_preempt(waiting, running, state)
 
-    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
-        if overrides(self.of, "victim"):
-            return self.of.victim(running, needy, state)
-        return super().victim(running, needy, state)
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
+        if overrides(self.inner, "choose_victim"):
+            return self.inner.choose_victim(running, needy, state)
+        return super().choose_victim(running, needy, state)
 
-    def keep(self, victim: Request, state: ServerState) -> Keep | None:
-        return self.of.keep(victim, state)
+    def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
+        return self.inner.swap_or_recompute(victim, state)
 
-    def lingers(self, request: Request, state: ServerState) -> float:
-        return self.of.lingers(request, state)
+    def pin_prefix_for(self, request: Request, state: ServerState) -> float:
+        return self.inner.pin_prefix_for(request, state)
 
     def observe(self, event: Event) -> None:
-        self.of.observe(event)
+        self.inner.observe(event)
 
     def served(self, plan: StepPlan, state: ServerState) -> None:
-        self.of.served(plan, state)
+        self.inner.served(plan, state)
 
 
 def overrides(policy: Policy, hook: str) -> bool:
     """Whether a policy, or one that it stands around, has a hook of its own."""
-    while isinstance(policy, Around) and getattr(type(policy), hook) is getattr(Around, hook):
-        policy = policy.of
+    while isinstance(policy, PolicyWrapper) and getattr(type(policy), hook) is getattr(
+        PolicyWrapper, hook
+    ):
+        policy = policy.inner
     return getattr(type(policy), hook) is not getattr(Policy, hook)
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pagedsim.core import slips
+from pagedsim.core import policy_validation
 from pagedsim.core.errors import PolicyError, printed
 from pagedsim.core.events import Admitted, Arrived, Left, Preempted
-from pagedsim.core.holdings import StandIn
+from pagedsim.core.holdings import Placeholder
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.places import Limits
 from pagedsim.core.plan import PreemptionCause, Rejection, StepPlan
-from pagedsim.core.policy import Keep, Policy, Preemption, overrides
+from pagedsim.core.policy import Policy, Preemption, PreemptionMode, overrides
+from pagedsim.core.policy_validation import flag
 from pagedsim.core.prefill import next_chunk, rebuilding, rebuilds, span
-from pagedsim.core.ranked import RankedPlaces
+from pagedsim.core.ranked import RankedBatchState
 from pagedsim.core.request import Request, State
-from pagedsim.core.slips import flag
 from pagedsim.core.waiting import Queue, RankedQueue
 
 
-class Queues(RankedPlaces):
+class Queues(RankedBatchState):
     """The queues of one server under its policy, with the moves between them."""
 
     def __init__(
@@ -48,8 +48,8 @@ class Queues(RankedPlaces):
         """Blocks that an admission must leave free."""
         self.observing = overrides(policy, "observe")
         self.admitting = overrides(policy, "admit")
-        self.shedding = overrides(policy, "sheds")
-        self.guarding = overrides(policy, "lingers")
+        self.shedding = overrides(policy, "should_reject")
+        self.guarding = overrides(policy, "pin_prefix_for")
         self.steady = type(self.waiting) in (Queue, RankedQueue) and not (
             self.observing or self.expiring
         )
@@ -95,10 +95,10 @@ class Queues(RankedPlaces):
         self.refused_in = self.step
         return False
 
-    def displaces(self, waiting: Request, running: Request) -> bool:
+    def may_preempt(self, waiting: Request, running: Request) -> bool:
         """Whether the policy lets a waiting request push out a running one."""
-        answer = self.hooks.displaces(waiting, running, self.state)
-        return flag(self.policy, "displaces", answer)
+        answer = self.hooks.may_preempt(waiting, running, self.state)
+        return flag(self.policy, "may_preempt", answer)
 
     def reject(self, plan: StepPlan, reason: str) -> None:
         """The head of waiting can never be served."""
@@ -176,11 +176,11 @@ class Queues(RankedPlaces):
 
     def choose_victim(self, candidates: Sequence[Request], needy: Request) -> Request:
         """The policy's victim, who must be one of the candidates."""
-        victim: object = self.hooks.victim(candidates, needy, self.state)
+        victim: object = self.hooks.choose_victim(candidates, needy, self.state)
         if not isinstance(victim, Request) or victim not in candidates:
             raise PolicyError(
-                f"{type(self.policy).__name__}.victim gave {printed(victim)}: must be one of the "
-                "requests that it was given"
+                f"{type(self.policy).__name__}.choose_victim gave {printed(victim)}: must be one "
+                "of the requests that it was given"
             )
         return victim
 
@@ -196,7 +196,7 @@ class Queues(RankedPlaces):
         given_back = plan.drop_chunks(victim)
         victim.preemptions += 1
         keep = self._keep(victim)
-        gains, swapped = None if by is victim else by, keep is Keep.SWAP
+        gains, swapped = None if by is victim else by, keep is PreemptionMode.SWAP
         cause = PreemptionCause(victim, gains, displaced, wanted, swapped)
         plan.preemptions = (*plan.preemptions, cause)
         self.unseat(victim)
@@ -217,20 +217,21 @@ class Queues(RankedPlaces):
             self.policy.observe(Preempted(victim, self.now))
         return given_back
 
-    def _keep(self, victim: Request) -> Keep:
+    def _keep(self, victim: Request) -> PreemptionMode:
         memory = self.memory
         if not memory.cpu_total or victim.computed == 0 or not memory.cpu_room(victim):
-            return Keep.RECOMPUTE
+            return PreemptionMode.RECOMPUTE
         asked: Policy | Preemption = self.policy
-        keep: object = self.hooks.keep(victim, self.state)
+        keep: object = self.hooks.swap_or_recompute(victim, self.state)
         if keep is None:
             asked = self.preemption
-            keep = self.asked.keep(victim, self.state)
-        if isinstance(keep, Keep):
+            keep = self.asked.swap_or_recompute(victim, self.state)
+        if isinstance(keep, PreemptionMode):
             return keep
-        allowed = ", ".join(map(str, Keep))
+        allowed = ", ".join(map(str, PreemptionMode))
         raise PolicyError(
-            f"{type(asked).__name__}.keep gave {printed(keep)}: must be one of {allowed}"
+            f"{type(asked).__name__}.swap_or_recompute gave {printed(keep)}: must be one of "
+            f"{allowed}"
         )
 
     # -- who comes back ----------------------------------------------------------------------------
@@ -264,8 +265,8 @@ class Queues(RankedPlaces):
 
     # -- who goes on elsewhere, or comes from there ------------------------------------------------
 
-    def part(self, request: Request) -> int:
-        output_len = super().part(request)
+    def detach(self, request: Request) -> int:
+        output_len = super().detach(request)
         if self.observing:
             self.policy.observe(Left(request, self.now))
         return output_len
@@ -276,22 +277,22 @@ class Queues(RankedPlaces):
             self.policy.observe(Left(request, self.now))
         return output_len
 
-    def reserve(self, stand_in: StandIn, tokens: int, margin: int) -> bool:
+    def reserve(self, placeholder: Placeholder, tokens: int, margin: int) -> bool:
         """Memory for `tokens` tokens of who is to come, if it is its turn and there is room."""
         holdings = self.holdings
-        if holdings.covers(stand_in, tokens):
-            holdings.asking.pop(stand_in.id, None)
+        if holdings.covers(placeholder, tokens):
+            holdings.asking.pop(placeholder.id, None)
             return True
-        if self.next_to_hold(stand_in) and holdings.fill(stand_in, tokens, margin):
+        if self.next_to_hold(placeholder) and holdings.fill(placeholder, tokens, margin):
             return True
-        holdings.asking[stand_in.id] = stand_in
+        holdings.asking[placeholder.id] = placeholder
         return False
 
-    def board(self, stand_in: StandIn, output_len: int | None) -> None:
-        super().board(stand_in, output_len)
+    def attach(self, placeholder: Placeholder, output_len: int | None) -> None:
+        super().attach(placeholder, output_len)
         if self.observing:
-            self.policy.observe(Arrived(stand_in.of, self.now))
-            self.policy.observe(Admitted(stand_in.of, self.now))
+            self.policy.observe(Arrived(placeholder.of, self.now))
+            self.policy.observe(Admitted(placeholder.of, self.now))
 
     # -- who leaves --------------------------------------------------------------------------------
 
@@ -310,5 +311,7 @@ class Queues(RankedPlaces):
 
     def _guard(self, request: Request, now: float) -> None:
         """What it leaves in the cache is kept for as long as the policy says."""
-        seconds = self.hooks.lingers(request, self.state)
-        self.memory.guard(request, now + slips.seconds(self.policy, "lingers", seconds))
+        seconds = self.hooks.pin_prefix_for(request, self.state)
+        self.memory.guard(
+            request, now + policy_validation.seconds(self.policy, "pin_prefix_for", seconds)
+        )

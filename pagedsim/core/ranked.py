@@ -8,9 +8,9 @@ from typing import Any
 
 from pagedsim.core.drifting import DriftingQueue
 from pagedsim.core.errors import PolicyError, plain, printed
-from pagedsim.core.holdings import StandIn
+from pagedsim.core.holdings import Placeholder
 from pagedsim.core.memory import Memory
-from pagedsim.core.places import Limits, Places
+from pagedsim.core.places import BatchState, Limits
 from pagedsim.core.policy import Policy, overrides, rank_key, speed_of
 from pagedsim.core.ranking import Ranking
 from pagedsim.core.request import Request, State
@@ -18,8 +18,8 @@ from pagedsim.core.state import ServerState
 from pagedsim.core.waiting import ClientQueues, LateQueue, Queue, RankedQueue
 
 
-class RankedPlaces(Places):
-    """Places that ask the policy for ranks, where these can have changed."""
+class RankedBatchState(BatchState):
+    """BatchState that ask the policy for ranks, where these can have changed."""
 
     def __init__(
         self, memory: Memory, limits: Limits, policy: Policy, sorts_late: bool = False
@@ -173,7 +173,7 @@ class RankedPlaces(Places):
         if not (holdings.asking or holdings.standing):
             return False
         some = (*holdings.asking.values(), *holdings.standing.values())
-        return self._before_waiting([stand_in.of for stand_in in some])
+        return self._before_waiting([placeholder.of for placeholder in some])
 
     @property
     def others(self) -> bool:
@@ -184,16 +184,16 @@ class RankedPlaces(Places):
         """Whether those who wait must not start yet."""
         return self.swapped_first() or self.coming_first()
 
-    def next_to_hold(self, stand_in: StandIn) -> bool:
+    def next_to_hold(self, placeholder: Placeholder) -> bool:
         """Whether nobody goes before it to get memory."""
         if self.waiting and self.waiting.head is self.favoured:
             return False
-        if stand_in.tables:
+        if placeholder.tables:
             return True  # who holds some already goes on first, to be done with it
-        rivals = [*self.holdings.asking.values(), stand_in]
+        rivals = [*self.holdings.asking.values(), placeholder]
         if any(rival.tables for rival in rivals):
             return False
         if not self.ranked:
-            return rivals[0] is stand_in and not self.swapped
+            return rivals[0] is placeholder and not self.swapped
         others = (*(rival.of for rival in rivals), *self.swapped)
-        return self.order(stand_in.of) <= min(map(self.order, others))
+        return self.order(placeholder.of) <= min(map(self.order, others))

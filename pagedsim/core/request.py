@@ -7,8 +7,8 @@ from enum import Enum
 from numbers import Integral
 from typing import Any, Final, cast
 
-from pagedsim.core.clock import Rider
 from pagedsim.core.compiled import mypyc_attr
+from pagedsim.core.decode_clock import DecodeEntry
 from pagedsim.core.errors import RequestError
 from pagedsim.core.sampling import SamplingParams
 
@@ -44,7 +44,7 @@ _NEW: Final = State.NEW
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Request(Rider):
+class Request(DecodeEntry):
     """One request, seen the same by policies, by both executors and by the metrics.
 
     Everything public is what a real server knows; the scheduler alone changes it. A request that
@@ -127,7 +127,7 @@ class Request(Rider):
             )
         if length < 1:
             raise RequestError(f"request {id!r}: prompt of {length} tokens: at least 1")
-        Rider.__init__(self, length, params.width)
+        DecodeEntry.__init__(self, length, params.width)
         self.params = params
         self.arrival = arrival
         self.priority = priority
@@ -165,7 +165,7 @@ class Request(Rider):
         )
 
     @property
-    def told(self) -> int:
+    def sampled_count(self) -> int:
         """Of the tokens generated, how many an executor has told of."""
         return len(self.outputs[0]) if self.outputs else 0
 

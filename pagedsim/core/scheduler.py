@@ -7,9 +7,10 @@ argument) and does no work itself: an executor carries each plan out and commits
 and the moves between, is the queues' affair (`queues.py`); how a step is composed of these moves
 is the batching's (`batching/`); which request runs first is the policy's.
 
-With `async_scheduling` a step is planned while the one before it runs: `launch` says that a plan
-is under way and everybody in it is a token longer, `tell`, later, which tokens these are, and who
-has ended. So whatever the tokens decide is known one step late. `commit` is both at once.
+With `async_scheduling` a step is planned while the one before it runs: `dispatch` says that a plan
+is under way and every request in it is a token longer, `complete`, later, which tokens these are,
+and which requests have ended. So whatever the tokens decide is known one step late. `commit` is
+both at once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
+from pagedsim.core.admission_forecast import AdmissionForecast
 from pagedsim.core.answer import Tokens, refuse_answer, refuse_parents, sampled_in
 from pagedsim.core.batching import Batching
 from pagedsim.core.compiled import mypyc_attr
@@ -26,7 +28,6 @@ from pagedsim.core.gate import Gate
 from pagedsim.core.integrity import check_places
 from pagedsim.core.memory import Memory
 from pagedsim.core.misfits import refuse_misfits
-from pagedsim.core.patience import Patience
 from pagedsim.core.places import Limits
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.policy import Policy, Preemption, overrides
@@ -90,7 +91,7 @@ class Scheduler(Gate):
         batching.refuse_misfits(queues)
         queues.spare = batching.spare(queues)
         memory.claim(queues.end_of)
-        memory.told_late = async_scheduling
+        memory.async_results = async_scheduling
 
         super().__init__(queues, policy, batching)
         # For whoever looks from outside, each the same object as that of the queues.
@@ -99,7 +100,7 @@ class Scheduler(Gate):
         self.running = queues.running
         self.swapped = queues.swapped
 
-        self._patience = Patience(queues, batching)
+        self._forecast = AdmissionForecast(queues, batching)
         self._watched = overrides(policy, "served")
         self.lasting_plans = True
         """Whether a plan's `decodes` can be asked for when it has been committed, too. Whoever
@@ -122,9 +123,9 @@ class Scheduler(Gate):
         return len(self.requests)
 
     @property
-    def untold(self) -> Collection[StepPlan]:
+    def in_flight(self) -> Collection[StepPlan]:
         """The plans that were launched and are not told of, the oldest first."""
-        return self.queues.untold
+        return self.queues.in_flight
 
     @property
     def runnable(self) -> bool:
@@ -144,17 +145,17 @@ class Scheduler(Gate):
         queues = self.queues
         if self.pending is not None:
             raise PlanError(f"plan {self.pending.number} is not committed yet")
-        untold = queues.untold
-        if untold and len(untold) > self.async_scheduling:
-            raise PlanError(f"plan {untold[0].number} is not told of yet")
+        in_flight = queues.in_flight
+        if in_flight and len(in_flight) > self.async_scheduling:
+            raise PlanError(f"plan {in_flight[0].number} is not told of yet")
         queues.now = now
         self.disturbed = False
-        plan = StepPlan(queues.step, now, bool(untold))
+        plan = StepPlan(queues.step, now, bool(in_flight))
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
         try:
-            if self._unheard:
-                self._hear()
+            if self._pending_events:
+                self._deliver_events()
             if queues.guarding:
                 self.memory.unguard(now)
             if queues.expiring:
@@ -173,7 +174,7 @@ class Scheduler(Gate):
             plan.moves = memory.drain()
         queues.step += 1
         if self.lasting_plans or self._watched or self.async_scheduling or memory.with_tokens:
-            plan.call_roll()
+            plan.materialise_decodes()
         self.pending = plan
         return plan
 
@@ -193,22 +194,22 @@ class Scheduler(Gate):
         """
         if plan is not self.pending:
             self._refuse_stale(plan)
-        if self.queues.untold:
-            raise PlanError(f"plan {self.queues.untold[0].number} is not told of yet")
+        if self.queues.in_flight:
+            raise PlanError(f"plan {self.queues.in_flight[0].number} is not told of yet")
         if tokens is not None or finished or parents or self.memory.with_tokens:
             self._check_answer(plan, tokens, finished, parents, self.clock.riders)
         self.pending = None
-        self.queues.launch(plan)
-        return self._tell(plan, now, tokens, finished, parents)
+        self.queues.dispatch(plan)
+        return self._complete(plan, now, tokens, finished, parents)
 
-    def launch(self, plan: StepPlan) -> None:
+    def dispatch(self, plan: StepPlan) -> None:
         """The step is under way: everybody in it counts as a token longer from now on."""
         self._refuse_stale(plan)
         self.pending = None
-        self.queues.launch(plan)
-        self.queues.untold.append(plan)
+        self.queues.dispatch(plan)
+        self.queues.in_flight.append(plan)
 
-    def tell(
+    def complete(
         self,
         plan: StepPlan,
         now: float,
@@ -220,13 +221,13 @@ class Scheduler(Gate):
 
         Requests that ended before it, or were aborted, need not be told of.
         """
-        untold = self.queues.untold
-        if not untold or plan is not untold[0]:
+        in_flight = self.queues.in_flight
+        if not in_flight or plan is not in_flight[0]:
             raise PlanError(f"plan {plan.number} was not launched, or is not the next to tell of")
         if tokens is not None or finished or parents or self.memory.with_tokens:
             self._check_answer(plan, tokens, finished, parents, None)
-        untold.popleft()
-        return self._tell(plan, now, tokens, finished, parents)
+        in_flight.popleft()
+        return self._complete(plan, now, tokens, finished, parents)
 
     def expect_tokens(self) -> None:
         """The executor will tell sampled tokens; otherwise that is found out when it first does."""
@@ -249,7 +250,7 @@ class Scheduler(Gate):
         if tokens is not None:
             self.expect_tokens()
 
-    def _tell(
+    def _complete(
         self,
         plan: StepPlan,
         now: float,
@@ -257,7 +258,7 @@ class Scheduler(Gate):
         finished: Mapping[RequestId, str] | None,
         parents: Mapping[RequestId, Sequence[int]] | None,
     ) -> list[Request]:
-        """All that `launch` could not know: when the step ended, and what was sampled."""
+        """All that `dispatch` could not know: when the step ended, and what was sampled."""
         queues = self.queues
         queues.now = now
         for chunk in plan.chunks:
@@ -312,37 +313,37 @@ class Scheduler(Gate):
 
     # -- many steps at once ----------------------------------------------------------------------
 
-    def quiet(self, plan: StepPlan, limit: int = 64) -> int:
+    def uneventful(self, plan: StepPlan, limit: int = 64) -> int:
         """How many steps after `plan` would be the same, if nobody arrives and nobody aborts.
 
-        In these everybody decodes, nobody ends, and no policy could decide anything: `glide` may
-        be called that many times instead of `commit` and `plan`. With `async_scheduling`, where
-        `plan` is the one that was launched, `grow_ahead` and `glide_ahead` instead of `plan`,
-        `launch` and `tell`, until somebody ends.
+        In these the whole batch decodes, no request ends, and the policy has nothing to decide:
+        `fast_forward` may be called that many times instead of `commit` and `plan`. With
+        `async_scheduling`, where `plan` is in flight, `grow_ahead` and `fast_forward_ahead` replace
+        `plan`, `dispatch` and `complete`, until a request ends.
         """
         queues = self.queues
         if self.disturbed or not plan.decode_count or plan.chunks:
             return 0
         if plan is not self.pending:
-            alone = len(queues.untold) == 1 and plan is queues.untold[0]
+            alone = len(queues.in_flight) == 1 and plan is queues.in_flight[0]
             if not alone or self._tiered or plan.decodes is not queues.decoding():
                 return 0
             if plan.ending:
                 limit = 1  # who ends is in the next step, too, and leaves when that is under way
-        elif queues.untold:
+        elif queues.in_flight:
             return 0
         if self.memory.with_tokens or self._watched:
             return 0
         if plan.held or plan.copies or plan.swap_in or plan.took_memory or plan.rejected:
             return 0
-        limit = self._patience.stretch(plan, limit)
+        limit = self._forecast.stretch(plan, limit)
         after, ends = self.clock.tick + 1, self.clock.ends
         for tick in range(after, after + limit):
             if tick in ends:  # which does not show in a step that is planned before
-                return tick - after + bool(queues.untold)
+                return tick - after + bool(queues.in_flight)
         return limit
 
-    def glide(self, plan: StepPlan, now: float) -> bool:
+    def fast_forward(self, plan: StepPlan, now: float) -> bool:
         """Commit `plan` and, where memory allows it, plan the same step again in its place.
 
         If not, the plan is merely committed, and another is to be planned as usual.
@@ -352,7 +353,7 @@ class Scheduler(Gate):
         queues, memory = self.queues, self.memory
         queues.now = now
         self.clock.tick += 1
-        if not self._patience.lasts(plan):
+        if not self._forecast.lasts(plan):
             self.pending = None
             return False
         plan.number = queues.step
@@ -368,14 +369,14 @@ class Scheduler(Gate):
         """While `plan` is under way, take the memory for the same step again, if there is any."""
         queues = self.queues
         queues.now = now
-        return self._patience.lasts(plan)
+        return self._forecast.lasts(plan)
 
     @property
     def ends_next(self) -> bool:
         """Whether any request gets its last token in the step after those that are planned."""
         return self.clock.tick + 1 in self.clock.ends
 
-    def glide_ahead(self, plan: StepPlan, now: float) -> list[Request]:
+    def fast_forward_ahead(self, plan: StepPlan, now: float) -> list[Request]:
         """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends
         `now`, and have the new one in its place. Returns who has ended."""
         queues, clock, memory = self.queues, self.clock, self.memory

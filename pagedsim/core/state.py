@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from hashlib import blake2b
 
-from pagedsim.core.places import Places
+from pagedsim.core.places import BatchState
 from pagedsim.core.prefill import stored
 from pagedsim.core.request import Request
 
@@ -15,7 +15,7 @@ class ServerState:
 
     __slots__ = ("_places",)
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: BatchState) -> None:
         self._places = places
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from pagedsim.core.batching import Batching
 from pagedsim.core.errors import AnswerError, ConfigError, is_whole, plain, printed
 from pagedsim.core.memory import Fit, Memory, Move, Place, Tier, Usage
-from pagedsim.core.slips import refuse_signatures
+from pagedsim.core.policy_validation import refuse_signatures
 
 T = TypeVar("T")
 
@@ -217,10 +217,10 @@ MEMORY = Contract(
         "cpu_free": _COUNT,
         "cpu_peak": whole(0, none=True),
         "lookup": Rule("a list of block numbers from 0, below {part.total}", _blocks),
-        **dict.fromkeys(("wavers", "grow", "cpu_room", "holds"), FLAG),
+        **dict.fromkeys(("hit_may_change", "grow", "cpu_room", "holds"), FLAG),
         "fit": rule(f"one of {', '.join(map(str, Fit))}", lambda answer: isinstance(answer, Fit)),
         **dict.fromkeys(("need", "stride"), whole(1, none=True)),
-        **dict.fromkeys(("lacking", "filled_blocks", "swap_need"), _COUNT),
+        **dict.fromkeys(("blocks_needed", "filled_blocks", "swap_need"), _COUNT),
         **dict.fromkeys(("swap_out", "swap_in"), _PAIRS),
         "place": rule("a Place", lambda answer: isinstance(answer, Place)),
         "drain": rule(

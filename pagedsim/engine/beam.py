@@ -106,11 +106,11 @@ class Beams:
         # The candidates beyond the best `width` are only there to go on, not to win.
         ended = [c for c in candidates[:width] if c.token in self.ends]
         outputs = request.outputs or [[]] * width
-        length = request.told + 1
+        length = request.sampled_count + 1
         self._finish((c.logprob, [*outputs[c.parent], c.token], "stop") for c in ended)
         self._contenders = width - len(ended)
         self._logprobs = [c.logprob for c in going]
-        parents = [c.parent for c in going] if request.told else None
+        parents = [c.parent for c in going] if request.sampled_count else None
         answer = Continuation([c.token for c in going], parents)
         if length >= self._limit:
             return answer, "length"
@@ -162,7 +162,7 @@ class Beams:
             outputs = request.outputs or [[]] * rows
             settings = penalties([params] * rows, logprobs.device)
             logprobs = penalise(logprobs, settings, [request.prompt or ()] * rows, outputs)
-        if request.told < params.min_tokens:
+        if request.sampled_count < params.min_tokens:
             logprobs = forbid(logprobs, [tuple(self.ends)] * rows)
         return logprobs
 

@@ -339,7 +339,7 @@ class LLMEngine:
             outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
             flight = Flight(plan)
             flight.prepare(partial(self._parts, plan, before))
-            self.scheduler.launch(plan)
+            self.scheduler.dispatch(plan)
         if not self._defers:
             flight.launch(self._sampler)
         return flight
@@ -362,7 +362,7 @@ class LLMEngine:
         if self.observer is not None:
             self.observer.step(plan, start, self.end, self.scheduler)
         self._untold.remove(plan)
-        finished = self.scheduler.tell(plan, self.end, *answers)
+        finished = self.scheduler.complete(plan, self.end, *answers)
         outputs += [self._leave(request, request.finish_reason or "") for request in finished]
         if self._streamed:
             outputs += [
@@ -397,7 +397,7 @@ class LLMEngine:
             self.runner.forget()
             for plan in plans:
                 if self.scheduler.pending is plan:
-                    self.scheduler.launch(plan)
+                    self.scheduler.dispatch(plan)
             for plan in plans:
-                self.scheduler.tell(plan, now, {}, {})
+                self.scheduler.complete(plan, now, {}, {})
         return outputs

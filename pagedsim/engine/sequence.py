@@ -217,7 +217,7 @@ class Sequences:
         if token in self.ends:
             stop = self._stop_reason(token)
         elif self._params.stop and line.text is not None:
-            enough = self.request.told + 1 >= self._params.min_tokens
+            enough = self.request.sampled_count + 1 >= self._params.min_tokens
             found = line.text.push(token, watch=enough)
             if found is None:
                 return False

@@ -146,8 +146,8 @@ class _Retold(Scheduler):
     def commit(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
         return super().commit(plan, now, self._answers(plan))
 
-    def tell(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
-        return super().tell(plan, now, self._answers(plan))
+    def complete(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
+        return super().complete(plan, now, self._answers(plan))
 
     def _answers(self, plan: StepPlan) -> dict[RequestId, int | Continuation]:
         sampling = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
@@ -160,12 +160,12 @@ class _Retold(Scheduler):
 
     def _token(self, request: Request) -> int:
         sampled = self.outputs.get(request.id) or ()
-        if request.told >= len(sampled):
+        if request.sampled_count >= len(sampled):
             raise ConfigError(
                 f"{REQUESTS} has {len(sampled)} tokens in output_ids of request {request.id}, "
                 "who was given more"
             )
-        return sampled[request.told]
+        return sampled[request.sampled_count]
 
 
 def _scheduler(run: Recorded) -> Scheduler:

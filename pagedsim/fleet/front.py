@@ -341,7 +341,7 @@ class Front:
         """A replica that drains stops, if nobody is there. Whose scheduler is a step ahead may have
         to carry out one for nobody before that, so it has to be asked again."""
         here, scheduler = self.roster[member], member.scheduler
-        if here is not Standing.DRAINING or scheduler.unfinished or scheduler.untold:
+        if here is not Standing.DRAINING or scheduler.unfinished or scheduler.in_flight:
             return
         if not (scheduler.held or member.coming):  # for requests that come here, or leave
             scheduler.memory.forget()

@@ -117,7 +117,7 @@ class Handover:
 
     def _part(self, request: Request, source: Member, since: float) -> None:
         now = self.environment.now
-        source.scheduler.part(request, now)
+        source.scheduler.detach(request, now)
         source.account.went(request)
         self.waiting.append(Parted(request, source, since, now))
         self.front.pump()
@@ -152,7 +152,7 @@ class Handover:
             self.front.dismiss(request, State.FINISHED, "length", source.account.recorder)
             return
         target.makes_room(request)
-        tokens = target.scheduler.parcel(request).tokens
+        tokens = target.scheduler.kv_transfer(request).tokens
         if not (yield from self._send(way, tokens, since)):
             self._end(way)
             target.expect_no_more(request)
@@ -195,7 +195,7 @@ class Handover:
         """Until it decodes at the target."""
         request, target = way.request, way.target
         output_len = self.front.output_len(request)
-        while not target.scheduler.board(request, self.environment.now, output_len):
+        while not target.scheduler.attach(request, self.environment.now, output_len):
             yield from self._wait(way, target.boundary(request))
         target.expect_no_more(request)
         target.account.boarded(request)
@@ -306,10 +306,10 @@ class Handover:
             self._give_up(way)
             return
         way.left, way.decodes = self.environment.now, False
-        source.scheduler.part(request, way.left)
+        source.scheduler.detach(request, way.left)
         source.account.went(request)
         if self._has_room(way):
-            tokens = target.scheduler.parcel(request, carried).tokens
+            tokens = target.scheduler.kv_transfer(request, carried).tokens
             if (yield from self._send(way, tokens)):
                 yield from self._arrive(way)
                 self.migrations += 1
@@ -335,7 +335,7 @@ class Handover:
         for stage in range(STAGES):
             if not self._has_room(way):
                 return 0
-            parcel = target.scheduler.parcel(request, carried)
+            parcel = target.scheduler.kv_transfer(request, carried)
             if stage == STAGES - 1 or (stage and parcel.blocks <= LAST_BLOCKS):
                 break
             reached = request.computed

@@ -168,6 +168,6 @@ class Member:
 
     def let_go(self, request: Request) -> None:
         """What is held here for a request is not needed any more."""
-        self.scheduler.let_go(request)
+        self.scheduler.release_reservation(request)
         self.bell.ring()
         self.server.wake()

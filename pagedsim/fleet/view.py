@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf, nextafter
 from typing import Any, overload
 
-from pagedsim.core import Request, slips
+from pagedsim.core import Request, policy_validation
 from pagedsim.core.memory.prefix_index import PrefixIndex
 from pagedsim.fleet.member import Member
 from pagedsim.sim.step import step
@@ -120,12 +120,14 @@ class Seen:
         """How long a step takes it that computes `tokens` of a prompt after `cached` ones."""
         cost = self._member.cost
         answer = cost.step_seconds(step(tokens, cached=cached))
-        return slips.seconds(cost, "step_seconds", answer)
+        return policy_validation.seconds(cost, "step_seconds", answer)
 
     def decode_seconds(self, sequences: int, context: int) -> float:
         """How long a step of decodes takes it."""
         cost = self._member.cost
-        return slips.seconds(cost, "decode_seconds", cost.decode_seconds(sequences, context))
+        return policy_validation.seconds(
+            cost, "decode_seconds", cost.decode_seconds(sequences, context)
+        )
 
 
 def _as_it_was(name: str) -> Any:

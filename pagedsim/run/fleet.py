@@ -84,8 +84,8 @@ class FleetStage(Stage):
         self._refuse_strangers(moving)
         for place in self.places:
             gate = place.simulation.scheduler
-            gives = gate.no_part if moving or place.role == "prefill" else None
-            takes = gate.no_board if moving or place.role == "decode" else None
+            gives = gate.detach_error if moving or place.role == "prefill" else None
+            takes = gate.attach_error if moving or place.role == "decode" else None
             if reason := gives or takes:
                 why = "its router moves requests" if moving else f"role={place.role}"
                 raise ConfigError(f"fleet.pools.{place.pool or place.name}: {why}: {reason}")

@@ -9,15 +9,15 @@ from pagedsim.build import (
     BATCHINGS,
     POLICIES,
     PREEMPTIONS,
+    accepts,
     make_batching,
     make_memory,
     make_policy,
     make_preemption,
     make_scheduler,
-    offered,
-    offered_policy,
-    origins,
-    takes,
+    plugin_policies,
+    plugin_policy,
+    plugin_sources,
 )
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
@@ -52,9 +52,9 @@ def _lines() -> Iterator[str]:
     for name, kind in POLICIES.items():
         yield ""
         yield from _entry(name, kind)
-        for origin in origins(name):
+        for origin in plugin_sources(name):
             yield from hanging("", INDENT, f"not that of {origin}: the name is taken")
-    for name in offered():
+    for name in plugin_policies():
         yield ""
         yield from _of_others(name)
     yield ""
@@ -69,7 +69,7 @@ def _lines() -> Iterator[str]:
 def _of_others(name: str) -> Iterator[str]:
     """What a package offers, or why it cannot be had."""
     try:
-        kind = offered_policy(name)
+        kind = plugin_policy(name)
     except ConfigError as error:
         yield from hanging(name, INDENT, f"not there: {error}")
         return
@@ -79,7 +79,7 @@ def _of_others(name: str) -> Iterator[str]:
 def _entry(name: str, kind: type[Policy]) -> Iterator[str]:
     rule = " ".join((getdoc(kind) or "").split("\n\n")[0].split())
     yield from hanging(name, INDENT, rule)
-    if takes(kind, "of"):
+    if accepts(kind, "of"):
         yield from hanging("", INDENT, "around: any other, policy.of=NAME")
     if kind.paper:
         yield from hanging("", INDENT, f"from: {kind.paper}")
@@ -94,7 +94,7 @@ def misfits(name: str) -> list[str]:
     found = []
     for batching in BATCHINGS:
         for preemption, make in PREEMPTIONS.items():
-            if takes(make, "prices"):
+            if accepts(make, "prices"):
                 continue  # as swap
             try:
                 make_scheduler(

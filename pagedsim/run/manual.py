@@ -12,7 +12,7 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
-from pagedsim.build import offered
+from pagedsim.build import plugin_policies
 from pagedsim.run.listing import experiments
 
 WIDTH = 96
@@ -233,7 +233,7 @@ def settings(of: Settings, config: DictConfig) -> Iterator[str]:
 
 def _group(group: str, meaning: str, default: str, without: str) -> Iterator[str]:
     """A group's line, and its options below it."""
-    own = offered() if group == "policy" else ()
+    own = plugin_policies() if group == "policy" else ()
     names = sorted([*(path.name.removesuffix(".yaml") for path in _options(group)), *own])
     starred = [f"{name}*" if name == default else name for name in names if name != without]
     yield from hanging(f"  {group}", _INDENT, meaning)

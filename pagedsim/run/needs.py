@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from pagedsim.core import Around, ConfigError, Policy
+from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.core.errors import stranger
 from pagedsim.core.policy import Need
 from pagedsim.workload import Workload
 from policies.drr import DRR
 from policies.slo import SLO
-from policies.victims import Yields
+from policies.victims import VictimRule
 from policies.vtc import VTC
 
 LACKS: Mapping[Need, tuple[Callable[[Workload], bool], str]] = {
@@ -83,12 +83,12 @@ def unmet(policy: Policy, workload: Workload) -> Iterator[tuple[Need, str]]:
         lacks, reason = LACKS[need]
         if lacks(workload):
             yield need, f"{type(policy).__name__} {reason}"
-    if isinstance(policy, Around):
-        yield from unmet(policy.of, workload)
+    if isinstance(policy, PolicyWrapper):
+        yield from unmet(policy.inner, workload)
 
 
 def _with_key(policy: Policy, key: str = "policy") -> Iterator[tuple[str, Policy]]:
     """A policy and those that it stands around, each with the key of its settings."""
     yield key, policy
-    if isinstance(policy, Around):
-        yield from _with_key(policy.of, key if isinstance(policy, Yields) else f"{key}.of")
+    if isinstance(policy, PolicyWrapper):
+        yield from _with_key(policy.inner, key if isinstance(policy, VictimRule) else f"{key}.of")

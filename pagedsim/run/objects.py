@@ -9,9 +9,9 @@ from importlib import import_module
 from inspect import isabstract, signature
 from typing import Any, TypeVar, cast
 
-from pagedsim.core import Around, ConfigError, PagedsimError
+from pagedsim.core import ConfigError, PagedsimError, PolicyWrapper
 from pagedsim.core.errors import is_whole, refuse_settings, require_whole, unknown
-from pagedsim.core.slips import refuse_signatures
+from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.core.vetting import raised_in_hook
 
 T = TypeVar("T")
@@ -95,9 +95,9 @@ def draws(part: object) -> bool:
         with suppress(ValueError):  # of compiled classes some have no signature
             if "seed" in signature(type(part)).parameters:
                 return True
-        if not isinstance(part, Around):
+        if not isinstance(part, PolicyWrapper):
             return False
-        part = part.of
+        part = part.inner
 
 
 def locate(path: str) -> Callable[..., Any]:

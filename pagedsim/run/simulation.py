@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pagedsim.core import slips
+from pagedsim.core import policy_validation
 from pagedsim.metrics.steps import Batches
 from pagedsim.run.backend import Settings, Stage
 from pagedsim.run.objects import draws
@@ -94,4 +94,4 @@ class Simulation(Stage):
         return known
 
     def notices(self) -> list[str]:
-        return slips.lines(self.cost, "notices", self.cost.notices)
+        return policy_validation.lines(self.cost, "notices", self.cost.notices)

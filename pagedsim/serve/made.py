@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedsim.config import Serve
-from pagedsim.core import Around, ConfigError, Policy
+from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.core.errors import not_installed, require_number, require_whole, shown
 from pagedsim.engine.observer import Observer
 from pagedsim.run.parts import backend_of
@@ -80,8 +80,8 @@ def _refuse_unpredicted(policy: Policy) -> None:
     if "predictor" in policy.needs:
         name = type(policy).__name__
         raise ConfigError(f"policy: {name} goes by predicted lengths, and clients predict none")
-    if isinstance(policy, Around):
-        _refuse_unpredicted(policy.of)
+    if isinstance(policy, PolicyWrapper):
+        _refuse_unpredicted(policy.inner)
 
 
 def _refuse_the_simulators(config: Mapping[str, Any]) -> None:

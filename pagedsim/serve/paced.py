@@ -245,15 +245,18 @@ class PacedEngine:
         lost = list(scheduler.requests.values()) if plan is None else self._touched(plan)
         outputs = [self._lost(one) for one in lost if one.alive]
         if scheduler.pending is not None:
-            scheduler.launch(scheduler.pending)
-        for untold in list(scheduler.untold):
-            scheduler.tell(untold, now)
+            scheduler.dispatch(scheduler.pending)
+        for untold in list(scheduler.in_flight):
+            scheduler.complete(untold, now)
         self._told.forget()
         self._begin(now)
         return outputs
 
     def _touched(self, plan: StepPlan) -> list[Request]:
-        touched = [*plan.touched, *(one for told in self.scheduler.untold for one in told.touched)]
+        touched = [
+            *plan.touched,
+            *(one for told in self.scheduler.in_flight for one in told.touched),
+        ]
         return list(dict.fromkeys(touched))
 
     def _lost(self, request: Request) -> RequestOutput:

@@ -6,8 +6,8 @@ from collections.abc import Generator
 
 import simpy
 
-from pagedsim.core import Request, StepPlan, slips
-from pagedsim.core.slips import LONGEST
+from pagedsim.core import Request, StepPlan, policy_validation
+from pagedsim.core.policy_validation import LONGEST
 from pagedsim.sim.environment import NORMAL
 from pagedsim.sim.server import Server
 
@@ -71,7 +71,7 @@ class AheadServer(Server):
         if self.searching and self.scheduler.clock.wide:
             return now, ended
         scheduler, recorder = self.scheduler, self.recorder
-        quiet, waiting = scheduler.quiet(plan), -1
+        quiet, waiting = scheduler.uneventful(plan), -1
         until = self.environment.peek()
         while quiet and not scheduler.disturbed:
             # A seat comes free with the last step of a request, or when the one before it begins.
@@ -87,9 +87,9 @@ class AheadServer(Server):
             planned = len(scheduler.waiting)
             if end >= self._next_at:
                 self._let_in(end)  # before departures, as in a step that is planned by itself
-            ended = scheduler.glide_ahead(plan, end)
+            ended = scheduler.fast_forward_ahead(plan, end)
             plan.waiting = planned
-            quiet = scheduler.quiet(plan) if plan.ending else quiet - 1
+            quiet = scheduler.uneventful(plan) if plan.ending else quiet - 1
             now = end
         return now, ended
 
@@ -97,12 +97,12 @@ class AheadServer(Server):
         """How long a step takes."""
         took = self.asked.step_seconds(plan)
         if type(took) is not float or not 0.0 <= took <= LONGEST:
-            took = slips.seconds(self.cost, "step_seconds", took)
+            took = policy_validation.seconds(self.cost, "step_seconds", took)
         return took
 
     def _launched(self, now: float) -> StepPlan:
         plan = self.scheduler.plan(now)
-        self.scheduler.launch(plan)
+        self.scheduler.dispatch(plan)
         return plan
 
     def _land(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
@@ -123,7 +123,7 @@ class AheadServer(Server):
                 self._let_in(end)
         self.recorder.step(plan, now, end, self.scheduler)
         parents = self.beams.parents(plan) if self.searching else None
-        ended = self.scheduler.tell(plan, end, None, None, parents)
+        ended = self.scheduler.complete(plan, end, None, None, parents)
         if ended:
             yield from self._part_with(ended, end)
         if self.outside is not None and self.outside.waits_for(plan):

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import simpy
 
-from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan, slips
+from pagedsim.core import PagedsimError, Request, RequestId, Scheduler, StepPlan, policy_validation
 from pagedsim.core.plan import Rejection
-from pagedsim.core.slips import LONGEST
+from pagedsim.core.policy_validation import LONGEST
 from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
@@ -235,7 +235,7 @@ class Server:
             took = self.asked.decode_seconds(plan.decode_count, plan.decode_context)
             hook = "decode_seconds"
         if type(took) is not float or not 0.0 <= took <= LONGEST:
-            took = slips.seconds(self.cost, hook, took)
+            took = policy_validation.seconds(self.cost, hook, took)
         end = begin + took
         if plan.moves:
             end = self._moved(plan, now, begin, end)
@@ -257,7 +257,7 @@ class Server:
         # In a beam search no step is like the one before it.
         if plan.chunks or not self.fast_forward or (self.searching and self.scheduler.clock.wide):
             return 0
-        return self.scheduler.quiet(plan)
+        return self.scheduler.uneventful(plan)
 
     def _glide(self, plan: StepPlan, end: float, quiet: int) -> tuple[float, float, int]:
         """Repeat a step that ends at `end` up to `quiet` times, until anything else may happen.
@@ -271,12 +271,12 @@ class Server:
         if self._next_at < until:
             until = self._next_at  # nothing happens before
         while quiet:
-            if not scheduler.glide(plan, end):
+            if not scheduler.fast_forward(plan, end):
                 return end, end, 0
             quiet -= 1
             took = seconds(sequences, plan.decode_context)
             if type(took) is not float or not 0.0 <= took <= LONGEST:
-                took = slips.seconds(self.cost, "decode_seconds", took)
+                took = policy_validation.seconds(self.cost, "decode_seconds", took)
             start, end = end, end + took
             if plan.moves:  # nothing but what makes room: the step itself takes no longer
                 self._moved(plan, start, start, end)
@@ -343,7 +343,7 @@ class Server:
         """How long so many blocks take over the bus."""
         if not blocks:
             return 0.0
-        return slips.seconds(self.cost, "swap_seconds", self.asked.swap_seconds(blocks))
+        return policy_validation.seconds(self.cost, "swap_seconds", self.asked.swap_seconds(blocks))
 
     def _awaited(self, plan: StepPlan) -> bool:
         """Whether somebody acts when this step has ended."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pagedsim.core import ConfigError, Tier, slips
+from pagedsim.core import ConfigError, Tier, policy_validation
 from pagedsim.core.errors import (
     refuse_settings,
     require_flag,
@@ -64,7 +64,8 @@ class TierSpec:
 
     def _way(self, gb_s: float | None, replica: Replica, cost: CostModel) -> Way:
         one, two = (
-            slips.seconds(cost, "swap_seconds", cost.swap_seconds(blocks)) for blocks in (1, 2)
+            policy_validation.seconds(cost, "swap_seconds", cost.swap_seconds(blocks))
+            for blocks in (1, 2)
         )
         bus = two - one
         fixed = one - bus
@@ -82,7 +83,7 @@ class Prices:
     def recompute_seconds(self, tokens: int) -> float:
         """Time to prefill `tokens` tokens."""
         answer = self.cost.recompute_seconds(tokens)
-        return slips.seconds(self.cost, "recompute_seconds", answer)
+        return policy_validation.seconds(self.cost, "recompute_seconds", answer)
 
     def load_seconds(self, level: int, blocks: int) -> float:
         """Time to load so many blocks from the tier of that level, if nobody else does."""

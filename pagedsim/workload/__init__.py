@@ -5,7 +5,7 @@ sessions whose turns wait for answers, `shared_prefix` one of stages over the sa
 reads one from a file; each gives a `Workload`, whose `requests()` are what a server is fed with.
 """
 
-from pagedsim.core.runs import TokenRuns
+from pagedsim.core.symbolic_prompt import SymbolicPrompt
 from pagedsim.workload.arrivals import (
     Arrivals,
     Burst,
@@ -69,7 +69,7 @@ __all__ = [
     "Rank",
     "Sessions",
     "SharedPrefixes",
-    "TokenRuns",
+    "SymbolicPrompt",
     "Traffic",
     "Uniform",
     "Workload",

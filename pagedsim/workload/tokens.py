@@ -7,17 +7,17 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core.runs import STRIDE, TokenRuns
+from pagedsim.core.symbolic_prompt import STRIDE, SymbolicPrompt
 
 
 class Prompts(ABC):
     """The prompts of a workload, each made when it is asked for."""
 
     @abstractmethod
-    def __getitem__(self, row: int) -> TokenRuns:
+    def __getitem__(self, row: int) -> SymbolicPrompt:
         """The prompt of request `row`."""
 
-    def answer(self, row: int) -> TokenRuns | None:
+    def answer(self, row: int) -> SymbolicPrompt | None:
         """What is said to it, without an end, where other prompts quote it."""
         return None
 
@@ -48,14 +48,14 @@ class PrefixedPrompts(Prompts):
     def shrunk(self, times: int, prompt_len: NDArray[np.int32]) -> Prompts:
         return PrefixedPrompts(self.prefix, self.prefix_len // times, prompt_len, self.own)
 
-    def __getitem__(self, row: int) -> TokenRuns:
+    def __getitem__(self, row: int) -> SymbolicPrompt:
         which = row if self.own is None else int(self.own[row])
         own, length = self._first_own + which, int(self.prompt_len[row])
         prefix = int(self.prefix[row])
         if prefix < 0:
-            return TokenRuns(((own, length),))
+            return SymbolicPrompt(((own, length),))
         shared = min(int(self.prefix_len[row]), length)
-        return TokenRuns(((prefix, shared), (own, length - shared)))
+        return SymbolicPrompt(((prefix, shared), (own, length - shared)))
 
 
 class BlockPrompts(Prompts):
@@ -76,9 +76,9 @@ class BlockPrompts(Prompts):
         self.prompt_len = prompt_len
         self.block = block
 
-    def __getitem__(self, row: int) -> TokenRuns:
+    def __getitem__(self, row: int) -> SymbolicPrompt:
         names = self.ids[self.starts[row] : self.starts[row + 1]].tolist()
-        return TokenRuns.blocks(names, self.block, int(self.prompt_len[row]))
+        return SymbolicPrompt.blocks(names, self.block, int(self.prompt_len[row]))
 
 
 class GrowingPrompts(Prompts):
@@ -107,7 +107,7 @@ class GrowingPrompts(Prompts):
         self._first_own = int(prefix.max(initial=-1)) + 1
         self._first_answer = self._first_own + len(base)
 
-    def __getitem__(self, row: int) -> TokenRuns:
+    def __getitem__(self, row: int) -> SymbolicPrompt:
         streams, ends, at = list[int](), list[int](), row  # from the last run on
         end = self.prompt_len.item(at)
         while (base := self.base.item(at)) >= 0:
@@ -127,7 +127,7 @@ class GrowingPrompts(Prompts):
         if shared:
             streams.append(prefix)
             ends.append(shared)
-        return TokenRuns.up_to(streams[::-1], ends[::-1])
+        return SymbolicPrompt.up_to(streams[::-1], ends[::-1])
 
-    def answer(self, row: int) -> TokenRuns:
-        return TokenRuns.up_to([self._first_answer + row], [STRIDE - 1])
+    def answer(self, row: int) -> SymbolicPrompt:
+        return SymbolicPrompt.up_to([self._first_answer + row], [STRIDE - 1])

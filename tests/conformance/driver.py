@@ -94,8 +94,8 @@ def drive(workload: Workload, glide: bool = False, check_every: int = 1) -> Iter
             step = {"step": now} | record(scheduler, plan)
             finished: list[Request] = []
             nobody_comes = not coming or coming[0][0] > now + 1
-            if glide and nobody_comes and scheduler.quiet(plan, 1):
-                plan = plan if scheduler.glide(plan, now + 1) else None
+            if glide and nobody_comes and scheduler.uneventful(plan, 1):
+                plan = plan if scheduler.fast_forward(plan, now + 1) else None
             else:
                 finished = scheduler.commit(plan, now + 1, sampled(plan) if tells else None)
                 plan = None

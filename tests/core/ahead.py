@@ -70,7 +70,7 @@ class AheadRun(Run):
         parents = None
         if not self.case.tells_tokens:
             answers, parents = self._untold(plan, answers)
-        scheduler.launch(plan)
+        scheduler.dispatch(plan)
         self._audit_queues()
         for name, answer in answers.items():
             self._store(self.known[name], answer)
@@ -98,7 +98,9 @@ class AheadRun(Run):
 
     def _tell(self, flight: Flight) -> list[Request]:
         tokens = flight.answers if self.case.tells_tokens else None
-        return self.scheduler.tell(flight.plan, self.now, tokens, flight.finished, flight.parents)
+        return self.scheduler.complete(
+            flight.plan, self.now, tokens, flight.finished, flight.parents
+        )
 
     @staticmethod
     def _samplers(plan: StepPlan) -> list[Request]:

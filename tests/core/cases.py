@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pagedsim.build import (
     POLICIES,
     PREEMPTIONS,
+    accepts,
     make_batching,
     make_memory,
     make_policy,
     make_preemption,
-    takes,
 )
 from pagedsim.core import (
     Batching,
@@ -55,7 +55,7 @@ ODD = (
 )
 DISPLACING = {
     *("remaining", "speeds", "lottery"),
-    *(name for name, kind in POLICIES.items() if takes(kind, "displace")),
+    *(name for name, kind in POLICIES.items() if accepts(kind, "displace")),
 }
 SHORT = {"quantum": 2.0, "starve": 9, "period": 3, "most": 3, "rate": 0.5, "ttl": 0.02}
 """Settings that make something happen within a few steps of a second each."""
@@ -161,7 +161,7 @@ class Server:
             case "counting":
                 return Counting()
         known = {**SHORT, "of": self.of, "displace": self.displace}
-        settings = {key: known[key] for key in known if takes(POLICIES[self.policy], key)}
+        settings = {key: known[key] for key in known if accepts(POLICIES[self.policy], key)}
         return make_policy(self.policy, victim=self.victim, **settings)
 
     def _preemption(self) -> Preemption:

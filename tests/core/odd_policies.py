@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from pagedsim.core import Arrived, Event, Keep, Left, Policy, Request, ServerState, StepPlan
+from pagedsim.core import (
+    Arrived,
+    Event,
+    Left,
+    Policy,
+    PreemptionMode,
+    Request,
+    ServerState,
+    StepPlan,
+)
 from pagedsim.core.policy import RankChanges
 
 
@@ -41,7 +50,9 @@ class RandomVictims(Policy):
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
 
-    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
         oldest = min(running, key=lambda request: request._order)
         return self.random.choice([r for r in running if r is not oldest] or [oldest])
 
@@ -49,8 +60,8 @@ class RandomVictims(Policy):
 class Mixed(Policy):
     """One victim is swapped, the next recomputed, the third as `preemption=` says."""
 
-    def keep(self, victim: Request, state: ServerState) -> Keep | None:
-        choices = (Keep.SWAP, Keep.RECOMPUTE, None)
+    def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
+        choices = (PreemptionMode.SWAP, PreemptionMode.RECOMPUTE, None)
         return choices[(victim._order + victim.preemptions) % 3]
 
 
@@ -83,7 +94,7 @@ class Lottery(Policy):
     def admit(self, request: Request, state: ServerState) -> bool:
         return state.draw(request, self.seed + 1) < 0.5 or not state.running
 
-    def sheds(self, request: Request, state: ServerState) -> str | None:
+    def should_reject(self, request: Request, state: ServerState) -> str | None:
         return "unlucky" if state.draw(request, self.seed + 2) < 0.01 else None
 
 
@@ -92,7 +103,7 @@ class DisplacingLottery(Lottery):
 
     displacing = True
 
-    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+    def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
         return state.draw(waiting, self.seed + 3) < 0.1
 
 

@@ -130,10 +130,10 @@ class Run:
 
     def _glide(self, plan: StepPlan) -> bool:
         """Fly over the quiet steps after `plan`; whether the last of them is committed."""
-        quiet = self.scheduler.quiet(plan)
+        quiet = self.scheduler.uneventful(plan)
         while quiet and self._undisturbed():
             self.now += 1
-            flies = self.scheduler.glide(plan, self.now)
+            flies = self.scheduler.fast_forward(plan, self.now)
             for request in plan.decodes:
                 self._record(self.known[request.id], Continuation((0,) * request.width))
             self._audit_commit(advanced=True)

@@ -11,10 +11,10 @@ from pagedsim.core import (
     Arrived,
     ConfigError,
     Event,
-    Keep,
     Left,
     Policy,
     Preempted,
+    PreemptionMode,
     PrefillFirst,
     Request,
     ReservedMax,
@@ -218,7 +218,9 @@ def test_a_victim_gives_back_the_chunk_that_this_step_planned_for_it() -> None:
     """Of 7 tokens p, first in order, had 6 and b 1; b takes p's memory, and c gets a token too."""
 
     class FirstYields(Priority):
-        def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+        def choose_victim(
+            self, running: Sequence[Request], needy: Request, state: ServerState
+        ) -> Request:
             return running[0]
 
     policy = FirstYields(displace=True)  # so that the batch is sorted, and p comes first
@@ -245,7 +247,9 @@ def test_a_victim_takes_back_the_copies_that_this_step_planned_for_it(
     """a's second sequence was given block 4, a copy of 1: it goes to the CPU straight from 1."""
 
     class FirstYields(Policy):
-        def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+        def choose_victim(
+            self, running: Sequence[Request], needy: Request, state: ServerState
+        ) -> Request:
             return running[0]
 
     server = Server(
@@ -499,11 +503,13 @@ class Witness(Policy):
         self.log.append(f"admit {request.id}")
         return True
 
-    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
         self.log.append(f"victim of {[r.id for r in running]} for {needy.id}")
-        return super().victim(running, needy, state)
+        return super().choose_victim(running, needy, state)
 
-    def keep(self, victim: Request, state: ServerState) -> Keep | None:
+    def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
         self.log.append(f"keep {victim.id}")
         return None
 
@@ -595,8 +601,8 @@ def test_a_no_to_one_holds_back_all_behind_it_until_it_is_a_yes() -> None:
 
 def test_keep_overrules_the_preemption_in_force() -> None:
     class SwapLong(Policy):
-        def keep(self, victim: Request, state: ServerState) -> Keep | None:
-            return Keep.SWAP if victim.prompt_len > 6 else None
+        def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
+            return PreemptionMode.SWAP if victim.prompt_len > 6 else None
 
     server = Server(7, cpu_blocks=8, policy=SwapLong(), preemption="recompute")
     server.add("a", 8)
@@ -615,7 +621,7 @@ def test_keep_is_not_asked_where_there_is_nothing_to_choose() -> None:
     """Without a CPU pool there is no swap, whatever a policy would say."""
 
     class Insists(Policy):
-        def keep(self, victim: Request, state: ServerState) -> Keep | None:
+        def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
             raise AssertionError("asked")
 
     server = Server(4, policy=Insists())
@@ -627,7 +633,9 @@ def test_keep_is_not_asked_where_there_is_nothing_to_choose() -> None:
 
 def test_victim_may_be_anybody_who_runs() -> None:
     class First(Policy):
-        def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+        def choose_victim(
+            self, running: Sequence[Request], needy: Request, state: ServerState
+        ) -> Request:
             return running[0]
 
     server = Server(6, policy=First(), batching="unified")
@@ -642,7 +650,7 @@ def test_displaces_is_asked_only_of_a_policy_that_displaces() -> None:
         def __init__(self, displacing: bool) -> None:
             self.displacing = displacing
 
-        def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+        def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
             return waiting.id == "u"
 
     server = Server(policy=Everybody(True), max_seqs=1)
@@ -737,16 +745,18 @@ def test_no_policy_can_read_how_long_an_output_will_be(batching: str) -> None:
             self.look("admit", request, *public(state))
             return True
 
-        def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
-            self.look("displaces", waiting, running, *public(state))
+        def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
+            self.look("may_preempt", waiting, running, *public(state))
             return False
 
-        def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
-            self.look("victim", running, needy, *public(state))
-            return super().victim(running, needy, state)
+        def choose_victim(
+            self, running: Sequence[Request], needy: Request, state: ServerState
+        ) -> Request:
+            self.look("choose_victim", running, needy, *public(state))
+            return super().choose_victim(running, needy, state)
 
-        def keep(self, victim: Request, state: ServerState) -> Keep | None:
-            self.look("keep", victim, *public(state))
+        def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
+            self.look("swap_or_recompute", victim, *public(state))
             return None
 
         def observe(self, event: Event) -> None:

@@ -18,7 +18,7 @@ from pagedsim.core import (
     State,
     Unified,
 )
-from pagedsim.core.holdings import StandIn
+from pagedsim.core.holdings import Placeholder
 from pagedsim.core.memory.buddy import BuddyAllocator
 from pagedsim.core.memory.reserved import ReservedMemory
 from policies.preemption import Recompute, Swap
@@ -179,20 +179,20 @@ def test_queues(server: Callable[[], Busy], plant: Callable[[Busy], None], named
 # -- what is held for others -------------------------------------------------------------------
 
 
-def held(busy: Busy) -> StandIn:
+def held(busy: Busy) -> Placeholder:
     """`solo` has gone, and its blocks stay."""
-    busy.scheduler.part(busy.solo, busy.scheduler.now)
+    busy.scheduler.detach(busy.solo, busy.scheduler.now)
     busy.scheduler.check()
-    return busy.scheduler.queues.holdings.stand_ins["solo"]
+    return busy.scheduler.queues.holdings.placeholders["solo"]
 
 
 def held_and_served(busy: Busy) -> None:
-    busy.scheduler.queues.holdings.stand_ins["long"] = StandIn(busy.long, order=9)
+    busy.scheduler.queues.holdings.placeholders["long"] = Placeholder(busy.long, order=9)
 
 
 def holds_less_than_there_is(busy: Busy) -> None:
-    stand_in = held(busy)
-    busy.paged._drop([stand_in.tables[0].pop()])
+    placeholder = held(busy)
+    busy.paged._drop([placeholder.tables[0].pop()])
 
 
 def holds_what_is_free(busy: Busy) -> None:
@@ -204,9 +204,9 @@ def loses_what_is_held(busy: Busy) -> None:
 
 
 def asks_for_nothing(busy: Busy) -> None:
-    stand_in = held(busy)
-    busy.scheduler.let_go(busy.solo)
-    busy.scheduler.queues.holdings.asking["solo"] = stand_in
+    placeholder = held(busy)
+    busy.scheduler.release_reservation(busy.solo)
+    busy.scheduler.queues.holdings.asking["solo"] = placeholder
 
 
 @pytest.mark.parametrize(

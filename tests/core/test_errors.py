@@ -430,7 +430,7 @@ def test_tokens_told_late_are_refused() -> None:
     refused(
         server,
         PlanError,
-        "plan 1: tokens are told, though 1 requests got theirs untold",
+        "plan 1: tokens are told, though 1 requests decoded without reported tokens",
         lambda: server.scheduler.commit(plan, 9.0, {"a": 1}),
     )
     server.commit(plan)
@@ -480,7 +480,7 @@ def test_an_executor_may_end_a_request_and_say_why() -> None:
 
 def test_a_victim_who_is_no_candidate() -> None:
     class Stranger(Policy):
-        def victim(self, running: Any, needy: Request, state: ServerState) -> Request:
+        def choose_victim(self, running: Any, needy: Request, state: ServerState) -> Request:
             return Request("x", 1)
 
     server = Server(blocks=4, policy=Stranger())
@@ -489,8 +489,8 @@ def test_a_victim_who_is_no_candidate() -> None:
     server.step()
     with says(
         PolicyError,
-        "Stranger.victim gave Request('x', new, 1+0 tokens): must be one of the requests that it "
-        "was given",
+        "Stranger.choose_victim gave Request('x', new, 1+0 tokens): must be one of the requests "
+        "that it was given",
     ):
         server.plan()
 

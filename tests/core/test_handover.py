@@ -35,10 +35,10 @@ def decoding(server: Server, name: str = "r", prompt: int = 6, output: int = 9) 
 
 
 def move(request: Request, here: Server, there: Server) -> None:
-    output_len = here.scheduler.part(request, here.now)
+    output_len = here.scheduler.detach(request, here.now)
     assert there.scheduler.reserve(request, there.now)
-    assert there.scheduler.board(request, there.now, output_len)
-    here.scheduler.let_go(request)
+    assert there.scheduler.attach(request, there.now, output_len)
+    here.scheduler.release_reservation(request)
     here.scheduler.check()
     there.scheduler.check()
 
@@ -66,23 +66,23 @@ def test_a_request_goes_on_elsewhere(batching: str, cache: bool) -> None:
 def test_its_blocks_stay_until_they_are_let_go() -> None:
     here = Server()
     request = decoding(here)
-    here.scheduler.part(request, here.now)
+    here.scheduler.detach(request, here.now)
     assert (here.free, request.tables, request.state) == (98, (), State.AWAY)
     assert here.queues == {}
     assert list(here.scheduler.held) == [request]
     here.step()
-    here.scheduler.let_go(request)
+    here.scheduler.release_reservation(request)
     assert here.free == 100
     with pytest.raises(RequestError, match="'r': no memory is held for it here"):
-        here.scheduler.let_go(request)
+        here.scheduler.release_reservation(request)
 
 
 def test_who_has_parted_may_come_back_to_its_blocks() -> None:
     here = Server()
     request = decoding(here)
     blocks = request.tables
-    output_len = here.scheduler.part(request, here.now)
-    assert here.scheduler.board(request, here.now, output_len)
+    output_len = here.scheduler.detach(request, here.now)
+    assert here.scheduler.attach(request, here.now, output_len)
     assert request.tables == blocks
     assert here.drain() == ["r"]
     assert request.generated == 9
@@ -91,13 +91,13 @@ def test_who_has_parted_may_come_back_to_its_blocks() -> None:
 def test_blocks_of_who_was_elsewhere_meanwhile_are_not_its_own() -> None:
     here, there = Server(), Server()
     request = decoding(here)
-    output_len = here.scheduler.part(request, 1.0)
+    output_len = here.scheduler.detach(request, 1.0)
     assert there.scheduler.reserve(request, 1.0)
-    assert there.scheduler.board(request, 1.0, output_len)
+    assert there.scheduler.attach(request, 1.0, output_len)
     there.step()
-    there.scheduler.part(request, 2.0)
+    there.scheduler.detach(request, 2.0)
     with pytest.raises(RequestError, match="6 tokens are kept here, and it has computed 7 by now"):
-        here.scheduler.board(request, 2.0, output_len)
+        here.scheduler.attach(request, 2.0, output_len)
     with pytest.raises(RequestError, match="its memory is kept here: board, or let go"):
         here.scheduler.reserve(request, 2.0)
 
@@ -106,10 +106,10 @@ def test_memory_that_is_let_go_is_there_in_the_next_step() -> None:
     here = Server(blocks=4)
     request = decoding(here, prompt=14)
     here.add("next", 9, 1)
-    here.scheduler.part(request, here.now)
+    here.scheduler.detach(request, here.now)
     plan = here.plan()
     assert plan.idle
-    here.scheduler.let_go(request)
+    here.scheduler.release_reservation(request)
     here.commit(plan)
     assert here.step() == {"prefill": {"next": 9}, "finished": ["next"]}
 
@@ -153,16 +153,16 @@ def test_copies_go_on_while_it_decodes() -> None:
     here, there = Server(), Server(block_size=2)
     request = decoding(here)
     assert there.scheduler.reserve(request, 1.0)
-    assert there.scheduler.parcel(request) == (6, 3)
+    assert there.scheduler.kv_transfer(request) == (6, 3)
     here.steps(3)
     assert there.scheduler.reserve(request, 4.0)
-    assert there.scheduler.parcel(request, carried=6) == (3, 2)
+    assert there.scheduler.kv_transfer(request, carried=6) == (3, 2)
     here.step()
-    output_len = here.scheduler.part(request, 5.0)
+    output_len = here.scheduler.detach(request, 5.0)
     assert there.scheduler.reserve(request, 5.0)
-    assert there.scheduler.parcel(request, carried=9) == (1, 1)
-    assert there.scheduler.parcel(request, carried=10) == (0, 0)
-    assert there.scheduler.board(request, 5.0, output_len)
+    assert there.scheduler.kv_transfer(request, carried=9) == (1, 1)
+    assert there.scheduler.kv_transfer(request, carried=10) == (0, 0)
+    assert there.scheduler.attach(request, 5.0, output_len)
     assert there.drain() == ["r"]
 
 
@@ -174,7 +174,7 @@ def test_what_the_cache_has_need_not_be_brought() -> None:
     request = here.add("r", prompt, 9)
     here.step()
     assert there.scheduler.reserve(request, 1.0)
-    assert there.scheduler.parcel(request) == (11 - 8, 1)
+    assert there.scheduler.kv_transfer(request) == (11 - 8, 1)
     move(request, here, there)
     assert there.drain() == ["r"]
     later = there.add("later", [*prompt, 5, 6], 1)
@@ -199,9 +199,9 @@ def test_an_answer_that_is_known_beforehand_is_found_where_it_was_brought() -> N
     request = Request("r", range(6), answer=range(50, 62))
     here.scheduler.add(request, 0.0, 12)
     here.steps(4)
-    here.scheduler.part(request, here.now)
+    here.scheduler.detach(request, here.now)
     assert len(here.memory.lookup(Request("early", [*range(6), *range(50, 62)]))) == 2
-    assert here.scheduler.board(request, here.now, 12)
+    assert here.scheduler.attach(request, here.now, 12)
     move(request, here, there)
     there.drain()
     quotes = there.add("quotes", [*range(6), *range(50, 62), 7], 1)
@@ -248,13 +248,13 @@ def test_newcomers_wait_behind_who_asks_for_a_seat() -> None:
     request = decoding(here)
     decoding(there, "other", output=3)
     there.add("newcomer", 3, 2)
-    output_len = here.scheduler.part(request, 1.0)
+    output_len = here.scheduler.detach(request, 1.0)
     assert there.scheduler.reserve(request, 1.0)
-    assert not there.scheduler.board(request, 1.0, output_len)
+    assert not there.scheduler.attach(request, 1.0, output_len)
     assert list(there.scheduler.asking) == [request]
     there.steps(4)  # in which nobody asks
     assert there.queues == {"waiting": ["newcomer"]}
-    assert there.scheduler.board(request, there.now, output_len)
+    assert there.scheduler.attach(request, there.now, output_len)
     assert not there.scheduler.asking
     assert there.drain() == ["r", "newcomer"]
 
@@ -314,7 +314,7 @@ def test_those_who_are_swapped_out_come_before_those_who_ask() -> None:
         there.step()
     assert there.free >= 1
     assert not there.scheduler.reserve(request, there.now)
-    there.scheduler.let_go(request)
+    there.scheduler.release_reservation(request)
     assert not there.scheduler.asking
     assert sorted(there.drain()) == ["a", "b"]
 
@@ -329,11 +329,11 @@ def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it() -> None:
     here.step()
     other = decoding(there, "other")
     plans = [here.plan(), there.plan()]
-    output_len = here.scheduler.part(request, 2.5)
+    output_len = here.scheduler.detach(request, 2.5)
     assert there.scheduler.reserve(request, 2.5)
-    assert there.scheduler.board(request, 2.5, output_len)
-    assert not here.scheduler.quiet(plans[0])
-    assert not there.scheduler.quiet(plans[1])
+    assert there.scheduler.attach(request, 2.5, output_len)
+    assert not here.scheduler.uneventful(plans[0])
+    assert not there.scheduler.uneventful(plans[1])
     here.commit(plans[0])
     there.commit(plans[1])
     assert (request.generated, stays.generated, other.generated) == (1, 2, 2)
@@ -354,7 +354,7 @@ def test_who_was_held_back_from_a_step_may_part_meanwhile() -> None:
     assert request.generated == 9
 
 
-@pytest.mark.parametrize("way", ["part", "withdraw"])
+@pytest.mark.parametrize("way", ["detach", "withdraw"])
 def test_nobody_finds_what_a_step_was_to_fill(way: str) -> None:
     here = Server(cache=True)
     request = here.add("r", [1, 2, 3])
@@ -394,12 +394,12 @@ def test_steps_are_not_skipped_when_memory_was_let_go() -> None:
     here = Server(blocks=6)
     request = decoding(here, prompt=9)
     decoding(here, "stays", prompt=2, output=3)
-    here.scheduler.part(request, here.now)
+    here.scheduler.detach(request, here.now)
     here.add("waits", 11, 1)
     plan = here.plan()
-    assert here.scheduler.quiet(plan)
-    here.scheduler.let_go(request)
-    assert not here.scheduler.quiet(plan)
+    assert here.scheduler.uneventful(plan)
+    here.scheduler.release_reservation(request)
+    assert not here.scheduler.uneventful(plan)
 
 
 def test_an_executor_may_tell_tokens_of_who_has_gone() -> None:
@@ -407,7 +407,7 @@ def test_an_executor_may_tell_tokens_of_who_has_gone() -> None:
     request = here.add("r", 4)
     here.step({"r": 7})
     plan = here.plan()
-    here.scheduler.part(request, here.now)
+    here.scheduler.detach(request, here.now)
     here.commit(plan, {"r": 8}, finished={"r": "stop"})
     assert request.outputs == [[7]]
     assert request.alive
@@ -418,19 +418,19 @@ def test_steps_that_were_planned_ahead_go_on_without_it() -> None:
     request = here.add("r", 4, 9)
     scheduler = here.scheduler
     first = scheduler.plan(0.0)
-    scheduler.launch(first)
+    scheduler.dispatch(first)
     second = scheduler.plan(0.0)
-    scheduler.launch(second)
+    scheduler.dispatch(second)
     with pytest.raises(RequestError, match="'r' cannot part: it does not decode yet"):
-        scheduler.part(request, 0.5)
-    scheduler.tell(first, 1.0)
+        scheduler.detach(request, 0.5)
+    scheduler.complete(first, 1.0)
     assert request.generated == 2
-    scheduler.part(request, 1.0)
+    scheduler.detach(request, 1.0)
     assert request.generated == 1
-    scheduler.tell(second, 2.0)
+    scheduler.complete(second, 2.0)
     assert request.generated == 1
     assert request.first_token_at == 1.0
-    scheduler.let_go(request)
+    scheduler.release_reservation(request)
     assert here.free == 100
 
 
@@ -458,15 +458,15 @@ def test_abort_wherever_it_is() -> None:
     assert there.scheduler.reserve(request, 1.0)
     with pytest.raises(RequestError, match="it is running at another scheduler; abort it there"):
         there.scheduler.abort("r", 1.0)
-    here.scheduler.part(request, 1.0)
+    here.scheduler.detach(request, 1.0)
     there.scheduler.abort("r", 2.0)
     assert (request.state, request.finish_reason) == (State.ABORTED, "abort")
     assert request.finished_at == 2.0
     assert (here.free, there.free) == (98, 100)
-    here.scheduler.let_go(request)
+    here.scheduler.release_reservation(request)
     assert here.free == 100
     kept = decoding(here, "kept")
-    here.scheduler.part(kept, 3.0)
+    here.scheduler.detach(kept, 3.0)
     here.scheduler.abort("kept", 4.0)
     assert here.free == 100
     with pytest.raises(RequestError, match="cannot abort request 'kept': not known, or ended"):
@@ -477,8 +477,8 @@ def test_who_has_lost_its_keys_and_values_computes_them_again() -> None:
     here, there = Server(), Server()
     request = decoding(here)
     here.steps(2)
-    output_len = here.scheduler.part(request, 3.0)
-    here.scheduler.let_go(request)
+    output_len = here.scheduler.detach(request, 3.0)
+    here.scheduler.release_reservation(request)
     there.scheduler.add(request, 3.0, output_len)
     assert there.step() == {"prefill": {"r": 9}}
     assert there.drain() == ["r"]
@@ -532,47 +532,47 @@ def test_what_cannot_part_or_board() -> None:
     group = here.add("group", 6, 9, n=2)
     here.step()
     with pytest.raises(RequestError, match="'group' cannot part: it is a group of sequences"):
-        here.scheduler.part(group, 1.0)
+        here.scheduler.detach(group, 1.0)
     with pytest.raises(RequestError, match="'group' cannot board: it is a group of sequences"):
         there.scheduler.reserve(group, 1.0)
     with pytest.raises(RequestError, match="'new' is new, and has nothing that could come"):
         there.scheduler.reserve(Request("new", 6), 1.0)
     waits = here.add("waits", 6, 9)
     with pytest.raises(RequestError, match="'waits' cannot part: it does not decode yet"):
-        here.scheduler.part(waits, 1.0)
+        here.scheduler.detach(waits, 1.0)
     with pytest.raises(RequestError, match="'waits': not known here, or ended already"):
-        there.scheduler.part(waits, 1.0)
+        there.scheduler.detach(waits, 1.0)
     with pytest.raises(RequestError, match="tokens=101: must be a whole number from 1 to max_mod"):
         Server(blocks=25).scheduler.reserve(waits, 1.0, tokens=101)
     assert there.scheduler.reserve(waits, 1.0, tokens=7)
     with pytest.raises(RequestError, match="'waits' cannot board: it has not parted"):
-        there.scheduler.board(waits, 1.0)
+        there.scheduler.attach(waits, 1.0)
     with pytest.raises(RequestError, match="'waits': memory is held for it here: let it go"):
         there.add("waits", 6)
     here.scheduler.withdraw(waits, 1.0)
     with pytest.raises(RequestError, match="'waits' cannot board: it has no keys and values"):
-        there.scheduler.board(waits, 1.0)
-    there.scheduler.let_go(waits)
+        there.scheduler.attach(waits, 1.0)
+    there.scheduler.release_reservation(waits)
     request = decoding(there, output=3)
-    there.scheduler.part(request, 1.0)
+    there.scheduler.detach(request, 1.0)
     assert here.scheduler.reserve(request, 1.0, tokens=3)
     with pytest.raises(RequestError, match="has computed 6 tokens, and memory is reserved for 4"):
-        here.scheduler.board(request, 1.0, 3)
+        here.scheduler.attach(request, 1.0, 3)
     assert here.scheduler.reserve(request, 1.0)
     with pytest.raises(RequestError, match="'r': output_len=1: at least 2"):
-        here.scheduler.board(request, 1.0, 1)
+        here.scheduler.attach(request, 1.0, 1)
 
 
 def test_servers_that_let_nobody_board_or_part() -> None:
     request = decoding(Server())
     static = Server(batching="static")
-    assert static.scheduler.no_part is None
+    assert static.scheduler.detach_error is None
     with pytest.raises(ConfigError, match="Static lets nobody join a batch: choose another"):
         static.scheduler.reserve(request, 0.0)
     reserved = Server(memory=ReservedMax(16, max_model_len=16))
     message = "ReservedMax holds nothing for requests that are elsewhere: choose paged or prefix"
     with pytest.raises(ConfigError, match=message):
-        reserved.scheduler.part(decoding(reserved), 0.0)
+        reserved.scheduler.detach(decoding(reserved), 0.0)
     with pytest.raises(ConfigError, match=message):
         reserved.scheduler.reserve(request, 0.0)
 

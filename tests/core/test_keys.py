@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pagedsim.core import Request
 from pagedsim.core.memory.keys import add_keys, known_to_others, own_keys
-from pagedsim.core.runs import TokenRuns
+from pagedsim.core.symbolic_prompt import SymbolicPrompt
 
 RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=6).map(
-    lambda runs: TokenRuns([(9, 1), *runs])
+    lambda runs: SymbolicPrompt([(9, 1), *runs])
 )
 LISTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
@@ -41,7 +41,7 @@ def test_keys_are_equal_exactly_where_all_tokens_up_to_there_are(
 
 
 @given(RUNS, st.integers(1, 5))
-def test_made_in_parts_they_are_the_same(text: TokenRuns, size: int) -> None:
+def test_made_in_parts_they_are_the_same(text: SymbolicPrompt, size: int) -> None:
     request = Request(1, text)
     whole = keys_of(request, size)
     for part in range(len(whole)):
@@ -52,18 +52,18 @@ def test_made_in_parts_they_are_the_same(text: TokenRuns, size: int) -> None:
 
 @given(RUNS, RUNS, st.integers(1, 5), st.integers(0, 9))
 def test_a_prompt_that_quotes_an_answer_has_its_keys(
-    asked: TokenRuns, more: TokenRuns, size: int, said: int
+    asked: SymbolicPrompt, more: SymbolicPrompt, size: int, said: int
 ) -> None:
-    answer = TokenRuns([(7, 1000)])
+    answer = SymbolicPrompt([(7, 1000)])
     asking = Request(1, asked, answer=answer)
-    quoting = Request(2, asked + TokenRuns([(7, said)]) + more)
+    quoting = Request(2, asked + SymbolicPrompt([(7, said)]) + more)
     both = len(asked) + said
     assert keys_of(asking, size, both) == keys_of(quoting, size)[: both // size]
     assert keys_of(asking, size, both + size)[-1] not in keys_of(quoting, size)
 
 
 @given(RUNS, LISTS, LISTS)
-def test_told_tokens_go_on_from_runs(text: TokenRuns, one: list[int], two: list[int]) -> None:
+def test_told_tokens_go_on_from_runs(text: SymbolicPrompt, one: list[int], two: list[int]) -> None:
     ours, theirs = Request(1, text), Request(2, text)
     ours.outputs, theirs.outputs = [one], [two]
     mine = keys_of(ours, 1, len(text) + len(one))
@@ -75,17 +75,17 @@ def test_told_tokens_go_on_from_runs(text: TokenRuns, one: list[int], two: list[
 
 def test_numbers_of_numpy_are_numbers() -> None:
     number: Any = np.int64
-    theirs = keys_of(Request(2, TokenRuns([(3, 20), (4, 20)])), 16)
+    theirs = keys_of(Request(2, SymbolicPrompt([(3, 20), (4, 20)])), 16)
     for text in (
-        TokenRuns([(number(3), number(20)), (number(4), number(20))]),
-        TokenRuns.blocks([number(3), number(4)], number(20), number(40)),
+        SymbolicPrompt([(number(3), number(20)), (number(4), number(20))]),
+        SymbolicPrompt.blocks([number(3), number(4)], number(20), number(40)),
     ):
         assert {type(one) for one in (*text.streams, *text.ends)} == {int}
         assert keys_of(Request(1, text), 16) == theirs
 
 
 def test_blocks_of_other_sizes_have_other_keys() -> None:
-    request = Request(1, TokenRuns([(0, 64), (1, 64)]))
+    request = Request(1, SymbolicPrompt([(0, 64), (1, 64)]))
     assert not set(keys_of(request, 16)) & set(keys_of(request, 32))
 
 

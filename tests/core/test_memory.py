@@ -63,7 +63,7 @@ def test_extend_takes_a_block_only_where_the_last_one_is_full() -> None:
     a = Request("a", 3)
     memory.admit(a, 3, ())
     copies: dict[int, int] = {}
-    lacking = [memory.lacking(a, tokens) for tokens in (4, 5, 9)]
+    lacking = [memory.blocks_needed(a, tokens) for tokens in (4, 5, 9)]
     assert lacking == [0, 1, 2]
     memory.extend(a, 4, copies)
     assert a.tables == [[0]]
@@ -323,10 +323,10 @@ def test_async_scheduling_leaves_the_same_blocks_in_the_cache(size: int, told: b
         while scheduler.unfinished:
             while scheduler.runnable and len(flying) <= ahead:
                 flying.append(scheduler.plan(0.0))
-                scheduler.launch(flying[-1])
+                scheduler.dispatch(flying[-1])
             plan = flying.popleft()
-            sampled = {request.id: 5 + request.told for request in sampled_in(plan)}
-            scheduler.tell(plan, 0.0, sampled if told else None)
+            sampled = {request.id: 5 + request.sampled_count for request in sampled_in(plan)}
+            scheduler.complete(plan, 0.0, sampled if told else None)
         scheduler.check()
         found.append((memory.cached, len(memory.lookup(Request("b", range(13))))))
     assert found == [(12 // size, (12 if told else 5) // size)] * 2

@@ -44,8 +44,8 @@ def waiting(policy: Policy, batching: str = "prefill_first", prompt: int = 8) ->
 def glided(scheduler: Scheduler) -> tuple[int, StepPlan]:
     """How many steps are repeated after one that is planned now; and that one."""
     plan = scheduler.plan(scheduler.now)
-    steps, quiet = 0, scheduler.quiet(plan)
-    while steps < quiet and scheduler.glide(plan, scheduler.now + 1.0):
+    steps, quiet = 0, scheduler.uneventful(plan)
+    while steps < quiet and scheduler.fast_forward(plan, scheduler.now + 1.0):
         steps += 1
     return steps, plan
 
@@ -136,7 +136,7 @@ class Pushing(Policy):
 
     displacing = True
 
-    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+    def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
         return state.now >= 12.0
 
 
@@ -178,7 +178,7 @@ def test_a_running_request_that_falls_back_is_displaced_in_that_step(batching: s
 class Shedding(Policy):
     """From a certain time on, no request is served that has not run yet."""
 
-    def sheds(self, request: Request, state: ServerState) -> str | None:
+    def should_reject(self, request: Request, state: ServerState) -> str | None:
         return "late" if state.now >= 12.0 else None
 
 
@@ -202,7 +202,7 @@ def test_no_step_is_skipped_while_memory_is_asked_for_in_an_order_that_changes(
     scheduler.abort(2, scheduler.now)
     assert not scheduler.reserve(coming, scheduler.now)
     plan = scheduler.plan(scheduler.now)
-    assert (scheduler.quiet(plan) > 0) is skips
+    assert (scheduler.uneventful(plan) > 0) is skips
 
 
 def test_a_batch_that_is_put_in_order_in_each_step_is_planned_in_each() -> None:
@@ -233,8 +233,8 @@ def test_a_request_held_back_by_a_swapped_one_displaces_the_last_once_its_room_i
     scheduler.commit(plan, scheduler.now + 1.0)
     add("newcomer", 6, 2)
     while not (plan := scheduler.plan(scheduler.now)).displaced:
-        steps, quiet = 0, scheduler.quiet(plan) if skips else 0
-        while steps < quiet and scheduler.glide(plan, scheduler.now + 1.0):
+        steps, quiet = 0, scheduler.uneventful(plan) if skips else 0
+        while steps < quiet and scheduler.fast_forward(plan, scheduler.now + 1.0):
             steps += 1
         if steps == quiet:
             scheduler.commit(plan, scheduler.now + 1.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import Around, ConfigError, Policy, Request, Scheduler, ServerState
+from pagedsim.core import ConfigError, Policy, PolicyWrapper, Request, Scheduler, ServerState
 from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges, rank_key
 from policies.admission import Cap
@@ -29,11 +29,16 @@ def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
     ("members", "line"),
     [
         ({"rank_changes": "sometimes"}, "Mine.rank_changes='sometimes': must be one of 'never', "),
-        ({"victm": lambda self: None}, "Mine.victm: no such hook; did you mean 'victim'?"),
-        ({"keeps": lambda self: None}, "Mine.keeps: no such hook; did you mean 'keep'?"),
+        ({"servd": lambda self: None}, "Mine.servd: no such hook; did you mean 'served'?"),
+        (
+            {"may_prempt": lambda self: None},
+            "Mine.may_prempt: no such hook",
+        ),
+        ({"keep": lambda *_: 0}, "Mine.keep: this hook is now called 'swap_or_recompute'"),
+        ({"sheds": lambda *_: 0}, "Mine.sheds: this hook is now called 'should_reject'"),
         ({"rank": lambda self, r: 0}, "Mine.rank(self, r): must be rank(self, request, state)"),
         ({"admit": lambda self, *, r: 0}, "Mine.admit(self, *, r): must be admit(self, request"),
-        ({"victim": 7}, "Mine.victim=7: must be a method"),
+        ({"choose_victim": 7}, "Mine.choose_victim=7: must be a method"),
     ],
 )
 def test_what_nobody_asks_is_refused(members: dict[str, Any], line: str) -> None:
@@ -43,7 +48,7 @@ def test_what_nobody_asks_is_refused(members: dict[str, Any], line: str) -> None
 
 
 def test_helpers_beside_a_hook_are_one_s_own() -> None:
-    members = {"_victim": lambda self: 0, "ranks": lambda self: 0, "rank": lambda self, r, state: 0}
+    members = {"_admit": lambda self: 0, "ranks": lambda self: 0, "rank": lambda self, r, state: 0}
     scheduler(type("Mine", (Policy,), members)())
 
 
@@ -87,7 +92,7 @@ def test_an_answer_that_is_none_is_told_in_a_line(hook: str, answer: Any, line: 
 
 
 def test_what_stands_around_another_may_say_for_itself_when_ranks_change() -> None:
-    class Mine(Around):
+    class Mine(PolicyWrapper):
         rank_changes: RankChanges = "always"
         displacing = True
 
@@ -140,22 +145,30 @@ def served(one: Scheduler, names: str = "ab") -> None:
 
 
 def test_an_answer_to_keep_that_is_none_is_told() -> None:
-    mine = type("Mine", (Policy,), {"keep": lambda self, victim, state: "swpa"})()
-    with pytest.raises(PolicyError, match=r"Mine\.keep gave 'swpa': must be one of Keep"):
+    mine = type("Mine", (Policy,), {"swap_or_recompute": lambda self, victim, state: "swpa"})()
+    with pytest.raises(
+        PolicyError, match=r"Mine\.swap_or_recompute gave 'swpa': must be one of PreemptionMode"
+    ):
         served(scheduler(mine))
 
 
 @pytest.mark.parametrize(
     ("members", "line"),
     [
-        ({"sheds": lambda s, *_: 5}, "Mine.sheds gave 5: must be a text that says why, or None"),
-        ({"sheds": lambda s, *_: ""}, "Mine.sheds gave '': must be a text that says why, or None"),
-        ({"sheds": lambda s, *_: True}, "Mine.sheds gave True: must be a text"),
+        (
+            {"should_reject": lambda s, *_: 5},
+            "Mine.should_reject gave 5: must be a text that says why, or None",
+        ),
+        (
+            {"should_reject": lambda s, *_: ""},
+            "Mine.should_reject gave '': must be a text that says why, or None",
+        ),
+        ({"should_reject": lambda s, *_: True}, "Mine.should_reject gave True: must be a text"),
         ({"admit": lambda s, *_: "no"}, "Mine.admit gave 'no': must be True or False"),
         ({"admit": lambda s, *_: None}, "Mine.admit gave None: must be True or False"),
         (
-            {"displaces": lambda s, *_: "no", "displacing": True},
-            "Mine.displaces gave 'no': must be True or False",
+            {"may_preempt": lambda s, *_: "no", "displacing": True},
+            "Mine.may_preempt gave 'no': must be True or False",
         ),
     ],
 )
@@ -168,7 +181,10 @@ def test_an_answer_that_is_none_is_told(batching: str, members: dict[str, Any], 
 
 def test_it_is_told_of_whoever_gave_it() -> None:
     mine = type("Mine", (Policy,), {"admit": lambda self, *_: "no"})()
-    for around, name in ((Around(mine), "Mine.admit"), (Cap(mine), "Cap.admit, around Mine,")):
+    for around, name in (
+        (PolicyWrapper(mine), "Mine.admit"),
+        (Cap(mine), "Cap.admit, around Mine,"),
+    ):
         with pytest.raises(PolicyError, match=f"^{name} gave 'no'"):
             served(scheduler(around))
 

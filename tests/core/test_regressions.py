@@ -110,7 +110,9 @@ def test_an_id_used_again_while_the_old_one_is_in_flight_is_not_ended() -> None:
 
 
 class Sliced(Policy):
-    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
         return running[-2:][0]
 
 
@@ -130,7 +132,7 @@ def test_the_candidates_can_be_sliced(batching: str) -> None:
 class Pushing(Policy):
     displacing = True
 
-    def displaces(self, waiting: Request, running: Request, state: ServerState) -> bool:
+    def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
         return waiting.priority < running.priority
 
 
@@ -164,7 +166,7 @@ def test_nothing_is_quiet_when_somebody_has_come_since_the_plan() -> None:
     step(scheduler)
     plan = scheduler.plan(0.0)
     scheduler.add(Request("b", 4), now=0.0, output_len=9)
-    assert scheduler.quiet(plan) == 0
+    assert scheduler.uneventful(plan) == 0
 
 
 def test_a_stale_plan_cannot_glide() -> None:
@@ -174,7 +176,7 @@ def test_a_stale_plan_cannot_glide() -> None:
     plan = scheduler.plan(0.0)
     scheduler.commit(plan, 0.0)
     with pytest.raises(Exception, match="stale"):
-        scheduler.glide(plan, 0.0)
+        scheduler.fast_forward(plan, 0.0)
 
 
 class ByDeadline(Policy):

@@ -541,6 +541,6 @@ def test_a_step_that_sorts_newcomers_is_not_quiet() -> None:
     server.add("u", 4, priority=5)
     plan = server.plan()
     assert (names(plan.decodes), server.waiting) == (["a"], ["u", "x"])
-    assert server.scheduler.quiet(plan) == 0
+    assert server.scheduler.uneventful(plan) == 0
     server.commit(plan)
     assert server.step() == {"prefill": {"u": 4}}

@@ -93,7 +93,7 @@ class Site:
         """Of its blocks here, or of those that are held for it."""
         if request.id in self.scheduler.requests:
             return request.tables[0]
-        return self.scheduler.queues.holdings.stand_ins[request.id].tables[0]
+        return self.scheduler.queues.holdings.placeholders[request.id].tables[0]
 
 
 @dataclass(eq=False)
@@ -196,9 +196,9 @@ class Travel:
         self._happen(site)
         between = self.random.random() < 0.5
         if plan is not None:
-            if self.glides and not between and scheduler.quiet(plan):
+            if self.glides and not between and scheduler.uneventful(plan):
                 self._sample(plan)
-                if scheduler.glide(plan, self.now):
+                if scheduler.fast_forward(plan, self.now):
                     self.seen["glide"] += 1
                     self._carry_out(site, plan)
                     return
@@ -235,13 +235,13 @@ class Travel:
         self._carry_out(site, plan)
         self._happen(site)
         flight = Flight(plan, self._sample(plan))
-        site.scheduler.launch(plan)
+        site.scheduler.dispatch(plan)
         self._audit(site)
         return flight
 
     def _tell(self, site: Site, flight: Flight) -> None:
         told = flight.answers if self.trip.tells_tokens else None
-        site.scheduler.tell(flight.plan, self.now, told)
+        site.scheduler.complete(flight.plan, self.now, told)
         self._audit(site)
 
     def _carry_out(self, site: Site, plan: StepPlan) -> None:
@@ -311,7 +311,7 @@ class Travel:
             for one in site.scheduler.running
             if one not in under_way and one.params.width == 1 and _could_part(site, one)
         ]
-        if not some or site.scheduler.no_part or target.scheduler.no_board:
+        if not some or site.scheduler.detach_error or target.scheduler.attach_error:
             return
         request = self.random.choice(some)
         if target is not site and target.scheduler.infeasible(request):
@@ -335,7 +335,7 @@ class Travel:
             if journey.asked > PATIENCE:
                 self._give_up(journey)
         elif _could_part(source, request):
-            journey.output_len = source.scheduler.part(request, self.now)
+            journey.output_len = source.scheduler.detach(request, self.now)
             journey.asked = 0
             self._trim(request)
             self.seen["part"] += 1
@@ -364,11 +364,11 @@ class Travel:
             if not self._copy(journey):
                 return
         if self._board(journey, target) and target is not source:
-            source.scheduler.let_go(request)
+            source.scheduler.release_reservation(request)
 
     def _board(self, journey: Journey, site: Site) -> bool:
         request = journey.request
-        if not site.scheduler.board(request, self.now, journey.output_len):
+        if not site.scheduler.attach(request, self.now, journey.output_len):
             self.seen["no seat"] += 1
             return False
         self._bound(request, site)
@@ -382,8 +382,8 @@ class Travel:
         """There is no room for it; it goes back, or is added somewhere without what it has."""
         request, source, target = journey.request, journey.source, journey.target
         if target is not source and request in target.scheduler.held:
-            target.scheduler.let_go(request)
-        if not source.scheduler.no_board and self.random.random() < 0.5:
+            target.scheduler.release_reservation(request)
+        if not source.scheduler.attach_error and self.random.random() < 0.5:
             if self._board(journey, source):
                 self.seen["back"] += 1
             return
@@ -396,7 +396,7 @@ class Travel:
         self.journeys.remove(journey)
         for site in self.sites:
             if journey.request in site.scheduler.held:
-                site.scheduler.let_go(journey.request)
+                site.scheduler.release_reservation(journey.request)
 
     def _reserve(self, journey: Journey) -> bool:
         memory, scheduler = journey.target.scheduler.memory, journey.target.scheduler
@@ -413,9 +413,9 @@ class Travel:
         request, source, target = journey.request, journey.source, journey.target
         if target.shadow.tiers and target.scheduler.queues.step == journey.reserved_in:
             return False
-        stand_in = target.scheduler.queues.holdings.stand_ins[request.id]
-        begin, end = max(journey.carried, stand_in.computed), request.computed
-        parcel = target.scheduler.parcel(request, journey.carried)
+        placeholder = target.scheduler.queues.holdings.placeholders[request.id]
+        begin, end = max(journey.carried, placeholder.computed), request.computed
+        parcel = target.scheduler.kv_transfer(request, journey.carried)
         assert parcel.tokens == max(end - begin, 0)
         assert (parcel.blocks > 0) == (parcel.tokens > 0)
         there, here = source.table(request), target.table(request)
@@ -436,7 +436,7 @@ class Travel:
 
     def _add_again(self, request: Request, site: Site, output_len: int) -> None:
         if request in site.scheduler.held:  # its journey is not called off yet
-            site.scheduler.let_go(request)
+            site.scheduler.release_reservation(request)
         del self.stray[request]
         self._bound(request, site)
         site.scheduler.add(request, self.now, output_len)
@@ -509,7 +509,7 @@ class OneWay(Travel):
 
     def _happen(self, site: Site) -> None:
         target, source = self.sites[0], self.sites[-1]
-        if site is source and not source.scheduler.no_part:
+        if site is source and not source.scheduler.detach_error:
             for request in tuple(source.scheduler.running):
                 alone = request.params.width == 1 and _could_part(source, request)
                 if alone and not target.scheduler.infeasible(request):

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from pagedsim.build import BATCHINGS, POLICIES, make_policy, takes
+from pagedsim.build import BATCHINGS, POLICIES, accepts, make_policy
 from tests.engine.test_equality import GREEDY, PROMPTS, prompts, small, wanted
 
 SHORT = {"quantum": 1e-3, "starve": 1, "most": 3}
@@ -22,8 +22,8 @@ EVERY = [
 @pytest.mark.parametrize(("name", "batching"), EVERY)
 def test_greedy_tokens_are_the_same_under_every_policy(name: str, batching: str) -> None:
     kind = POLICIES[name]
-    settings = {key: value for key, value in SHORT.items() if takes(kind, key)}
-    if batching == "static" and takes(kind, "displace"):
+    settings = {key: value for key, value in SHORT.items() if accepts(kind, key)}
+    if batching == "static" and accepts(kind, "displace"):
         settings["displace"] = False
     engine = small(
         "llama",

@@ -118,9 +118,9 @@ def test_a_no_ends_with_who_is_known_to_end(policy: str) -> None:
     for name in "ab":
         scheduler.add(Request(name, 17, SIX, predicted_len=6.0), 0.0)
     for _ in range(6):
-        scheduler.launch(scheduler.plan(0.0))
-        if len(scheduler.queues.untold) > 1:
-            scheduler.tell(scheduler.queues.untold[0], 0.0)
+        scheduler.dispatch(scheduler.plan(0.0))
+        if len(scheduler.queues.in_flight) > 1:
+            scheduler.complete(scheduler.queues.in_flight[0], 0.0)
     assert [r.id for r, _ in scheduler.plan(0.0).hits] == ["b"]
 
 

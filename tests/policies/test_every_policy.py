@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pagedsim.build import BATCHINGS, POLICIES, make_memory, make_policy, make_scheduler, takes
+from pagedsim.build import BATCHINGS, POLICIES, accepts, make_memory, make_policy, make_scheduler
 from pagedsim.core import ConfigError, Policy, Request
-from pagedsim.core.slips import HOOKS
+from pagedsim.core.policy_validation import HOOKS
 from pagedsim.run.server import policy_of
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_a_hook_has_two_users_or_a_reason(hook: str) -> None:
     assert (len(users) >= 2) != (f"- `{hook}`: " in reasons), users
 
 
-AROUND = [name for name, kind in POLICIES.items() if takes(kind, "of")]
+AROUND = [name for name, kind in POLICIES.items() if accepts(kind, "of")]
 """Those that stand around another."""
 
 
@@ -123,7 +123,7 @@ def test_a_policy_that_stands_around_another_takes_its_name_or_itself() -> None:
     inner = make_policy("srpt", displace=False)
     for of in ("srpt", inner, "policies.srpt.SRPT"):
         made: Any = make_policy("aging", of=of)
-        assert type(made.of) is type(inner)
+        assert type(made.inner) is type(inner)
     with pytest.raises(ConfigError, match="unknown of 'srtp': did you mean 'srpt'"):
         make_policy("aging", of="srtp")
 

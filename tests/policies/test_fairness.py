@@ -375,7 +375,7 @@ def test_a_guest_with_its_keys_and_values_takes_no_turn_of_drr() -> None:
     for number in range(8):
         here.add(Request(number, 8, client="a"), 1.0, 1)
     steps(here, 1)
-    assert here.board(guest, 2.0, there.part(guest, 2.0))
+    assert here.attach(guest, 2.0, there.detach(guest, 2.0))
     for number in range(8):
         here.add(Request(8 + number, 8, client="b"), 2.0, 1)
     assert who_starts(here)[:8].count("a") == 4
@@ -393,8 +393,8 @@ def test_vtc_lifts_a_client_whose_request_comes_with_its_keys_and_values() -> No
     for one in (here, there):
         for now in range(5):
             one.commit(one.plan(now), now + 1)
-    length = there.part(guest, 5.0)
-    assert here.reserve(guest, 5.0) and here.board(guest, 5.0, length)
+    length = there.detach(guest, 5.0)
+    assert here.reserve(guest, 5.0) and here.attach(guest, 5.0, length)
     assert isinstance(here.policy, VTC)
     assert here.policy.service("b") == here.policy.service("a") == 9 + 2 * 5
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedsim.core import Keep, Preemption
+from pagedsim.core import Preemption, PreemptionMode
 from policies.preemption import Cheapest, Recompute, Swap
 from tests.core.drive import Server
 
@@ -82,7 +82,7 @@ def test_cheapest_counts_a_shared_prompt_once() -> None:
 
 def test_cheapest_without_room_on_the_cpu_is_not_even_asked() -> None:
     class Never(Cheapest):
-        def keep(self, *args: object) -> Keep:
+        def swap_or_recompute(self, *args: object) -> PreemptionMode:
             raise AssertionError("asked")
 
     server = Server(4, cpu_blocks=1, preemption=Never(Prices(0.0)))

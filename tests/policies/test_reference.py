@@ -16,7 +16,7 @@ from hypothesis import Phase, given, reject, settings
 from hypothesis import strategies as st
 
 from pagedsim.build import make_router
-from pagedsim.core import Admitted, Around, ConfigError, Event, Policy, Preempted, Scheduler
+from pagedsim.core import Admitted, ConfigError, Event, Policy, PolicyWrapper, Preempted, Scheduler
 from pagedsim.fleet.link import Network
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.simulate import simulate
@@ -39,7 +39,7 @@ from tests.sim.harness import Affine
 Make = Callable[..., Policy]
 
 
-class Recording(Around):
+class Recording(PolicyWrapper):
     """Decides as the policy inside, and records who is admitted and preempted."""
 
     def __init__(self, of: Policy) -> None:

@@ -230,11 +230,11 @@ def test_memory_must_have_something_to_keep() -> None:
 
 def test_seconds_are_seconds() -> None:
     class Slip(Policy):
-        def lingers(self, request: Request, state: ServerState) -> float:
+        def pin_prefix_for(self, request: Request, state: ServerState) -> float:
             return -1.0
 
     with pytest.raises(
-        PolicyError, match=r"Slip.lingers gave -1.0: must be seconds, a number from 0"
+        PolicyError, match=r"Slip.pin_prefix_for gave -1.0: must be seconds, a number from 0"
     ):
         asked(scheduler(Slip()), (0.0, CHAT, 2, "a"))
 

@@ -11,7 +11,14 @@ import pytest
 
 from pagedsim import build
 from pagedsim.__main__ import command
-from pagedsim.build import POLICIES, inner_policy, make_policy, offered, origins, policies
+from pagedsim.build import (
+    POLICIES,
+    inner_policy,
+    make_policy,
+    plugin_policies,
+    plugin_sources,
+    policies,
+)
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
 from pagedsim.run.library import NEEDS, misfits, page
@@ -26,13 +33,13 @@ class Offered(Policy):
 @pytest.fixture
 def offers(monkeypatch: pytest.MonkeyPatch) -> Any:
     def offer(**paths: str) -> None:
-        points = [EntryPoint(name, path, build.OFFERED) for name, path in paths.items()]
+        points = [EntryPoint(name, path, build.PLUGIN_GROUP) for name, path in paths.items()]
         monkeypatch.setattr(build, "entry_points", lambda group: points)
-        offered.cache_clear()
+        plugin_policies.cache_clear()
 
     yield offer
     monkeypatch.undo()
-    offered.cache_clear()
+    plugin_policies.cache_clear()
 
 
 def test_every_policy_and_every_victim_is_on_the_page_once() -> None:
@@ -87,7 +94,7 @@ def test_one_that_leads_nowhere_leaves_the_others_on_the_page(offers: Any) -> No
 def test_a_package_is_named(monkeypatch: pytest.MonkeyPatch, offers: Any) -> None:
     offers(mine="no_such_module:Policy")
     monkeypatch.setattr(EntryPoint, "dist", SimpleNamespace(name="lab"), raising=False)
-    assert origins("mine") == ["entry point mine = no_such_module:Policy of lab"]
+    assert plugin_sources("mine") == ["entry point mine = no_such_module:Policy of lab"]
 
 
 def test_a_name_that_is_taken_is_noted(offers: Any) -> None:

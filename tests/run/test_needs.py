@@ -14,7 +14,7 @@ from policies.drr import DRR
 from policies.fcfs import FCFS
 from policies.priority import Priority
 from policies.slo import SLO
-from policies.victims import Yields
+from policies.victims import VictimRule
 from policies.vtc import VTC
 
 CLIENTS: dict[str, Any] = {"client": [0, 1, 1], "clients": ("a", "b")}
@@ -58,7 +58,7 @@ def test_requests_without_a_target_are_counted() -> None:
     ("policy", "key"),
     [
         (VTC(weights={"c": 2}), "policy"),
-        (Yields(DRR(weights={"c": 2}), "last"), "policy"),
+        (VictimRule(DRR(weights={"c": 2}), "last"), "policy"),
         (Aging(Aging(VTC(weights={"c": 2}))), "policy.of.of"),
     ],
 )

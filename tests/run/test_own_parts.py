@@ -168,7 +168,7 @@ REPLICA = (
     "must be one of the replicas that it was given, which may take prompts, a Refusal, or None"
 )
 MOVES = "must be a list of Move(request, source, target)"
-KEEP = "must be one of Keep.RECOMPUTE, Keep.SWAP"
+KEEP = "must be one of PreemptionMode.RECOMPUTE, PreemptionMode.SWAP"
 SOME = "must be a tuple of some of 'predictor', "
 WHY = "must be a text that says why, or None"
 TEXTS = "must be a list of texts"
@@ -230,15 +230,15 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("policy", "stale"): ("must be true, false, or requests", (*NUMBERS, 1, inf)),
     ("policy", "speed"): (FINITE, (*NUMBERS, inf, -inf)),
     ("policy", "admit"): (FLAG, NO_FLAGS),
-    ("policy", "sheds"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
-    ("policy", "displaces"): (FLAG, NO_FLAGS),
-    ("policy", "victim"): (GIVEN, (*NUMBERS, STRANGER, True)),
-    ("policy", "keep"): (KEEP, ("swap", True, nan, 0)),
-    ("policy", "lingers"): (SECONDS, WRONG),
+    ("policy", "should_reject"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
+    ("policy", "may_preempt"): (FLAG, NO_FLAGS),
+    ("policy", "choose_victim"): (GIVEN, (*NUMBERS, STRANGER, True)),
+    ("policy", "swap_or_recompute"): (KEEP, ("swap", True, nan, 0)),
+    ("policy", "pin_prefix_for"): (SECONDS, WRONG),
     ("policy", "observe"): FREE,
     ("policy", "served"): FREE,
     ("preemption", "swaps"): (SWITCH, (None, "no", 1)),
-    ("preemption", "keep"): (KEEP, ("swap", True, nan, 0, None)),
+    ("preemption", "swap_or_recompute"): (KEEP, ("swap", True, nan, 0, None)),
     ("router", "paper"): FREE,
     ("router", "blind"): (SWITCH, (None, "no", 1)),
     ("router", "holds"): (SWITCH, (None, "no", 1)),
@@ -305,11 +305,11 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("memory", "blocks_at_length"): (COUNT, NO_COUNTS),
     ("memory", "common"): (COUNT, NO_COUNTS),
     ("memory", "lookup"): (BLOCKS, NO_BLOCKS),
-    ("memory", "wavers"): (FLAG, NO_FLAGS),
+    ("memory", "hit_may_change"): (FLAG, NO_FLAGS),
     ("memory", "fit"): (FITS, (*NUMBERS, True, "now", 0)),
     ("memory", "admit"): FREE,
     ("memory", "need"): (f"{LENGTH}, or None", NO_LENGTHS[1:]),
-    ("memory", "lacking"): (COUNT, NO_COUNTS),
+    ("memory", "blocks_needed"): (COUNT, NO_COUNTS),
     ("memory", "extend"): FREE,
     ("memory", "stride"): (f"{LENGTH}, or None", NO_LENGTHS[1:]),
     ("memory", "grow"): (FLAG, NO_FLAGS),
@@ -348,8 +348,8 @@ FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("policy", "speed"): (np.float32(1), np.int64(1)),
     ("policy", "stale"): (np.bool_(True), np.bool_(False), [STRANGER]),
     ("policy", "admit"): (1, np.int64(1), np.bool_(True)),
-    ("policy", "displaces"): (0, np.bool_(False)),
-    ("policy", "lingers"): (0, np.float32(0.5), np.int64(1)),
+    ("policy", "may_preempt"): (0, np.bool_(False)),
+    ("policy", "pin_prefix_for"): (0, np.float32(0.5), np.int64(1)),
     ("predictor", "guesses"): ([5] * 10, np.full(10, 5, np.int32), np.full(10, nan)),
     ("cost", "step_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
     ("cost", "decode_seconds"): (1, np.float32(0.01), np.float64(0.01), np.int64(1)),
@@ -362,7 +362,7 @@ FINE: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("batching", "sorts_late"): (False, 0, np.bool_(False)),
     ("batching", "never_fits"): ("it is too long", None),
     ("memory", "lookup"): ((), [], np.array([], int).tolist()),
-    ("memory", "wavers"): (1, np.bool_(True)),
+    ("memory", "hit_may_change"): (1, np.bool_(True)),
     ("memory", "fit"): (Fit.NEVER,),
     ("memory", "stride"): (None, 16, np.int64(16)),
     ("memory", "cpu_room"): (False, 0),
@@ -555,13 +555,13 @@ def test_what_is_checked_is_the_same_object_and_ours_stay_as_they_are() -> None:
     mine, ours = PrefillFirst(), PagedMemory(70, 16)
     scheduler = Scheduler(memory=ours, batching=mine)
     assert scheduler.memory is ours and type(ours) is PagedMemory and type(mine) is PrefillFirst
-    own = type("Mine", (PagedMemory,), {"lacking": lambda self, request, tokens: -1})(70, 16)
+    own = type("Mine", (PagedMemory,), {"blocks_needed": lambda self, request, tokens: -1})(70, 16)
     scheduler = Scheduler(memory=own, batching=PrefillFirst())
     assert scheduler.memory is own
     assert isinstance(own, PagedMemory) and type(own).__name__ == "Mine"
     assert type(vet(own, MEMORY)) is type(own)
     with pytest.raises(AnswerError, match=r"Mine\.lacking gave -1"):
-        own.lacking(Request("a", prompt=5), 5)
+        own.blocks_needed(Request("a", prompt=5), 5)
 
 
 def test_arrivals_that_are_frozen_stay_checked_at_another_rate() -> None:

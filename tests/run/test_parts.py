@@ -8,7 +8,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from pagedsim.core import Around, ConfigError, Policy
+from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.run.failure import failure_of
 from pagedsim.run.objects import locate, make, said_of
 from pagedsim.run.parts import Parts, build
@@ -78,7 +78,7 @@ AGING = "policies.aging.Aging"
 
 def named(policy: Policy) -> list[str]:
     """What stands around what."""
-    inside = named(policy.of) if isinstance(policy, Around) else []
+    inside = named(policy.inner) if isinstance(policy, PolicyWrapper) else []
     return [type(policy).__name__, *inside]
 
 

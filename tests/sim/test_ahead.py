@@ -162,7 +162,7 @@ def test_the_host_counts_only_where_it_takes_longer() -> None:
     server = scheduler()
     server.add(Request("a", 40), 0.0, 9)
     first = server.plan(0.0)
-    server.launch(first)
+    server.dispatch(first)
     second = server.plan(0.0)
     assert (first.ahead, second.ahead) == (False, True)
     assert quick.step_seconds(first) == pytest.approx(device.step_seconds(first) + 1e-3 + 1e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.workload import TokenRuns, Workload, trace
+from pagedsim.workload import SymbolicPrompt, Workload, trace
 from pagedsim.workload.traces import sniff
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
 from pagedsim.workload.traces.rows import Chunk, Clock, Options
@@ -82,7 +82,7 @@ def test_mooncake_blocks_become_shared_prefixes(tmp_path: Path) -> None:
     made = trace(path=written(tmp_path, MOONCAKE))
     assert rows(made) == [(0.0, 1100, 5), (0.25, 1000, 6), (3.0, 1536, 7)]
     assert made.prompts is not None
-    assert made.prompts[0] == TokenRuns([(0, 512), (1, 512), (2, 76)])
+    assert made.prompts[0] == SymbolicPrompt([(0, 512), (1, 512), (2, 76)])
     first, second, third = (request for request, _ in made.requests())
     assert first.tokens(0, 1024) == third.tokens(0, 1024)
     assert first.tokens(0, 512) == second.tokens(0, 512)
@@ -94,8 +94,8 @@ def test_mooncake_keeps_its_prompts_through_slices_and_cuts(tmp_path: Path) -> N
     assert made.arrival.tolist() == pytest.approx([0.05, 2.8])
     assert made.prompt_len.tolist() == [800, 799]
     assert made.prompts is not None
-    assert made.prompts[0] == TokenRuns([(0, 512), (1, 288)])
-    assert made.prompts[1] == TokenRuns([(0, 512), (2, 287)])
+    assert made.prompts[0] == SymbolicPrompt([(0, 512), (1, 288)])
+    assert made.prompts[1] == SymbolicPrompt([(0, 512), (2, 287)])
 
 
 def test_mooncake_blocks_may_be_named_by_any_hash(tmp_path: Path) -> None:

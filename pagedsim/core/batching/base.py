@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
-from pagedsim.core import slips
+from pagedsim.core import policy_validation
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.memory import Fit
 from pagedsim.core.plan import StepPlan
@@ -53,7 +53,9 @@ class Batching(ABC):
         reason = None if request is queues.feasible else self.infeasible(queues, request)
         if reason is None and queues.shedding and request.scheduled_at is None:
             policy = queues.policy
-            return slips.reason(policy, "sheds", queues.hooks.sheds(request, queues.state))
+            return policy_validation.reason(
+                policy, "should_reject", queues.hooks.should_reject(request, queues.state)
+            )
         return reason
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
@@ -125,7 +127,7 @@ class Batching(ABC):
             return
         while not self._has_room(queues, head, self.grows_first + plan.took_memory):
             last = next(reversed(queues.running), None)
-            if last is None or not queues.displaces(head, last):
+            if last is None or not queues.may_preempt(head, last):
                 break
             if not plan.took_memory:
                 if not queues.admits(head):
@@ -163,8 +165,8 @@ def _growth(queues: Queues, steps: int) -> int:
         growth = sum(map(len, due))
     else:
         growth = sum(
-            memory.lacking(one, one.num_tokens + step)
+            memory.blocks_needed(one, one.num_tokens + step)
             for step, some in enumerate(due)
             for one in some
         )
-    return growth + sum(memory.lacking(one, span(one) + steps) for one in queues.prefilling)
+    return growth + sum(memory.blocks_needed(one, span(one) + steps) for one in queues.prefilling)

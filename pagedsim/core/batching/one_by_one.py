@@ -18,7 +18,7 @@ class OneByOne(PrefillFirst):
 
     def grow(self, queues: Queues, plan: StepPlan) -> bool:
         first = next(iter(queues.running))
-        if queues.memory.lacking(first, first.num_tokens) > queues.memory.free:
+        if queues.memory.blocks_needed(first, first.num_tokens) > queues.memory.free:
             return False
         queues.extend(plan, first)  # by which its blocks are learned sooner than by growing
         return True

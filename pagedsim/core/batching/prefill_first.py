@@ -142,7 +142,7 @@ class PrefillFirst(Batching):
 
     def _lacks(self, queues: Queues, request: Request) -> bool:
         """Whether somebody must yield before `request` can go on."""
-        lacking = queues.memory.lacking(request, request.num_tokens)
+        lacking = queues.memory.blocks_needed(request, request.num_tokens)
         # A group that preempts itself is rebuilt without gaining a token, so that, alone and by
         # the conservative test, it might never get on.
         if request.width == 1 or len(queues.running) > 1:

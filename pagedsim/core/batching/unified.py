@@ -85,7 +85,7 @@ class Unified(Batching):
             tokens = request.computed + count
             if not request.decoding:  # a group's work is more than the length of any sequence
                 tokens = min(tokens, span(request))
-            while memory.lacking(request, tokens) > memory.free:
+            while memory.blocks_needed(request, tokens) > memory.free:
                 victim = queues.choose_victim(tuple(queues.running), request)
                 decoded = victim.width if victim.decoding else 0
                 chunked = queues.preempt(plan, victim, request)

@@ -81,7 +81,7 @@ class Memory(ABC):
         self._end_of: Callable[[Request], int] | None = None
         self.with_tokens = False
         """Whether the executor tells sampled tokens; the scheduler finds out and sets it."""
-        self.told_late = False
+        self.async_results = False
         """Whether tokens are told one step late; the scheduler sets it."""
 
     @property
@@ -154,7 +154,7 @@ class Memory(ABC):
         """Blocks that already hold the beginning of its tokens."""
         return ()
 
-    def wavers(self, request: Request) -> bool:
+    def hit_may_change(self, request: Request) -> bool:
         """Whether a request that did not fit could have come to, while others took blocks."""
         return False
 
@@ -171,7 +171,7 @@ class Memory(ABC):
         """The length at which a running request must be extended next; None: never."""
 
     @abstractmethod
-    def lacking(self, request: Request, tokens: int) -> int:
+    def blocks_needed(self, request: Request, tokens: int) -> int:
         """Blocks that `extend(request, tokens)` would take."""
 
     @abstractmethod
@@ -187,7 +187,7 @@ class Memory(ABC):
 
         `forked`: whether any of them may have more than one sequence.
         """
-        if sum(self.lacking(r, r.num_tokens) for r in due) + spare > self.free:
+        if sum(self.blocks_needed(r, r.num_tokens) for r in due) + spare > self.free:
             return False
         for request in due:
             self.extend(request, request.num_tokens, copies)

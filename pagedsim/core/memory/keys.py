@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any
 
 from pagedsim.core.request import Request
-from pagedsim.core.runs import TokenRuns
+from pagedsim.core.symbolic_prompt import SymbolicPrompt
 
 
 def add_keys(keys: list[Hashable], request: Request, blocks: int, size: int) -> None:
@@ -23,9 +23,9 @@ def add_keys(keys: list[Hashable], request: Request, blocks: int, size: int) -> 
     Blocks have `size` tokens, and all in them must be known.
     """
     prompt = request.prompt
-    if isinstance(prompt, TokenRuns) and (not keys or isinstance(keys[-1], int)):
+    if isinstance(prompt, SymbolicPrompt) and (not keys or isinstance(keys[-1], int)):
         text, said = prompt, request._said
-        if blocks * size > len(text) and isinstance(said, TokenRuns):
+        if blocks * size > len(text) and isinstance(said, SymbolicPrompt):
             text += said
         _add_of_runs(keys, text, min(blocks, len(text) // size), size)
     for index in range(len(keys), blocks):
@@ -43,7 +43,7 @@ def known_to_others(key: Hashable) -> bool:
     return not isinstance(key, tuple)
 
 
-def _add_of_runs(keys: list[Hashable], text: TokenRuns, blocks: int, size: int) -> None:
+def _add_of_runs(keys: list[Hashable], text: SymbolicPrompt, blocks: int, size: int) -> None:
     """The key of a block is the name of the run in which it ends, and how far that is."""
     if len(keys) >= blocks:
         return

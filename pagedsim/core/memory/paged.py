@@ -138,10 +138,10 @@ class PagedMemory(Memory):
     def stride(self, forked: bool) -> int | None:
         return None if forked else self.block_size
 
-    def lacking(self, request: Request, tokens: int) -> int:
-        return self._lacking(request, request.tables, tokens)
+    def blocks_needed(self, request: Request, tokens: int) -> int:
+        return self._blocks_needed(request, request.tables, tokens)
 
-    def _lacking(self, request: Request, tables: Sequence[list[int]], tokens: int) -> int:
+    def _blocks_needed(self, request: Request, tables: Sequence[list[int]], tokens: int) -> int:
         more = self.blocks_for(tokens) - len(tables[0])
         if more > 0:
             return more * len(tables)
@@ -247,14 +247,14 @@ class PagedMemory(Memory):
 
     def swap_need(self, request: Request, tokens: int) -> int:
         tables = request.cpu_tables
-        return len(set(chain.from_iterable(tables))) + self._lacking(request, tables, tokens)
+        return len(set(chain.from_iterable(tables))) + self._blocks_needed(request, tables, tokens)
 
     # -- for requests that are elsewhere -------------------------------------------------------
 
     def holds(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> bool:
         if not request.tables:
             return self.fit(request, tokens, spare, hit) is Fit.NOW
-        return self.free - self.lacking(request, tokens) >= spare
+        return self.free - self.blocks_needed(request, tokens) >= spare
 
     def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         if not request.tables:

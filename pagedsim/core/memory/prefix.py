@@ -106,7 +106,7 @@ class PrefixMemory(PagedMemory):
                 self._equals.setdefault(key, []).append(block)
         self._changes += len(blocks)
         if self._where is not None:
-            self._tell(keys, self._where)
+            self._add_to_index(keys, self._where)
 
     def _forget(self, blocks: Sequence[int]) -> None:
         key_of, block_of, equals, where = self._key_of, self._block_of, self._equals, self._where
@@ -116,7 +116,7 @@ class PrefixMemory(PagedMemory):
             if not equals or self._last(block, key):
                 del block_of[key]
                 if where is not None:
-                    self._untell(key, where)
+                    self._remove_from_index(key, where)
         self._changes += len(blocks)
         if self._guard.until:
             self._guard.forget(blocks)
@@ -134,18 +134,18 @@ class PrefixMemory(PagedMemory):
             del self._equals[key]
         return False
 
-    def tell(self, where: dict[Hashable, int], bit: int) -> None:
+    def share_index(self, where: dict[Hashable, int], bit: int) -> None:
         """From now on, `where` has of each key that is known here this bit; nobody else is told."""
         assert self._where is None, "another index is told already"
         self._where, self._bit = where, bit
-        self._tell(self._block_of, where)
+        self._add_to_index(self._block_of, where)
 
-    def _tell(self, keys: Iterable[Hashable], where: dict[Hashable, int]) -> None:
+    def _add_to_index(self, keys: Iterable[Hashable], where: dict[Hashable, int]) -> None:
         for key in keys:
             if known_to_others(key):
                 where[key] = where.get(key, 0) | self._bit
 
-    def _untell(self, key: Hashable, where: dict[Hashable, int]) -> None:
+    def _remove_from_index(self, key: Hashable, where: dict[Hashable, int]) -> None:
         if left := where.get(key, 0) & ~self._bit:
             where[key] = left
         else:
@@ -173,7 +173,7 @@ class PrefixMemory(PagedMemory):
         """How many of its tokens have been told, or are known beforehand."""
         if request._answer is not None and not self.with_tokens:
             return request.num_tokens
-        return request.prompt_len + request.told
+        return request.prompt_len + request.sampled_count
 
     def findable(self, request: Request) -> Sequence[Hashable]:
         """The keys of those of its blocks that a cache may have."""
@@ -193,7 +193,7 @@ class PrefixMemory(PagedMemory):
             hit.append(block)
         return hit
 
-    def wavers(self, request: Request) -> bool:
+    def hit_may_change(self, request: Request) -> bool:
         # Of equal blocks the first is found. Once it is handed out, the next one is, which may be
         # in use already and then takes no free block. The last step may have done so.
         if self._guard.places:
@@ -210,7 +210,7 @@ class PrefixMemory(PagedMemory):
             return
         if request.width > 1:
             tokens = min(tokens, request.prompt_len)
-        if self.told_late and self.with_tokens:
+        if self.async_results and self.with_tokens:
             tokens = min(tokens, self._known(request))
         full = tokens // self.block_size
         known = request._registered
@@ -251,7 +251,12 @@ class PrefixMemory(PagedMemory):
         full = len(request.tables[0]) * self.block_size
         if request._split_at:
             return request._split_at
-        if request.prompt is None or request.width > 1 or not self.with_tokens or self.told_late:
+        if (
+            request.prompt is None
+            or request.width > 1
+            or not self.with_tokens
+            or self.async_results
+        ):
             return full + 1  # if late, the tokens that fill a block are known no sooner
         # A block is registered in the step that fills it, one before the next block is needed.
         return full + (request._registered >= len(request.tables[0]))
@@ -268,7 +273,7 @@ class PrefixMemory(PagedMemory):
             return super().grow(due, spare, copies, forked)
         # Which of equal blocks is found depends on who registers first: the order of the batch.
         due = sorted(due, key=lambda request: request._seat)
-        if sum(self.lacking(r, r.num_tokens) for r in due) + spare > self.free:
+        if sum(self.blocks_needed(r, r.num_tokens) for r in due) + spare > self.free:
             return False
         for request in due:
             self.extend(request, request.num_tokens, copies)
@@ -294,7 +299,7 @@ class PrefixMemory(PagedMemory):
         self._changes += 1
         if self._where is not None:
             for key in self._block_of:
-                self._untell(key, self._where)
+                self._remove_from_index(key, self._where)
         # They are handed out in the order in which they would have been forgotten.
         self._free = [*reversed((*self._idle, *self._guard)), *self._free]
         self._idle = Idle(self.total)

@@ -30,7 +30,7 @@ class PrefixIndex:
         self._others: list[int] = []
         for place, memory in enumerate(memories):
             if isinstance(memory, PrefixMemory) and type(memory).lookup is PrefixMemory.lookup:
-                memory.tell(self._where, 1 << place)
+                memory.share_index(self._where, 1 << place)
                 self._alike[memory.block_size].append(place)
             else:
                 self._others.append(place)

@@ -85,7 +85,7 @@ class ReservedMemory(Memory):
     def need(self, request: Request) -> int | None:
         return None
 
-    def lacking(self, request: Request, tokens: int) -> int:
+    def blocks_needed(self, request: Request, tokens: int) -> int:
         return 0
 
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:

@@ -3,7 +3,7 @@
 A prompt's beginning is looked up in all of them, and what is found below is loaded: a GPU block is
 taken for it and a move stands in the plan. A block that was loaded, or written down, stays where it
 was as well, until that tier needs its room. Only blocks whose tokens are known go down: what a
-request generated untold is its own, and nobody else could find it.
+request generated without reported tokens is its own, and nobody else could find it.
 """
 
 from __future__ import annotations

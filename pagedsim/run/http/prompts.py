@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import Request
-from pagedsim.core.runs import TokenRuns
+from pagedsim.core.symbolic_prompt import SymbolicPrompt
 
 FIRST_ID, LAST_ID = 3, 255
 """Ids that every vocabulary has, and that mean no beginning and no end."""
@@ -60,7 +60,7 @@ def _named(request: Request) -> NDArray[np.uint64]:
     prompt = request.prompt
     if prompt is None:
         return _stream(int(request.id), request.prompt_len)
-    if isinstance(prompt, TokenRuns):
+    if isinstance(prompt, SymbolicPrompt):
         return np.concatenate([_stream(stream, length) for stream, length in prompt.runs])
     return np.asarray(prompt, dtype=np.uint64)
 

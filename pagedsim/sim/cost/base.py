@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pagedsim.core import ConfigError, StepPlan, slips
+from pagedsim.core import ConfigError, StepPlan, policy_validation
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import printed, require_flag, require_number
 from pagedsim.sim.cost.work import Work
@@ -170,19 +170,19 @@ class ModelledPrices:
     def recompute_seconds(self, tokens: int) -> float:
         """Prefilling `tokens` tokens."""
         answer = self._cost.recompute_seconds(tokens)
-        return slips.seconds(self._cost, "recompute_seconds", answer)
+        return policy_validation.seconds(self._cost, "recompute_seconds", answer)
 
     def swap_seconds(self, blocks: int) -> float:
         """Moving `blocks` blocks out and in again."""
         answer = self._cost.swap_seconds(blocks)
-        return 2.0 * slips.seconds(self._cost, "swap_seconds", answer)
+        return 2.0 * policy_validation.seconds(self._cost, "swap_seconds", answer)
 
 
 def refuse_attributes(cost: Any) -> None:
     """Raise ConfigError for what a cost model says of itself, where it cannot be."""
     name = type(cost).__name__
     require_flag(f"{name}.by_totals", cost.by_totals)
-    require_number(f"{name}.server_seconds", cost.server_seconds, 0.0, slips.LONGEST)
+    require_number(f"{name}.server_seconds", cost.server_seconds, 0.0, policy_validation.LONGEST)
     prices = cost.prices()
     for hook in ("swap_seconds", "recompute_seconds"):
         if not callable(getattr(prices, hook, None)):

@@ -16,7 +16,7 @@ from experiments.studies.zoo import Zoo
 from experiments.studies.zoo_arms import every_policy
 from experiments.studies.zoo_words import listings, sentences
 from pagedsim import build
-from pagedsim.build import POLICIES, offered
+from pagedsim.build import POLICIES, plugin_policies
 from pagedsim.core import ConfigError, Policy
 from pagedsim.run.runs import Runs
 from tests.conftest import Call
@@ -70,14 +70,14 @@ def test_every_policy_of_the_registry_is_in_it(hydra: None, tmp_path: Path) -> N
 
 
 def test_what_a_package_offers_is_in_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("mine", f"{__name__}:Offered", build.OFFERED)
+    point = EntryPoint("mine", f"{__name__}:Offered", build.PLUGIN_GROUP)
     monkeypatch.setattr(build, "entry_points", lambda group: [point])
-    offered.cache_clear()
+    plugin_policies.cache_clear()
     try:
         assert every_policy(["oracle"])["mine"] == ["policy=mine"]
     finally:
         monkeypatch.undo()
-        offered.cache_clear()
+        plugin_policies.cache_clear()
 
 
 def test_arms_are_chosen_and_left_out_by_name() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import inf
 
 from pagedsim.core import Left, Policy, Request, ServerState
-from pagedsim.core.policy import Around
+from pagedsim.core.policy import PolicyWrapper
 from pagedsim.core.request import State
 from tests.policies.reference.log import Logged
 
 
-class PastFuture(Around):
+class PastFuture(PolicyWrapper):
     """Admission by the peak of memory, which is found by decoding in thought, step by step."""
 
     def __init__(
@@ -26,7 +26,7 @@ class PastFuture(Around):
             room = (state.total_blocks - 1) * state.block_size * (1 - self.reserve)
             if self.peak([*state.running, *state.swapped, request], state) > room:
                 return False
-        return self.of.admit(request, state)
+        return self.inner.admit(request, state)
 
     def peak(self, batch: list[Request], state: ServerState) -> float:
         """Tokens in memory at most, last blocks counted whole, while nothing else is admitted."""
@@ -61,7 +61,7 @@ class PastFuture(Around):
         return length
 
     def observe(self, event: object) -> None:
-        self.of.observe(event)  # type: ignore[arg-type]
+        self.inner.observe(event)  # type: ignore[arg-type]
         if isinstance(event, Left) and event.request.state is State.FINISHED:
             self.outputs.append(event.request.generated)
 

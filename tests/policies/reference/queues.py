@@ -143,7 +143,7 @@ class Continuum(Logged):
                 until = entry.now + self.time_to_live(entry.request.client, self.log[:place])
         return until
 
-    def lingers(self, request: Request, state: ServerState) -> float:
+    def pin_prefix_for(self, request: Request, state: ServerState) -> float:
         return 0.0 if request.session is None else self.time_to_live(request.client, self.log)
 
     def time_to_live(self, client: str, log: list[Entry]) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pagedsim.core import Request
-from pagedsim.core.runs import TokenRuns
+from pagedsim.core.symbolic_prompt import SymbolicPrompt
 from pagedsim.run.http.prompts import FIRST_ID, LAST_ID, Contents
 
 SYSTEM = (7, 40)
 
 
 def request(id: int, *runs: tuple[int, int]) -> Request:
-    return Request(id, TokenRuns(runs) if runs else 60)
+    return Request(id, SymbolicPrompt(runs) if runs else 60)
 
 
 def common(one: list[int], other: list[int]) -> int:

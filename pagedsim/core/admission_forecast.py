@@ -9,7 +9,7 @@ from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
 
 
-class Patience:
+class AdmissionForecast:
     """Tells for how long nobody gets in while the batch decodes.
 
     Memory and seats only become scarcer then. So a request that was not admitted stays in the
@@ -41,7 +41,7 @@ class Patience:
             return 0 if queues.swapped or self._displacing else min(limit, closed)
         if queues.seats >= queues.max_seqs and not (self._displacing or queues.shedding):
             return limit
-        if not waiting.settled or (waiting and queues.memory.wavers(waiting.head)):
+        if not waiting.settled or (waiting and queues.memory.hit_may_change(waiting.head)):
             return 0
         self._refused = queues.refused_in == plan.number
         if not self._sure or self._refused:
@@ -55,7 +55,7 @@ class Patience:
     def _may_reserve(self) -> bool:
         """Whether a request that lacks memory to come here could get it in a later step."""
         asking = self._queues.holdings.asking.values()
-        return not self._sure or any(self._queues.memory.wavers(one) for one in asking)
+        return not self._sure or any(self._queues.memory.hit_may_change(one) for one in asking)
 
     def lasts(self, plan: StepPlan) -> bool:
         """Give the batch memory for one more step like `plan`, in which no request is admitted.
@@ -109,12 +109,12 @@ class Patience:
     def _pushes_out(self, request: Request) -> bool:
         """Whether who waits may push out the last of the batch."""
         queues = self._queues
-        return queues.displaces(request, next(reversed(queues.running)))
+        return queues.may_preempt(request, next(reversed(queues.running)))
 
 
 def _constant(policy: Policy, displacing: bool) -> bool:
     """Whether no order, and no answer about it, changes by itself while the batch decodes."""
-    if displacing and overrides(policy, "displaces"):
+    if displacing and overrides(policy, "may_preempt"):
         return False
     if not overrides(policy, "rank") or policy.rank_changes == "never":
         return True

@@ -16,13 +16,13 @@ STRIDE = 1 << 32
 """Distance between the first tokens of two streams: no stream is so long as to reach the next."""
 
 
-class TokenRuns(Sequence[int]):
+class SymbolicPrompt(Sequence[int]):
     """A prompt as runs of streams, `(stream, length)` one after another.
 
     An index gives a token id. A slice gives no tokens but a tuple of pieces `(stream, offset,
     length)`: hashable, small however long the slice, and equal exactly where the tokens are.
 
-    >>> a, b = TokenRuns([(7, 20), (1, 12)]), TokenRuns([(7, 20), (2, 30)])
+    >>> a, b = SymbolicPrompt([(7, 20), (1, 12)]), SymbolicPrompt([(7, 20), (2, 30)])
     >>> len(a), a[0:16] == b[0:16], a[16:32] == b[16:32]
     (32, True, False)
     >>> b[16:32]
@@ -39,14 +39,14 @@ class TokenRuns(Sequence[int]):
         """How many tokens there are up to the end of each run."""
 
     @classmethod
-    def up_to(cls, streams: list[int], ends: list[int]) -> TokenRuns:
+    def up_to(cls, streams: list[int], ends: list[int]) -> SymbolicPrompt:
         """Runs by where each ends, none of them empty; all are Python's own numbers."""
         made = cls.__new__(cls)
         made.streams, made.ends = streams, ends
         return made
 
     @classmethod
-    def blocks(cls, streams: Sequence[int], block: int, length: int) -> TokenRuns:
+    def blocks(cls, streams: Sequence[int], block: int, length: int) -> SymbolicPrompt:
         """`length` tokens in runs of `block`, a run a stream; the last may be shorter."""
         count = -(-length // block)
         block, length = int(block), int(length)
@@ -92,14 +92,14 @@ class TokenRuns(Sequence[int]):
         lengths = (end - begin for begin, end in zip([0, *self.ends], self.ends, strict=False))
         return tuple(zip(self.streams, lengths, strict=True))
 
-    def __add__(self, more: TokenRuns) -> TokenRuns:
+    def __add__(self, more: SymbolicPrompt) -> SymbolicPrompt:
         """These tokens and then others."""
         length = len(self)
         ends = self.ends + [length + end for end in more.ends]
-        return TokenRuns.up_to(self.streams + more.streams, ends)
+        return SymbolicPrompt.up_to(self.streams + more.streams, ends)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TokenRuns):
+        if not isinstance(other, SymbolicPrompt):
             return NotImplemented
         return self.streams == other.streams and self.ends == other.ends
 
@@ -107,4 +107,4 @@ class TokenRuns(Sequence[int]):
         return hash(self.runs)
 
     def __repr__(self) -> str:
-        return f"TokenRuns({list(self.runs)})"
+        return f"SymbolicPrompt({list(self.runs)})"

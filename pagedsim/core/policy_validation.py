@@ -17,13 +17,22 @@ from pagedsim.core.errors import (
     printed,
     require_flag,
 )
-from pagedsim.core.policy import Around, Need, Policy, RankChanges
+from pagedsim.core.policy import Need, Policy, PolicyWrapper, RankChanges
 
 HOOKS = (
-    *("rank", "stale", "speed", "admit", "sheds"),
-    *("displaces", "victim", "keep", "lingers", "observe", "served"),
+    *("rank", "stale", "speed", "admit", "should_reject"),
+    *("may_preempt", "choose_victim", "swap_or_recompute", "pin_prefix_for", "observe", "served"),
 )
 
+
+RENAMED: Final = {
+    "sheds": "should_reject",
+    "displaces": "may_preempt",
+    "victim": "choose_victim",
+    "keep": "swap_or_recompute",
+    "lingers": "pin_prefix_for",
+}
+"""Hooks by their former names."""
 
 LONGEST: Final = 1e9
 """Seconds that anything may take: more, and clocks lose the milliseconds of the steps after it."""
@@ -35,13 +44,14 @@ def refuse_slips(policy: Policy) -> None:
     That is a hook that takes `now`, as some did before all of them got `state`, or too few or too
     many arguments, a method that is called nearly like a hook, and a `rank_changes` that is none.
     """
-    if isinstance(policy, Around):
-        refuse_slips(policy.of)
+    if isinstance(policy, PolicyWrapper):
+        refuse_slips(policy.inner)
     name = type(policy).__name__
     if policy.rank_changes not in get_args(RankChanges):
         known = ", ".join(map(repr, get_args(RankChanges)))
         raise ConfigError(f"{name}.rank_changes={policy.rank_changes!r}: must be one of {known}")
     _refuse_needs(policy)
+    refuse_renamed(policy, Policy)
     own_names = vars(type(policy))
     for method, value in own_names.items():
         close = get_close_matches(method, HOOKS, 1, cutoff=0.8)
@@ -50,6 +60,15 @@ def refuse_slips(policy: Policy) -> None:
         if close[0] not in own_names:
             raise ConfigError(f"{name}.{method}: no such hook; did you mean {close[0]!r}?")
     refuse_signatures(policy, Policy)
+
+
+def refuse_renamed(part: object, base: type) -> None:
+    """Raise ConfigError for a method that has the former name of a hook of `base`."""
+    for kind in type(part).__mro__:
+        for former in RENAMED.keys() & vars(kind).keys():
+            if hasattr(base, RENAMED[former]) and callable(vars(kind)[former]):
+                name = f"{type(part).__name__}.{former}"
+                raise ConfigError(f"{name}: this hook is now called {RENAMED[former]!r}")
 
 
 def _refuse_needs(policy: Policy) -> None:
@@ -144,7 +163,11 @@ def lines(part: object, hook: str, answer: object) -> list[str]:
 
 def _asked(policy: Policy, hook: str) -> str:
     """Whose hook it is that was asked, where one policy stands around another."""
-    while isinstance(policy, Around) and getattr(type(policy), hook) is getattr(Around, hook):
-        policy = policy.of
+    while isinstance(policy, PolicyWrapper) and getattr(type(policy), hook) is getattr(
+        PolicyWrapper, hook
+    ):
+        policy = policy.inner
     name = f"{type(policy).__name__}.{hook}"
-    return f"{name}, around {type(policy.of).__name__}," if isinstance(policy, Around) else name
+    if isinstance(policy, PolicyWrapper):
+        return f"{name}, around {type(policy.inner).__name__},"
+    return name

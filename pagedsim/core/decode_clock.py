@@ -18,7 +18,7 @@ from pagedsim.core.errors import IntegrityError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Rider:
+class DecodeEntry:
     """What the clock knows of a request: how long it is, riding or standing still."""
 
     __slots__ = ("_clock", "_generated", "_prefilled", "prompt_len", "width")
@@ -56,7 +56,7 @@ class Rider:
         return self.generated > 0 and self.computed == self.num_tokens - 1
 
 
-R = TypeVar("R", bound=Rider)
+R = TypeVar("R", bound=DecodeEntry)
 Calendar = dict[int, list[R]]
 
 
