@@ -1,16 +1,16 @@
-"""Other people's clients, unchanged, on our server: what each measures, and what the server tells.
+"""Third-party benchmark clients on our server, beside the server's own metrics.
 
     python -m experiments.benchmarks.clients --guidellm guidellm --aiperf aiperf
 
-Both come from PyPI, best each into a virtual environment of its own; the options say where their
-programs are. The server is `backend=sim`: Llama 3.1 8B on an L4, in real time. Each client sends
-it the same load, alike requests at fixed intervals, and so does `python -m pagedsim bench`. The
-clients make prompts of so many tokens of a small tokenizer, which is trained here on our own
-pages, and which the server counts in, too. What the server tells are the sums and counts of
-/metrics, from before a client comes to after it has gone.
+Both are on PyPI, best installed in virtual environments of their own; the options name their
+programs. The server is `backend=sim`: Llama 3.1 8B on an L4, in real time. Each client sends the
+same load, identical requests at fixed intervals, and so does `python -m pagedsim bench`. The
+clients make prompts of so many tokens of a small tokenizer, which is trained here on the pages of
+docs/ and which the server uses, too. The server's means are from the sums and counts of /metrics
+before and after each client.
 
-A client's first token comes later than the server's by the way there and back, which does not grow
-with the model. TPOT is left out: guidellm counts the first token in it, vLLM and we do not.
+A client's TTFT includes the connection, which does not grow with the model. TPOT is left out:
+guidellm counts the first token in it, vLLM and pagedsim do not.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import urlopen
 
-from experiments.benchmarks.words import Parser, above_zero, at_least_one
+from experiments.benchmarks.harness import ROOT, Parser, positive_float, positive_int, row, table
 from experiments.child import listening
 
 MODEL = "llama-3.1-8b"
 SERVER = (f"model={MODEL}", "hardware=l4")
-PAGES = Path(__file__).parents[2] / "docs"
+PAGES = ROOT / "docs"
 VOCABULARY = 2048
 SECONDS = 600
-"""For a client to end."""
+"""The limit for a client to end."""
 MEANS = {
     "TTFT": "time_to_first_token_seconds",
     "ITL": "inter_token_latency_seconds",
     "E2E": "e2e_request_latency_seconds",
 }
-"""What is compared, under the server's names."""
+"""The metrics compared, with their names on the server."""
 
 Found = dict[str, float]
-"""Means in milliseconds, and under "tokens/s" what came out."""
+"""Means in milliseconds, and the output rate under "tokens/s"."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that are all alike, at fixed intervals."""
+    """Identical requests at fixed intervals."""
 
     requests: int
     rate: float
@@ -57,15 +57,15 @@ class Load:
 
 
 Client = Callable[[str, str, str, Load, Path], Found]
-"""Takes its program, the endpoint, the server's address, the load, and a folder for its files, in
-which `tokenizer` lies."""
+"""Takes its program, the endpoint, the server's address, the load, and a folder for its files that
+contains `tokenizer`."""
 
 
 # -- clients ---------------------------------------------------------------------------------------
 
 
 def guidellm(program: str, endpoint: str, url: str, load: Load, folder: Path) -> Found:
-    """What `guidellm run` says."""
+    """The report of `guidellm run`."""
     report = folder / "guidellm.json"
     _run(
         *(program, "run", "--disable-console"),
@@ -92,7 +92,7 @@ def _is_summary(one: Any) -> bool:
 
 
 def aiperf(program: str, endpoint: str, url: str, load: Load, folder: Path) -> Found:
-    """What `aiperf profile` says."""
+    """The report of `aiperf profile`."""
     kind = "chat" if endpoint == "chat/completions" else endpoint
     _run(
         *(program, "profile", "--url", url, "--model", MODEL, "--endpoint-type", kind),
@@ -116,7 +116,7 @@ def aiperf(program: str, endpoint: str, url: str, load: Load, folder: Path) -> F
 
 
 def bench(program: str, endpoint: str, url: str, load: Load, folder: Path) -> Found:
-    """What `python -m pagedsim bench` says."""
+    """The report of `python -m pagedsim bench`."""
     out = folder / "bench"
     _run(
         *(program, "-m", "pagedsim", "bench", f"url={url}", "workload=fixed"),
@@ -144,12 +144,12 @@ def _run(*words: str) -> None:
 
 # -- the server ------------------------------------------------------------------------------------
 
-Told = dict[str, tuple[float, float]]
+Totals = dict[str, tuple[float, float]]
 """Sum and count of each of `MEANS`."""
 
 
-def told(url: str) -> Told:
-    """What the server has done since it began."""
+def totals(url: str) -> Totals:
+    """The totals since the server started."""
     with urlopen(f"{url}/metrics") as answer:
         text = answer.read().decode()
     values = dict(re.findall(r"^vllm:(\w+)\{.*?\} (\S+)$", text, re.MULTILINE))
@@ -159,8 +159,8 @@ def told(url: str) -> Told:
     }
 
 
-def between(before: Told, after: Told) -> Found:
-    """The means of what the server did in between."""
+def means_between(before: Totals, after: Totals) -> Found:
+    """The means of the requests in between."""
     return {
         name: (after[name][0] - total) / (after[name][1] - count) * 1e3
         for name, (total, count) in before.items()
@@ -168,7 +168,7 @@ def between(before: Told, after: Told) -> Found:
 
 
 def make_tokenizer(folder: Path) -> None:
-    """A small tokenizer of our own pages, with a chat template that only joins the messages."""
+    """Train a small tokenizer on docs/, with a chat template that only joins the messages."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -195,18 +195,14 @@ def make_tokenizer(folder: Path) -> None:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def rows(name: str, saw: Found, tells: Found, base: Found) -> Iterator[str]:
+def rows(name: str, saw: Found, server: Found, base: Found) -> Iterator[list[str]]:
     """A client's means beside the server's of the same requests, and beside those of `bench`."""
     for metric, value in saw.items():
-        there = tells.get(metric)
-        cells = (
-            (f"{there:.2f}", f"{value - there:+.2f}", _more(value, there)) if there else ("",) * 3
-        )
-        server, apart, more = cells
-        yield (
-            f"| {name:<8} | {metric:<8} | {value:8.2f} | {server:>8} | {apart:>6} | {more:>7} "
-            f"| {_more(value, base[metric]):>8} |"
-        )
+        there = server.get(metric)
+        cells = ["", "", ""]
+        if there:
+            cells = [f"{there:.2f}", f"{value - there:+.2f}", _more(value, there)]
+        yield [name, metric, f"{value:.2f}", *cells, _more(value, base[metric])]
 
 
 def _more(value: float, than: float) -> str:
@@ -214,15 +210,15 @@ def _more(value: float, than: float) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print what each client sees beside what the server tells."""
-    parser = Parser(description=__doc__.splitlines()[0])
+    """Print each client's means beside the server's."""
+    parser = Parser(__doc__)
     parser.add_argument("--guidellm", help="its program; without it, it is left out")
     parser.add_argument("--aiperf", help="the same")
     parser.add_argument("--endpoint", default="completions", help="or chat/completions")
-    parser.add_argument("--requests", type=at_least_one, default=40)
-    parser.add_argument("--rate", type=above_zero, default=0.5, help="requests/s")
-    parser.add_argument("--prompt", type=at_least_one, default=4096, help="tokens")
-    parser.add_argument("--output", type=at_least_one, default=64, help="tokens")
+    parser.add_argument("--requests", type=positive_int, default=40)
+    parser.add_argument("--rate", type=positive_float, default=0.5, help="requests/s")
+    parser.add_argument("--prompt", type=positive_int, default=4096, help="tokens")
+    parser.add_argument("--output", type=positive_int, default=64, help="tokens")
     asked = parser.parse_args(words)
     load = Load(asked.requests, asked.rate, asked.prompt, asked.output)
     clients: list[tuple[str, Client, str | None]] = [
@@ -234,21 +230,19 @@ def main(words: Sequence[str] | None = None) -> None:
         f"{load.requests} requests at {load.rate:g}/s on /v1/{asked.endpoint}: "
         f"{load.prompt} tokens in, {load.output} out; times in ms\n"
     )
-    print("| client   | mean of  | it sees  | server   | apart  |         | to bench |")
-    print("|----------|----------|---------:|---------:|-------:|--------:|---------:|")
+    head = ["client", "mean of", "it sees", "server", "apart", "", "to bench"]
+    print(table(head, []), flush=True)
     with TemporaryDirectory() as name:
         make_tokenizer(Path(name) / "tokenizer")
         with listening(*SERVER, f"tokenizer={Path(name) / 'tokenizer'}") as child:
             base: Found = {}
-            for who, client, program in clients:
+            for client_name, client, program in clients:
                 if program is not None:
-                    before = told(child.url)
+                    before = totals(child.url)
                     saw = client(program, asked.endpoint, child.url, load, Path(name))
                     base = base or saw
-                    print(
-                        "\n".join(rows(who, saw, between(before, told(child.url)), base)),
-                        flush=True,
-                    )
+                    server = means_between(before, totals(child.url))
+                    print(*map(row, rows(client_name, saw, server, base)), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

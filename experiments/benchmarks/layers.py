@@ -1,24 +1,33 @@
-"""Where the time of a whole command goes, layer by layer, in timeouts a request and an iteration.
+"""Where the time of commands goes.
 
     python -m experiments.benchmarks.layers [--trace conv_poisson_4.5rps_10000.csv] [--functions 5]
+    python -m experiments.benchmarks.layers commands [--rounds 5] [--only study help]
 
-Each round runs `python -m pagedsim experiment=single` twice: once for its processor time, and once
-with its stack written down every few milliseconds. A moment counts for the innermost frame that is
-ours or SimPy's, so that what libraries do counts for who called them, and all that an import runs
-for imports. Layers are shares of these moments, times the time of the command without the sampler.
+The first runs `python -m pagedsim experiment=single` twice a round: once for its processor time,
+and once with its stack sampled every few milliseconds. A sample counts for the innermost frame of
+our code or SimPy, so that the time of a library counts for its caller, and the time of an import
+for imports. A layer's share of the samples, times the cost of the command without the sampler, is
+its cost, in timeouts a request and a step. The signal handler reads the stack at any moment, so
+about one process in some thousands of samples dies of a torn stack or a lost system call; it is run
+again. Compiled code has no frames: its time counts for its caller in Python.
 
-A stack is read whatever the interpreter is doing, so about once in some thousands of times it is
-not whole, or a system call's error is lost, and the process dies; then it is run again. Compiled
-code has no frames: what it does counts for whoever called it from Python, SimPy for the most part.
+`commands` measures whole commands, with all their processes, in an empty folder and with compiled
+modules in place; of the rounds the one with the fewest timeouts counts. `serve` runs until it
+listens. In each round the study runs once more with clocks around its parts. `--with seeds=1` adds
+words to the studies.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import median
@@ -28,24 +37,37 @@ from typing import NamedTuple
 import simpy
 from pyarrow import parquet
 
-import pagedsim
-from experiments.benchmarks.words import Parser, at_least_one, at_least_zero, existing
-from experiments.benchmarks.yardstick import timeout_seconds
+from experiments.benchmarks.children import OTHER, PARTS, PROCESSES
+from experiments.benchmarks.harness import (
+    ROOT,
+    Cost,
+    Parser,
+    children_cpu_seconds,
+    non_negative_int,
+    positive_int,
+    run_command,
+    table,
+)
+from experiments.benchmarks.simulator import add_trace
 
-BETWEEN = 0.003
-"""Seconds between two looks."""
-ROOT = str(Path(pagedsim.__file__).parents[1]) + "/"
+CHILDREN = "experiments.benchmarks.children"
+
+# -- layers ----------------------------------------------------------------------------------------
+
+INTERVAL = 0.003
+"""Seconds between two samples."""
+TREE = f"{ROOT}/"
 SIMPY = str(Path(simpy.__file__).parent) + "/"
-COUNTED = (SIMPY, *(f"{ROOT}{folder}/" for folder in ("pagedsim", "policies", "experiments")))
-"""Whose frames count; an environment of libraries may stand beside these."""
+COUNTED = (SIMPY, *(f"{TREE}{folder}/" for folder in ("pagedsim", "policies", "experiments")))
+"""Folders whose frames count; an environment of libraries may lie in the tree."""
 LOOP = ("scheduler", "policy", "driver", "cost", "recorder", "SimPy", "workload")
-"""Layers that are at work while simulated time passes."""
+"""Layers that work while simulated time passes."""
 LAYERS = (*LOOP, "tables", "summary", "plots", "imports", "command")
 _DRIVER = ("ahead", "arrivals", "beams", "environment", "feed", "server", "simulate", "tiers")
 PLACES: Mapping[str, str] = {
     "pagedsim/core/": "scheduler",
     "policies/": "policy",
-    "pagedsim/sim/": "cost",  # with the arithmetic of models and hardware that it asks
+    "pagedsim/sim/": "cost",  # with the arithmetic of models and hardware
     "pagedsim/sim/cost/work.py": "summary",
     **{f"pagedsim/sim/{name}.py": "driver" for name in _DRIVER},
     "pagedsim/workload/": "workload",
@@ -56,55 +78,68 @@ PLACES: Mapping[str, str] = {
     "pagedsim/metrics/steps.py": "tables",
     "pagedsim/metrics/files.py": "tables",
     "pagedsim/report/": "plots",
-    "": "command",  # settings, the life of a study, and what it prints
+    "": "command",  # settings, control of the study, and output
 }
-"""The layer of files by how their names begin; the longest that fits counts."""
+"""The layer of files by prefix of their paths; the longest prefix counts."""
 MAKE_TABLES = {"take", "columns", "own_steps", "steps", "steps_table", "requests_table"}
-"""What a recorder does when the run is over."""
+"""Methods of recorders and columns that run after the simulation."""
 
 Frame = tuple[str, str]
 """A file and a function."""
 
 
-@dataclass
-class Case:
-    """A command, and what was found of it."""
-
-    words: Sequence[str]
-    steps: int = 0
-    requests: int = 0
-    timeouts: list[float] = field(default_factory=list)
-    """Of the whole command without the sampler, round by round."""
-    seconds: list[float] = field(default_factory=list)
-    sampled: list[float] = field(default_factory=list)
-    """Seconds with the sampler."""
-    moments: Counter[Place] = field(default_factory=Counter)
-    again: int = 0
-    """Rounds that died of being looked at."""
-
-    @property
-    def looks(self) -> int:
-        """How often it was looked at."""
-        return self.moments.total()
-
-    def cost(self, moments: int) -> float:
-        """Timeouts of so many moments, in a run."""
-        return moments / self.looks * median(self.timeouts)
-
-    def of(self, layer: str) -> int:
-        """The moments of a layer."""
-        return sum(times for place, times in self.moments.items() if place.layer == layer)
-
-
 class Place(NamedTuple):
-    """Where the time goes."""
+    """Where time is spent."""
 
     layer: str
     function: str
 
 
+@dataclass
+class Case:
+    """A command and its measurements."""
+
+    words: Sequence[str]
+    steps: int = 0
+    requests: int = 0
+    cost: Cost = field(default_factory=Cost)
+    """Of the whole command without the sampler."""
+    sampled: list[float] = field(default_factory=list)
+    """Seconds with the sampler, round by round."""
+    samples: Counter[Place] = field(default_factory=Counter)
+    died: int = 0
+    """Rounds run again because the sampler ended the process."""
+
+    def timeouts(self, samples: int) -> float:
+        """Timeouts of so many samples, in a run."""
+        return samples / self.samples.total() * median(self.cost.timeouts)
+
+    def of(self, layer: str) -> int:
+        """The samples of a layer."""
+        return sum(times for place, times in self.samples.items() if place.layer == layer)
+
+
+def layers(words: Sequence[str]) -> None:
+    """Print the cost of each layer."""
+    parser = Parser(__doc__)
+    add_trace(parser)
+    parser.add_argument("--requests", type=positive_int, default=10_000, help="of each workload")
+    parser.add_argument("--rounds", type=positive_int, default=5)
+    parser.add_argument(
+        "--functions", type=non_negative_int, default=0, help="the most expensive by layer"
+    )
+    parser.add_argument("--only", nargs="+", choices=list(cases(None, 1)), help="of the commands")
+    asked = parser.parse_args(words)
+    found = cases(asked.trace, asked.requests)
+    found = {name: found[name] for name in asked.only or found}
+    for _ in range(asked.rounds):
+        for case in found.values():
+            measure(case)
+    print("\n".join(written(found, asked.functions)))
+
+
 def cases(trace: str | None, requests: int) -> dict[str, Case]:
-    """The commands that are looked at."""
+    """The commands by name."""
     server = ("server.max_model_len=4096", "memory.blocks=7424")
     shape = (
         "{shape: lognormal, prompt_mean: 1000, prompt_cv: 0.9, output_mean: 211, output_cv: 0.8}"
@@ -133,38 +168,31 @@ def cases(trace: str | None, requests: int) -> dict[str, Case]:
     }
 
 
-# -- looking ---------------------------------------------------------------------------------------
-
-
-def look(case: Case) -> None:
-    """One round."""
+def measure(case: Case) -> None:
+    """Add a round: the command without the sampler, then with it."""
     with TemporaryDirectory() as name:
-        yardstick, folder = timeout_seconds(), Path(name)
-        took = _run(case.words, folder / "plain", 0.0)
-        assert took is not None
-        yardstick = (yardstick + timeout_seconds()) / 2
-        case.seconds.append(took)
-        case.timeouts.append(took / yardstick)
+        folder = Path(name)
+        case.cost.add(lambda: sampled_run(case.words, folder / "plain", 0.0) or 0.0)
         for path in (folder / "plain").rglob("*.parquet"):
             rows = parquet.read_metadata(path).num_rows
             setattr(case, path.stem, rows)  # requests and steps
-        while (found := _run(case.words, folder / "sampled", BETWEEN)) is None:
-            case.again += 1
-        case.sampled.append(found)
+        while (seconds := sampled_run(case.words, folder / "sampled", INTERVAL)) is None:
+            case.died += 1
+        case.sampled.append(seconds)
         lines = (folder / "sampled.txt").read_text(errors="replace").splitlines()
-        case.moments.update(map(place, stacks(lines)))
+        case.samples.update(map(place, stacks(lines)))
 
 
-def _run(words: Sequence[str], folder: Path, between: float) -> float | None:
-    """Run a command; its processor time, None if it died of being looked at."""
+def sampled_run(words: Sequence[str], folder: Path, interval: float) -> float | None:
+    """Processor time of a command; None if the sampler ended it."""
     file = folder.with_suffix(".txt")
     command = [
-        *(sys.executable, "-m", "experiments.benchmarks.layers_child", str(file), str(between)),
+        *(sys.executable, "-m", CHILDREN, "stacks", str(file), str(interval)),
         *("experiment=single", "model=llama-2-7b", "tracking=none", "seeds=1", "jobs=1"),
         *(*words, f"hydra.run.dir={folder}"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and not between:
+    if done.returncode and not interval:
         raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
     return None if done.returncode else float(done.stdout.split()[-1])
 
@@ -184,13 +212,13 @@ def stacks(lines: Sequence[str]) -> Iterator[list[Frame]]:
 
 
 def place(stack: Sequence[Frame]) -> Place:
-    """What a moment counts for."""
+    """The layer and function that a sample counts for."""
     for number, (file, function) in enumerate(stack):
         if not file.startswith(COUNTED):
             continue
         if any(outer.startswith("<frozen importlib") for outer, _ in stack):
-            return Place("imports", file.removeprefix(ROOT))
-        for outer, name in stack[number:]:  # a comprehension is its function's
+            return Place("imports", file.removeprefix(TREE))
+        for outer, name in stack[number:]:  # a comprehension counts for its function
             if outer != file:
                 break
             function = name
@@ -198,7 +226,7 @@ def place(stack: Sequence[Frame]) -> Place:
                 break
         if file.startswith(SIMPY):
             return Place("SimPy", function)
-        short = file.removeprefix(ROOT)
+        short = file.removeprefix(TREE)
         return Place(layer_of(short, function), f"{short}: {function}")
     return Place("command", "before and after")
 
@@ -209,77 +237,160 @@ def layer_of(file: str, function: str) -> str:
     return "tables" if layer == "recorder" and function in MAKE_TABLES else layer
 
 
-# -- telling ---------------------------------------------------------------------------------------
-
-
-def told(found: Mapping[str, Case], functions: int) -> Iterator[str]:
-    """The tables, as lines."""
-    yield from whole(found)
+def written(found: Mapping[str, Case], functions: int) -> Iterator[str]:
+    """The tables."""
+    head = ["command", "requests", "steps", "seconds", "lowest", "with the sampler", "samples"]
+    yield table([*head, "run again"], [_command_cells(name, case) for name, case in found.items()])
     for what in ("requests", "steps"):
-        yield ""
-        yield f"| timeouts a {what.removesuffix('s')} | {' | '.join(found)} |"
-        yield "|---" * (1 + len(found)) + "|"
-        for layer in LAYERS:
-            yield _row(layer, [_cell(case, case.of(layer), what) for case in found.values()])
-        loop = [sum(map(case.of, LOOP)) for case in found.values()]
-        pairs = list(zip(found.values(), loop, strict=True))
-        yield _row("*the first seven*", [_cell(case, moments, what) for case, moments in pairs])
-        yield _row("*all*", [_cell(case, case.looks, what) for case in found.values()])
+        counts: dict[str, Callable[[Case], int]] = {
+            layer: lambda case, layer=layer: case.of(layer) for layer in LAYERS
+        }
+        counts["*the first seven*"] = lambda case: sum(map(case.of, LOOP))
+        counts["*all*"] = lambda case: case.samples.total()
+        rows = [
+            [name, *(_cost_cell(case, count(case), what) for case in found.values())]
+            for name, count in counts.items()
+        ]
+        yield "\n" + table([f"timeouts a {what.removesuffix('s')}", *found], rows)
     for name, case in found.items() if functions else ():
         for layer in LAYERS:
             yield from _functions(name, case, layer, functions)
 
 
-def whole(found: Mapping[str, Case]) -> Iterator[str]:
-    """Commands by themselves, and what the sampler adds to them."""
-    yield "| command | requests | steps | seconds | lowest | with the sampler | looks | run again |"
-    yield "|---" * 8 + "|"
-    for name, case in found.items():
-        took, lowest = median(case.seconds), min(case.seconds)
-        more = median(case.sampled) / took - 1
-        cells = [f"{case.requests:,}", f"{case.steps:,}", f"{took:.2f}", f"{lowest:.2f}"]
-        yield _row(name, [*cells, f"{more:+.1%}", f"{case.looks:,}", f"{case.again}"])
+def _command_cells(name: str, case: Case) -> list[str]:
+    took, lowest = median(case.cost.seconds), min(case.cost.seconds)
+    more = median(case.sampled) / took - 1
+    cells = [name, f"{case.requests:,}", f"{case.steps:,}", f"{took:.2f}", f"{lowest:.2f}"]
+    return [*cells, f"{more:+.1%}", f"{case.samples.total():,}", f"{case.died}"]
 
 
-def _cell(case: Case, moments: int, what: str) -> str:
-    """Timeouts, and the standard error that comes of looking so seldom."""
-    each = case.cost(1) / max(1, getattr(case, what))
-    error = sqrt(moments * (1 - moments / case.looks))
-    return f"{moments * each:.2f} ± {error * each:.2f}"
-
-
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"| {name} | {' | '.join(cells)} |"
+def _cost_cell(case: Case, samples: int, what: str) -> str:
+    """Timeouts and their standard error, which comes from the number of samples."""
+    each = case.timeouts(1) / max(1, getattr(case, what))
+    error = sqrt(samples * (1 - samples / case.samples.total()))
+    return f"{samples * each:.2f} ± {error * each:.2f}"
 
 
 def _functions(name: str, case: Case, layer: str, most: int) -> Iterator[str]:
     """The most expensive functions of a layer."""
-    some = Counter({one.function: n for one, n in case.moments.items() if one.layer == layer})
+    some = Counter({one.function: n for one, n in case.samples.items() if one.layer == layer})
     if some:
         yield f"\n{name}, {layer}: timeouts a request"
-    for function, moments in some.most_common(most):
-        yield f"  {_cell(case, moments, 'requests'):>15}  {function}"
+    for function, samples in some.most_common(most):
+        yield f"  {_cost_cell(case, samples, 'requests'):>15}  {function}"
+
+
+# -- whole commands --------------------------------------------------------------------------------
+
+WORDS = {
+    "study": ["experiment=fcfs_vs_priority"],
+    "sweep": ["experiment=sweep", "study.over=memory.block_size", "study.values=[8,16,32]"],
+    "single": ["experiment=single"],
+    "estimate": ["experiment=estimate"],
+    "help": ["--help"],
+    "version": ["--version"],
+    "serve": ["serve", "port=0"],
+}
+STUDIES = ("study", "sweep", "single")
+"""The commands that take the words of `--with`."""
+
+
+class Round(NamedTuple):
+    """One round of a command."""
+
+    timeouts: float
+    seconds: float
+    parts: Mapping[str, float] = {}
+    """Processor seconds by part, where there are clocks."""
+
+
+def commands(words: Sequence[str]) -> None:
+    """Print the cost of each command, and of the parts of the study."""
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=positive_int, default=5)
+    parser.add_argument("--only", nargs="+", choices=WORDS, default=[*WORDS])
+    parser.add_argument("--with", dest="more", nargs="+", default=[], help="words for studies")
+    asked = parser.parse_args(words)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.getenv("PYTHONPATH"))))
+    lines = {name: [*WORDS[name], *(asked.more if name in STUDIES else ())] for name in asked.only}
+    found: dict[str, list[Round]] = {name: [] for name in lines}
+    clocked: list[Round] = []
+    for _ in range(asked.rounds):
+        for name, line in lines.items():
+            found[name].append(round_of(partial(run, ["-m", "pagedsim", *line])))
+        if "study" in lines:
+            clocked.append(round_by_part(lines["study"]))
+    rows = [_round_cells(f"`{' '.join(lines[name])}`", min(own)) for name, own in found.items()]
+    print(table(["python -m pagedsim", "seconds", "million timeouts"], rows))
+    if clocked:
+        best = min(clocked, key=lambda one: one.timeouts)
+        shares = {part: best.parts[part] for part in ("imports", *PARTS, PROCESSES, OTHER)}
+        rows = [
+            _round_cells(part, Round(best.timeouts * own / best.seconds, own))
+            for part, own in shares.items()
+        ]
+        print("\n" + table(["part of the first", "seconds", "million timeouts"], rows))
+
+
+def round_of(work: Callable[[Path], None]) -> Round:
+    """The cost of all processes that `work` starts and waits for, in an empty folder."""
+    cost = Cost()
+    with TemporaryDirectory() as folder:
+
+        def measured() -> float:
+            before = children_cpu_seconds()
+            work(Path(folder))
+            return children_cpu_seconds() - before
+
+        cost.add(measured)
+    return Round(cost.timeouts[0], cost.seconds[0])
+
+
+def round_by_part(words: Sequence[str]) -> Round:
+    """The cost of a command and of its parts."""
+    parts: defaultdict[str, float] = defaultdict(float)
+
+    def work(folder: Path) -> None:
+        clocks, inside = folder / "clocks", folder / "run"
+        clocks.mkdir()
+        inside.mkdir()
+        run(["-m", CHILDREN, "clocks", str(clocks), *words], inside)
+        for file in clocks.iterdir():
+            found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+            if PROCESSES not in found:  # a worker, whose time the command counts as a process
+                parts[PROCESSES] -= sum(found.values())
+            for part, seconds in found.items():
+                parts[part] += seconds
+
+    return round_of(work)._replace(parts=parts)
+
+
+def run(words: Sequence[str], folder: Path) -> None:
+    """Run a command to its end, or a server until it listens."""
+    command = [sys.executable, *words]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        output = ""
+        for line in process.stdout:
+            output += line
+            if "serve" in words and "http://" in line:
+                process.send_signal(signal.SIGTERM)
+    if process.returncode:
+        raise SystemExit(output)
+
+
+def _round_cells(name: str, one: Round) -> list[str]:
+    return [name, f"{one.seconds:.2f}", f"{one.timeouts / 1e6:.2f}"]
+
+
+COMMANDS = {"layers": layers, "commands": commands}
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print the tables."""
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--trace", type=existing, help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens"
-    )
-    parser.add_argument("--requests", type=at_least_one, default=10_000, help="of each workload")
-    parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument(
-        "--functions", type=at_least_zero, default=0, help="the most expensive by layer"
-    )
-    parser.add_argument("--only", nargs="+", choices=list(cases(None, 1)), help="of the commands")
-    asked = parser.parse_args(words)
-    found = cases(asked.trace, asked.requests)
-    found = {name: found[name] for name in asked.only or found}
-    for _ in range(asked.rounds):
-        for case in found.values():
-            look(case)
-    print("\n".join(told(found, asked.functions)))
+    """Run one of the commands."""
+    run_command(COMMANDS, words)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ column for each GPU. Where nothing was measured a cell is empty.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ class Row:
     """Empty where it was not measured."""
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print it."""
     parser = Parser(description=__doc__, formatter_class=Plain)
-    parser.parse_args()
+    parser.parse_args(words)
     print(written(measured(RESULTS)))
 
 

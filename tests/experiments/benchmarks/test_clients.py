@@ -1,4 +1,4 @@
-"""Other people's clients on our server: what is read of the server, and what is printed."""
+"""Third-party clients on our server: the server's means, and the table."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from experiments.benchmarks.clients import between, main, make_tokenizer, rows, told
+from experiments.benchmarks.clients import main, make_tokenizer, means_between, rows, totals
 from pagedsim.serve.metrics import Metrics
 from tests.serve.serving import paced, serving
 
 
-def test_what_the_server_did_in_between_is_told_in_means() -> None:
+def test_means_are_of_the_requests_in_between() -> None:
     metrics = Metrics()
     with serving(paced(metrics=metrics, step=0.02), metrics=metrics) as server:
         server.post("/v1/completions", prompt="Before", max_tokens=30)
-        before = told(server.url)
+        before = totals(server.url)
         server.post("/v1/completions", prompt="Once", max_tokens=5)
-        means = between(before, told(server.url))
+        means = means_between(before, totals(server.url))
     assert means["ITL"] == pytest.approx(20)
     assert means["E2E"] == pytest.approx(means["TTFT"] + 4 * 20)
 
 
-def test_a_row_says_how_far_a_client_is_from_the_server_and_from_ours() -> None:
+def test_a_row_compares_a_client_with_the_server_and_with_bench() -> None:
     ours = {"TTFT": 100.0, "tokens/s": 50.0}
     first, second = rows("other", {"TTFT": 102.0, "tokens/s": 49.0}, {"TTFT": 100.5}, ours)
-    assert re.findall(r"[+-][\d.]+%?", first) == ["+1.50", "+1.49%", "+2.00%"]
-    assert re.findall(r"[+-][\d.]+%?", second) == ["-2.00%"]
+    assert re.findall(r"[+-][\d.]+%?", " ".join(first)) == ["+1.50", "+1.49%", "+2.00%"]
+    assert re.findall(r"[+-][\d.]+%?", " ".join(second)) == ["-2.00%"]
 
 
 def test_the_tokenizer_is_one_that_the_server_takes(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_bench_alone_is_printed_beside_the_server(capsys: pytest.CaptureFixture[
     pytest.importorskip("tokenizers")
     main(["--requests", "4", "--rate", "4", "--prompt", "64", "--output", "8"])
     printed = capsys.readouterr().out
-    assert re.findall(r"^\| bench +\| (\S+)", printed, re.MULTILINE) == [
+    assert re.findall(r"^\| bench \| (\S+)", printed, re.MULTILINE) == [
         *("TTFT", "ITL", "E2E", "tokens/s")
     ]
-    assert printed.count("+0.00% |\n") == 4
+    assert printed.count(" | +0.00% |\n") == 4

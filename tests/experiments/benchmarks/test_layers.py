@@ -1,4 +1,4 @@
-"""What a moment counts for, and that a command can be looked at."""
+"""What a sample of a stack counts for, and that a command can be sampled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from experiments.benchmarks.layers import (
     LAYERS,
     MAKE_TABLES,
     PLACES,
-    ROOT,
     SIMPY,
+    TREE,
     Place,
     layer_of,
     main,
@@ -21,14 +21,14 @@ from experiments.benchmarks.layers import (
 from pagedsim.metrics.columns import Numbers, Words
 from pagedsim.metrics.recorder import Recorder
 
-CORE = f"{ROOT}pagedsim/core/scheduler.py"
+CORE = f"{TREE}pagedsim/core/scheduler.py"
 NUMPY = "/usr/lib/numpy/core.py"
 
 
 def test_places_are_there() -> None:
     assert set(PLACES.values()) | {"SimPy", "tables", "imports"} == set(LAYERS)
     for name in PLACES:
-        assert Path(ROOT, name).exists(), name
+        assert Path(TREE, name).exists(), name
     for name in MAKE_TABLES:
         assert any(hasattr(kind, name) for kind in (Recorder, Numbers, Words)), name
 
@@ -56,11 +56,11 @@ def test_stacks_are_read() -> None:
         ([(CORE, "<module>"), ("<frozen importlib._bootstrap>", "_load")], "imports",
          "pagedsim/core/scheduler.py"),
         ([(NUMPY, "sum")], "command", "before and after"),
-        ([(f"{ROOT}.venv/lib/python/site-packages/numpy/core.py", "sum"), (CORE, "plan")],
+        ([(f"{TREE}.venv/lib/python/site-packages/numpy/core.py", "sum"), (CORE, "plan")],
          "scheduler", "pagedsim/core/scheduler.py: plan"),
     ],
 )  # fmt: skip
-def test_a_moment_counts_for_one(stack: list[tuple[str, str]], layer: str, function: str) -> None:
+def test_a_sample_counts_once(stack: list[tuple[str, str]], layer: str, function: str) -> None:
     assert place(stack) == Place(layer, function)
 
 
@@ -82,7 +82,7 @@ def test_layers_of_functions(file: str, function: str, layer: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_is_sampled(capsys: pytest.CaptureFixture[str]) -> None:
     main([*("--only", "short requests", "--requests", "300", "--rounds", "1", "--functions", "2")])
     said = capsys.readouterr().out.splitlines()
     assert said[2].startswith("| short requests | 300 | ")

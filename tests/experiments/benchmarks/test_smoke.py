@@ -1,60 +1,141 @@
-"""Every benchmark that has a command is run by a test: here, or in one of its own."""
+"""Every command of every benchmark runs at its smallest size, and refuses bad words in one line."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import sys
-from functools import partial
+from argparse import ArgumentParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")  # what some of them time
+pytest.importorskip("torch")  # used by some of them
 
 from experiments import benchmarks
-from experiments.benchmarks.yardstick import timeout_seconds
+from experiments.benchmarks import harness
 
-COMMANDS = sorted(
-    path.parent.name if path.stem == "__main__" else path.stem
-    for path in Path(benchmarks.__path__[0]).rglob("*.py")
-    if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
-)
+FOLDER = Path(benchmarks.__path__[0])
 SMALLEST = {
-    "fleet": "--replicas 2 --requests 10 --routers round_robin",
-    "front_door": "--rounds 1 --only study --with "
+    "scheduler steps": "--running 2 --steps 3 --rounds 1",
+    "scheduler policies": "--running 4 --waiting 8 --steps 3 --rounds 1",
+    "scheduler policy_runs": "--requests 5 --rounds 1 --only fcfs continuum mlfq",
+    "simulator loop": "--requests 5 --rounds 1",
+    "simulator scale": "--load calm --requests 5",
+    "simulator fleet": "--replicas 2 --requests 10 --routers round_robin",
+    "layers commands": "--rounds 1 --only study --with "
     "seeds=1 workload.requests=5 tracking=none report=false",
-    "policy_runs": "--requests 5 --rounds 1 --only fcfs continuum mlfq",
-    "policies": "--running 4 --waiting 8 --steps 3 --rounds 1",
-    "scale": "--load calm --requests 5",
-    "scheduler": "--running 2 --steps 3 --rounds 1",
-    "serving": "--only sim --streams 4 --repeats 1",
-    "greedy": "--requests 2 --tokens 100 --seconds 0.5",
-    "soak": "--minutes 0.05",
-    "simulator": "--requests 5 --rounds 1",
+    "serving rates": "--only sim --streams 4 --repeats 1",
+    "serving soak": "--minutes 0.05",
+    "serving greedy": "--requests 2 --tokens 100 --seconds 0.5",
     "table": "",
     "tables": "--running 2 --blocks 65 --steps 3 --rounds 1",
 }
-"""The smallest settings of those whose numbers no other test looks at."""
+"""The smallest settings of each command."""
+ELSEWHERE = {
+    "simulator vidur": "test_vidur.py",
+    "layers layers": "test_layers.py",
+    "clients": "test_clients.py",
+    "gpu": "test_all.py",
+    **{name: f"test_{name}.py" for name in (
+        "compiled", "cpu", "engine", "experts", "host", "kernels", "products", "profile", "sampled",
+        "servers", "step", "swap", "tune_kernels", "tune_products",
+    )},
+}  # fmt: skip
+"""Commands that another file runs: they need what is not here, or minutes."""
+NUMBERS = {
+    harness.positive_int: ("a whole number of at least 1", ("0", "-1", "1.5", "nan", "few", "")),
+    harness.positive_ints: ("a whole number of at least 1", ("0", "-1", "8,0", "few", "")),
+    harness.non_negative_int: ("a whole number of at least 0", ("-1", "1.5", "nan", "few", "")),
+    harness.positive_float: ("a number above 0", ("0", "-1", "nan", "inf", "few", "")),
+}
+"""What an option accepts, by its type, and words that it refuses."""
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_it_is_run(name: str) -> None:
-    own = Path(__file__).with_name(f"test_{name}.py")
-    runs = ("main([", f'"-m", "experiments.benchmarks.{name}"')
-    assert name in SMALLEST or (own.exists() and any(run in own.read_text() for run in runs)), (
-        f"{name} has a main: add its smallest settings to SMALLEST, or a {own.name} that runs it"
-    )
+def commands() -> list[str]:
+    """The benchmarks in the tree: modules with a `main`, by command where there are several."""
+    found = []
+    for path in sorted(FOLDER.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if re.search(r"^def main\(", text, re.MULTILINE):
+            name = path.parent.name if path.stem == "__main__" else path.stem
+            several = re.search(r"^COMMANDS = \{(.*?)\}", text, re.MULTILINE | re.DOTALL)
+            names = re.findall(r'"(\w+)":', several[1]) if several else []
+            found += [f"{name} {one}" for one in names] or [name]
+    return found
 
 
-@pytest.mark.parametrize(("name", "words"), SMALLEST.items())
-def test_it_ends_with_its_table(
-    name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def run(command: str, *words: str) -> None:
+    name, *first = command.split()
     module = importlib.import_module(f"{benchmarks.__name__}.{name}")
-    if hasattr(module, "timeout_seconds"):  # the yardstick, measured for longer than the rest
-        monkeypatch.setattr(module, "timeout_seconds", partial(timeout_seconds, 10))
-    monkeypatch.setattr(sys, "argv", [name, *words.split()])
-    module.main()
-    said = capsys.readouterr().out
-    assert said.count("\n") > 0 and "nan" not in said
+    if name == "gpu":
+        module = importlib.import_module(f"{benchmarks.__name__}.gpu.__main__")
+    module.main([*first, *words])
+
+
+def test_every_command_is_run() -> None:
+    assert set(commands()) == {*SMALLEST, *ELSEWHERE}, "add the smallest settings of a new command"
+    for name in ELSEWHERE.values():
+        assert Path(__file__).with_name(name).exists()
+
+
+@pytest.mark.parametrize(("command", "words"), SMALLEST.items())
+def test_it_ends_with_its_table(
+    command: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness, "TIMEOUTS", 10)  # they take longer than the rest
+    run(command, *words.split())
+    printed = capsys.readouterr().out
+    assert printed.count("\n") > 0 and "nan" not in printed
+
+
+class Parsed(Exception):
+    """A command has made its parser."""
+
+
+def parser_of(command: str, monkeypatch: pytest.MonkeyPatch) -> ArgumentParser:
+    """The parser of a command, which does not run."""
+
+    def parse(parser: ArgumentParser, *given: Any) -> None:
+        raise Parsed(parser)
+
+    with monkeypatch.context() as patched, pytest.raises(Parsed) as made:
+        patched.setattr(ArgumentParser, "parse_known_args", parse)
+        run(command)
+    parser = made.value.args[0]
+    assert isinstance(parser, harness.Parser)
+    return parser
+
+
+@pytest.mark.parametrize("command", commands())
+def test_bad_words_end_in_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = parser_of(command, monkeypatch)
+    for action in parser._actions:
+        assert action.type not in (int, float), action.option_strings
+        allowed, bad = NUMBERS.get(action.type, ("", ()))  # type: ignore[arg-type]
+        if action.type is harness.existing_file:
+            allowed, bad = "there is no such file", ("not/there.csv",)
+        for text in bad:
+            with pytest.raises(SystemExit) as ended:
+                parser.parse_args([action.option_strings[0], text])
+            assert ended.value.code == 2
+            error = capsys.readouterr().err
+            assert error.count("\n") == 1
+            assert f"argument {action.option_strings[0]}: {text.rpartition(',')[2]}: " in error
+            assert allowed in error
+
+
+def test_an_unknown_word_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("scheduler", "polices")
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("simulator", "--help")
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert all(f"simulator {name}" in printed for name in ("scale", "fleet", "vidur"))

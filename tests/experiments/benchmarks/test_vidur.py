@@ -1,4 +1,4 @@
-"""What is wrong with its words is one line; Vidur itself is not there."""
+"""The comparison with Vidur, with a stand-in for Vidur."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.vidur import main, vidur, words_of
+from experiments.benchmarks.simulator import run_vidur, vidur, vidur_words
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """As much of Vidur as is looked for."""
+    """The files of Vidur that are read."""
     for name, text in {
         "vidur/main.py": "",
         "vidur/config/__init__.py": "class SimulationConfig:\n"
@@ -29,7 +29,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_words_that_cannot_be(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_words_end_in_one_line(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         (["--vidur", "nowhere"], "--vidur nowhere: no checkout of Vidur, it has no vidur/main.py"),
         (["--vidur", str(checkout)], "--python no/python: no such file"),
@@ -38,12 +38,12 @@ def test_words_that_cannot_be(checkout: Path, capsys: pytest.CaptureFixture[str]
         rest = {"--vidur": "nowhere", "--python": "no/python", "--trace": __file__}
         more = [word for pair in rest.items() if pair[0] not in words for word in pair]
         with pytest.raises(SystemExit):
-            main([*words, *more])
+            vidur([*words, *more])
         assert said in capsys.readouterr().err
 
 
 def test_its_simulation_is_timed(checkout: Path) -> None:
-    words = words_of(Path("trace.csv"), ["--seed", "2"])
+    words = vidur_words(Path("trace.csv"), ["--seed", "2"])
     assert words[-2:] == ["--seed", "2"] and "--no-metrics_config_store_plots" in words
-    took, told = vidur(checkout, Path(sys.executable), words)
-    assert took >= told.seconds >= 0 and told[1:] == (7, 2.5)
+    took, run = run_vidur(checkout, Path(sys.executable), words)
+    assert took >= run.seconds >= 0 and run[1:] == (7, 2.5)

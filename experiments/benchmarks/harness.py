@@ -1,0 +1,174 @@
+"""Shared parts of all benchmarks: command lines, costs in SimPy timeouts, tables and processes.
+
+Machines differ, so a cost is also given in SimPy timeouts: the processor time of one plain timeout,
+measured in the same process before and after the work.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from math import isfinite
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any, NoReturn
+
+from pagedsim.metrics.jsons import write_json
+
+ROOT = Path(__file__).parents[2]
+"""The root of the repository."""
+TIMEOUTS = 200_000
+"""SimPy timeouts that are timed as one."""
+
+Command = Callable[[Sequence[str]], None]
+"""A benchmark; takes the words of its command line."""
+
+
+# -- command lines ---------------------------------------------------------------------------------
+
+
+class Parser(ArgumentParser):
+    """A parser that keeps line breaks in its help and ends with one line for an error."""
+
+    def __init__(self, doc: str | None) -> None:
+        super().__init__(description=doc, formatter_class=RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists what there is\n")
+
+
+def non_negative_int(text: str) -> int:
+    """A whole number of at least 0."""
+    return _whole(text, 0)
+
+
+def positive_int(text: str) -> int:
+    """A whole number of at least 1."""
+    return _whole(text, 1)
+
+
+def positive_ints(text: str) -> list[int]:
+    """Whole numbers of at least 1, separated by commas."""
+    return [positive_int(one) for one in text.split(",")]
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentTypeError(f"{text}: must be a whole number of at least {least}")
+    return int(text)
+
+
+def positive_float(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not (number > 0 and isfinite(number)):
+        raise ArgumentTypeError(f"{text}: must be a number above 0")
+    return number
+
+
+def existing_file(text: str) -> str:
+    """The path of an existing file."""
+    if not Path(text).is_file():
+        raise ArgumentTypeError(f"{text}: there is no such file")
+    return text
+
+
+def run_command(commands: Mapping[str, Command], words: Sequence[str] | None = None) -> None:
+    """Run the command named by the first word, or the first command if the word names none."""
+    words = sys.argv[1:] if words is None else words
+    if words and words[0] in commands:
+        commands[words[0]](words[1:])
+    else:
+        next(iter(commands.values()))(words)
+
+
+# -- costs -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cost:
+    """The cost of the same work, round by round."""
+
+    seconds: list[float] = field(default_factory=list)
+    timeouts: list[float] = field(default_factory=list)
+    """The same in timeouts of the same round, since the speed of a machine varies."""
+
+    def add(self, measure: Callable[[], float]) -> None:
+        """Add a round; `measure` returns its seconds and runs between two timings of a timeout."""
+        before, seconds = timeout_seconds(), measure()
+        self.seconds.append(seconds)
+        self.timeouts.append(2 * seconds / (before + timeout_seconds()))
+
+    def cells(self, digits: int, per: int = 1) -> list[str]:
+        """Table cells: median and lowest seconds, median and lowest timeouts of each of `per`."""
+        times = [f"{of(self.seconds):.{digits}f}" for of in (median, min)]
+        return times + [f"{of(self.timeouts) / per:.1f}" for of in (median, min)]
+
+
+def timeout_seconds() -> float:
+    """Processor seconds of one timeout of an otherwise idle SimPy process."""
+    import simpy
+
+    environment, count = simpy.Environment(), TIMEOUTS
+
+    def wait() -> Generator[simpy.Event, None, None]:
+        for _ in range(count):
+            yield environment.timeout(1.0)
+
+    environment.process(wait())
+    return cpu_seconds(environment.run) / count
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Processor time of one call, which is steadier than wall time on a shared machine."""
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+def children_cpu_seconds() -> float:
+    """Processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def peak_mb() -> float:
+    """The highest resident memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function in a process of its own, so that its peak memory is that of this call."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *given).result()
+
+
+# -- tables and files ------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join([row(head), row(["---"] * len(head)), *map(row, rows)])
+
+
+def row(cells: Sequence[str]) -> str:
+    """One line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def keep(place: Path | None, name: str, result: Mapping[str, Any]) -> None:
+    """Write `name`.json, as far as the measurement has come; without a folder, nothing."""
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        part = place / f".{name}.part"  # a process killed here leaves the previous file
+        write_json(part, dict(result))
+        part.replace(place / f"{name}.json")
