@@ -105,7 +105,7 @@ def _manual(root: str) -> str:
         if root == "serve":
             from pagedsim.serve.manual import page
         else:
-            from pagedsim.run.manual import page
+            from pagedsim.run.help import manual_page as page
         return page()
 
 
@@ -170,12 +170,12 @@ def command() -> None:
 
         words, root = completed([*words[:at], *words[at + 1 :]]), "serve"
     elif (at := _place("bench", words)) is not None:
-        from pagedsim.run.http.words import HELP, meant
+        from pagedsim.run.help import BENCH_HELP, bench_words
 
         if {"--help", "-h"} & set(words):
-            print(HELP)
+            print(BENCH_HELP)
             return
-        words = meant([*words[:at], *words[at + 1 :]])
+        words = bench_words([*words[:at], *words[at + 1 :]])
     else:
         _refuse_no_command(words)
     sys.argv[1:] = in_order(words)
@@ -212,13 +212,13 @@ def _refuse_no_command(words: Sequence[str]) -> None:
 
 def _policies(words: Sequence[str]) -> str:
     """What `python -m pagedsim policies` prints."""
-    from pagedsim.run.library import HELP, page
+    from pagedsim.run.help import POLICIES_HELP, policies_page
 
     if not words:
-        return page()
+        return policies_page()
     if words[0] not in ("--help", "-h"):
         raise UserError([f"policies {words[0]}: takes no words; it lists every policy there is"])
-    return HELP
+    return POLICIES_HELP
 
 
 def main() -> None:

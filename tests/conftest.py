@@ -120,7 +120,7 @@ def a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines share one small model and wait for no machine: no time matters to these tests."""
     from pagedsim.engine import assemble
     from pagedsim.run import serving
-    from pagedsim.run.model_cache import ModelCache
+    from pagedsim.run.serving import ModelCache
 
     def load(*_: object, max_model_len: int | None = None, **__: object) -> LoadedModel:
         return replace(_small(), max_model_len=max_model_len or _small().max_model_len)

@@ -13,8 +13,7 @@ from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from pagedsim.run.http.words import HELP, meant
-from pagedsim.run.listing import experiments
+from pagedsim.run.help import BENCH_HELP, bench_words, experiments
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -95,7 +94,7 @@ def test_every_command_composes(hydra: None) -> None:
             continue  # have tests of their own
         words = tuple(word for word in words if word not in ("--cfg", "job"))
         if words[:1] == ("bench",):
-            words = tuple(meant(words[1:]))
+            words = tuple(bench_words(words[1:]))
         root = "serve" if words[:1] == ("serve",) else "config"
         try:
             config = composed(tuple(word for word in words if word != "serve"), root)
@@ -104,7 +103,7 @@ def test_every_command_composes(hydra: None) -> None:
             raise AssertionError(f"{page}: {' '.join(words)}: {error}") from error
 
 
-OBSERVED = [one for one in (*blocks("bash"), ("bench --help", HELP)) if "record=" in one[1]]
+OBSERVED = [one for one in (*blocks("bash"), ("bench --help", BENCH_HELP)) if "record=" in one[1]]
 """Places that observe a server, calibrate to it and simulate it."""
 
 
@@ -119,7 +118,7 @@ def test_what_is_simulated_after_a_calibration_is_the_server_and_the_load_observ
     [fitted] = [one for one in words if "experiment=calibrate" in one]
     [simulated] = [one for one in words if "experiment=single" in one]
     bench, calibrate, single = (
-        composed(tuple(one)) for one in (meant(observed[1:]), fitted, simulated)
+        composed(tuple(one)) for one in (bench_words(observed[1:]), fitted, simulated)
     )
     assert (single.workload, single.seed, single.seeds) == (bench.workload, bench.seed, bench.seeds)
     for key in ("model", "hardware", "memory", "server"):

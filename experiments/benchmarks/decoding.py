@@ -22,7 +22,7 @@ from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import load_model
 from pagedsim.engine.noise import stream_key
 from pagedsim.engine.sampler import Row, Sampler
-from pagedsim.run.machine import give_back
+from pagedsim.run.serving import give_back
 
 WARM = 8
 """Steps before any is timed; their tokens are compared."""

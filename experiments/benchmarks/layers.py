@@ -74,7 +74,7 @@ PLACES: Mapping[str, str] = {
     "pagedsim/metrics/": "summary",
     "pagedsim/metrics/recorder.py": "recorder",
     "pagedsim/metrics/columns.py": "recorder",
-    "pagedsim/run/stoppable.py": "recorder",
+    "pagedsim/run/backend.py": "recorder",
     "pagedsim/metrics/steps.py": "tables",
     "pagedsim/metrics/files.py": "tables",
     "pagedsim/report/": "plots",

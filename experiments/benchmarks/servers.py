@@ -42,7 +42,7 @@ from experiments.benchmarks.engine import (
 from experiments.benchmarks.results import folder_of, keep
 from experiments.benchmarks.words import Parser, at_least_one
 from pagedsim.engine.models import LoadedModel
-from pagedsim.run.machine import give_back
+from pagedsim.run.serving import give_back
 
 FIRST, AHEAD = "pagedsim", "pagedsim, async_scheduling"
 PATIENCE = 420

@@ -10,7 +10,7 @@ from typing import ClassVar
 from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
 from pagedsim.fidelity.log_file import check_log, write_log
-from pagedsim.run.http.sending import VLLM_BENCH
+from pagedsim.run.http.backend import VLLM_BENCH
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import BackendName, Reading

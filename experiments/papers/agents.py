@@ -20,7 +20,7 @@ from pagedsim.metrics.compare import Estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.kinds import each_of, require_kinds
+from pagedsim.run.objects import each_of, require_kinds
 from pagedsim.run.study import Reading
 
 TIME, PER_TOKEN, RATE = "session_time_mean", "session_time_per_token_mean", "sessions_per_s"

@@ -16,10 +16,9 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.arm import Arm
-from pagedsim.run.kinds import each_of, require_kinds
+from pagedsim.run.objects import each_of, require_kinds
 from pagedsim.run.runs import Key, Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Arm, Reading
 
 RATE = "workload.rate"
 

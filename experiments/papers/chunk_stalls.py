@@ -15,12 +15,11 @@ from pagedsim.core.plan import Chunk
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.run.arm import Arm
-from pagedsim.run.kinds import each_of, require_kinds
+from pagedsim.run.objects import each_of, require_kinds
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.simulated import Simulated
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Arm, Reading
 
 _SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
 METRICS = {"ttft": "ttft_p50", "gap": "itl_p99"}

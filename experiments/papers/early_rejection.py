@@ -19,10 +19,9 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.arm import Arm
 from pagedsim.run.command import group_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Arm, Reading
 
 Found = Mapping[str, Mapping[str, Loads]]
 """By case and way to refuse, over all seeds."""

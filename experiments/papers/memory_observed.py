@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.errors import require_whole
-from pagedsim.run.backend import Settings
+from pagedsim.run.backend import Settings, StoppableRecorder
 from pagedsim.run.simulated import Simulated
 from pagedsim.run.simulation import Simulation
-from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload import Workload
 
 KINDS = ("stored", "reserved", "internal", "external")

@@ -15,11 +15,10 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.metrics.arms import Run
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.arm import Arm
 from pagedsim.run.command import group_of, key_of
-from pagedsim.run.kinds import each_of, require_kinds
+from pagedsim.run.objects import each_of, require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Arm, Reading
 
 _ALIKE = ("experiment", "seed", "seeds", "jobs", "report", "tracking")
 """What may be typed without a change of what is compared."""

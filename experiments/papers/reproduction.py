@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pagedsim.metrics.arms import Run
-from pagedsim.run.arm import Arm
-from pagedsim.run.kinds import require_kinds
+from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import BackendName, Reading, Study
+from pagedsim.run.study import Arm, BackendName, Reading, Study
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,8 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.arm import Arm
-from pagedsim.run.kinds import require_kinds
-from pagedsim.run.study import Reading
+from pagedsim.run.objects import require_kinds
+from pagedsim.run.study import Arm, Reading
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from pagedsim.core.errors import require_whole, unknown
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.kinds import require_kinds
+from pagedsim.run.objects import require_kinds
 from pagedsim.run.study import Reading
 
 

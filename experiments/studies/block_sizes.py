@@ -20,7 +20,7 @@ from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.block_sizes import draw_sizes
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.machine import the_machine, threads
+from pagedsim.run.serving import the_machine, threads
 from pagedsim.run.study import Reading
 
 E2E = "e2e_mean"

@@ -21,12 +21,11 @@ from pagedsim.metrics.standing import Criterion, Standing
 from pagedsim.report.comparison import COLUMNS, comparison_rows
 from pagedsim.report.pareto import Plane, draw_pareto
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.arm import Arm
 from pagedsim.run.command import key_of
-from pagedsim.run.kinds import require_kinds
+from pagedsim.run.objects import require_kinds
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Arm, Reading
 
 
 @dataclass(frozen=True)

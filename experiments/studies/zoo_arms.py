@@ -9,9 +9,7 @@ from typing import Any
 from pagedsim.build import memory_class, policies
 from pagedsim.core import ConfigError, Memory, Policy, PrefixMemory
 from pagedsim.run.backend import Settings
-from pagedsim.run.needs import unmet
-from pagedsim.run.parts import backend_of, build
-from pagedsim.run.server import policy_of
+from pagedsim.run.parts import backend_of, build, policy_of, unmet
 from pagedsim.workload import Workload
 from policies.refusal import Refusal
 

@@ -17,7 +17,7 @@ from pagedsim.core import ConfigError, Scheduler
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import Backend, Settings, Stage
 from pagedsim.run.objects import make
-from pagedsim.run.server import server_of
+from pagedsim.run.parts import server_of
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel, Fitted
 from pagedsim.sim.hardware import Hardware

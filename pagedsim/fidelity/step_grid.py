@@ -14,7 +14,7 @@ from pagedsim.fidelity.steplog import StepLog, samples_of
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.backend import Settings
 from pagedsim.run.parts import backend_of
-from pagedsim.run.progress import on_terminal
+from pagedsim.run.pool import on_terminal
 from pagedsim.run.serving import Serving
 from pagedsim.sim.cost import Sample
 

@@ -24,7 +24,7 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.report.console import fitting
-from pagedsim.run.progress import on_terminal
+from pagedsim.run.pool import on_terminal
 from pagedsim.user_error import Interruption, UserError, line, shown
 
 _NAME = "job.json"

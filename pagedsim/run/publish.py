@@ -15,7 +15,7 @@ from pagedsim.report import show, write
 from pagedsim.report.comparison import write_comparison, write_rows
 from pagedsim.report.replicas import replica_listings
 from pagedsim.report.timeline import write_timeline
-from pagedsim.run.failure import Failure
+from pagedsim.run.job import Failure
 from pagedsim.run.runs import Runs, changed_note, goes_on
 from pagedsim.run.study import Reading, Study
 from pagedsim.tracking import Tracked, track

@@ -19,9 +19,8 @@ from pagedsim.run.check import (
     unused_words,
 )
 from pagedsim.run.command import Command
-from pagedsim.run.failure import error_of, lines_of
 from pagedsim.run.folder import claimed, keep_configuration
-from pagedsim.run.job import Job
+from pagedsim.run.job import Job, error_of, lines_of
 from pagedsim.run.multirun import record_job
 from pagedsim.run.objects import make
 from pagedsim.run.publish import Published, publish

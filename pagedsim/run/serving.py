@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import platform
 import re
+import sys
+import tempfile
+import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +24,16 @@ from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
-from pagedsim.run.backend import Backend, Settings, Stage, refuse_sessions
-from pagedsim.run.clocks import CLOCKS, WallClock
-from pagedsim.run.machine import facts_of, give_back, the_machine, threads
-from pagedsim.run.model_cache import ModelCache
+from pagedsim.run.backend import (
+    Backend,
+    Settings,
+    Stage,
+    StoppableRecorder,
+    Stopped,
+    refuse_sessions,
+)
 from pagedsim.run.objects import draws, make, said_of, takes
-from pagedsim.run.server import server_of
-from pagedsim.run.stoppable import StoppableRecorder, Stopped
+from pagedsim.run.parts import server_of
 from pagedsim.server import MOST_THREADS, ServerSpec
 from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
@@ -35,12 +45,9 @@ if TYPE_CHECKING:
     from pagedsim.engine.models import LoadedModel
     from pagedsim.engine.observer import Observer
 
+
 TIMES = ("feed", "plan", "launch", "sample", "commit")
 """Parts of a step, as `StepTimes` has them; the columns are called <part>_seconds."""
-
-
-CACHE = ModelCache()
-"""The model of this process's last run."""
 
 
 @dataclass(frozen=True)
@@ -284,3 +291,159 @@ class _Log:
     def left(self, request: Request) -> None:
         self._recorder.left(request)
         self._outputs[request.id] = list(request.outputs[0]) if request.outputs else []
+
+
+class WallClock:
+    """Real time."""
+
+    name = "wall"
+    notice = ""
+
+    def __call__(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+
+class CpuClock(WallClock):
+    """The time that this process computes, whatever else the machine does; pauses take none."""
+
+    name = "cpu"
+    notice = "; times are of the processor, not of a wall clock"
+
+    def __init__(self) -> None:
+        self._slept = 0.0
+
+    def __call__(self) -> float:
+        return time.process_time() + self._slept
+
+    def sleep(self, seconds: float) -> None:
+        self._slept += seconds
+
+
+CLOCKS: Mapping[str, type[WallClock]] = {clock.name: clock for clock in (WallClock, CpuClock)}
+
+
+class ModelCache:
+    """Loads models, and keeps one; of one that cannot be loaded it keeps why."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._kept: LoadedModel | ConfigError | None = None
+
+    def model(self, arguments: Arguments) -> LoadedModel:
+        """What these arguments load; raises ConfigError where they cannot."""
+        from pagedsim.engine.assemble import loaded
+
+        where = arguments.device, arguments.server.tensor_parallel
+        key = (_named(arguments.model), *where, *arguments.loading.values())
+        if key != self._key or self._gone():
+            self._drop()  # first, since there may be no room for two
+            try:
+                self._kept = loaded(arguments)
+            except ConfigError as error:
+                self._kept = error
+            self._key = key
+        if isinstance(self._kept, ConfigError):
+            raise self._kept
+        assert self._kept is not None
+        return self._kept
+
+    def _gone(self) -> bool:
+        """Whether it was shared by several processes, of which one has failed."""
+        ranks = getattr(self._kept, "ranks", None)
+        return ranks is not None and ranks.gone
+
+    def _drop(self) -> None:
+        if (ranks := getattr(self._kept, "ranks", None)) is not None:
+            ranks.close()
+        self._key = self._kept = None
+        give_back()
+
+
+CACHE = ModelCache()
+"""The model of this process's last run."""
+
+
+def _named(model: Any) -> str:
+    """A model's name; of a configuration all that is in it."""
+    return model.to_json_string() if hasattr(model, "to_json_string") else str(model)
+
+
+def facts_of(engine: LLMEngine, name: str) -> Settings:
+    """What a run's results do not show: device, versions, sizes, and limits that were chosen."""
+    import torch
+    import transformers
+
+    device = engine.model.device
+    cuda = device.type == "cuda"
+    return {
+        "backend": "engine",
+        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU",
+        "threads": torch.get_num_threads(),
+        "model": name,
+        "model_impl": "transformers" if engine.model.native is None else "native",
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "vocab_size": engine.model.vocab_size,
+        **engine.server.sizes(),
+        "block_bytes": engine.runner.cache.shape.block_bytes,
+        "prices": {"prefill": engine.prices.prefill, "transfer": engine.prices.transfer},
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "python": platform.python_version(),
+    }
+
+
+def give_back() -> None:
+    """What an engine held on the GPU; a model refers to itself in circles."""
+    import torch
+
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for what a CPU computes."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+NAP = 0.1
+"""Seconds between two looks at whether another engine is done."""
+
+
+@contextmanager
+def the_machine(stopping: Callable[[], bool]) -> Iterator[None]:
+    """Wait until no other run of an engine is under way here: each would slow the other down.
+
+    Once `stopping` says yes, nobody is waited for.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    path = Path(tempfile.gettempdir()) / f"pagedsim-engine-{os.getuid()}.lock"
+    with path.open("a") as file:
+        told = False
+        while not stopping():
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    print("waiting for another engine on this machine", file=sys.stderr)
+                told = True
+                time.sleep(NAP)
+        yield

@@ -11,11 +11,10 @@ from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_flag, require_number, shown, unknown
 from pagedsim.fleet.spec import FleetSpec, Pool
 from pagedsim.run.backend import Backend, Settings
-from pagedsim.run.fleet import FleetStage, Place
 from pagedsim.run.objects import make, said_of, seeded
+from pagedsim.run.parts import server_of
 from pagedsim.run.pools import configured, without_configurations
-from pagedsim.run.server import server_of
-from pagedsim.run.simulation import Simulation
+from pagedsim.run.simulation import FleetStage, Place, Simulation
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.cost import CostModel, Decodes
 from pagedsim.sim.cost.base import refuse_attributes

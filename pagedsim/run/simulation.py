@@ -1,15 +1,26 @@
-"""One replica in simulated time, as a backend's stage."""
+"""Runs in simulated time: one replica, or a fleet of them behind a router."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from pagedsim.core import policy_validation
+import numpy as np
+import pyarrow as pa
+
+from pagedsim.core import ConfigError, RequestId, policy_validation
+from pagedsim.fleet.failures import Drawn
+from pagedsim.fleet.front import Front
+from pagedsim.fleet.member import Unit
+from pagedsim.fleet.simulate import simulate_fleet
+from pagedsim.fleet.spec import FleetSpec
+from pagedsim.metrics.lanes import ReplicaFacts
+from pagedsim.metrics.recorder import Lane
 from pagedsim.metrics.steps import Batches
-from pagedsim.run.backend import Settings, Stage
+from pagedsim.metrics.tables import NAN, Span
+from pagedsim.run.backend import Settings, Stage, StoppableRecorder
 from pagedsim.run.objects import draws
-from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.server import ServerSpec
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.cost import CostModel
@@ -18,6 +29,7 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiers import Tiers
 from pagedsim.workload import Workload
+from policies.routing.router import Router
 
 if TYPE_CHECKING:
     from pagedsim.run.simulated import Simulated
@@ -95,3 +107,231 @@ class Simulation(Stage):
 
     def notices(self) -> list[str]:
         return policy_validation.lines(self.cost, "notices", self.cost.notices)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One replica of a fleet."""
+
+    name: str
+    pool: str
+    role: str
+    simulation: Simulation
+
+    def described(self) -> ReplicaFacts:
+        """What a summary has to know of it."""
+        sizes, replica = self.simulation.sizes(), self.simulation.replica
+        gpus = f"{replica.tensor_parallel} × " if replica.tensor_parallel > 1 else ""
+        return ReplicaFacts(
+            self.name,
+            total_blocks=sizes["total_blocks"],
+            block_size=sizes["block_size"],
+            max_seqs=sizes["max_seqs"],
+            pool=self.pool,
+            role=self.role,
+            hardware=f"{gpus}{replica.hardware.name}",
+        )
+
+
+class FleetStage(Stage):
+    """Many replicas in simulated time, and who sends requests to them."""
+
+    def __init__(self, spec: FleetSpec, places: Sequence[Place], router: Router, seed: int) -> None:
+        self.spec = spec
+        self.places = places
+        self.router = router
+        self.seed = seed
+        self.scheduler = places[0].simulation.scheduler
+        self._lanes: Sequence[Lane] = ()
+        self._front: Front | None = None
+        for place in places:
+            if not place.simulation.cost.by_totals:
+                raise ConfigError("cost: times of recorded steps are one server's, not a fleet's")
+        self._refuse_misfits()
+
+    @property
+    def drawn(self) -> bool:
+        failing = isinstance(self.spec.dying, Drawn)
+        lossy = self.spec.link is not None and self.spec.link.failure_rate > 0
+        policies = [place.simulation.scheduler.policy for place in self.places]
+        return failing or lossy or any(map(draws, (self.router, *policies)))
+
+    def _refuse_misfits(self) -> None:
+        """Raise ConfigError for who could not hand over, or take over, what it has to."""
+        moving = self.router.migrates_every is not None
+        if self.spec.link is None and (moving or any(one.role == "prefill" for one in self.places)):
+            raise ConfigError(
+                "fleet.link=null: must be given where requests go from replica to replica"
+            )
+        self._refuse_strangers(moving)
+        for place in self.places:
+            gate = place.simulation.scheduler
+            gives = gate.detach_error if moving or place.role == "prefill" else None
+            takes = gate.attach_error if moving or place.role == "decode" else None
+            if reason := gives or takes:
+                why = "its router moves requests" if moving else f"role={place.role}"
+                raise ConfigError(f"fleet.pools.{place.pool or place.name}: {why}: {reason}")
+
+    def _refuse_strangers(self, moving: bool) -> None:
+        """Raise ConfigError where keys and values go to whom they mean nothing, or requests come
+        through one door at unlike times."""
+        roles = {place.role for place in self.places}
+        first = self.places[0].simulation
+        for place in self.places[1:] if moving or roles != {"both"} else ():
+            one, other = place.simulation.replica, first.replica
+            for key, own, theirs in (
+                ("model", one.model.name, other.model.name),
+                ("kv_cache_dtype", one.kv_format, other.kv_format),
+            ):
+                if own != theirs:
+                    raise ConfigError(
+                        f"fleet.pools.{place.pool}: {key}={own}: must be {theirs}, as that of "
+                        f"{self.places[0].name}: requests go from one to the other"
+                    )
+        for place in self.places[1:]:
+            own_way, way = place.simulation.cost.server_seconds, first.cost.server_seconds
+            if own_way != way:
+                raise ConfigError(
+                    f"fleet.pools.{place.pool}: stack.server_ms={1e3 * own_way:g}: must be "
+                    f"{1e3 * way:g}, as that of {self.places[0].name}: requests come by one door"
+                )
+
+    def refuse(self, workload: Workload) -> None:
+        apart = any(place.role == "prefill" for place in self.places)
+        if apart and any(asked.width > 1 for asked in workload.asked):
+            raise ConfigError(
+                "fleet.pools: role=prefill: requests of several sequences (workload.n, "
+                "workload.beam) cannot go on at another replica"
+            )
+
+    @property
+    def outages(self) -> bool:
+        return self.spec.dying is not None
+
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        self._lanes = [recorder.lane() for _ in self.places]
+        simulate_fleet(
+            [self._unit(place) for place in self.places],
+            workload,
+            self.router,
+            self._lanes,
+            recorder,
+            staleness=self.spec.staleness,
+            network=self.spec.link,
+            failures=self.spec.dying,
+            autoscale=self.spec.scaling,
+            on_receiver_death=self.spec.on_receiver_death,
+            max_retries=self.spec.max_retries,
+            seed=self.seed,
+            way=self.places[0].simulation.cost.server_seconds,
+            begins=self._begin,
+        )
+
+    def _begin(self, front: Front) -> None:
+        self._front = front
+
+    def _unit(self, place: Place) -> Unit:
+        one = place.simulation
+        settings = {"fast_forward": one.backend.fast_forward, **one.settings}
+        return Unit(
+            place.name,
+            place.role,
+            one.scheduler,
+            one.cost,
+            settings,
+            token_bytes=one.replica.kv_bytes_per_token,
+            layers=one.replica.model.layers,
+        )
+
+    def sizes(self) -> Settings:
+        each = [place.simulation.sizes() for place in self.places]
+        peaks = [one["swapped_peak"] for one in each if one["swapped_peak"] is not None]
+        sizes = {one["block_size"] for one in each}
+        return {
+            "total_blocks": sum(one["total_blocks"] for one in each),
+            "block_size": sizes.pop() if len(sizes) == 1 else NAN,
+            "max_seqs": float(np.mean([one["max_seqs"] for one in each])),
+            "swapped_peak": max(peaks, default=None),
+            "replicas": [place.described() for place in self.places],
+            "spans": self._spans() if self.spec.changes else None,
+        }
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        front = self._front
+        made: dict[str, pa.Array] = {}
+        if front is not None and front.handover is not None:
+            seen = [front.handover.journeys.get(one) for one in ids]
+            made |= {
+                "came_from": pa.array([one and one.source for one in seen], pa.int32()),
+                "left": pa.array([one and one.left for one in seen], pa.float64()),
+                "boarded": pa.array([one and one.boarded for one in seen], pa.float64()),
+            }
+        if front is not None and self.spec.dying is not None:
+            made["retries"] = pa.array([front.retries[one] for one in ids], pa.int32())
+        return made
+
+    def _spans(self) -> list[Span] | None:
+        """When replicas were there, and when they were dead."""
+        if self._front is None:  # the run was stopped
+            return None
+        spans, roster = [], self._front.roster
+        for place, there, down in zip(self.places, roster.there(), roster.down(), strict=True):
+            one = place.simulation
+            watts = one.backend.power.idle_watts(one.replica) if one.backend.power else None
+            spans += [Span(*when, True, watts, one.replica.euros_per_hour) for when in there]
+            spans += [Span(*when, False) for when in down]
+        return spans
+
+    def told(self) -> Settings:
+        handover = self._front.handover if self._front is not None else None
+        if handover is None:
+            return {}
+        return {"transfers": {**handover.fabric.facts(), "migrations": handover.migrations}}
+
+    def leave_off(self, recorder: StoppableRecorder) -> None:
+        """Those who are served, on their way between replicas, or wait in front of them."""
+        if self._front is None:
+            return
+        told: set[RequestId] = set()
+        for member, lane in zip(self._front.members, self._lanes, strict=True):
+            for request in member.alive:
+                if request.id not in told:
+                    told.add(request.id)
+                    lane.left(request)
+        for request, _ in self._front.held:
+            recorder.left(request)
+
+    def work(self, steps: Batches) -> Mapping[str, float | None]:
+        """Work and energy are sums; a peak is the mean over the time that steps took."""
+        lanes = [lane.own_steps() for lane in self._lanes]
+        each = [place.simulation.work(own) for place, own in zip(self.places, lanes, strict=True)]
+        busy = [own.seconds for own in lanes]
+        known = {name: _sum(each, name) for name in ("flops", "bytes", "euros_per_hour")}
+        for peak in ("peak_flops", "peak_bandwidth"):
+            weighted = [
+                seconds * (one[peak] or 0.0) for seconds, one in zip(busy, each, strict=True)
+            ]
+            known[peak] = sum(weighted) / sum(busy) if sum(busy) else None
+        return known | self._energy(each, busy)
+
+    @staticmethod
+    def _energy(
+        each: Sequence[Mapping[str, float | None]], busy: Sequence[float]
+    ) -> dict[str, float | None]:
+        """Idle GPUs draw a mean in the summary; what each one's differ by in steps is put right."""
+        if any(one.get("joules") is None or one.get("idle_watts") is None for one in each):
+            return {}
+        idle = [one["idle_watts"] or 0.0 for one in each]
+        mean = sum(idle) / len(idle)
+        joules = sum(one["joules"] or 0.0 for one in each)
+        joules += sum((mean - own) * seconds for own, seconds in zip(idle, busy, strict=True))
+        return {"joules": joules, "idle_watts": sum(idle)}
+
+    def notices(self) -> list[str]:
+        told = [line for place in self.places for line in place.simulation.notices()]
+        return list(dict.fromkeys(told))
+
+
+def _sum(each: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [one[name] for one in each]
+    return None if None in values else sum(values)

@@ -1,16 +1,22 @@
-"""Runs that are there already: a study that is started again goes on where it ended.
+"""Complete runs on disk, and the recipe that decides whether one is reused.
 
-A complete run keeps what it was made from. It is taken as it is where that is the same: the
-configuration, the simulator's code, and the code and files that the configuration names.
+A study that is started again goes on where it ended: a run is reused where its recipe is the same,
+which is the configuration, the simulator's code, and the code and files that the configuration
+names.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import shutil
+import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +25,6 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import lacks_percentiles
 from pagedsim.metrics.files import read_summary
 from pagedsim.metrics.jsons import read_json, write_json
-from pagedsim.run import code
 from pagedsim.run.job import Job
 
 _NAME = "run.json"
@@ -76,10 +81,10 @@ class Summaries(Store):
 
     def stored(self, job: Job, made_of: Recipe) -> Run | None:
         try:
-            record = read_json(_file(job))
+            record = read_json(_summary_file(job))
         except (OSError, ValueError):  # not there, or not whole
             return None
-        if record.get("made_of") != _digest(made_of):
+        if record.get("made_of") != _recipe_digest(made_of):
             return None
         if _lacks(record["summary"], job):
             return None
@@ -89,8 +94,8 @@ class Summaries(Store):
         """Put a file in the place of the folder, whose tables come back when the run is typed."""
         same = recipe(job) == made_of
         if same:
-            kept = {"made_of": _digest(made_of), "summary": run.summary}
-            write_json(_file(job), kept, ordered=True)
+            kept = {"made_of": _recipe_digest(made_of), "summary": run.summary}
+            write_json(_summary_file(job), kept, ordered=True)
         shutil.rmtree(job.folder, ignore_errors=True)  # it may be asked twice
         return same
 
@@ -107,8 +112,8 @@ def recipe(job: Job) -> Recipe:
         "version": pagedsim.__version__,
         "seed": job.seed,
         "config": config,
-        "simulator": code.of_the_simulator(),
-        "code": {path: code.of_target(path) for path in sorted(set(_paths(config)))},
+        "simulator": of_the_simulator(),
+        "code": {path: of_target(path) for path in sorted(set(_paths(config)))},
         "files": {path: _stamp(path) for path in sorted(set(_named(config, "path", "config")))},
     }
     plain: Recipe = json.loads(json.dumps(made, default=str))
@@ -139,9 +144,124 @@ def _stamp(path: str) -> list[int] | None:
     return [state.st_size, state.st_mtime_ns]
 
 
-def _file(job: Job) -> Path:
+def _summary_file(job: Job) -> Path:
     return job.folder.with_name(f"{job.folder.name}.json")
 
 
-def _digest(made_of: Recipe) -> str:
+def _recipe_digest(made_of: Recipe) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+# -- the code that a run comes from ----------------------------------------------------------------
+
+_OURS = (
+    *("pagedsim.core", "pagedsim.build", "pagedsim.server", "pagedsim.sim", "pagedsim.fleet"),
+    *("pagedsim.workload", "pagedsim.metrics", "pagedsim.engine", "pagedsim.kernels", "policies"),
+    *("pagedsim.run.backend", "pagedsim.run.job", "pagedsim.run.objects", "pagedsim.run.parts"),
+    *("pagedsim.run.simulated", "pagedsim.run.simulation", "pagedsim.run.serving"),
+    "pagedsim.fidelity.engine_model",
+)
+"""What simulates, serves and measures. Reports, pictures and the front door change no run."""
+_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+
+
+@cache
+def of_the_simulator() -> str:
+    """A digest of all our code that decides what comes out of a run, as it was when first asked."""
+    return _digest(_our_files())
+
+
+def of_target(path: str) -> str | None:
+    """A digest of the user's code behind a dotted path: its module, and what that imports.
+
+    None where all of it is ours, or where there is no such module.
+    """
+    files: dict[str, Path] = {}
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:cut])
+        if _source(module) is not None:
+            _follow(module, parts[0], files)
+            break
+    return _digest(files.values()) if files else None
+
+
+def _digest(files: Iterable[Path]) -> str:
+    found = hashlib.sha256()
+    for file in sorted(files):
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:16]
+
+
+@cache
+def _our_files() -> frozenset[Path]:
+    files: set[Path] = set()
+    for name in _OURS:
+        spec = _spec(name)
+        assert spec is not None
+        if spec.origin is not None:  # kernels has no file of its own
+            files.add(Path(spec.origin))
+        for folder in spec.submodule_search_locations or ():
+            for pattern in ("*.py", "*.json"):  # of kernels, what was tuned for a GPU
+                files.update(Path(folder).rglob(pattern))
+    return frozenset(files)
+
+
+def _follow(module: str, package: str, files: dict[str, Path]) -> None:
+    """Add a module and what it imports of the user's own; `package` is that, wherever it lies."""
+    outermost = module.partition(".")[0]
+    if module in files or (outermost != package and _is_library(outermost)):
+        return
+    file = _source(module)
+    if file is None or file in _our_files():
+        return
+    files[module] = file
+    for name in _imported(module, file):
+        _follow(name, package, files)
+
+
+def _imported(module: str, file: Path) -> Iterator[str]:
+    """The modules that a file names, each after the packages around it."""
+    inside = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # whoever imports it will be told
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_packages(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level and inside:
+                base = resolve_name("." * node.level + base, inside)
+            yield from _with_packages(base)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _with_packages(module: str) -> Iterator[str]:
+    parts = module.split(".")
+    yield from (".".join(parts[:cut]) for cut in range(1, len(parts) + 1))
+
+
+def _is_library(package: str) -> bool:
+    """Whether it was installed, or came with Python."""
+    spec = _spec(package)
+    if spec is None or spec.origin is None:
+        return False
+    return any(Path(spec.origin).is_relative_to(library) for library in _LIBRARIES)
+
+
+def _source(module: str) -> Path | None:
+    """Where a module's source lies; None where there is none."""
+    spec = _spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin)
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    try:
+        return find_spec(module)
+    except Exception:  # there is none, or a package around it raises what it likes
+        return None

@@ -11,8 +11,7 @@ from pagedsim.config import Serve
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.core.errors import not_installed, require_number, require_whole, shown
 from pagedsim.engine.observer import Observer
-from pagedsim.run.parts import backend_of
-from pagedsim.run.server import policy_of
+from pagedsim.run.parts import backend_of, policy_of
 from pagedsim.run.serving import Serving
 from pagedsim.run.simulation import Simulation
 from pagedsim.serve.paced import PacedEngine

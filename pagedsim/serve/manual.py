@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hydra import compose
 
 import pagedsim
-from pagedsim.run.manual import WIDTH, Settings, groups, hanging, settings
+from pagedsim.run.help import WIDTH, Settings, groups, hanging, settings
 
 SETTINGS: Settings = {
     "Where it listens, and to whom": (

@@ -6,7 +6,7 @@ import csv
 import json
 from pathlib import Path
 
-from pagedsim.run.listing import Experiment
+from pagedsim.run.help import Experiment
 
 ALWAYS = {"config.yaml", "result.json", "comparison.csv", "report.html", "plots"}
 

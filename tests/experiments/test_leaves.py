@@ -9,7 +9,7 @@ import pytest
 from experiments.fidelity import validate
 from experiments.regenerate import STUDIES
 from pagedsim.fidelity import step_grid
-from pagedsim.run.listing import Experiment, experiments
+from pagedsim.run.help import Experiment, experiments
 from tests.experiments.leaves import check_leaves
 from tests.run.studies import carried_out
 

@@ -9,7 +9,7 @@ import pytest
 from experiments import regenerate
 from experiments.regenerate import RESULTS, STUDIES, index, keep, run, there
 from pagedsim.metrics.files import RESULT
-from pagedsim.run.listing import experiments
+from pagedsim.run.help import experiments
 from tests.experiments.leaves import check_leaves
 
 QUICK = ("fcfs_vs_priority",)

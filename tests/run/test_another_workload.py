@@ -14,7 +14,7 @@ from omegaconf import OmegaConf, open_dict
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import Settings
 from pagedsim.run.command import key_of
-from pagedsim.run.listing import experiments
+from pagedsim.run.help import experiments
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runner import Execution, begun
 

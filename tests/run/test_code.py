@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pagedsim.run import code, store
+from pagedsim.run import store
 
-ROOT = Path(code.__file__).parents[2]
+ROOT = Path(store.__file__).parents[2]
 
 
 def test_all_that_decides_a_run_is_ours() -> None:
-    files = {str(path.relative_to(ROOT)) for path in code._our_files()}
+    files = {str(path.relative_to(ROOT)) for path in store._our_files()}
     assert files >= {
         *("pagedsim/core/scheduler.py", "pagedsim/sim/server.py", "pagedsim/sim/cost/roofline.py"),
         *("pagedsim/build.py", "pagedsim/workload/generated.py", "pagedsim/metrics/summary.py"),
@@ -26,10 +26,10 @@ def test_every_file_counts(tmp_path: Path) -> None:
     files = [tmp_path / "a.py", tmp_path / "b.py"]
     for file in files:
         file.write_text("1\n")
-    before = code._digest(files)
-    assert code._digest(reversed(files)) == before
+    before = store._digest(files)
+    assert store._digest(reversed(files)) == before
     files[1].write_text("2\n")
-    assert code._digest(files) != before
+    assert store._digest(files) != before
 
 
 @pytest.fixture
@@ -52,27 +52,27 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_a_policy_imports_is_followed(lab: Path) -> None:
-    before = code.of_target("lab.Mine")
+    before = store.of_target("lab.Mine")
     (lab / "lab/unused.py").write_text("# another\n")
-    assert code.of_target("lab.Mine") == before
+    assert store.of_target("lab.Mine") == before
     for name in ("lab/impl.py", "lab/tools/__init__.py", "lab/tools/deep.py", "lab_weights.py"):
         file = lab / name
         file.write_text(file.read_text() + "# another\n")
-        after = code.of_target("lab.Mine")
+        after = store.of_target("lab.Mine")
         assert after != before, name
         before = after
 
 
 def test_ours_and_nobody_s_have_no_digest_of_their_own() -> None:
-    assert code.of_target("policies.fcfs.FCFS") is None
-    assert code.of_target("there.is.none") is None
-    assert code.of_target("Mine") is None
+    assert store.of_target("policies.fcfs.FCFS") is None
+    assert store.of_target("there.is.none") is None
+    assert store.of_target("Mine") is None
 
 
 def test_code_that_cannot_be_read_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "lab_unclosed.py").write_text("def broken(\n")
-    assert code.of_target("lab_unclosed.Mine") is not None
+    assert store.of_target("lab_unclosed.Mine") is not None
 
 
 def test_what_a_policy_stands_around_is_code_too() -> None:

@@ -11,8 +11,8 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.metrics.arms import Run
+from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
-from pagedsim.run.stoppable import StoppableRecorder
 
 pytestmark = pytest.mark.usefixtures("hydra")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.run.kinds import require_kinds
+from pagedsim.run.objects import require_kinds
 
 
 @dataclass(frozen=True)

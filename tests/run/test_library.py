@@ -21,7 +21,7 @@ from pagedsim.build import (
 )
 from pagedsim.core import ConfigError, Policy
 from pagedsim.core.policy import Need
-from pagedsim.run.library import NEEDS, misfits, page
+from pagedsim.run.help import NEEDS, incompatible, policies_page
 from pagedsim.user_error import UserError
 from policies.victims import VICTIMS
 
@@ -43,10 +43,10 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_policy_and_every_victim_is_on_the_page_once() -> None:
-    starts = [line.split()[0] for line in page().splitlines() if line and line[0] != " "]
+    starts = [line.split()[0] for line in policies_page().splitlines() if line and line[0] != " "]
     assert [name for name in starts if name in POLICIES] == list(POLICIES)
-    assert all(f"\n  {victim} " in page() for victim in VICTIMS)
-    assert max(map(len, page().splitlines())) <= 96
+    assert all(f"\n  {victim} " in policies_page() for victim in VICTIMS)
+    assert max(map(len, policies_page().splitlines())) <= 96
 
 
 def test_what_a_policy_may_need_has_words() -> None:
@@ -55,15 +55,15 @@ def test_what_a_policy_may_need_has_words() -> None:
 
 
 def test_what_does_not_go_together_is_found_by_trying() -> None:
-    assert misfits("fcfs") == []
-    (line,) = misfits("srpt")
+    assert incompatible("fcfs") == []
+    (line,) = incompatible("srpt")
     assert line.startswith("batching=static: SRPT displaces running requests")
 
 
 def test_a_package_s_own_has_its_name(offers: Any) -> None:
     offers(mine=f"{__name__}:Offered")
     assert type(make_policy("mine")).__name__ == "Offered"
-    assert "\nmine              Whoever asks.\n" in page()
+    assert "\nmine              Whoever asks.\n" in policies_page()
 
 
 def test_a_name_that_is_taken_is_left_as_it_is(offers: Any) -> None:
@@ -80,12 +80,12 @@ def test_an_offer_that_leads_nowhere_is_told(offers: Any) -> None:
 
 def unwrapped() -> str:
     """The page, in one line."""
-    return " ".join(page().split())
+    return " ".join(policies_page().split())
 
 
 def test_one_that_leads_nowhere_leaves_the_others_on_the_page(offers: Any) -> None:
     offers(broken="no_such_module:Policy", mine=f"{__name__}:Offered")
-    assert "\nmine              Whoever asks.\n" in page()
+    assert "\nmine              Whoever asks.\n" in policies_page()
     assert "broken not there: entry point broken = no_such_module:Policy: " in unwrapped()
     with pytest.raises(ConfigError, match=r"^entry point broken = no_such_module:Policy: policy="):
         policies()

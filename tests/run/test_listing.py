@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagedsim.run.listing import Experiment, experiments
+from pagedsim.run.help import Experiment, experiments
 from tests.conftest import Call
 
 EVERY = experiments()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.run.model_cache import ModelCache
+from pagedsim.run.serving import ModelCache
 
 torch = pytest.importorskip("torch")
 

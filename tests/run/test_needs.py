@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagedsim.core import ConfigError, Policy
-from pagedsim.run.needs import refuse_unmet, remarks
+from pagedsim.run.parts import refuse_unmet, remarks
 from pagedsim.workload import Workload
 from policies.aging import Aging
 from policies.drr import DRR

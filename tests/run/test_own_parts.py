@@ -38,9 +38,8 @@ from pagedsim.core.errors import AnswerError
 from pagedsim.core.memory import Usage
 from pagedsim.core.vetting import BATCHING, MEMORY, vet
 from pagedsim.metrics.arms import Run
-from pagedsim.run.failure import Failure
-from pagedsim.run.job import Job, Outcome, run_job
-from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.run.backend import StoppableRecorder
+from pagedsim.run.job import Failure, Job, Outcome, run_job
 from pagedsim.sim.cost import CostModel
 from pagedsim.workload import mix, synthetic
 from pagedsim.workload.arrivals import Arrivals, Poisson

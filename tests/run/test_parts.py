@@ -9,10 +9,10 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
-from pagedsim.run.failure import failure_of
+from pagedsim.run.job import failure_of
 from pagedsim.run.objects import locate, make, said_of
 from pagedsim.run.parts import Parts, build
-from pagedsim.run.progress import Board, clock
+from pagedsim.run.pool import Board, clock
 
 pytestmark = pytest.mark.usefixtures("hydra")
 

@@ -14,14 +14,13 @@ from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.metrics.arms import DEFAULT_METRICS, Run
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.files import read_summary
-from pagedsim.run import code
+from pagedsim.run import store as of_store
+from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.check import unused_words
-from pagedsim.run.failure import Failure
-from pagedsim.run.job import Interrupted, Job, Outcome, run_job
+from pagedsim.run.job import Failure, Interrupted, Job, Outcome, run_job
 from pagedsim.run.pool import run_jobs
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.run.store import Recipe, Tables, recipe
 from pagedsim.run.study import Study
 from tests.run.studies import command, job_of, served
@@ -378,7 +377,7 @@ def test_nor_one_of_another_simulator(tmp_path: Path, monkeypatch: pytest.Monkey
     job = jobs(tmp_path)[0]
     run_job(job, StoppableRecorder())
     store(job, recipe(job))
-    monkeypatch.setattr(code, "of_the_simulator", lambda: "another")
+    monkeypatch.setattr(of_store, "of_the_simulator", lambda: "another")
     assert kept(job) is None
 
 

@@ -18,12 +18,11 @@ from omegaconf import OmegaConf
 from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
-from pagedsim.run import machine, serving
-from pagedsim.run.failure import Failure
-from pagedsim.run.job import Interrupted, Job, run_job
+from pagedsim.run import serving
+from pagedsim.run.backend import StoppableRecorder
+from pagedsim.run.job import Failure, Interrupted, Job, run_job
 from pagedsim.run.parts import backend_of, build
 from pagedsim.run.serving import Serving
-from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.server import CACHE_DTYPES
 from tests.workload.files import MOONCAKE, written
 
@@ -345,10 +344,10 @@ def test_one_engine_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A second one waits, and gives up waiting when it is asked to stop."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     asked = iter([False, False, True])
-    with machine.the_machine(lambda: False), machine.the_machine(lambda: next(asked)):
+    with serving.the_machine(lambda: False), serving.the_machine(lambda: next(asked)):
         pass
     assert next(asked, None) is None
-    with machine.the_machine(lambda: False):  # free again
+    with serving.the_machine(lambda: False):  # free again
         pass
 
 

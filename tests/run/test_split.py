@@ -11,7 +11,7 @@ import pytest
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.fidelity.replay import replayed
 from pagedsim.run import serving
-from pagedsim.run.model_cache import ModelCache
+from pagedsim.run.serving import ModelCache
 from tests.experiments.fidelity.test_replay import drawn, record
 
 pytest.importorskip("torch")

@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from pagedsim.build import make_scheduler
 from pagedsim.core import Request, Scheduler, Tier, TieredMemory
 from pagedsim.metrics.arms import Run
+from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
-from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.tiering import TierSpec
 from pagedsim.sim.tiers import Level, Link, Tiers, Way

@@ -1,18 +1,34 @@
-"""The backend `http`: a server elsewhere, which is sent the workload and watched from outside."""
+"""The backend `http`: load on an OpenAI-compatible server, measured at the client."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from pagedsim.core import ConfigError
+import pyarrow as pa
+
+from pagedsim.core import ConfigError, RequestId
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
-from pagedsim.run.backend import Backend, Settings, refuse_sessions
-from pagedsim.run.http.address import Address
-from pagedsim.run.http.body import PATHS
-from pagedsim.run.http.sending import Sending, Way
+from pagedsim.metrics.jsons import write_json
+from pagedsim.metrics.tables import TOKEN_TIMES
+from pagedsim.run.backend import (
+    Backend,
+    Settings,
+    Stage,
+    StoppableRecorder,
+    Stopped,
+    refuse_sessions,
+)
+from pagedsim.run.http.client import Address, Client
+from pagedsim.run.http.load import PATHS, Bodies, Contents, Load, Seen
+from pagedsim.run.http.results import benchmark, failures, lateness, notes
 from pagedsim.workload import Workload
 
 PROMPTS = ("ids", "text")
@@ -74,3 +90,161 @@ class Http(Backend):
         if any(params.beam_search for params in workload.asked):
             raise ConfigError("workload.beam: must be null with backend=http, which asks for none")
         return workload
+
+
+VLLM_BENCH = "vllm_bench.json"
+SENT = "sent"
+"""The column that has when each request was sent."""
+WARM = 8
+"""Tokens of an answer before the clock starts, at most."""
+OTHERS = 1 << 40
+"""Added to the seed for prompts that no request of a run has."""
+NO_IDS = (400, 415, 422)
+"""What a server says that does not take token ids, if it says no more."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How requests get to a server; the fields are those of conf/backend/http.yaml."""
+
+    address: Address
+    endpoint: str
+    as_ids: bool
+    concurrency: int | None
+    warmup: int
+    timeout: float
+    extra: Mapping[str, Any]
+
+    @property
+    def url(self) -> str:
+        """Where requests go."""
+        return self.address.base + PATHS[self.endpoint]
+
+    def bodies(self, seed: int) -> Bodies:
+        """How they are written."""
+        contents = Contents(seed)
+        return Bodies(self.address.model, contents, self.endpoint, self.as_ids, self.extra)
+
+
+class Sending(Stage):
+    """A run against a server elsewhere. Nothing is known of its steps."""
+
+    ours = False
+
+    def __init__(self, way: Way, config: Settings, seed: int) -> None:
+        self.way, self.config, self.seed = way, config, seed
+        self._seen: dict[RequestId, Seen] = {}
+        self._late: Sequence[float] = ()
+        self._begun = 0.0
+        self._date = ""
+
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        with many_open_files():
+            asyncio.run(self._run(workload, recorder))
+        if recorder.stopping:
+            raise Stopped
+
+    async def _run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        async with Client(self.way.url, self.way.timeout, self._now) as client:
+
+            async def ask(seen: Seen, body: bytes) -> None:
+                await client.ask(body, seen.answer)
+
+            def left(seen: Seen) -> None:
+                self._seen[seen.id] = seen
+                recorder.left(seen)
+
+            def stopping() -> bool:
+                recorder.now = self._now()
+                return recorder.stopping
+
+            await self._warm_up(workload, client)
+            write = self.way.bodies(self.seed).of
+            load = Load(workload, write, ask, self._now, self.way.concurrency)
+            load.prepare()
+            self._date = time.strftime("%Y%m%d-%H%M%S")
+            self._begun = time.perf_counter()
+            await load.run(left, stopping)
+            recorder.now, self._late = self._now(), load.late
+            for seen in load.running:
+                left(seen)
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._begun
+
+    async def _warm_up(self, workload: Workload, client: Client) -> None:
+        """A few requests before the clock starts; ConfigError for what the server refuses."""
+        bodies = self.way.bodies(self.seed + OTHERS)
+        some = [Seen(*job) for job in islice(workload.requests(), self.way.warmup)]
+        asked = (client.ask(bodies.of(one, min(one.output_len, WARM)), one.answer) for one in some)
+        await asyncio.gather(*asked)
+        for one in some:
+            if one.answer.error:
+                raise ConfigError(self._refused(one))
+
+    def _refused(self, seen: Seen) -> str:
+        """Why there is no run at all."""
+        answer, where = seen.answer, f"backend.url={self.way.address.base}"
+        said = f"{answer.error}: {answer.detail}" if answer.detail else answer.error
+        refused = any(answer.error == f"HTTP {code}" for code in NO_IDS)
+        ids = refused and self.way.as_ids and not self.way.extra  # else these may be the reason
+        hint = "; backend.prompt=text sends words" if ids else ""
+        return f"{where}: a first request failed: {said}{hint}"
+
+    # -- what is known besides ---------------------------------------------------------------------
+
+    def unknown(self) -> Sequence[str]:
+        there = ("preemptions", "recomputed_tokens", "swapped_blocks")
+        return there if self._tells_of_its_cache else (*there, "cached_tokens")
+
+    @property
+    def _tells_of_its_cache(self) -> bool:
+        """Whether answers say what a prefix cache had of their prompts."""
+        whole = [seen for seen in self._seen.values() if seen.usage]
+        return bool(whole) and all(seen.cache_known for seen in whole)
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        seen = [self._seen[one] for one in ids]
+        times = [one.answer.times for one in seen]
+        return {
+            SENT: pa.array([one.sent for one in seen], pa.float64()),
+            TOKEN_TIMES: pa.array(times, pa.list_(pa.float64())),
+        }
+
+    def leave(self, folder: Path, workload: Workload, requests: pa.Table) -> None:
+        """Write `vllm_bench.json`, what `vllm bench serve` would have written."""
+        seen = [self._seen[one] for one in requests["request"].to_pylist()]
+        found = benchmark(seen, workload, self.way.endpoint, self.way.address.model, self.config)
+        found |= {"date": self._date, "max_concurrency": self.way.concurrency or workload.users}
+        write_json(folder / VLLM_BENCH, found, ordered=True)
+
+    def facts(self) -> Settings:
+        return {
+            "server": self.way.address.base,
+            "model": self.way.address.model,
+            "endpoint": self.way.endpoint,
+            "prompts": "ids" if self.way.as_ids else "text",
+            **lateness(self._late),
+        }
+
+    def notices(self) -> list[str]:
+        address = self.way.address
+        told = f"requests were sent to {address.base}, which served {address.model}"
+        seen = [*self._seen.values()]
+        return [*failures(seen), told, *notes(seen, self._late)]
+
+
+@contextmanager
+def many_open_files() -> Iterator[None]:
+    """As many connections at once as this system allows, in the body."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,19 +1,228 @@
-"""Sends requests and sees answers come."""
+"""An OpenAI-compatible server: its address, its model, and its streamed answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
-from pagedsim.run.http.address import headers
-from pagedsim.run.http.stream import Answer, words_of
+from pagedsim.core import ConfigError
 
 if TYPE_CHECKING:
     import aiohttp
+
+
+PATIENCE = 10.0
+"""Seconds that a server has to say what it serves."""
+KEY = "OPENAI_API_KEY"
+"""The variable of the environment with a key, which is sent and told nowhere else."""
+MOST_READ = 1 << 20
+"""Bytes of what it says that are read."""
+
+
+def base_of(url: str | None) -> str:
+    """The address without a path of the API's; raises ConfigError for what is none.
+
+    >>> base_of("localhost:8000"), base_of("https://example.org/llm/v1/")
+    ('http://localhost:8000', 'https://example.org/llm')
+    """
+    if url is None:
+        raise ConfigError("backend.url: must be given: backend.url=http://host:port")
+    said = str(url).strip()
+    parts = urlsplit(said if "://" in said else f"http://{said}")
+    try:
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        fine = False
+    if not fine or parts.query or parts.fragment:
+        raise ConfigError(f"backend.url={said}: must be an address such as http://host:port")
+    if parts.username is not None:
+        raise ConfigError(f"backend.url: must be without a name and a key; {KEY} is for keys")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def headers() -> dict[str, str]:
+    """What goes along with every request."""
+    key = os.environ.get(KEY, "").strip()
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server that answers, and the name of the model that is asked for."""
+
+    base: str
+    model: str
+
+    @classmethod
+    def found(cls, url: str | None, model: str | None) -> Address:
+        """Ask the server what it serves; ConfigError where it is not there, or does not say."""
+        base = base_of(url)
+        served = _models(base, needed=model is None)
+        if model is not None:
+            return cls(base, model)
+        if not served:
+            raise ConfigError(
+                f"backend.url={base}: /v1/models names no model; name one: backend.model=..."
+            )
+        return cls(base, served[0])
+
+
+def _models(base: str, needed: bool) -> list[str]:
+    """What /v1/models names; where that is not `needed`, nothing but a server must be there."""
+    where = f"backend.url={base}"
+    opener = build_opener(ProxyHandler({}))  # the load goes through none, either
+    asked = Request(f"{base}/v1/models")
+    for name, value in headers().items():
+        asked.add_unredirected_header(name, value)  # a key is for this server alone
+    try:
+        with opener.open(asked, timeout=PATIENCE) as said:
+            return _names(json.loads(said.read(MOST_READ)))
+    except HTTPError as error:
+        error.close()
+        if error.code in (401, 403):
+            raise ConfigError(
+                f"{where}: refuses us (HTTP {error.code}); it takes the key in {KEY}"
+            ) from None
+        if not needed:
+            return []
+        raise ConfigError(
+            f"{where}: /v1/models gives HTTP {error.code}; name the model: backend.model=..."
+        ) from None
+    except ValueError:
+        if not needed:
+            return []
+        raise ConfigError(
+            f"{where}: /v1/models is not what OpenAI's is; name the model: backend.model=..."
+        ) from None
+    except (URLError, OSError, HTTPException) as error:
+        raise ConfigError(f"{where}: cannot be reached: {_why(error)}") from None
+
+
+def _names(said: Any) -> list[str]:
+    rows = said.get("data") if isinstance(said, dict) else None
+    if not isinstance(rows, list):
+        raise ValueError(said)
+    return [str(row["id"]) for row in rows if isinstance(row, dict) and row.get("id")]
+
+
+def _why(error: BaseException) -> str:
+    reason = error.reason if isinstance(error, URLError) else error
+    if isinstance(reason, TimeoutError):
+        return f"no answer within {PATIENCE:g} s"
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    return str(reason) or type(reason).__name__
+
+
+END = b"[DONE]"
+FAILED = ("abort", "error", "timeout")
+"""Reasons to finish that are none: the server gave the request up."""
+
+
+class Answer:
+    """What came of one request, and when; times are in seconds of the run.
+
+    Fed with bytes as they come. A part is a token, or some where a server tells several at once.
+    """
+
+    def __init__(self) -> None:
+        self.times = array("d")
+        """When each part of the first sequence came."""
+        self.first: float | None = None
+        self.last: float | None = None
+        self.parts = 0
+        """Of all sequences."""
+        self.texts: list[str] = []
+        """Of the first sequence."""
+        self.usage: dict[str, Any] = {}
+        self.reason = ""
+        """Why it ended, as the server says."""
+        self.error = ""
+        """What went wrong, in words that are the same for all that went wrong so."""
+        self.detail = ""
+        """What the server says of that."""
+        self.done = False
+        self._rest = b""
+
+    def feed(self, data: bytes, now: float) -> None:
+        """More of it has come."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue  # an empty line, a comment, or a name of the event
+            said = line[5:].strip()
+            if said == END:
+                self.done = True
+            else:
+                self._event(said, now)
+
+    def close(self) -> None:
+        """No more comes; notes what is missing."""
+        if self.error:
+            return
+        if self.reason in FAILED:
+            self.error = f"finish_reason {self.reason}"
+        elif not (self.done or self.reason):
+            self.error = "the answer broke off"
+        elif self.first is None:
+            self.error = "the answer was empty"
+
+    def _event(self, said: bytes, now: float) -> None:
+        try:
+            event = json.loads(said)
+            if event.get("error"):
+                self.error, self.detail = "an error within the answer", words_of(event)
+            for choice in event.get("choices") or ():
+                self._choice(choice, now)
+            if event.get("usage"):
+                self.usage = dict(event["usage"])
+        except (ValueError, TypeError, AttributeError):
+            self.error = self.error or "an event that is not OpenAI's"
+            self.detail = said[:80].decode(errors="replace")
+
+    def _choice(self, choice: dict[str, Any], now: float) -> None:
+        delta = choice.get("delta")
+        text = choice.get("text") if delta is None else _said(delta)
+        if reason := choice.get("finish_reason"):
+            self.reason = str(reason)
+        # Who speaks, and why it ends, are told in events of their own by some servers: no tokens.
+        # Else a token may have no text yet, such as half of a letter.
+        if not text and (reason or (delta is not None and "role" in delta)):
+            return
+        self.parts += 1
+        if self.first is None:
+            self.first = now
+        self.last = now
+        if not choice.get("index"):
+            self.times.append(now)
+            if text:
+                self.texts.append(str(text))
+
+
+def _said(delta: dict[str, Any]) -> str:
+    """The text of a part of a chat, thoughts included."""
+    return delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
+
+
+def words_of(said: Any) -> str:
+    """What an error in OpenAI's shape, or another, says, in a line."""
+    inner = said.get("error", said) if isinstance(said, dict) else said
+    if isinstance(inner, dict):
+        inner = inner.get("message") or inner.get("detail") or inner
+    return " ".join(str(inner).split())[:200]
+
 
 KEEP_ALIVE = 2.0
 """Seconds after which an idle connection is closed."""

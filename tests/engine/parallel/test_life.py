@@ -23,7 +23,7 @@ from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel import ranks as ranks_module
 from pagedsim.engine.parallel.ranks import RankError
-from pagedsim.run.model_cache import ModelCache
+from pagedsim.run.serving import ModelCache
 from tests.engine.models.architectures import SHAPE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

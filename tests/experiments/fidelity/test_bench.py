@@ -9,8 +9,7 @@ import pytest
 from hydra import compose
 
 from pagedsim.fidelity.external_log import read_log
-from pagedsim.run.http.words import HELP
-from pagedsim.run.manual import WIDTH
+from pagedsim.run.help import BENCH_HELP, WIDTH
 from tests.conftest import Call
 from tests.run.http.fake import Fake
 
@@ -72,7 +71,9 @@ def test_it_has_a_page_of_its_own(call: Call) -> None:
 
 def test_its_page_names_every_setting(hydra: None) -> None:
     for key in compose("config", overrides=["experiment=bench"]).backend:
-        assert key.startswith("_") or f"backend.{key}" in HELP or f" {key}=" in HELP, key
+        assert key.startswith("_") or f"backend.{key}" in BENCH_HELP or f" {key}=" in BENCH_HELP, (
+            key
+        )
 
 
 def test_two_servers_are_compared(call: Call, fake: Fake) -> None:

@@ -19,7 +19,7 @@ from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import recorded_runs
 from pagedsim.fidelity.residual import residuals, weakest
 from pagedsim.fidelity.steplog import StepLog, log_of, predicted
-from pagedsim.run.clocks import CpuClock
+from pagedsim.run.serving import CpuClock
 from pagedsim.sim.cost import Fitted, Sample
 from tests.run.studies import carried_out
 from tests.sim.shapes import plan, replica

@@ -12,8 +12,7 @@ from experiments.fidelity import validate
 from experiments.fidelity.parity import Parity
 from experiments.fidelity.validate import Validated
 from pagedsim.core import ConfigError
-from pagedsim.run.arm import Arm
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Arm, Reading
 from pagedsim.user_error import UserError
 from tests.experiments.fidelity.test_validate import LENGTHS, OWN
 from tests.experiments.fidelity.test_validate import WORDS as SMALL

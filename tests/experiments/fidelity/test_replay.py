@@ -24,8 +24,8 @@ from pagedsim.core import ConfigError
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
 from pagedsim.fidelity.replay import replayed
 from pagedsim.metrics.arms import Run
+from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
-from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.run.store import Tables, recipe
 from pagedsim.user_error import UserError
 from tests.run.studies import carried_out

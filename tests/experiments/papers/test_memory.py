@@ -14,8 +14,8 @@ from experiments.papers.memory import MemoryUse
 from experiments.papers.memory_observed import KINDS, Observed
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
+from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Job, run_job
-from pagedsim.run.stoppable import StoppableRecorder
 from pagedsim.workload.lengths import make_lengths
 from tests.metrics.tables import steps_of
 from tests.run.studies import job_of

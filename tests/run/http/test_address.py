@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.run.http.address import Address, base_of
+from pagedsim.run.http.client import Address, base_of
 from tests.run.http.fake import Fake, serving
 
 

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from pagedsim.core import Request, SamplingParams
-from pagedsim.run.http.body import Bodies
-from pagedsim.run.http.prompts import Contents
+from pagedsim.run.http.load import Bodies, Contents
 
 
 def sent(request: Request, **how: Any) -> dict[str, Any]:

@@ -12,10 +12,9 @@ import pytest
 
 from pagedsim.metrics.arms import Run
 from pagedsim.report.load import load_of
-from pagedsim.run.failure import Failure
+from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.http import backend
-from pagedsim.run.job import run_job
-from pagedsim.run.stoppable import StoppableRecorder
+from pagedsim.run.job import Failure, run_job
 from tests.run.http.fake import Fake
 from tests.run.studies import job_of, run_of
 

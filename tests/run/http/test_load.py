@@ -11,8 +11,7 @@ import pytest
 
 from pagedsim.core import Request
 from pagedsim.core.source import Job, Mode
-from pagedsim.run.http.load import Load
-from pagedsim.run.http.seen import Seen
+from pagedsim.run.http.load import Load, Seen
 
 
 @dataclass

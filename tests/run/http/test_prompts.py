@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagedsim.core import Request
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
-from pagedsim.run.http.prompts import FIRST_ID, LAST_ID, Contents
+from pagedsim.run.http.load import FIRST_ID, LAST_ID, Contents
 
 SYSTEM = (7, 40)
 

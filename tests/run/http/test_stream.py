@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagedsim.run.http.stream import Answer
+from pagedsim.run.http.client import Answer
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pagedsim.core import Request
-from pagedsim.run.http.seen import Seen
-from pagedsim.run.http.vllm_bench import benchmark
+from pagedsim.run.http.load import Seen
+from pagedsim.run.http.results import benchmark
 from pagedsim.workload import Workload
 
 CONFIG: dict[str, Any] = {

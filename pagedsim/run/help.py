@@ -1,19 +1,39 @@
-"""The manual page that `python -m pagedsim --help` prints; its lists come from conf/ itself."""
+"""The pages of `--help`, `policies` and `bench --help`."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from inspect import getdoc, isclass
+from typing import Any, cast, get_type_hints
 
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 import pagedsim
-from pagedsim.build import plugin_policies
-from pagedsim.run.listing import experiments
+from pagedsim.build import (
+    BATCHINGS,
+    POLICIES,
+    PREEMPTIONS,
+    accepts,
+    make_batching,
+    make_memory,
+    make_policy,
+    make_preemption,
+    make_scheduler,
+    plugin_policies,
+    plugin_policy,
+    plugin_sources,
+)
+from pagedsim.core import ConfigError, Policy
+from pagedsim.core.policy import Need
+from pagedsim.run.objects import locate
+from pagedsim.run.study import Study
+from policies.victims import VICTIMS
 
 WIDTH = 96
 _INDENT = 18
@@ -154,8 +174,8 @@ EXAMPLES = (
 )
 
 
-def page() -> str:
-    """The manual page."""
+def manual_page() -> str:
+    """The page of `--help`; its lists come from conf/ itself."""
     return "\n".join(_lines())
 
 
@@ -293,3 +313,207 @@ def _default(key: str, config: DictConfig) -> str:
         return ""
     value = OmegaConf.select(config, key, throw_on_missing=True)
     return "null" if value is None else str(value).lower()
+
+
+# -- experiments -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One option of the group `experiment`."""
+
+    name: str
+    title: str
+    kind: type[Study]
+
+    @property
+    def backends(self) -> Sequence[str]:
+        """Those that can serve it."""
+        return self.kind.backends
+
+    @property
+    def why(self) -> str:
+        """Why no other; empty where every backend can."""
+        return self.kind.why if len(self.backends) == 1 else ""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has anything run, rather than reading or working out."""
+        return self.kind.asks
+
+    @property
+    def keeps_tables(self) -> bool:
+        """Whether it leaves tables of its runs, and a timeline."""
+        return self.runs and self.kind.keeps_tables
+
+
+def experiments() -> list[Experiment]:
+    """All of them, by name, from conf/experiment."""
+    paths = [path for path in _folder().iterdir() if path.name.endswith(".yaml")]
+    return [_experiment(path) for path in sorted(paths, key=lambda path: path.name)]
+
+
+def _experiment(path: Traversable) -> Experiment:
+    config: Any = OmegaConf.create(path.read_text(encoding="utf-8"))
+    study: Any = config.study
+    return Experiment(
+        path.name.removesuffix(".yaml"), str(study.get("title", "")), _kind(str(study._target_))
+    )
+
+
+def _kind(target: str) -> type[Study]:
+    """The class of what a target makes, which may be a function."""
+    found = locate(target)
+    kind: Any = found if isclass(found) else get_type_hints(found)["return"]
+    if not issubclass(kind, Study):
+        raise ConfigError(f"study._target_={target}: must make a Study")
+    return cast(type[Study], kind)
+
+
+def _folder() -> Traversable:
+    return files("conf") / "experiment"
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+POLICIES_HELP = """python -m pagedsim policies
+  lists every policy there is, those of installed packages as well: its rule, where it is from, what
+  it needs of the requests and what it does not go with. It takes no words. policy=NAME chooses one;
+  python -m pagedsim --help explains the rest."""
+
+NEEDS: dict[Need, str] = {
+    "predictor": "predictor= other than none",
+    "deadline": "workload.deadline=",
+    "client": "workload.client= of several",
+    "session": "workload= of sessions",
+    "prompts": "prompts with contents, memory=prefix",
+    "priority": "workload.priority= of several",
+}
+"""What a word of `Policy.needs` means on the command line."""
+
+
+def policies_page() -> str:
+    """The page of `python -m pagedsim policies`: every policy, by the words of its class."""
+    return "\n".join(_policy_lines())
+
+
+def _policy_lines() -> Iterator[str]:
+    yield "policy=NAME      which request goes first, and who is admitted"
+    for name, kind in POLICIES.items():
+        yield ""
+        yield from _entry(name, kind)
+        for origin in plugin_sources(name):
+            yield from hanging("", _INDENT, f"not that of {origin}: the name is taken")
+    for name in plugin_policies():
+        yield ""
+        yield from _offered_entry(name)
+    yield ""
+    yield "policy.victim=NAME   who yields memory, under any of them"
+    for name, (meaning, _) in VICTIMS.items():
+        yield from hanging(f"  {name}", _INDENT, meaning)
+    yield ""
+    yield "A class of your own: policy._target_=module.Class, or a name for it as an entry point of"
+    yield "the group pagedsim.policies. docs/policies.md has the hooks."
+
+
+def _offered_entry(name: str) -> Iterator[str]:
+    """What a package offers, or why it cannot be had."""
+    try:
+        kind = plugin_policy(name)
+    except ConfigError as error:
+        yield from hanging(name, _INDENT, f"not there: {error}")
+        return
+    yield from _entry(name, kind)
+
+
+def _entry(name: str, kind: type[Policy]) -> Iterator[str]:
+    rule = " ".join((getdoc(kind) or "").split("\n\n")[0].split())
+    yield from hanging(name, _INDENT, rule)
+    if accepts(kind, "of"):
+        yield from hanging("", _INDENT, "around: any other, policy.of=NAME")
+    if kind.paper:
+        yield from hanging("", _INDENT, f"from: {kind.paper}")
+    for need in kind.needs:
+        yield from hanging("", _INDENT, f"needs: {NEEDS[need]}")
+    for line in incompatible(name):
+        yield from hanging("", _INDENT, f"not with {line}")
+
+
+def incompatible(name: str) -> list[str]:
+    """What a policy does not combine with, and why, found by trying."""
+    found = []
+    for batching in BATCHINGS:
+        for preemption, make in PREEMPTIONS.items():
+            if accepts(make, "prices"):
+                continue  # as swap
+            try:
+                make_scheduler(
+                    memory=make_memory("paged", blocks=8, cpu_blocks=8),
+                    policy=make_policy(name),
+                    batching=make_batching(batching),
+                    preemption=make_preemption(preemption),
+                )
+            except ConfigError as error:
+                found.append(f"batching={batching}: {error}")
+    return list(dict.fromkeys(found))
+
+
+# -- bench -----------------------------------------------------------------------------------------
+
+BENCH_HELP = """python -m pagedsim bench url=http://host:port [key=value] ...
+  sends a workload to a server that speaks as OpenAI's does (python -m pagedsim serve, vLLM, …)
+  and tells what its client sees. It is experiment=bench with backend=http; with an
+  experiment= of yours, such as sweep or compare, it is that one with backend=http.
+  Needs pip install -c constraints.txt '.[serve]'.
+
+THE SERVER
+  url=http://host:port       where it is. A key that it asks for stands in OPENAI_API_KEY; it is
+                             neither printed nor kept
+  backend.model=NAME         what is asked for (default: the first that /v1/models names)
+  backend.endpoint=chat      /v1/chat/completions instead of /v1/completions
+  backend.prompt=text        words instead of token ids, for servers that take no ids
+  backend.extra={top_p: 0.9} more fields of every request; null takes one away, as in
+                             {ignore_eos: null} for servers that refuse what they do not know
+
+THE LOAD (as of every experiment; python -m pagedsim --help has all of it)
+  workload=sharegpt          lengths and times of arrivals, or a trace: workload=trace
+  workload.requests=100      how many; or workload.duration, in seconds
+  workload.rate=1            requests/s on average; with a trace, workload.rate_scale
+  workload.arrivals=poisson  poisson | gamma | fixed | burst (all at once) | closed
+  workload.users=8           of arrivals=closed: each waits for its answer, then thinks for
+                             workload.think_time seconds, then asks again
+  backend.concurrency=64     so many requests at once at most; the others wait, and that counts
+  backend.warmup=1           requests before the clock starts; if one fails, nothing runs
+  backend.timeout=600        seconds after which a request is given up
+  seed=0, seeds=1            other requests; the same seed sends the same prompts, of which a
+                             prefix cache may still have those of an earlier run
+  slo.ttft=1 slo.tpot=0.05   seconds; the table then has goodput
+
+WHAT IT LEAVES, beside report.html, result.json, plots/ and the tables of every experiment
+  runs/bench/seed-<n>/vllm_bench.json    what `vllm bench serve` would have written
+  record=log.csv             the requests with their times, for experiment=calibrate
+
+EXAMPLES
+  # an open loop: 200 chats at 4 requests/s
+  python -m pagedsim bench url=http://localhost:8000 workload.requests=200 workload.rate=4
+  # a closed loop of 32 users, on the chat endpoint
+  python -m pagedsim bench url=http://localhost:8000 backend.endpoint=chat \\
+      workload.arrivals=closed workload.users=32
+  # latency against rate, in one report
+  python -m pagedsim bench url=http://localhost:8000 experiment=sweep study.values=[1,2,4]
+  # observe, calibrate, simulate: the server's model and hardware, and the same load
+  python -m pagedsim bench url=http://localhost:8000 workload.rate=4 record=log.csv
+  python -m pagedsim experiment=calibrate requests=log.csv model=llama-3.1-8b hardware=h100
+  python -m pagedsim experiment=single model=llama-3.1-8b hardware=h100 \\
+      cost.bandwidth_efficiency=0.87 workload.rate=4 workload.requests=100 seeds=1"""
+
+
+def bench_words(words: Sequence[str]) -> list[str]:
+    """The overrides that the words after `bench` stand for.
+
+    >>> bench_words(["url=localhost:8000", "seeds=2"])
+    ['experiment=bench', 'backend.url=localhost:8000', 'seeds=2']
+    """
+    own = any(word.startswith("experiment=") for word in words)
+    named = [f"backend.{word}" if word.startswith("url=") else word for word in words]
+    return ["backend=http" if own else "experiment=bench", *named]
