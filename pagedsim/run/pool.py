@@ -14,7 +14,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from multiprocessing.sharedctypes import RawArray
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task
@@ -24,10 +23,6 @@ from rich.text import Text
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, Outcome, run_job
 from pagedsim.run.parts import backend_of
-
-if TYPE_CHECKING:
-    from pagedsim.run.backend import StoppableRecorder
-
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Both ask to stop: a Ctrl-C, and a batch system whose time is up."""
