@@ -13,9 +13,10 @@ from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import recorded_runs
 from pagedsim.fidelity.step_grid import profiled
 from pagedsim.fidelity.steplog import StepLog, log_of
+from pagedsim.run.job import Arm
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 from pagedsim.user_error import shown
 
 

@@ -21,10 +21,11 @@ from pagedsim.fidelity.external_log import Log, read_log
 from pagedsim.metrics.result import PUBLISHED
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.backend import Settings
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.pool import inside_a_worker
 from pagedsim.run.runs import Runs, cores
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 
 DATA = Path(__file__).parents[1] / "data"
 """Where logs are that come with pagedsim."""

@@ -14,11 +14,11 @@ from pagedsim.metrics.agreement import JUDGED
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import signed
-from pagedsim.run.job import Failure, error_of, failure_of
+from pagedsim.run.job import Arm, Failure, error_of, failure_of
 from pagedsim.run.objects import locate
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 from pagedsim.user_error import line
 
 Changes = tuple[str, ...]

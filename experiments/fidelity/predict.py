@@ -21,8 +21,9 @@ from pagedsim.fidelity.external_score import score
 from pagedsim.fidelity.external_server import ExternalServer, Served
 from pagedsim.fidelity.external_signs import signs
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 
 WARM = "all but the cold"
 

@@ -9,9 +9,9 @@ from pagedsim.core import ConfigError
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
 from pagedsim.fidelity.replay import Difference, replayed
 from pagedsim.metrics.result import Listing
-from pagedsim.run.job import Failure
+from pagedsim.run.job import Arm, Failure
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 
 
 @dataclass(frozen=True)

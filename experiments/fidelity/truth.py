@@ -21,9 +21,10 @@ from pagedsim.fidelity.step_tables.sheets import there
 from pagedsim.fidelity.step_tables.times import Points
 from pagedsim.metrics.result import Listing
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 
 
 @dataclass(frozen=True, kw_only=True)

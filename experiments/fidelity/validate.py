@@ -17,9 +17,9 @@ from pagedsim.fidelity.steplog import StepLog, log_of
 from pagedsim.fidelity.validation import Validation
 from pagedsim.metrics.agreement import Regime
 from pagedsim.run.backend import Settings
-from pagedsim.run.job import Job, error_of
+from pagedsim.run.job import Arm, Job, error_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 from pagedsim.sim.cost import Fitted
 from pagedsim.user_error import UserError, shown
 

@@ -9,10 +9,10 @@ from experiments.papers.chunk_part import Part, mean, told
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing
-from pagedsim.run.job import Job
+from pagedsim.run.job import Arm, Job
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 Found = Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
 """Of each bound and client, the columns' values, a seed each."""

@@ -14,10 +14,10 @@ from experiments.papers.chunk_stalls import Stalls
 from experiments.studies.capacity import WITHOUT_RATE
 from experiments.studies.compare import check_overrides
 from pagedsim.core import ConfigError
-from pagedsim.run.job import Job
+from pagedsim.run.job import Arm, Job
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, BackendName, Reading, Study
+from pagedsim.run.study import BackendName, Reading, Study
 
 Settings = Mapping[str, Any]
 

@@ -16,9 +16,10 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import each_of, require_kinds
 from pagedsim.run.runs import Key, Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 RATE = "workload.rate"
 

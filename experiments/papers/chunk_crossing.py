@@ -17,9 +17,10 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import refuse_settings, require_number
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 Latencies = Mapping[str, Mapping[str, Mapping[float, Sequence[float]]]]
 """Of each way to arrive, budget and rate, a seed each."""

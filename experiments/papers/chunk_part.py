@@ -13,10 +13,10 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import estimate
 from pagedsim.metrics.result import Row
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.job import Job
+from pagedsim.run.job import Arm, Job
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 Budgets = Mapping[str, Sequence[str]]
 """Ways to compose a step, and the overrides that make them."""

@@ -15,11 +15,12 @@ from pagedsim.core.plan import Chunk
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.result import Listing, Row
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import each_of, require_kinds
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.simulated import Simulated
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 _SOMEBODY = Request(0, 1, SamplingParams(max_tokens=1))
 METRICS = {"ttft": "ttft_p50", "gap": "itl_p99"}

@@ -20,8 +20,9 @@ from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.command import group_of
+from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 Found = Mapping[str, Mapping[str, Loads]]
 """By case and way to refuse, over all seeds."""

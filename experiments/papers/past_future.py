@@ -16,9 +16,10 @@ from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.metrics.arms import Run
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.command import group_of, key_of
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import each_of, require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 _ALIKE = ("experiment", "seed", "seeds", "jobs", "report", "tracking")
 """What may be typed without a change of what is compared."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pagedsim.metrics.arms import Run
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, BackendName, Reading, Study
+from pagedsim.run.study import BackendName, Reading, Study
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,9 @@ from experiments.papers.size_payers import Payers, read_payers
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.metrics.arms import Run
+from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 from pagedsim.workload.predictor import PREDICTED
 
 Kind = TypeVar("Kind", Curve, Burst, Payers)

@@ -24,8 +24,9 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 
 @dataclass(frozen=True, kw_only=True)

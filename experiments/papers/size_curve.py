@@ -11,8 +11,8 @@ from experiments.papers.size_answers import MEASURES, Answers, Arms, against, ov
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, unknown
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, paired_ratio
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
-from pagedsim.run.study import Arm
 
 MEAN = "mean"
 

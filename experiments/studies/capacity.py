@@ -17,10 +17,10 @@ from pagedsim.report import capacity as report
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.command import key_of
-from pagedsim.run.job import Failure, Job
+from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Key, Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 from pagedsim.run.typed import single
 
 RATE = "workload.rate"

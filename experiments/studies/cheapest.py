@@ -24,9 +24,9 @@ from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.notice import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
 from pagedsim.report import cheapest as report
-from pagedsim.run.job import Failure, Job
+from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 from pagedsim.run.typed import single
 
 ATTAINED = "slo_attainment"

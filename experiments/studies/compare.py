@@ -14,10 +14,10 @@ from pagedsim.metrics.finding import finding
 from pagedsim.metrics.slo import slo_of
 from pagedsim.report.plots import drawings_of
 from pagedsim.run.command import group_of
-from pagedsim.run.job import Job
+from pagedsim.run.job import Arm, Job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, BackendName, Reading, Study
+from pagedsim.run.study import BackendName, Reading, Study
 
 _NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
 """What there is once in a study, whatever its arms."""

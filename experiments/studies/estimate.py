@@ -13,10 +13,11 @@ from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.roofline import draw_roofline
+from pagedsim.run.job import Arm
 from pagedsim.run.parts import backend_of, refuse_fleet
 from pagedsim.run.runs import Runs
 from pagedsim.run.simulated import Simulated
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 from pagedsim.sim.cost import Roofline
 
 PROMPT = 1024

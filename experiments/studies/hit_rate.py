@@ -10,10 +10,10 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.notice import added_up
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import percent
-from pagedsim.run.job import Job
+from pagedsim.run.job import Arm, Job
 from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 from pagedsim.workload import Workload
 
 

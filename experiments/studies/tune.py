@@ -17,9 +17,9 @@ from pagedsim.metrics.catalogue import metric_of
 from pagedsim.metrics.compare import value_of
 from pagedsim.report import tune as report
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.job import Failure, Job
+from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 from pagedsim.run.typed import single
 
 if TYPE_CHECKING:

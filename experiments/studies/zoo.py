@@ -22,10 +22,11 @@ from pagedsim.report.comparison import COLUMNS, comparison_rows
 from pagedsim.report.pareto import Plane, draw_pareto
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.command import key_of
+from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.study import Reading
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, is_number, require_flag, require_whole, unknown
 from pagedsim.run.command import Command, group_of, key_of
 from pagedsim.run.composition import flat
-from pagedsim.run.job import Failure, Job, failure_of
+from pagedsim.run.job import Arm, Failure, Job, failure_of
 from pagedsim.run.parts import backend_of, build, refuse_fleet
-from pagedsim.run.study import Arm, Study
+from pagedsim.run.study import Study
 from pagedsim.tracking import SETTINGS, check_settings
 from pagedsim.workload import Workload
 

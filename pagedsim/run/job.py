@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -26,6 +26,24 @@ from pagedsim.run.folder import full_disk_named
 from pagedsim.run.objects import locate
 from pagedsim.run.parts import Parts, build, remarks
 from pagedsim.user_error import UserError, verbose
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Something to run: a name, and what it changes in the configuration."""
+
+    name: str
+    overrides: Sequence[str] = ()
+    """As one would type them."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys and values, put in after the overrides."""
+    seeds: Sequence[int] | None = None
+    """None: those of the study."""
+    first: int | None = None
+    """The seed that is served in any case; others are left out where they would change nothing.
+    None: the first of its seeds."""
+    repeats: Sequence[int] = (0,)
+    """The same requests, served once for each number: what chance on a real machine does."""
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.notice import Notice, of_one_kind
 from pagedsim.run.backend import Settings
 from pagedsim.run.command import Command
-from pagedsim.run.job import Failure, Job, Outcome, Repeated, failure_of
+from pagedsim.run.job import Arm, Failure, Job, Outcome, Repeated, failure_of
 from pagedsim.run.pool import inside_a_worker, run_jobs
 from pagedsim.run.store import Store, recipe
-from pagedsim.run.study import Arm
 from pagedsim.user_error import shown
 
 Key = tuple[str, int]

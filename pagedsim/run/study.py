@@ -5,32 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.result import PUBLISHED, Listing, Row
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.job import Failure, Job
+from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
-
-
-@dataclass(frozen=True)
-class Arm:
-    """Something to run: a name, and what it changes in the configuration."""
-
-    name: str
-    overrides: Sequence[str] = ()
-    """As one would type them."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted keys and values, put in after the overrides."""
-    seeds: Sequence[int] | None = None
-    """None: those of the study."""
-    first: int | None = None
-    """The seed that is served in any case; others are left out where they would change nothing.
-    None: the first of its seeds."""
-    repeats: Sequence[int] = (0,)
-    """The same requests, served once for each number: what chance on a real machine does."""
-
 
 BackendName = Literal["sim", "engine", "http"]
 

@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Settings, StoppableRecorder
 from pagedsim.run.command import Command
-from pagedsim.run.job import Job, run_job
+from pagedsim.run.job import Arm, Job, run_job
 from pagedsim.run.objects import make
 from pagedsim.run.runner import Execution
 from pagedsim.run.runs import Runs
 from pagedsim.run.store import Summaries, Tables
-from pagedsim.run.study import Arm, Study
+from pagedsim.run.study import Study
 
 
 def command(folder: Path, *words: str) -> Command:

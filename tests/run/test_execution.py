@@ -13,9 +13,10 @@ import pytest
 from experiments.studies.compare import Compare
 from pagedsim.core import ConfigError
 from pagedsim.run import pool
+from pagedsim.run.job import Arm
 from pagedsim.run.runner import Execution
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Arm, Reading, Study
+from pagedsim.run.study import Reading, Study
 from pagedsim.user_error import UserError
 from tests.run.studies import carried_out, command
 

@@ -12,7 +12,8 @@ from experiments.fidelity import validate
 from experiments.fidelity.parity import Parity
 from experiments.fidelity.validate import Validated
 from pagedsim.core import ConfigError
-from pagedsim.run.study import Arm, Reading
+from pagedsim.run.job import Arm
+from pagedsim.run.study import Reading
 from pagedsim.user_error import UserError
 from tests.experiments.fidelity.test_validate import LENGTHS, OWN
 from tests.experiments.fidelity.test_validate import WORDS as SMALL
