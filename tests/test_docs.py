@@ -18,7 +18,8 @@ from pagedsim.run.help import BENCH_HELP, bench_words, experiments
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+    for pattern in ("*.md", "docs/**/*.md", "experiments/results/*.md")
+    for path in sorted(ROOT.glob(pattern))
 }
 FOLDERS = tuple(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
 Call = Callable[..., tuple[int, str, str]]
