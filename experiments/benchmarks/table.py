@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.table
 
-A Markdown table of experiments/results/*/*.json, for experiments/results/performance.md: a row for each bar, a
+A Markdown table of experiments/results/*/*.json, for performance.md there: a row for each bar, a
 column for each GPU. Where nothing was measured a cell is empty.
 """
 

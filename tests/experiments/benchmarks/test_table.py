@@ -1,4 +1,4 @@
-"""The table of all benchmarks: what stands in a cell, and that experiments/results/performance.md shows it."""
+"""The table of all benchmarks: its cells, and experiments/results/performance.md shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from experiments.benchmarks import (
 from experiments.benchmarks.shapes import BASE, HEADLINES, WIDE, Case, grid
 from pagedsim.metrics.jsons import read_json, write_json
 
-PAGE = (Path(__file__).parents[3] / "experiments" / "results" / "performance.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "experiments" / "results" / "performance.md").read_text(encoding="utf-8")
 QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
 
 
