@@ -1,4 +1,4 @@
-"""All that a GPU has to tell, in slices: tests, tiles, and every benchmark of a device.
+"""All that a GPU has to tell, in slices: tests, tiles, studies, and every benchmark of a device.
 
     python -m experiments.benchmarks.gpu --minutes 8 --archive gpu.tar.gz
     python -m experiments.benchmarks.gpu --unpack --archive gpu.tar.gz    (where there is no GPU)
@@ -14,6 +14,9 @@ way is lost, and of most of these no more than the line under way.
 What is done is known by the GPU, the part's command, the sources that it runs, and for kernels the
 tiles that were tuned. Where one of these differs the part runs again. Tiles go into the tables in
 kernels/ as soon as they are known: what follows is timed with them.
+
+Studies from the front door (python -m pagedsim) need simpy and hydra; without them they are left
+out, with a line that says what to install. Tests that passed are not run again.
 
 The exit code is 0 when all is done, 3 when time was over, and 1 if what is left has failed.
 """
@@ -32,8 +35,8 @@ import torch
 
 from experiments.benchmarks.device import Plain, facts, require_gpu, table
 from experiments.benchmarks.gpu.archive import Archive
-from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger
-from experiments.benchmarks.gpu.parts import Part, parts
+from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger, in_vain
+from experiments.benchmarks.gpu.parts import FRONT_DOOR, Part, lacking, parts
 from experiments.benchmarks.gpu.work import carried_out
 from experiments.benchmarks.results import folder_named
 from experiments.benchmarks.words import Parser, above_zero
@@ -62,14 +65,15 @@ def main(words: Sequence[str] | None = None) -> None:
     take_over(place)
     ledger = Ledger(place, told, asked.archive)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    wanted = parts(asked.device, asked.quick or asked.device == "cpu")
+    wanted, skipped = able(parts(asked.device, asked.quick or asked.device == "cpu"))
+    print(skipped, end="", flush=True)
     try:
         run(wanted, ledger, asked.minutes * 60)
     except KeyboardInterrupt:
         ledger.pack()
         print("stopped; the same command goes on", file=sys.stderr)
         sys.exit(130)
-    print(written(ledger, wanted))
+    print(f"{written(ledger, wanted)}\n{skipped}", end="", flush=True)
     sys.exit(verdict(ledger, wanted))
 
 
@@ -103,6 +107,14 @@ def unpacked(path: Path, out: Path | None) -> str:
     return f"{path}: {len(archive.ledger['parts'])} parts of {device}, in {place}"
 
 
+def able(wanted: Sequence[Part]) -> tuple[list[Part], str]:
+    """Those parts that can run with what is installed, and a line about the others, if any."""
+    packages = " ".join(f"'{one}'" for one in lacking())
+    others = [part.name for part in wanted if packages and part.words[0] == FRONT_DOOR]
+    line = f"skipped: {', '.join(others)}; they need: pip install {packages}\n" if others else ""
+    return [part for part in wanted if part.name not in others], line
+
+
 def run(wanted: Sequence[Part], ledger: Ledger, budget: float) -> None:
     """Run what is not done, for `budget` seconds."""
     end = time.monotonic() + budget
@@ -134,10 +146,11 @@ def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
     if found.code is not None:
         state = FAILED if found.code else DONE
     else:  # what was stopped for want of time goes on; what hangs comes last
-        state = BEGUN if seconds < part.most else CUT
+        spent = round(spent + found.seconds, 1)
+        state = BEGUN if seconds < part.most or not in_vain(spent) else CUT
     said: dict[str, Any] = {} if state == DONE else {"said": found.said}
-    if state == BEGUN:
-        said["spent"] = round(spent + found.seconds, 1)
+    if found.code is None:
+        said["spent"] = spent
     ledger.put(part, state, seconds=found.seconds, **said)
 
 

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-KINDS = (".json", ".md", ".png", ".xml")
+KINDS = (".json", ".md", ".png")
 LARGEST = 4 * 2**20
 """Bytes of a file that is taken along."""
 MOST = 15 * 2**20
@@ -18,24 +18,28 @@ MOST = 15 * 2**20
 
 
 def pack(place: Path, path: Path) -> list[str]:
-    """Write the results of a folder, and return the names of those that are too large for it."""
-    files = [one for one in sorted(place.iterdir()) if one.suffix in KINDS and one.name[0] != "."]
+    """Write the results of a folder, and return the names of those that are too large for it.
+
+    Of the folders in it, which studies leave, what lies in them is taken along, and nothing deeper.
+    """
+    there = sorted([*place.glob("*"), *place.glob("*/*")])
+    files = [one for one in there if one.suffix in KINDS and one.name[0] != "."]
     taken = [one for one in files if one.stat().st_size <= LARGEST]
-    while len(content := _packed(taken)) > MOST:
+    while len(content := _packed(taken, place)) > MOST:
         taken.remove(max(taken, key=lambda one: one.stat().st_size))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")  # who is killed here leaves what was there
     part.write_bytes(content)
     part.replace(path)
-    return [one.name for one in files if one not in taken]
+    return [one.relative_to(place).as_posix() for one in files if one not in taken]
 
 
-def _packed(files: list[Path]) -> bytes:
+def _packed(files: list[Path], place: Path) -> bytes:
     room = io.BytesIO()
     with tarfile.open(fileobj=room, mode="w:gz") as archive:
         for path in files:
             content = path.read_bytes()
-            member = tarfile.TarInfo(path.name)
+            member = tarfile.TarInfo(path.relative_to(place).as_posix())
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return room.getvalue()
@@ -63,11 +67,13 @@ class Archive:
             )
         place.mkdir(parents=True, exist_ok=True)
         for name, content in self._files.items():
+            (place / name).parent.mkdir(exist_ok=True)
             (place / name).write_bytes(content)
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member) if member.isfile() else None
-    if file is None or Path(member.name).name != member.name:
+    *folder, name = member.name.split("/")
+    if file is None or len(folder) > 1 or {"", ".", ".."} & {*folder, name}:
         raise ValueError(f"{member.name!r} is no plain file")
     return file.read()

@@ -19,6 +19,11 @@ PATIENCE = 300.0
 """Seconds that slices give a part without coming to its end, before they come to the others."""
 
 
+def in_vain(spent: float) -> bool:
+    """Whether a part that has had so many seconds makes room for the others."""
+    return spent > PATIENCE
+
+
 class Ledger:
     """Of one folder, on one GPU."""
 
@@ -50,7 +55,7 @@ class Ledger:
 
     def spent(self, part: Part) -> float:
         """Seconds that slices which stopped it gave it, with this code and these tiles."""
-        if self.state(part) != BEGUN:
+        if self.state(part) not in (BEGUN, CUT):
             return 0.0
         return float(self.parts[part.name].get("spent", 0.0))
 
@@ -79,7 +84,7 @@ class Ledger:
             pack(self.place, self._archive)
 
     def _place(self, part: Part) -> int:
-        if self.state(part) in (FAILED, CUT) or self.spent(part) > PATIENCE:
+        if self.state(part) in (FAILED, CUT) or in_vain(self.spent(part)):
             return 2
         known, now = self.parts.get(part.name, {}), part.identity(self.device)
         retuned = known.get("state") == DONE and known.get("code") == now["code"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import tomllib
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +19,17 @@ FOLDER = "{out}"
 """Stands in the words of a part for the folder of results, which is another one everywhere."""
 EIGHT = ("--kv-cache-dtype", "fp8_e4m3")
 SMOKE = "experiments.benchmarks.gpu.smoke"
+RECORD = "experiments.benchmarks.gpu.record"
+FRONT_DOOR = "pagedsim"
+"""First of the words of a study, which needs what studies need."""
+STUDIES = (
+    "pagedsim.__main__",
+    "pagedsim.run.serving",
+    "experiments.fidelity.calibrate",
+    "experiments.fidelity.parity",
+    "experiments.studies.compare",
+)
+"""Whose code they run."""
 WORKERS = 8
 ALONE = (
     "tests/engine/test_graphs.py::test_the_memory_of_graphs_is_foreseen",
@@ -23,8 +37,8 @@ ALONE = (
 )
 """Tests that nothing else may run beside: one looks at all of the GPU's free memory, the other
 takes minutes."""
-KERNELS = ("decode", "prefill")
-"""Of attention, the one first that bars are about first."""
+FOLDERS = ("tests/kernels", "tests/engine")
+"""Of tests, those first that tell most."""
 
 
 class Part(NamedTuple):
@@ -37,7 +51,7 @@ class Part(NamedTuple):
     tiled: bool = False
     """Whether what it measures depends on the tiles that were tuned."""
     most: float = 600.0
-    """Seconds after which something must be wrong."""
+    """Seconds in one slice. A part that they stop goes on in the next, until it may hang."""
     least: float = 5.0
     """Seconds: with fewer left it is not begun."""
 
@@ -63,19 +77,27 @@ def parts(device: str, quick: bool) -> list[Part]:
 def _whole() -> list[Part]:
     sizes = ("--rounds", "10")
     tune = ("--short", "--rounds", "5", "--models", BASE, "--table", f"{FOLDER}/tuned.json")
+    base = (f"model={BASE}", "backend.model=null", "backend.device=cuda")
+    bounded = ("server.max_seqs=64", "backend.cache_tokens=16384")
     return [
         _tests("smoke", "-p", SMOKE)._replace(most=180, least=60),
         _benchmark("headlines", "kernels", *sizes, "--resume", "--headlines", "--peers"),
+        _study("calibrate", *base, *bounded),
+        _study("validate", *base, *bounded, "scale=full", "backend.shrink=2", *_rounds(3, 5)),
         _benchmark("step", "step", *sizes, "--resume", "--headlines", least=90),
-        _benchmark("profile", "profile", *sizes, least=60),
-        *(_tuner(f"tiles, {kernel}", *tune, "--kernels", kernel) for kernel in KERNELS),
-        *(
-            _tuner(f"tiles, {kernel}, 8 bits", *tune, "--kernels", kernel, *EIGHT)
-            for kernel in KERNELS
+        _study("fcfs_vs_priority", *base, "backend.limit=200"),
+        _study(
+            *("parity", "model=qwen3-0.6b", *base[1:], "backend.cache_tokens=2048"),
+            *('study.over=["policy=fcfs,priority","preemption=recompute,swap"]', *_rounds(1, 3)),
         ),
+        _tuner("tiles, decode, 8 bits", *tune, "--kernels", "decode", *EIGHT),
+        _tuner("tiles, decode", *tune, "--kernels", "decode"),
+        _tuner("tiles, prefill", *tune, "--kernels", "prefill"),
+        _tuner("tiles, prefill, 8 bits", *tune, "--kernels", "prefill", *EIGHT),
+        _benchmark("profile", "profile", *sizes, least=60),
+        _benchmark("host", "host", "--device", "cuda"),
         _benchmark("swap", "swap", *sizes, "--resume"),
         _benchmark("swap, 8 bits", "swap", *sizes, "--resume", *EIGHT),
-        _benchmark("host", "host", "--device", "cuda"),
         _tests("tests")._replace(least=120),
         _alone(),
         _products(),
@@ -94,14 +116,21 @@ def _tiny(device: str) -> list[Part]:
     sizes = ("--device", device, "--quick", "--rounds", "2", "--resume")
     few = ("--prompts", "8", "--tokens", "8", "--repeats", "1")
     short = ("--running", "1", "64", "--steps", "20", "--rounds", "2")
+    clock = f"backend.clock={'cpu' if device == 'cpu' else 'wall'}"
+    small = ("server.max_seqs=2", "backend.cache_tokens=256", "backend.shrink=40")
+    own = (f"backend.device={device}", clock, *small)
     return [
         _tests("smoke", "-p", SMOKE),
         _benchmark("headlines", "kernels", *sizes, "--headlines", "--peers"),
+        _study("calibrate", *own),
+        _study("validate", *own, *_rounds(1, 0.1)),
         _benchmark("step", "step", *sizes, "--headlines"),
+        _study("fcfs_vs_priority", *own, "backend.limit=10", "seeds=1"),
+        _study("parity", *own, *_rounds(1, 0.1), 'study.over=["preemption=swap"]'),
         _benchmark("profile", "profile", *sizes),
+        _benchmark("host", "host", "--device", device, *short),
         _benchmark("swap", "swap", *sizes),
         _benchmark("swap, 8 bits", "swap", *sizes, *EIGHT),
-        _benchmark("host", "host", "--device", device, *short),
         _tests("tests"),
         _alone(),
         _benchmark("products", "products", *sizes),
@@ -112,6 +141,33 @@ def _tiny(device: str) -> list[Part]:
         _benchmark("servers", "servers", "--device", device, *few),
         _benchmark("peers", "kernels", *sizes, "--headlines", "--name", "peers"),
     ]
+
+
+def lacking() -> list[str]:
+    """What the studies need and this Python has not, as pip takes it; they track nothing."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = [one for one in content["project"]["dependencies"] if not one.startswith("wandb")]
+    return [one for one in wanted if not _there(re.split("[^a-z-]", one)[0])]
+
+
+def _there(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _study(name: str, *words: str) -> Part:
+    """An experiment on the engine, from the front door; its folder is named after it."""
+    own = (f"experiment={name}", "backend=engine", "report=false", "tracking=none")
+    place = f"hydra.run.dir={FOLDER}/{name}"
+    return Part(name, (FRONT_DOOR, *own, *words, place), STUDIES, least=120)
+
+
+def _rounds(repeats: int, seconds: float) -> tuple[str, str]:
+    """How often a validation serves each load, and for how long."""
+    return f"study.repeats={repeats}", f"study.seconds={seconds:g}"
 
 
 def _benchmark(name: str, module: str, *words: str, least: float = 45.0) -> Part:
@@ -136,22 +192,23 @@ def _tests(name: str, *words: str) -> Part:
     files = marked()
     together = ("-n", str(WORKERS)) if _many() else ()
     others = [f"--deselect={test}" for test in ALONE]
-    return Part(name, (*_pytest(name), *together, *words, *others, *files), _modules(files))
+    return Part(name, (*_pytest(), *together, *words, *others, *files), _modules(files))
 
 
 def _alone() -> Part:
     """Those that the others would disturb."""
-    name, files = "tests alone", [test.partition("::")[0] for test in ALONE]
-    return Part(name, (*_pytest(name), *ALONE), _modules(files), least=120)
+    files = [test.partition("::")[0] for test in ALONE]
+    return Part("tests alone", (*_pytest(), *ALONE), _modules(files), least=120)
 
 
-def _pytest(name: str) -> tuple[str, ...]:
-    report = f"--junitxml={FOLDER}/{name}.xml"
-    return "pytest", "-q", "-m", "gpu", "--noconftest", report
+def _pytest() -> tuple[str, ...]:
+    """What has passed in one of the parts is known in the others."""
+    record = ("-p", RECORD, f"--record={FOLDER}/tests.json")
+    return "pytest", "-q", "-m", "gpu", "--noconftest", *record
 
 
 def _modules(files: Sequence[str]) -> tuple[str, ...]:
-    return (*(path.removesuffix(".py").replace("/", ".") for path in files), SMOKE)
+    return (*(path.removesuffix(".py").replace("/", ".") for path in files), SMOKE, RECORD)
 
 
 def _many() -> bool:
@@ -163,4 +220,5 @@ def marked() -> list[str]:
     """The files with tests for a GPU; others may need what is not installed."""
     files = sorted(Path(ROOT, "tests").rglob("test_*.py"))
     found = [path for path in files if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
-    return [path.relative_to(ROOT).as_posix() for path in found]
+    names = [path.relative_to(ROOT).as_posix() for path in found]
+    return sorted(names, key=lambda name: [not name.startswith(one) for one in FOLDERS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,10 +13,13 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose
+from omegaconf import OmegaConf
 
 torch = pytest.importorskip("torch")
 
@@ -23,7 +27,15 @@ from experiments.benchmarks import code  # noqa: E402
 from experiments.benchmarks.gpu import __main__ as gpu  # noqa: E402
 from experiments.benchmarks.gpu import archive, work  # noqa: E402
 from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger  # noqa: E402
-from experiments.benchmarks.gpu.parts import ALONE, Part, marked, parts  # noqa: E402
+from experiments.benchmarks.gpu.parts import (  # noqa: E402
+    ALONE,
+    FOLDER,
+    FRONT_DOOR,
+    RECORD,
+    Part,
+    marked,
+    parts,
+)
 from pagedsim.kernels import tuning  # noqa: E402
 from pagedsim.kernels.tiles import Tiles  # noqa: E402
 from pagedsim.kernels.tuning import Entry, Heads  # noqa: E402
@@ -141,12 +153,20 @@ def test_other_tiles_are_measured_after_what_is_new(
 
 
 @pytest.mark.slow
-def test_what_does_not_end_is_stopped(modules: Path, tmp_path: Path) -> None:
-    """What hangs comes last from then on; what the end of a slice stops goes on in its place."""
+def test_what_does_not_end_is_stopped(
+    modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that reaches its limit leaves time to the others and goes on in the next slice in its
+    place, as one that the slice's end stops; once it may hang, it comes last."""
+    monkeypatch.setattr("experiments.benchmarks.gpu.ledger.PATIENCE", 6.0)
     wanted = [Part("a", ("endless",), most=4.0), Part("b", ("fine",)), Part("c", ("endless",))]
-    ledger = slice_of(wanted, tmp_path, 12.0)
-    assert states(tmp_path) == {"a": CUT, "b": DONE, "c": BEGUN}
+    wanted[2] = wanted[2]._replace(least=0.0)
+    ledger = slice_of(wanted, tmp_path, 8.0)
+    assert states(tmp_path) == {"a": BEGUN, "b": DONE, "c": BEGUN}
     assert ledger.parts["a"]["said"] == ["begun"] and 4 <= ledger.parts["a"]["seconds"] < 8
+    assert [part.name for part in ledger.left(wanted)] == ["a", "c"]
+    ledger = slice_of(wanted[:2], tmp_path, 12.0)
+    assert states(tmp_path) == {"a": CUT, "b": DONE, "c": BEGUN} and ledger.spent(wanted[0]) >= 8
     assert [part.name for part in ledger.left(wanted)] == ["c", "a"]
 
 
@@ -249,7 +269,9 @@ def test_lines_that_are_done_come_with_an_archive_while_a_part_runs(
 def test_an_archive_is_small_and_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "out"
     place.mkdir()
-    for name in ("gpu.json", "a.png", "b.xml", "c.md", "trace.gz", ".d.json"):
+    (place / "validate" / "runs").mkdir(parents=True)
+    study = ("validate/result.json", "validate/config.yaml", "validate/runs/run.json")
+    for name in ("gpu.json", "a.png", "c.md", "trace.gz", ".d.json", *study):
         (place / name).write_text('{"device": "Pretend"}')
     (place / "large.json").write_bytes(bytes(archive.LARGEST + 1))
     (place / "random.json").write_bytes(os.urandom(10**5))
@@ -258,8 +280,9 @@ def test_an_archive_is_small_and_flat(tmp_path: Path, monkeypatch: pytest.Monkey
     assert archive.pack(place, tmp_path / "a.tar.gz") == ["large.json", "random.json"]
     assert (tmp_path / "a.tar.gz").stat().st_size < 50_000
     archive.Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Pretend")
-    names = {path.name for path in (tmp_path / "new").iterdir()}
-    assert names == {"gpu.json", "a.png", "b.xml", "c.md"}
+    new = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    names = {path.relative_to(tmp_path / "new").as_posix() for path in new}
+    assert names == {"gpu.json", "a.png", "c.md", "validate/result.json"}
     with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is of Pretend, and this is Another"):
         archive.Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Another")
 
@@ -309,17 +332,54 @@ def test_tiles_that_were_tuned_are_taken_over(
 entries, write = tuning.read, tuning.write
 
 
-def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch, hydra: None) -> None:
     """Each command is one that its module understands; on a GPU, and quick."""
     whole = [part.name for part in parts("cuda", False)]
     assert len(set(whole)) == len(whole)
+    assert whole[:4] == ["smoke", "headlines", "calibrate", "validate"]
     for device, quick in (("cuda", False), ("cuda", True), ("cpu", True)):
         found = parts(device, quick)
         names = [part.name for part in found]
         assert names == [name for name in whole if not quick or "tiles" not in name]
         for part in found:
-            if part.words[0] != "pytest":
+            if part.words[0] == FRONT_DOOR:
+                composes(part, device)
+            elif part.words[0] != "pytest":
                 understands(part, monkeypatch)
+
+
+def composes(part: Part, device: str) -> None:
+    own = [word for word in part.words[1:] if not word.startswith("hydra.")]
+    assert part.words[-1] == f"hydra.run.dir={FOLDER}/{part.name}" and len(own) > 5
+    config = compose("config", overrides=own)
+    OmegaConf.to_container(config.study, resolve=True)
+    assert config.backend.device == device and config.backend.cache_tokens in (
+        256,
+        1024,
+        2048,
+        16384,
+    )
+
+
+def test_studies_are_skipped_where_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one line that says what to install; the other parts go on."""
+    found = parts("cuda", quick=False)
+    assert gpu.able(found) == (found, "")
+    monkeypatch.setattr(
+        "experiments.benchmarks.gpu.parts.version", lambda name: bare_version(name, "simpy")
+    )
+    able, line = gpu.able(found)
+    assert line == (
+        "skipped: calibrate, validate, fcfs_vs_priority, parity; they need: pip install "
+        "'simpy>=4.1'\n"
+    )
+    assert [part for part in found if part.words[0] != FRONT_DOOR] == able
+
+
+def bare_version(name: str, absent: str) -> str:
+    if name == absent:
+        raise PackageNotFoundError
+    return "1"
 
 
 class Understood(Exception):
@@ -378,6 +438,35 @@ def test_smoke_is_one_case_of_each(tmp_path: Path) -> None:
         found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         assert "2 passed" in found.stdout and found.returncode == 0, found.stdout
         assert "test_a[2]" in found.stdout and "test_c" in found.stdout
+
+
+TESTS = """
+import os
+from pathlib import Path
+
+def test_a(): pass
+def test_b(): Path(__file__).with_name("stopped").exists() or os._exit(9)
+def test_c(): assert Path(__file__).with_name("stopped").exists()
+"""
+
+
+def test_tests_that_passed_are_left_out_of_the_next_slice(tmp_path: Path) -> None:
+    """Whatever stops pytest: what was under way comes after what has not begun."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_some.py").write_text(TESTS)
+    record = ["-p", RECORD, f"--record={tmp_path / 'tests.json'}", "-p", "no:cacheprovider"]
+    words = [sys.executable, "-m", "pytest", "-v", *record, str(tmp_path)]
+
+    def found() -> tuple[int, list[str]]:
+        run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        return run.returncode, re.findall(r"::test_(\w) (?:PASSED|FAILED)", run.stdout)
+
+    assert found()[0] == 9
+    kept = json.loads((tmp_path / "tests.json").read_text())
+    assert {name[-1]: one["outcome"] for name, one in kept.items()} == {"a": "passed", "b": "begun"}
+    (tmp_path / "stopped").touch()
+    assert found() == (0, ["c", "b"])
+    assert found() == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -457,13 +546,15 @@ def test_the_whole_way_over_two_clones(tmp_path: Path) -> None:
     assert set(states(other / "found").values()) == {DONE}
     if "host" in done:
         assert (other / "found" / "host.json").read_bytes() == written["host.json"]
+    studies = [part.name for part in parts("cpu", True) if part.words[0] == FRONT_DOOR]
+    assert f"\nskipped: {', '.join(studies)}; they need: pip install 'simpy" in second.stdout
     names = {"kernels", "swap", "swap-fp8_e4m3", "step", "profile", "engine", "host"}
     for name in (*names, "servers", "peers"):
         kept = json.loads((other / "found" / f"{name}.json").read_text())
         assert {"device", "driver", "torch", "triton", "command", "code", "date"} <= set(kept)
         assert str(tmp_path) not in kept["command"]
     third = call(other, packed, minutes=20)
-    everything = len(parts("cpu", True))
+    everything = len(parts("cpu", True)) - len(studies)
     assert third.returncode == 0 and f"all {everything} parts are done" in third.stdout
     assert third.stdout.count("done already") == everything and "python -m" not in third.stdout
     with (other / "kernels" / "decode.py").open("a") as file:

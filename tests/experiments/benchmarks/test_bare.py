@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.benchmarks.gpu.parts import SMOKE, parts
+from experiments.benchmarks.gpu.parts import RECORD, SMOKE, parts
 from tests.experiments.benchmarks import bare
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +40,7 @@ def test_nothing_is_there_that_a_gpus_machine_may_lack(tmp_path: Path) -> None:
 
 def test_every_module_of_a_part_is_there(tmp_path: Path) -> None:
     assert "experiments.benchmarks.profile" in MODULES and len(MODULES) >= 8
-    imports = "\n".join(f"import {module}" for module in [*MODULES, *OTHERS, SMOKE])
+    imports = "\n".join(f"import {module}" for module in [*MODULES, *OTHERS, SMOKE, RECORD])
     found = run(tmp_path, "-c", imports)
     assert found.returncode == 0, found.stderr
 
