@@ -119,6 +119,9 @@ def _tiny(device: str) -> list[Part]:
     clock = f"backend.clock={'cpu' if device == 'cpu' else 'wall'}"
     small = ("server.max_seqs=2", "backend.cache_tokens=256", "backend.shrink=40")
     own = (f"backend.device={device}", clock, *small)
+    calibration = [
+        f"study.calibration.{one}.workload.requests=20" for one in ("few", "some", "many")
+    ]
     return [
         _tests("smoke", "-p", SMOKE),
         _benchmark("headlines", "kernels", *sizes, "--headlines", "--peers"),
@@ -126,7 +129,7 @@ def _tiny(device: str) -> list[Part]:
         _study("validate", *own, *_rounds(1, 0.1)),
         _benchmark("step", "step", *sizes, "--headlines"),
         _study("fcfs_vs_priority", *own, "backend.limit=10", "seeds=1"),
-        _study("parity", *own, *_rounds(1, 0.1), 'study.over=["preemption=swap"]'),
+        _study("parity", *own, *_rounds(1, 0.1), 'study.over=["preemption=swap"]', *calibration),
         _benchmark("profile", "profile", *sizes),
         _benchmark("host", "host", "--device", device, *short),
         _benchmark("swap", "swap", *sizes),
