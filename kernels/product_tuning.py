@@ -1,7 +1,7 @@
 """Tiles of `product` by GPU and matrix: what was measured, else the defaults of `tiles.py`.
 
 The measurements stand in tuned_products.json beside this file; `experiments/benchmarks/
-tune_products.py` makes them. An entry is for so many rows of tokens, padded to a power of two, so
+tune.py` makes them. An entry is for so many rows of tokens, padded to a power of two, so
 that the launch follows from the shapes alone.
 """
 

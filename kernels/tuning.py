@@ -1,6 +1,6 @@
 """Tile sizes by GPU and head shape: what was measured, else the defaults of `tiles.py`.
 
-The measurements stand in tuned.json beside this file; `experiments/benchmarks/tune_kernels.py`
+The measurements stand in tuned.json beside this file; `experiments/benchmarks/tune.py`
 makes them. A key of the table is what never changes while a model is served: neither the batch nor
 a length is in it, so that who else is in a batch changes no decode's result.
 """

@@ -1,41 +1,64 @@
-"""What kernels are once they are compiled, for GPUs that need not be there.
+"""Kernels as compiled for GPUs that need not be present, and the launches and bytes of a sample.
 
     python -m experiments.benchmarks.compiled [--model llama-3.1-8b] [--capabilities 80 90]
+    python -m experiments.benchmarks.compiled sampling [--rows 64] [--vocab 128256]
 
-One line for each kernel of attention, kind of cache and GPU, in bf16, and one for each product of a
-layer of Llama-3.1-8B, of up to 16 tokens, for each kind of weights: the instructions of one warp
-for one tile of keys or of weights, its matrix products and its loads of 16 bytes a thread, the
-tiles in flight during every product, then registers, bytes that spill and shared memory. A tile is
-rows × keys, or outputs × inputs. In flight are asynchronous copies to shared memory that the loop
-has issued and not yet waited for, counted in the machine code; 0: what a turn needs is waited for
-at its head, and memory is idle during some product. No time is measured: it says what a GPU has to
-do, not how fast it does it.
+The first has a line for each kernel of attention, kind of cache and GPU, in bf16, and one for each
+product of a layer of Llama-3.1-8B, of up to 16 tokens, for each kind of weights: the instructions
+of one warp for one tile of keys or of weights, its matrix products, its loads and those of 16 bytes
+a thread, the tiles in flight during every product, registers, spilled bytes and shared memory. A
+tile is rows × keys, or outputs × inputs. In flight are asynchronous copies to shared memory that
+the loop has issued and not yet waited for, counted in the machine code; 0: memory is idle during
+some product. A second table says how the contexts of a decode are split into parts and assigned to
+the programs that an H100 runs at one time: the bytes of partial results over those of keys and
+values, and the tiles of keys for each program.
 
-A second table says how the contexts of a decode are cut into parts and dealt to the programs that
-an H100 runs at one time: by how many bytes what is left to merge adds to keys and values, and how
-many tiles of keys each program gets.
+`sampling` counts, for each kind of request in a batch of its own, in a step like the one before it:
+launches, the bytes that they read and write if each touches its tensors once (the last kernel
+touches a tile of logits a row), and the bytes between host and GPU. "torch" is the same sample one
+operation after another, as defined for a CPU. Then, for each kernel: instructions of a program,
+those in float64, tokens of a thread, registers, spilled bytes and shared memory.
+
+No time is measured: this is the work of a GPU, not its speed.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from experiments.benchmarks.ahead import Taken, disassembled, launched, stand_in, taken
-from experiments.benchmarks.cuts import DTYPE, heads_of, run, usual
-from experiments.benchmarks.device import Plain, table
+from experiments.benchmarks.fake_gpu import (
+    FAKE,
+    FakeGPU,
+    Launch,
+    Loop,
+    compiled_kernels,
+    disassembly,
+    main_loop,
+    moved,
+    usage,
+    use_target,
+)
+from experiments.benchmarks.harness import Parser, positive_int, run_command, table
 from experiments.benchmarks.products import WEIGHTS, Layer, widths
-from experiments.benchmarks.sass import Loop, main_loop
 from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
-from experiments.benchmarks.sharing import shares
-from experiments.benchmarks.words import Parser, at_least_one
-from pagedsim.kernels import ops
+from experiments.benchmarks.tune import DTYPE, attend, default_cut, heads_of
+from pagedsim.core import SamplingParams
+from pagedsim.engine.noise import stream_key, words_of
+from pagedsim.engine.sampler import Row, Sampler
+from pagedsim.kernels import draw, ops, tuning
+from pagedsim.kernels.asked import Asked
+from pagedsim.kernels.cut import Shape
 from pagedsim.kernels.float8 import AUTO, FORMATS
-from pagedsim.kernels.tiles import product_tiles
+from pagedsim.kernels.reference.gumbel import gumbel, hashed, token_hashes
+from pagedsim.kernels.tiles import Split, product_tiles, resident
+
+# -- attention and products ------------------------------------------------------------------------
 
 CAPABILITIES = (80, 90, 100, 120)
 TOKENS = 16
@@ -44,62 +67,45 @@ QUERIES = {"prefill": 512, "decode": 1}
 MAIN = {"prefill": "_attention", "decode": "_decode"}
 
 
-CONTEXTS = {
-    "64 × 256": [256] * 64,
-    "64 × 1,024": [1024] * 64,
-    "64 × 4,096": [4096] * 64,
-    "63 × 1,024 and one of 131,072": [*[1024] * 63, LONG],
-    "1 × 131,072": [LONG],
-}
-
-
-class Line(NamedTuple):
-    """One kernel for one GPU."""
-
-    capability: int
-    kernel: str
-    held: str
-    """What the cache holds, or the weights."""
-    tiles: str
-    loop: Loop | None
-    taken: Taken
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Compile and print."""
-    words = sys.argv[1:] if words is None else words
-    parser = Parser(description=__doc__, formatter_class=Plain)
+def kernels(words: Sequence[str]) -> None:
+    """Compile, and print both tables."""
+    parser = Parser(__doc__)
     parser.add_argument("--model", choices=list(SHAPES), default=BASE)
-    parser.add_argument("--capabilities", type=at_least_one, nargs="+", default=CAPABILITIES)
+    parser.add_argument("--capabilities", type=positive_int, nargs="+", default=CAPABILITIES)
     asked = parser.parse_args(words)
-    print(written(list(lines(asked.model, asked.capabilities))))
-    print(f"\n{parts(asked.model)}")
+    head = ["GPU", "kernel", "cache or weights", "tile, warps, stages", "instructions", "products"]
+    head += ["loads", "of 16 bytes", "in flight", "registers", "spilled", "shared KiB"]
+    rows = []
+    for capability in asked.capabilities:
+        use_target(capability)
+        rows += [*attention_rows(asked.model, capability), *product_rows(capability)]
+    print(f"{table(head, rows)}\n")
+    head = ["contexts", "cache", "parts", "bytes to merge, of K and V's", "programs", "tiles each"]
+    print(table(head, list(part_rows(asked.model))))
 
 
-def lines(model: str, capabilities: Sequence[int]) -> Iterator[Line]:
-    """What each kernel of a model takes, with the tiles that are taken where none were tuned."""
-    for capability in capabilities:
-        stand_in(capability)
-        for kernel, queries in QUERIES.items():
-            for cache in (AUTO, *FORMATS):
-                case = Case(model, 1, queries, max(queries, 64), cache=cache)
-                cut = usual(kernel, heads_of(model, cache), divmod(capability, 10))
-                problem = Problem(case, DTYPE, torch.device("cpu"))
-                found = launched(partial(run, problem, cut))
-                (one,) = (one for one in found if one.name == MAIN[kernel])
-                tiles = cut.tiles
-                size = f"{tiles.rows} × {tiles.keys}, {tiles.warps}, {tiles.stages}"
-                loop = main_loop(disassembled(one))
-                yield Line(capability, kernel, cache, size, loop, taken(one))
-        yield from products(capability)
+def attention_rows(model: str, capability: int) -> Iterator[list[str]]:
+    """A line for each kernel of attention with the default tiles."""
+    for kernel, queries in QUERIES.items():
+        for cache in (AUTO, *FORMATS):
+            case = Case(model, 1, queries, max(queries, 64), cache=cache)
+            cut = default_cut(kernel, heads_of(model, cache), divmod(capability, 10))
+            problem = Problem(case, DTYPE, torch.device("cpu"))
+            found = compiled_kernels(partial(attend, problem, cut))
+            (one,) = (one for one in found if one.name == MAIN[kernel])
+            tiles = cut.tiles
+            size = f"{tiles.rows} × {tiles.keys}, {tiles.warps}, {tiles.stages}"
+            held = "bf16" if cache == AUTO else cache
+            yield [f"{capability / 10:.1f}", kernel, held, size, *_kernel_cells(one)]
 
 
-def products(capability: int) -> Iterator[Line]:
-    """What each product of a layer takes."""
+def product_rows(capability: int) -> Iterator[list[str]]:
+    """A line for each product of a layer."""
     setattr(ops, "on_gpu", lambda tensor: True)  # noqa: B010
     for weights in WEIGHTS:
         layer = Layer(widths(), TOKENS, weights, DTYPE, torch.device("meta"))
-        for (name, weight), kernel in zip(layer.weights.items(), launched(layer.ours), strict=True):
+        found = compiled_kernels(layer.ours)
+        for (name, weight), kernel in zip(layer.weights.items(), found, strict=True):
             gated = name == "gate_up"
             tiles = product_tiles(
                 TOKENS,
@@ -110,55 +116,196 @@ def products(capability: int) -> Iterator[Line]:
                 gated,
             )
             size = f"{tiles.columns} × {tiles.depth}, {tiles.warps}, {tiles.stages}"
-            loop = main_loop(disassembled(kernel))
-            yield Line(capability, name, weights, size, loop, taken(kernel))
+            held = "bf16" if weights == AUTO else weights
+            yield [f"{capability / 10:.1f}", name, held, size, *_kernel_cells(kernel)]
 
 
-def written(found: Sequence[Line]) -> str:
-    """As Markdown."""
-    head = ["GPU", "kernel", "cache or weights", "tile, warps, stages", "instructions", "products"]
-    head += ["loads", "of 16 bytes", "in flight", "registers", "spilled", "shared KiB"]
-    rows = []
-    for line in found:
-        loop, one = line.loop, line.taken
-        rows.append(
-            [
-                f"{line.capability / 10:.1f}",
-                line.kernel,
-                "bf16" if line.held == AUTO else line.held,
-                line.tiles,
-                *(_cells(loop) if loop else [""] * len(Loop._fields)),
-                str(one.registers),
-                str(one.spilled),
-                f"{one.shared / 1024:.0f}",
-            ]
-        )
-    return table(head, rows)
+def _kernel_cells(kernel: object) -> list[str]:
+    """The main loop and the resources of a compiled kernel."""
+    loop, one = main_loop(disassembly(kernel)), usage(kernel)
+    cells = [""] * len(Loop._fields)
+    if loop is not None:
+        *counts, in_flight = loop
+        cells = [*map(str, counts), f"{in_flight:.1f}"]
+    return [*cells, str(one.registers), str(one.spilled), f"{one.shared / 1024:.0f}"]
 
 
-def parts(model: str) -> str:
-    """How contexts are cut and dealt, as Markdown."""
-    head = ["contexts", "cache", "parts", "bytes to merge, of K and V's", "programs", "tiles each"]
-    rows = []
+# -- parts of a decode's contexts ------------------------------------------------------------------
+
+HOPPER = (9, 0)
+PROCESSORS = 132
+"""Of an H100."""
+CONTEXTS = {
+    "64 × 256": [256] * 64,
+    "64 × 1,024": [1024] * 64,
+    "64 × 4,096": [4096] * 64,
+    "63 × 1,024 and one of 131,072": [*[1024] * 63, LONG],
+    "1 × 131,072": [LONG],
+}
+
+
+class Shares(NamedTuple):
+    """The parts of a step's contexts in one layer."""
+
+    parts: int
+    """Of all sequences."""
+    merged: float
+    """Bytes of partial results, written and read, over those of keys and values."""
+    programs: int
+    fewest: int
+    """The least tiles of keys of a program."""
+    most: int
+
+
+def part_rows(model: str) -> Iterator[list[str]]:
+    """A line for each set of contexts and cache."""
     for name, contexts in CONTEXTS.items():
         for cache in (AUTO, "fp8_e4m3"):
             found = shares(model, cache, contexts)
-            rows.append(
-                [
-                    name,
-                    "bf16" if cache == AUTO else cache,
-                    f"{found.parts:,}",
-                    f"{100 * found.left:.1f} %",
-                    f"{found.programs}",
-                    f"{found.fewest}–{found.most}",
+            yield [
+                name,
+                "bf16" if cache == AUTO else cache,
+                f"{found.parts:,}",
+                f"{100 * found.merged:.1f} %",
+                f"{found.programs}",
+                f"{found.fewest}–{found.most}",
+            ]
+
+
+def shares(model: str, cache: str, contexts: Sequence[int]) -> Shares:
+    """With the default tiles and parts."""
+    heads, shape = heads_of(model, cache), SHAPES[model]
+    tiles, split = tuning.usual(heads, HOPPER)
+    itemsize = FORMATS.get(cache, DTYPE).itemsize
+    tiles_of = [
+        -(-keys // tiles.keys) for context in contexts for keys in _part_keys(split, context)
+    ]
+    merged = sum(parts for context in contexts if (parts := split.parts(context)) > 1)
+    there = PROCESSORS * resident(tiles, shape.head_dim, itemsize, HOPPER)
+    programs = min(there, len(tiles_of) * shape.kv_heads)
+    work = [0] * programs
+    for number, keys in enumerate(one for one in tiles_of for _ in range(shape.kv_heads)):
+        work[number % programs] += keys
+    partial_bytes = 2 * 4 * merged * shape.heads * (shape.head_dim + 2)
+    cache_bytes = 2 * sum(contexts) * shape.kv_heads * shape.head_dim * itemsize
+    return Shares(len(tiles_of), partial_bytes / cache_bytes, programs, min(work), max(work))
+
+
+def _part_keys(split: Split, context: int) -> list[int]:
+    """Keys of each part."""
+    ends = [*range(0, context, split.size(context)), context]
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+KINDS = {
+    "greedy": SamplingParams(temperature=0),
+    "random": SamplingParams(),
+    "min-p": SamplingParams(min_p=0.05),
+    "top-k": SamplingParams(top_k=50),
+    "top-p": SamplingParams(top_p=0.9),
+    "top-k, top-p, min-p": SamplingParams(top_k=50, top_p=0.9, min_p=0.05),
+    "random, with penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1),
+    "random, with log-probabilities": SamplingParams(logprobs=5),
+}
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)")
+DOUBLE = re.compile(r"D(ADD|MUL|FMA|SETP)$|MUFU64|F2F64")
+
+
+def sampling(words: Sequence[str]) -> None:
+    """Count, compile, and print both tables."""
+    parser = Parser(__doc__)
+    parser.add_argument("--rows", type=positive_int, default=64)
+    parser.add_argument("--vocab", type=positive_int, default=128256)
+    parser.add_argument("--capabilities", type=positive_int, nargs="+", default=[80, 90])
+    asked = parser.parse_args(words)
+    head = [f"{asked.rows} × {asked.vocab:,}", "launches", "MB", "of logits", "bytes from the host"]
+    print(table(head, list(sample_rows(asked.rows, asked.vocab))), end="\n\n")
+    head = ["GPU", "kernel", "instructions", "in float64", "tokens a thread", "registers"]
+    rows = list(sampling_kernel_rows(asked.vocab, asked.capabilities))
+    print(table([*head, "spilled", "shared KiB"], rows))
+
+
+def sample_rows(rows: int, vocab: int) -> Iterator[list[str]]:
+    """A line for each kind of batch."""
+    for name, params in KINDS.items():
+        sampler = Sampler()
+        with FakeGPU() as gpu:
+            batch = [Row(params, stream_key(i), 9, [1, 2], [3]) for i in range(rows)]
+            logits = torch.empty(rows, vocab, device=FAKE)
+            sampler.draw(logits, batch)
+            yield _launch_cells(name, gpu, logits, partial(sampler.draw, logits, batch))
+    with FakeGPU() as gpu:
+        logits, temperature = (torch.empty(rows, n, device=FAKE) for n in (vocab, 1))
+        noise_words = torch.empty(rows, 2, dtype=torch.int32, device=FAKE)
+        token_hashes(vocab, FAKE)
+        call = partial(plain_sample, logits, temperature, noise_words)
+        yield _launch_cells("random, torch", gpu, logits, call)
+
+
+def plain_sample(
+    logits: torch.Tensor, temperature: torch.Tensor, words: torch.Tensor
+) -> torch.Tensor:
+    """A sample one operation after another."""
+    bits = hashed(token_hashes(logits.shape[1], logits.device), words[:, :1], words[:, 1:])
+    return gumbel(bits).add_(logits / temperature).argmax(1)
+
+
+def _launch_cells(
+    name: str, gpu: FakeGPU, logits: torch.Tensor, call: Callable[[], object]
+) -> list[str]:
+    gpu.launches.clear()
+    gpu.copied = 0
+    call()
+    total = sum(_bytes(launch, logits) for launch in gpu.launches)
+    counts = [str(len(gpu.launches)), f"{total / 1e6:.1f}", f"{total / moved([logits]):.1f} ×"]
+    return [name, *counts, f"{gpu.copied:,}"]
+
+
+def _bytes(launch: Launch, logits: torch.Tensor) -> int:
+    """The bytes of a launch."""
+    if launch.name != "_settle":
+        return launch.moved
+    tile = Shape.of(logits.shape[1]).block * len(logits) * logits.element_size()
+    return launch.moved - moved([logits]) + tile
+
+
+def sampling_kernel_rows(vocab: int, capabilities: Sequence[int]) -> Iterator[list[str]]:
+    """A line for each kernel that samples, for each GPU."""
+    for capability in capabilities:
+        use_target(capability)
+        for filtered in (False, True):
+            launched = compiled_kernels(partial(sample, vocab, filtered))
+            for kernel in {kernel.hash: kernel for kernel in launched}.values():
+                one = usage(kernel)
+                names = INSTRUCTION.findall(disassembly(kernel))
+                threads = 32 * one.warps
+                yield [
+                    f"{capability / 10:.1f}",
+                    one.name + (", of rows that are cut" if filtered else ""),
+                    str(len(names)),
+                    str(sum(bool(DOUBLE.match(name)) for name in names)),
+                    str(Shape.of(vocab).block // threads),
+                    str(one.registers),
+                    str(one.spilled),
+                    f"{one.shared / 1024:.1f}",
                 ]
-            )
-    return table(head, rows)
 
 
-def _cells(loop: Loop) -> list[str]:
-    *counts, in_flight = loop
-    return [*map(str, counts), f"{in_flight:.1f}"]
+def sample(vocab: int, filtered: bool) -> torch.Tensor:
+    """A sample of two rows; a kernel's code does not depend on their number."""
+    floats = torch.ones(2)
+    asked = Asked(floats, floats.int(), floats.double(), floats, *[filtered] * 3)
+    return draw.pick(torch.zeros(2, vocab), asked, words_of([1, 2], [0, 0]))
+
+
+COMMANDS = {"kernels": kernels, "sampling": sampling}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    run_command(COMMANDS, words)
 
 
 if __name__ == "__main__":

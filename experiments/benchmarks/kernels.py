@@ -1,44 +1,51 @@
-"""Paged attention on a GPU against what the GPU can do, and against others that attend.
+"""Paged attention on a GPU, against the GPU's limits and against other libraries.
 
     python -m experiments.benchmarks.kernels
     python -m experiments.benchmarks.kernels --device cpu --quick    (the same way, without a GPU)
 
-The limit of a case is what its bytes take at the speed of a device copy, or its FLOP at that of a
-matrix product, whichever is longer; copy and product are timed in the same rounds as the kernels.
-Before anything is timed its output is held against plain torch in fp64; what is wrong has no time,
-and neither has what ends in an error: it is said, and the others are measured.
-Results go to experiments/results/<GPU>/kernels.json, with a roofline beside it.
+The limit of a case is the time of its bytes at the speed of a device copy, or of its FLOP at that
+of a matrix product, whichever is longer; both are timed in the same rounds as the kernels. Outputs
+are first compared with plain torch in fp64; a wrong one is not timed. A case that raises an error
+is reported, and the others are measured. Results go to experiments/results/<GPU>/kernels.json, with
+a picture of the roofline.
+
+Peers are the installed libraries that can compute a case. SDPA, FlexAttention and torch's
+`varlen_attn` get contiguous keys and values, which saves them the block tables; they take no 8-bit
+cache, and the first two no contexts that differ. FlashInfer and FlashAttention 3 get the same
+paged cache, FlashAttention 2 the same in pages of 256 tokens, its smallest size.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 
 from experiments.benchmarks.device import (
     Copy,
+    Results,
     device_of,
-    facts,
+    heading,
     lost,
     medians,
     options,
-    table,
 )
-from experiments.benchmarks.peers import PEERS, Contender
-from experiments.benchmarks.results import before, end, folder, keep
+from experiments.benchmarks.harness import table
 from experiments.benchmarks.shapes import Case, Problem, grid, headlines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from pagedsim.kernels.float8 import AUTO
 
 SIDE, SHORT_SIDE = 8192, 256
-"""Of the product that is a limit, and where sizes are tiny."""
+"""The side of the limiting product's matrices, and at tiny sizes."""
 FREE = 0.9
-"""Of the memory that is free, how much a case may take."""
+"""The share of free memory that a case may take."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -49,52 +56,43 @@ def main(words: Sequence[str] | None = None) -> None:
         "--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="none: just ours"
     )
     parser.add_argument("--name", default="kernels", help="of the files that are written")
-    parser.add_argument("--headlines", action="store_true", help="what bars are about, alone")
+    parser.add_argument("--headlines", action="store_true", help="only the cases with a bar")
     asked = parser.parse_args(words)
     device = device_of(asked)
-    place = folder(device, asked)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     limits = Limits(device, dtype, asked.quick)
-    result: dict[str, Any] = {
-        **facts(device, "experiments.benchmarks.kernels", words),
-        "dtype": str(dtype).removeprefix("torch."),
-        "rounds": asked.rounds,
-        "quick": asked.quick,
-        "left_out": [],
-    }
-    known = before(place, asked.name, result, "cases") if asked.resume else []
-    result["cases"] = [one for one in known if "of_limit" in one]
-    there = {one["case"] for one in result["cases"]}
-    failed = {one["case"] for one in known if "failed" in one}
+    kind = str(dtype).removeprefix("torch.")
+    results = Results(asked.name, "cases", "kernels", words, asked, device, dtype=kind, left_out=[])
+    results.lines += [one for one in results.known if "of_limit" in one]
+    done = {one["case"] for one in results.lines}
+    failed = {one["case"] for one in results.known if "failed" in one}
     wanted = headlines(asked.quick) if asked.headlines else grid(asked.quick)
-    for case in sorted(wanted, key=lambda case: str(case) in failed):  # it may fail for good
-        if str(case) in there:
+    for case in sorted(wanted, key=lambda case: str(case) in failed):  # they may fail again
+        if str(case) in done:
             continue
         if not _fits(case, dtype, device):
-            result["left_out"].append(str(case))
+            results.content["left_out"].append(str(case))
             continue
         found = measure(case, dtype, asked.peers, limits, asked.rounds)
-        result["cases"].append(found)
-        keep(place, asked.name, result)
-        print(line(found), file=sys.stderr, flush=True)
+        results.add(found)
+        print(progress(found), file=sys.stderr, flush=True)
         if "failed" in found and lost(device):
             sys.exit("the GPU can be used no more in this process; --resume goes on")
-    print(written(result, asked.peers))
-    end(place, asked.name, result, draw)
-    wrong = [one["case"] for one in result["cases"] if "of_limit" not in one]
-    if wrong:
+    print(written(results.content, asked.peers))
+    results.close(draw)
+    if wrong := [one["case"] for one in results.lines if "of_limit" not in one]:
         sys.exit(f"not timed: {'; '.join(wrong)}")
 
 
-def draw(result: Mapping[str, Any]) -> Figure:
-    """A roofline; what draws is imported here alone."""
-    from experiments.benchmarks import roofline
+def draw(result: Mapping[str, Any]) -> Any:
+    """The roofline; imported only where matplotlib is installed."""
+    from experiments.benchmarks import plots
 
-    return roofline.draw(result)
+    return plots.roofline(result)
 
 
 class Limits:
-    """What the device does at best: a copy within it, and a matrix product."""
+    """The limits of the device: a copy within it, and a matrix product."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, tiny: bool) -> None:
         self.device = device
@@ -106,14 +104,14 @@ class Limits:
         self._flop = 2 * side**3
 
     def calls(self) -> dict[str, Callable[[], object]]:
-        """To be timed beside the kernels."""
+        """The calls to time beside the kernels."""
         return {
             "copy": self._copy,
             "product": lambda: torch.matmul(self._one, self._other, out=self._product),
         }
 
     def of(self, case: Case, dtype: torch.dtype, seconds: Mapping[str, float]) -> dict[str, Any]:
-        """What the case takes at least, from what these calls took."""
+        """The least time of a case, from the times of these calls."""
         bytes_s = self._copy.moved / seconds["copy"]
         flop_s = self._flop / seconds["product"]
         moving, computing = case.moved(dtype) / bytes_s, case.flop / flop_s
@@ -128,10 +126,10 @@ class Limits:
 def measure(
     case: Case, dtype: torch.dtype, peers: Iterable[str], limits: Limits, rounds: int
 ) -> dict[str, Any]:
-    """One case, or why it could not be measured."""
+    """The line of a case, or the reason why it could not be measured."""
     try:
         return _measured(case, dtype, peers, limits, rounds)
-    except Exception as problem:  # whatever it is, the other cases are measured all the same
+    except Exception as problem:  # any error: the other cases are measured
         reason = (str(problem).strip().splitlines() or [""])[0]
         return {"case": str(case), "failed": f"{type(problem).__name__}: {reason}"[:200]}
 
@@ -139,7 +137,6 @@ def measure(
 def _measured(
     case: Case, dtype: torch.dtype, peers: Iterable[str], limits: Limits, rounds: int
 ) -> dict[str, Any]:
-    """Is it right, how long does it take, and how long do the others?"""
     problem = Problem(case, dtype, limits.device)
     found: dict[str, Any] = {
         "case": str(case),
@@ -178,30 +175,8 @@ def _measured(
     }
 
 
-def contenders(
-    problem: Problem, names: Iterable[str]
-) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The peers that can do it and do it right, and why others do not."""
-    able: dict[str, Contender] = {}
-    failures: dict[str, str] = {}
-    for name in names:
-        try:
-            contender = PEERS[name](problem)
-            if contender is None:
-                continue
-            error = problem.error(contender.rows(contender.call()))
-        except Exception as problem_of_theirs:  # whatever it is, ours are timed all the same
-            failures[name] = str(problem_of_theirs).strip().partition("\n")[0][:200]
-            continue
-        if error > problem.allowed:
-            failures[name] = f"off by {error:.2g} of the norm"
-        else:
-            able[name] = contender
-    return able, failures
-
-
-def line(found: Mapping[str, Any]) -> str:
-    """What is said of a case while others go on."""
+def progress(found: Mapping[str, Any]) -> str:
+    """The line printed while others are measured."""
     if "failed" in found:
         return f"{found['case']}: {found['failed']}, not timed"
     if "of_limit" not in found:
@@ -232,7 +207,7 @@ def written(result: Mapping[str, Any], peers: Sequence[str]) -> str:
         ]
         for one in timed
     ]
-    text = [f"{result['device']}, {result['dtype']}, torch {result['torch']}, {result['date']}"]
+    text = [heading(result)]
     if timed:
         copy = median(one["limit"]["copy_gb_s"] for one in timed)
         product = median(one["limit"]["product_tflop_s"] for one in timed)
@@ -252,6 +227,189 @@ def _fits(case: Case, dtype: torch.dtype, device: torch.device) -> bool:
         return True
     torch.cuda.empty_cache()
     return case.room(dtype) < FREE * torch.cuda.mem_get_info(device)[0]
+
+
+# -- peers -----------------------------------------------------------------------------------------
+
+PAGE = 256
+"""Tokens of the smallest page of FlashAttention 2."""
+
+
+class Contender(NamedTuple):
+    """A way to compute a problem."""
+
+    call: Callable[[], Any]
+    rows: Callable[[Any], torch.Tensor] = lambda out: out
+    """From the result of a call to [tokens, heads, dim]."""
+
+
+def contenders(
+    problem: Problem, names: Iterable[str]
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The peers that compute the problem rightly, and the reasons why others do not."""
+    able: dict[str, Contender] = {}
+    failures: dict[str, str] = {}
+    for name in names:
+        try:
+            contender = PEERS[name](problem)
+            if contender is None:
+                continue
+            error = problem.error(contender.rows(contender.call()))
+        except Exception as failure:  # any error: ours is timed
+            failures[name] = str(failure).strip().partition("\n")[0][:200]
+            continue
+        if error > problem.allowed:
+            failures[name] = f"off by {error:.2g} of the norm"
+        else:
+            able[name] = contender
+    return able, failures
+
+
+def sdpa(problem: Problem) -> Contender | None:
+    """torch's `scaled_dot_product_attention`, which has no causal mask for a chunk."""
+    if problem.case.kind == "chunk" or not _dense(problem):
+        return None
+    q, (k, v) = problem.dense_queries, problem.dense
+    settings: Any = {"is_causal": problem.case.queries > 1, "scale": problem.scale}
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return Contender(lambda: attend(q, k, v, enable_gqa=True, **settings), _flat)
+
+
+def flex(problem: Problem) -> Contender | None:
+    """torch's FlexAttention, compiled for each shape; on a CPU without compilation."""
+    if not _dense(problem):
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    case, device = problem.case, problem.q.device
+    q, (k, v) = problem.dense_queries, problem.dense
+    before = case.context - case.queries
+
+    def seen(batch: object, head: object, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return query + before >= key
+
+    mask = None
+    if case.queries > 1:
+        mask = create_block_mask(seen, None, None, case.queries, case.context, device=device)
+    attend: Any = flex_attention
+    if device.type == "cuda":
+        torch.compiler.reset()  # or compilation stops after some shapes of one function
+        attend = torch.compile(flex_attention, dynamic=False)
+    else:
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    return Contender(
+        lambda: attend(q, k, v, block_mask=mask, scale=problem.scale, enable_gqa=True), _flat
+    )
+
+
+def varlen(problem: Problem) -> Contender | None:
+    """torch's own `varlen_attn`, over concatenated sequences."""
+    name = "torch.nn.attention.varlen"
+    if not _sixteen_on_a_gpu(problem) or importlib.util.find_spec(name) is None:
+        return None
+    attend: Any = importlib.import_module(name).varlen_attn
+    case = problem.case
+    runs = problem.runs()
+    k, v = (torch.cat([run[at] for run in runs]) for at in (0, 1))
+    ends = torch.tensor([0, *accumulate(case.contexts)], dtype=torch.int32, device=k.device)
+    masks: dict[str, Any] = {"scale": problem.scale}
+    masks["window_size"] = (-1, 0)  # causal, from the end of a context
+    if "enable_gqa" in inspect.signature(attend).parameters:
+        masks["enable_gqa"] = case.shape.group > 1  # older versions always do it
+    places = (problem.batch.query_start, ends, case.queries, max(case.contexts))
+    return Contender(lambda: attend(problem.q, k, v, *places, **masks))
+
+
+def flash(problem: Problem) -> Contender | None:
+    """FlashAttention over a paged cache: version 3, or else 2, whichever is installed."""
+    if not _sixteen_on_a_gpu(problem):
+        return None
+    case = problem.case
+    caches, tables, named = (problem.k_cache, problem.v_cache), problem.tables, "page_table"
+    if importlib.util.find_spec("flash_attn_interface") is not None:
+        library: Any = importlib.import_module("flash_attn_interface")
+    elif importlib.util.find_spec("flash_attn") is not None:
+        library = importlib.import_module("flash_attn")
+        caches, tables = _paged(problem, PAGE)
+        named = "block_table"
+    else:
+        return None
+    q = problem.q.unflatten(0, (len(case.contexts), case.queries))
+    settings: dict[str, Any] = {named: tables, "cache_seqlens": problem.batch.context_lens}
+    settings |= {"softmax_scale": problem.scale, "causal": True}
+
+    def rows(out: Any) -> torch.Tensor:
+        found: torch.Tensor = out[0] if isinstance(out, tuple) else out  # with the log-sum-exp
+        return found.flatten(0, 1)
+
+    return Contender(lambda: library.flash_attn_with_kvcache(q, *caches, **settings), rows)
+
+
+def flashinfer(problem: Problem) -> Contender | None:
+    """FlashInfer's paged wrappers, without planning, which is done once for all layers."""
+    if problem.q.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
+        return None
+    library: Any = importlib.import_module("flashinfer")
+    case, shape, device = problem.case, problem.case.shape, problem.q.device
+    ints: Any = {"dtype": torch.int32, "device": device}
+    room = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
+    ends = [0, *accumulate(map(len, problem.blocks))]
+    last = [(context - 1) % case.block_size + 1 for context in case.contexts]
+    starts = torch.arange(len(last) + 1, **ints)
+    pages = (torch.tensor(ends, **ints), torch.cat(problem.blocks), torch.tensor(last, **ints))
+    heads = (shape.heads, shape.kv_heads, shape.head_dim, case.block_size)
+    kind: Any = {
+        "q_data_type": problem.q.dtype,
+        "kv_data_type": problem.k_cache.dtype,
+        "sm_scale": problem.scale,
+    }
+    if case.queries == 1:
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+            room, "NHD", use_tensor_cores=shape.group > 1
+        )
+        wrapper.plan(*pages, *heads, **kind)
+    else:
+        wrapper = library.BatchPrefillWithPagedKVCacheWrapper(room, "NHD")
+        wrapper.plan(starts * case.queries, *pages, *heads, causal=True, **kind)
+    caches = (problem.k_cache, problem.v_cache)
+    return Contender(lambda: wrapper.run(problem.q, caches))
+
+
+PEERS: Mapping[str, Callable[[Problem], Contender | None]] = {
+    "sdpa": sdpa,
+    "flex": flex,
+    "varlen": varlen,
+    "flash": flash,
+    "flashinfer": flashinfer,
+}
+
+
+def _dense(problem: Problem) -> bool:
+    """Whether keys and values can be one tensor of the queries' dtype."""
+    return problem.case.cache == AUTO and not problem.case.beside
+
+
+def _sixteen_on_a_gpu(problem: Problem) -> bool:
+    return problem.q.device.type == "cuda" and problem.case.cache == AUTO
+
+
+def _paged(problem: Problem, size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Keys and values in pages of so many tokens, and page tables."""
+    pages: list[list[torch.Tensor]] = [[], []]
+    counts = []
+    for run in problem.runs():
+        counts.append(-(-len(run[0]) // size))
+        for found, own in zip(pages, run, strict=True):
+            room = own.new_zeros(counts[-1] * size, *own.shape[1:])
+            room[: len(own)] = own
+            found.append(room.unflatten(0, (counts[-1], size)))
+    k, v = (torch.cat(own) for own in pages)
+    order = torch.arange(sum(counts), dtype=torch.int32, device=k.device).split(counts)
+    return (k, v), torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True)
+
+
+def _flat(out: torch.Tensor) -> torch.Tensor:
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 if __name__ == "__main__":

@@ -43,12 +43,13 @@ from experiments.benchmarks.harness import (
     Cost,
     Parser,
     children_cpu_seconds,
+    existing_file,
     non_negative_int,
     positive_int,
     run_command,
     table,
 )
-from experiments.benchmarks.simulator import add_trace
+from experiments.benchmarks.simulator import COLUMNS
 
 CHILDREN = "experiments.benchmarks.children"
 
@@ -122,7 +123,7 @@ class Case:
 def layers(words: Sequence[str]) -> None:
     """Print the cost of each layer."""
     parser = Parser(__doc__)
-    add_trace(parser)
+    parser.add_argument("--trace", type=existing_file, help=COLUMNS)
     parser.add_argument("--requests", type=positive_int, default=10_000, help="of each workload")
     parser.add_argument("--rounds", type=positive_int, default=5)
     parser.add_argument(
@@ -243,7 +244,7 @@ def written(found: Mapping[str, Case], functions: int) -> Iterator[str]:
     yield table([*head, "run again"], [_command_cells(name, case) for name, case in found.items()])
     for what in ("requests", "steps"):
         counts: dict[str, Callable[[Case], int]] = {
-            layer: lambda case, layer=layer: case.of(layer) for layer in LAYERS
+            layer: partial(Case.of, layer=layer) for layer in LAYERS
         }
         counts["*the first seven*"] = lambda case: sum(map(case.of, LOOP))
         counts["*all*"] = lambda case: case.samples.total()

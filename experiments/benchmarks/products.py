@@ -1,43 +1,76 @@
-"""The products of one layer of a decode step, with what stands around them, against torch's.
+"""The products of a layer, its experts and its latent attention on a GPU, against a device copy.
 
     python -m experiments.benchmarks.products
-    python -m experiments.benchmarks.products --device cpu --quick    (the same way, without a GPU)
+    python -m experiments.benchmarks.products experts
+    python -m experiments.benchmarks.products --device cpu --quick   (the same way, without a GPU)
 
-Llama-3.1-8B's: queries, keys and values of the normed tokens; back from attention, added to the
-tokens; gate and up of the normed tokens; down, added to them. *Ours* is `kernels/product.py`, four
-launches; *torch* is four of its products, two norms and a gate, as the engine does it for many
-tokens (`tiles.FEW` says how many these are). The limit is what the weights take to be read once at
-the speed of a device copy, timed in the same rounds. Both run as CUDA graphs, where there are any.
-Weights are in bf16 and in 8 bits; torch's are in bf16 always. Before anything is timed it is held
-against fp64; what is wrong is not timed. Results go to
-experiments/results/<GPU>/products.json.
+The first times the products of a decode step in a layer of Llama-3.1-8B, with norms, gate and
+residual sums. *Ours* is `kernels/product.py`, four launches; *torch* is four of its products, two
+norms and a gate, as the engine computes it for many tokens (more than `tiles.FEW`). Both run as
+CUDA graphs, where there are any. Weights are in bf16 and in 8 bits; torch's are always in bf16. The
+limit is the time to read the weights once.
+
+`experts` times a layer's experts (`kernels/grouped.py`, behind the router) of Mixtral 8x7B and
+DeepSeek-V3, for tokens that choose at random, and a layer's attention over latents
+(`kernels/latent.py`) with DeepSeek-V3's heads, for decodes and for a chunk. The limit is the time
+to read the chosen experts or the latents once. Many tokens are bound by FLOP, so their rate is
+given.
+
+Limits are at the speed of a device copy, timed in the same rounds. Outputs are first compared with
+fp64; a wrong one is not timed. Results go to products.json and experts.json in
+experiments/results/<GPU>.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from experiments.benchmarks.device import Copy, device_of, facts, medians, options, table
-from experiments.benchmarks.results import before, folder, keep, told
+from experiments.benchmarks.device import (
+    Copy,
+    Results,
+    device_of,
+    heading,
+    medians,
+    norm_error,
+    options,
+    print_place,
+)
+from experiments.benchmarks.harness import run_command, table
 from experiments.benchmarks.shapes import BASE, shape_of
 from pagedsim.engine.graphs import recorder_of
 from pagedsim.kernels import ops
+from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.row_norm import RowNorm
 from pagedsim.kernels.tiles import FEW
+from pagedsim.sim.model import MLA
+
+
+def allowed_error(dtype: torch.dtype) -> float:
+    """The error of a few independent roundings, and of sums in fp32."""
+    return 2 * torch.finfo(dtype).eps + 16 * torch.finfo(torch.float32).eps
+
+
+def dtype_of(device: torch.device) -> torch.dtype:
+    """The dtype of the computation on a device."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+# -- products --------------------------------------------------------------------------------------
 
 TOKENS = (1, 8, 32, 64)
-"""Up to twice as many as the engine would take ours for: is that bound right?"""
+"""Up to twice `FEW`, to check that bound."""
 WEIGHTS = {"auto": None, "int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 EPS = 1e-5
 
 
 class Widths(NamedTuple):
-    """Of what goes through a layer."""
+    """Widths of the activations in a layer."""
 
     hidden: int
     heads: int
@@ -49,132 +82,6 @@ class Widths(NamedTuple):
 TINY = Widths(64, 48, 96, 80)
 
 
-class Weight(NamedTuple):
-    """A matrix, [out, in], and for 8 bits each output's scale."""
-
-    values: torch.Tensor
-    scale: torch.Tensor | None
-
-    def plain(self, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix in another dtype."""
-        if self.scale is None:
-            return self.values.to(dtype)
-        return (self.values.to(torch.float32) * self.scale[:, None]).to(dtype)
-
-
-class Layer:
-    """Weights and tokens, and what becomes of these both ways."""
-
-    def __init__(
-        self, widths: Widths, tokens: int, weights: str, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        torch.manual_seed(0)
-        hidden, heads, qkv, inner = widths
-        self._kind: Any = {"dtype": dtype, "device": device}
-        self.heads = heads
-        self.weights = {
-            "qkv": self._weight(qkv, hidden, weights),
-            "out": self._weight(hidden, heads, weights),
-            "gate_up": self._weight(2 * inner, hidden, weights),
-            "down": self._weight(hidden, inner, weights),
-        }
-        self.norms = [self._random(hidden) for _ in range(2)]
-        self.tokens = self._random(tokens, hidden)
-        self.residual = self.tokens.clone()
-        squares = self.tokens.float().square().sum(1, keepdim=True)
-        self.known = RowNorm(self.norms[0], squares, EPS)  # what the layer before has left
-        self.plain: list[torch.Tensor] = []
-        """The matrices as torch multiplies by them, once there are any."""
-
-    def ours(self) -> torch.Tensor:
-        """The tokens behind the layer."""
-        qkv, out, gate_up, down = (
-            (weight.values, None, weight.scale) for weight in self.weights.values()
-        )
-        seen = ops.product(self.residual, *qkv, norm=self.known)
-        squares = ops.add_product(self.residual, seen[:, : self.heads].contiguous(), *out)
-        norm = RowNorm(self.norms[1], squares, EPS)
-        x = ops.product(self.residual, *gate_up, norm=norm, gated=True)
-        ops.add_product(self.residual, x, *down)
-        return self.residual
-
-    def theirs(self) -> torch.Tensor:
-        """The same, but for the last sum, which the norm of the next layer takes along."""
-        qkv, out, gate_up, down = self.plain
-        seen = functional.linear(ops.rms_norm(self.residual, self.norms[0], EPS), qkv)
-        x = functional.linear(seen[:, : self.heads].contiguous(), out)
-        x = functional.linear(ops.rms_norm(x, self.norms[1], EPS, self.residual), gate_up)
-        return functional.linear(ops.silu_mul(x), down)
-
-    def exact(self) -> torch.Tensor:
-        """The tokens behind the layer in fp64, which are made anew."""
-        self.fresh()
-        x, (first, second) = self.tokens.double(), (norm.double() for norm in self.norms)
-        size = first.shape
-        qkv, out, gate_up, down = (one.plain(torch.float64) for one in self.weights.values())
-        x = x + (functional.rms_norm(x, size, first, EPS) @ qkv.T)[:, : self.heads] @ out.T
-        gate, up = (functional.rms_norm(x, size, second, EPS) @ gate_up.T).chunk(2, 1)
-        return x + (functional.silu(gate) * up) @ down.T
-
-    def fresh(self) -> None:
-        """Take the tokens in front of the layer again."""
-        self.residual.copy_(self.tokens)
-
-    def unpack(self) -> None:
-        """Make the matrices that torch multiplies by."""
-        self.plain = [one.plain(self.residual.dtype) for one in self.weights.values()]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the weights."""
-        return sum(one.values.nbytes for one in self.weights.values())
-
-    def _weight(self, rows: int, columns: int, weights: str) -> Weight:
-        drawn, kind = self._random(rows, columns) * columns**-0.5, WEIGHTS[weights]
-        if kind is None:
-            return Weight(drawn, None)
-        most = 127 if kind == torch.int8 else torch.finfo(kind).max
-        scale = drawn.abs().amax(1).float() / most
-        scaled = drawn.float() / scale[:, None]
-        return Weight((scaled.round() if kind == torch.int8 else scaled).to(kind), scale)
-
-    def _random(self, *size: int) -> torch.Tensor:
-        return torch.randn(size, **self._kind)
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure all of them; print a table, and keep the results."""
-    words = sys.argv[1:] if words is None else words
-    asked = options(__doc__).parse_args(words)
-    device = device_of(asked)
-    torch.set_num_threads(1)
-    place = folder(device, asked)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    copy = Copy(device, asked.quick)
-    result: dict[str, Any] = {
-        **facts(device, "experiments.benchmarks.products", words),
-        "dtype": str(dtype).removeprefix("torch."),
-        "rounds": asked.rounds,
-        "quick": asked.quick,
-        "few": FEW,
-    }
-    known = before(place, "products", result, "cases") if asked.resume else []
-    result["cases"] = [one for one in known if "seconds" in one]
-    there = {(one["weights"], one["tokens"]) for one in result["cases"]}
-    for weights in WEIGHTS:
-        for tokens in TOKENS:
-            if (weights, tokens) in there:
-                continue
-            layer = Layer(TINY if asked.quick else widths(), tokens, weights, dtype, device)
-            found = measured(layer, copy, device, asked.rounds)
-            result["cases"].append({"weights": weights, "tokens": tokens, **found})
-            keep(place, "products", result)
-    print(written(result))
-    told(place, "products")
-    if wrong := [one for one in result["cases"] if "seconds" not in one]:
-        sys.exit("wrong: " + "; ".join(f"{one['weights']}, {one['tokens']}" for one in wrong))
-
-
 def widths(model: str = BASE) -> Widths:
     """A model's."""
     shape = shape_of(model)
@@ -184,13 +91,47 @@ def widths(model: str = BASE) -> Widths:
     )
 
 
-def measured(layer: Layer, copy: Copy, device: torch.device, rounds: int) -> dict[str, Any]:
-    """Is it right, and how long does it take?"""
+def products(words: Sequence[str]) -> None:
+    """Measure a layer by weights and tokens; print a table, and keep the results."""
+    asked = options(__doc__).parse_args(words)
+    device = device_of(asked)
+    torch.set_num_threads(1)
+    dtype = dtype_of(device)
+    copy = Copy(device, asked.quick)
+    kind = str(dtype).removeprefix("torch.")
+    results = Results("products", "cases", "products", words, asked, device, dtype=kind, few=FEW)
+    results.lines += [one for one in results.known if "seconds" in one]
+    done = {(one["weights"], one["tokens"]) for one in results.lines}
+    for weights in WEIGHTS:
+        for tokens in TOKENS:
+            if (weights, tokens) in done:
+                continue
+            layer = Layer(TINY if asked.quick else widths(), tokens, weights, dtype, device)
+            found = layer_line(layer, copy, device, asked.rounds)
+            results.add({"weights": weights, "tokens": tokens, **found})
+    rows = [
+        [
+            one["weights"],
+            str(one["tokens"]),
+            f"{one['seconds'] * 1e6:,.1f}",
+            f"{one['torch_seconds'] * 1e6:,.1f}",
+            f"{one['torch_seconds'] / one['seconds']:.2f}",
+            f"{one['of_limit']:.0%}",
+        ]
+        for one in results.lines
+        if "seconds" in one
+    ]
+    head = ["weights", "tokens", "ours, µs", "torch in 16 bits, µs", "torch / ours", "of the limit"]
+    print(f"{heading(results.content)}\n\n{table(head, rows)}")
+    print_place(results.place, "products")
+    if wrong := [one for one in results.lines if "seconds" not in one]:
+        sys.exit("wrong: " + "; ".join(f"{one['weights']}, {one['tokens']}" for one in wrong))
+
+
+def layer_line(layer: Layer, copy: Copy, device: torch.device, rounds: int) -> dict[str, Any]:
+    """The error of a layer and, if it is right, its times."""
     exact = layer.exact()
-    error = float((layer.ours().double() - exact).norm() / exact.norm())
-    # A few independent roundings, and sums in fp32.
-    eps = [torch.finfo(dtype).eps for dtype in (layer.residual.dtype, torch.float32)]
-    allowed = 2 * eps[0] + 16 * eps[1]
+    error, allowed = norm_error(layer.ours(), exact), allowed_error(layer.residual.dtype)
     found: dict[str, Any] = {"error": error, "error_allowed": allowed, "bytes": layer.nbytes}
     if not error <= allowed:
         return found
@@ -212,7 +153,7 @@ def measured(layer: Layer, copy: Copy, device: torch.device, rounds: int) -> dic
 
 
 def captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """What does it again: a CUDA graph where there are any, as in the engine."""
+    """A replay of the call's CUDA graph, or the call where there are no graphs."""
     recorder = recorder_of(device)
 
     def work() -> None:
@@ -221,23 +162,268 @@ def captured(call: Callable[[], object], device: torch.device) -> Callable[[], o
     return work if recorder is None else recorder.record(work)
 
 
-def written(result: Mapping[str, Any]) -> str:
-    """As Markdown."""
+class Weight(NamedTuple):
+    """A matrix, [out, in], and for 8 bits each output's scale."""
+
+    values: torch.Tensor
+    scale: torch.Tensor | None
+
+    def plain(self, dtype: torch.dtype) -> torch.Tensor:
+        """The matrix in another dtype."""
+        if self.scale is None:
+            return self.values.to(dtype)
+        return (self.values.to(torch.float32) * self.scale[:, None]).to(dtype)
+
+
+class Layer:
+    """The weights of a layer and its input, computed by our kernels, by torch and in fp64."""
+
+    def __init__(
+        self, widths: Widths, tokens: int, weights: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        torch.manual_seed(0)
+        hidden, heads, qkv, inner = widths
+        self._kind: Any = {"dtype": dtype, "device": device}
+        self.heads = heads
+        self.weights = {
+            "qkv": self._weight(qkv, hidden, weights),
+            "out": self._weight(hidden, heads, weights),
+            "gate_up": self._weight(2 * inner, hidden, weights),
+            "down": self._weight(hidden, inner, weights),
+        }
+        self.norms = [self._random(hidden) for _ in range(2)]
+        self.tokens = self._random(tokens, hidden)
+        self.residual = self.tokens.clone()
+        squares = self.tokens.float().square().sum(1, keepdim=True)
+        self.known = RowNorm(self.norms[0], squares, EPS)  # from the previous layer
+        self.plain: list[torch.Tensor] = []
+        """The matrices in the dtype of torch's products, after `unpack`."""
+
+    def ours(self) -> torch.Tensor:
+        """The layer's output by our kernels."""
+        qkv, out, gate_up, down = (
+            (weight.values, None, weight.scale) for weight in self.weights.values()
+        )
+        seen = ops.product(self.residual, *qkv, norm=self.known)
+        squares = ops.add_product(self.residual, seen[:, : self.heads].contiguous(), *out)
+        norm = RowNorm(self.norms[1], squares, EPS)
+        x = ops.product(self.residual, *gate_up, norm=norm, gated=True)
+        ops.add_product(self.residual, x, *down)
+        return self.residual
+
+    def theirs(self) -> torch.Tensor:
+        """The output by torch, without the last sum, which the next layer's norm includes."""
+        qkv, out, gate_up, down = self.plain
+        seen = functional.linear(ops.rms_norm(self.residual, self.norms[0], EPS), qkv)
+        x = functional.linear(seen[:, : self.heads].contiguous(), out)
+        x = functional.linear(ops.rms_norm(x, self.norms[1], EPS, self.residual), gate_up)
+        return functional.linear(ops.silu_mul(x), down)
+
+    def exact(self) -> torch.Tensor:
+        """The output in fp64; resets the input."""
+        self.reset()
+        x, (first, second) = self.tokens.double(), (norm.double() for norm in self.norms)
+        size = first.shape
+        qkv, out, gate_up, down = (one.plain(torch.float64) for one in self.weights.values())
+        x = x + (functional.rms_norm(x, size, first, EPS) @ qkv.T)[:, : self.heads] @ out.T
+        gate, up = (functional.rms_norm(x, size, second, EPS) @ gate_up.T).chunk(2, 1)
+        return x + (functional.silu(gate) * up) @ down.T
+
+    def reset(self) -> None:
+        """Restore the input of the layer."""
+        self.residual.copy_(self.tokens)
+
+    def unpack(self) -> None:
+        """Make the matrices of torch's products."""
+        self.plain = [one.plain(self.residual.dtype) for one in self.weights.values()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(one.values.nbytes for one in self.weights.values())
+
+    def _weight(self, rows: int, columns: int, weights: str) -> Weight:
+        drawn, kind = self._random(rows, columns) * columns**-0.5, WEIGHTS[weights]
+        if kind is None:
+            return Weight(drawn, None)
+        most = 127 if kind == torch.int8 else torch.finfo(kind).max
+        scale = drawn.abs().amax(1).float() / most
+        scaled = drawn.float() / scale[:, None]
+        return Weight((scaled.round() if kind == torch.int8 else scaled).to(kind), scale)
+
+    def _random(self, *size: int) -> torch.Tensor:
+        return torch.randn(size, **self._kind)
+
+
+# -- experts and latents ---------------------------------------------------------------------------
+
+MODELS = ("mixtral-8x7b", "deepseek-v3")
+ROUTED = (1, 8, 64, 1024)
+"""Tokens."""
+LATENTS = ((1, 1, 4096), (64, 1, 4096), (1, 1, 65536), (1, 2048, 4096))
+"""Sequences, query tokens of each, and their contexts."""
+BLOCK = 16
+
+
+class Work(NamedTuple):
+    """A call to time."""
+
+    call: Callable[[], torch.Tensor]
+    exact: Callable[[], torch.Tensor]
+    """In fp64."""
+    moved: int
+    """Bytes that must be read."""
+    flop: int
+
+
+def experts(words: Sequence[str]) -> None:
+    """Measure all of them; print a table, and keep the results."""
+    asked = options(__doc__).parse_args(words)
+    device = device_of(asked)
+    torch.set_num_threads(1)
+    dtype = dtype_of(device)
+    kind = str(dtype).removeprefix("torch.")
+    results = Results(
+        "experts", "cases", "products", ["experts", *words], asked, device, dtype=kind
+    )
+    results.lines += [one for one in results.known if "seconds" in one]
+    done = {one["case"] for one in results.lines}
+    copy = Copy(device, asked.quick)
+    for name, make in works(asked.quick, {"dtype": dtype, "device": device}).items():
+        if name not in done:
+            results.add({"case": name, **work_line(make(), copy, device, asked.rounds)})
     rows = [
         [
-            one["weights"],
-            str(one["tokens"]),
+            one["case"],
             f"{one['seconds'] * 1e6:,.1f}",
-            f"{one['torch_seconds'] * 1e6:,.1f}",
-            f"{one['torch_seconds'] / one['seconds']:.2f}",
+            f"{one['bytes'] / one['seconds'] / 1e9:,.0f}",
+            f"{one['tflop_s']:,.3g}",
             f"{one['of_limit']:.0%}",
         ]
-        for one in result["cases"]
+        for one in results.lines
         if "seconds" in one
     ]
-    head = ["weights", "tokens", "ours, µs", "torch in 16 bits, µs", "torch / ours", "of the limit"]
-    about = f"{result['device']}, {result['dtype']}, torch {result['torch']}, {result['date']}"
-    return f"{about}\n\n{table(head, rows)}"
+    head = ["case", "µs", "GB/s", "TFLOP/s", "of a copy's speed"]
+    print(f"{heading(results.content)}\n\n{table(head, rows)}")
+    print_place(results.place, "experts")
+    if wrong := [one["case"] for one in results.lines if "seconds" not in one]:
+        sys.exit(f"wrong: {'; '.join(wrong)}")
+
+
+def works(tiny: bool, kind: Mapping[str, Any]) -> dict[str, Callable[[], Work]]:
+    """What is timed, by name; tensors are made by a call."""
+    found: dict[str, Callable[[], Work]] = {}
+    for model in MODELS:
+        for tokens in ROUTED[: 2 if tiny else None]:
+            found[f"experts, {model}, {tokens} tokens"] = partial(routed, model, tokens, tiny, kind)
+    shape = shape_of("deepseek-v3")
+    assert shape.mla is not None
+    for sequences, queries, context in LATENTS:
+        heads = 4 if tiny else shape.heads
+        if tiny:
+            sequences, queries, context = min(sequences, 2), min(queries, 4), context // 64
+        name = f"latents, {sequences} × {queries} of {context:,}"
+        found[name] = partial(latent, shape.mla, heads, sequences, queries, context, kind)
+    return found
+
+
+def work_line(work: Work, copy: Copy, device: torch.device, rounds: int) -> dict[str, Any]:
+    """The error of a call and, if it is right, its time."""
+    out = work.call()
+    error, allowed = norm_error(out, work.exact()), allowed_error(out.dtype)
+    found: dict[str, Any] = {
+        "error": error, "error_allowed": allowed, "bytes": work.moved, "flop": work.flop,
+    }  # fmt: skip
+    if not error <= allowed:
+        return found
+    seconds = medians({"ours": work.call, "copy": copy}, device, rounds)
+    limit = work.moved / copy.moved * seconds["copy"]
+    return {
+        **found,
+        "seconds": seconds["ours"],
+        "limit_seconds": limit,
+        "of_limit": limit / seconds["ours"],
+        "tflop_s": work.flop / seconds["ours"] / 1e12,
+    }
+
+
+def routed(model: str, tokens: int, tiny: bool, kind: Mapping[str, Any]) -> Work:
+    """So many tokens through the router and the experts of a layer."""
+    torch.manual_seed(0)
+    shape = shape_of(model)
+    assert shape.moe is not None
+    each = shape.moe.experts_per_token
+    count, hidden, inner = shape.moe.experts, shape.hidden, shape.moe.intermediate
+    if tiny:
+        count, hidden, inner = 2 * each, 64, 48
+    up_weights = torch.randn(count, 2 * inner, hidden, **kind).mul_(hidden**-0.5)
+    down_weights = torch.randn(count, hidden, inner, **kind).mul_(inner**-0.5)
+    x, logits = torch.randn(tokens, hidden, **kind), torch.randn(tokens, count, **kind)
+    route = partial(ops.route, logits, each, sums_to_one=True, dtype=torch.float32)
+    chosen, weights = route()
+    used = chosen.unique().tolist()
+
+    def exact() -> torch.Tensor:
+        """One expert at a time, since all of them in fp64 may not fit the memory."""
+        out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+        for expert in used:
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = (x[token].double() @ up_weights[expert].double().T).chunk(2, 1)
+            seen = (functional.silu(gate) * up) @ down_weights[expert].double().T
+            out[token] += seen * weights[token, place, None].double()
+        return out
+
+    return Work(
+        lambda: ops.experts(x, up_weights, down_weights, *route()),
+        exact,
+        (up_weights[0].nbytes + down_weights[0].nbytes) * len(used),
+        6 * tokens * each * hidden * inner,
+    )
+
+
+def latent(
+    mla: MLA, heads: int, sequences: int, queries: int, context: int, kind: Mapping[str, Any]
+) -> Work:
+    """Latent attention of identical sequences."""
+    torch.manual_seed(0)
+    blocks, rank, width = -(-context // BLOCK), mla.kv_lora_rank, mla.kv_lora_rank + mla.rope_dim
+    cache = torch.randn(sequences * blocks, 1, BLOCK, 1, width, **kind)
+    q = torch.randn(sequences * queries, heads, width, **kind)
+    batch = AttentionBatch.build(
+        torch.randperm(sequences * blocks).view(sequences, blocks).tolist(),
+        [context - queries] * sequences,
+        [queries] * sequences,
+        block_size=BLOCK,
+        device=q.device,
+    )
+    scale = (mla.nope_dim + mla.rope_dim) ** -0.5
+
+    def exact() -> torch.Tensor:
+        found = []
+        positions = torch.arange(context - queries, context, device=q.device)[:, None, None]
+        for table_of, mine in zip(batch.block_tables, q.split(queries), strict=True):
+            keys = cache[table_of.long(), 0, :, 0].flatten(0, 1)[:context].double()
+            hidden = torch.arange(context, device=q.device) > positions
+            for some, ahead in zip(mine.split(64), hidden.split(64), strict=True):
+                scores = (some.double() @ keys.T * scale).masked_fill(ahead, -torch.inf)
+                found.append(scores.softmax(-1) @ keys[:, :rank])
+        return torch.cat(found)
+
+    pairs = sequences * queries * (2 * context - queries + 1) // 2
+    return Work(
+        lambda: ops.attend_latent(q, cache[:, 0], batch, rank=rank, scale=scale),
+        exact,
+        sequences * context * width * cache.element_size(),
+        2 * pairs * heads * (rank + width),
+    )
+
+
+COMMANDS = {"products": products, "experts": experts}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    run_command(COMMANDS, words)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Where the time of a decode step goes: milliseconds by kernel, and launches a layer.
+"""The time of a decode step by kernel, and launches a layer.
 
     python -m experiments.benchmarks.profile
     python -m experiments.benchmarks.profile --device cpu --quick    (torch's operations, there)
 
 The greedy step of step.py with the native forward pass, captured once: its graph is replayed under
-torch's profiler. What is wrong is not profiled. A kernel belongs to a layer as often as each layer
-launches it. How long a step takes is measured without the profiler, many in a row; *busy* is the
+torch's profiler. Wrong logits are not profiled. A kernel belongs to a layer as often as each layer
+launches it. The time of a step is measured without the profiler, over many in a row; *busy* is the
 share of it in which kernels run. Results go to profile.json and profile.md in
 experiments/results/<GPU>.
 """
@@ -20,17 +20,24 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from experiments.benchmarks.arms import DTYPE, Arm, size_of
-from experiments.benchmarks.decoding import Bench, has_graphs
-from experiments.benchmarks.device import device_of, facts, options, table, wait, wall_medians
-from experiments.benchmarks.results import folder, keep, told
+from experiments.benchmarks.device import (
+    device_of,
+    facts,
+    folder_of,
+    options,
+    print_place,
+    wait,
+    wall_medians,
+)
+from experiments.benchmarks.harness import keep, table
+from experiments.benchmarks.step import DTYPE, Arm, Bench, has_graphs, size_of
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.kernels.float8 import AUTO
 
 REPLAYS = 10
-"""Steps that are profiled, and timed as one."""
+"""Profiled steps, timed as one."""
 SHOWN, WIDTH = 30, 90
-"""Kernels of the table, and characters of their names."""
+"""Kernels in the table, and characters of their names."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -39,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> None:
     asked = options(__doc__).parse_args(words)
     device = device_of(asked)
     torch.set_num_threads(1)
-    place = folder(device, asked)
+    place = asked.out or (None if asked.quick else folder_of(device))
     size = size_of(asked.quick)
     bench = Bench(size, device, asked.rounds, asked.quick)
     arm = Arm(AUTO, "native", has_graphs(device))
@@ -60,11 +67,11 @@ def main(words: Sequence[str] | None = None) -> None:
     print(text)
     if place is not None:
         (place / "profile.md").write_text(f"{text}\n", encoding="utf-8")
-    told(place, "profile", " and .md")
+    print_place(place, "profile", " and .md")
 
 
 def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
-    """A step's time by kernel, if its logits are right."""
+    """The time of a step by kernel, if its logits are right."""
     runner, device, layers = engine.runner, bench.device, bench.size.shape.layers
     if arm.graphs and runner.graphs is None:
         return {"failed": "no graph was captured"}
@@ -79,7 +86,7 @@ def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
             runner.carry_out(inputs)
 
     seconds = wall_medians({"steps": steps}, device, bench.rounds)["steps"] / REPLAYS
-    by_name(steps, device)  # the profiler's own first time
+    by_name(steps, device)  # warms up the profiler
     kernels: list[dict[str, Any]] = [
         {
             "name": name,
@@ -89,7 +96,7 @@ def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
         }
         for name, (launches, total) in by_name(steps, device).items()
     ]
-    if not any(one["a_layer"] for one in kernels):  # it may not look into graphs
+    if not any(one["a_layer"] for one in kernels):  # its driver may not see into graphs
         return {"failed": "the profiler has seen no kernel of a layer"}
     kernels.sort(key=lambda one: one["seconds"], reverse=True)
     busy = sum(one["seconds"] for one in kernels)
@@ -104,8 +111,8 @@ def profiled(bench: Bench, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
 
 
 def by_name(call: Callable[[], object], device: torch.device) -> dict[str, tuple[int, float]]:
-    """How often each kernel ran and how many seconds in all; on a CPU, each of torch's operations
-    without those that it calls."""
+    """Launches and total seconds of each kernel; on a CPU, of each of torch's operations without
+    those that it calls."""
     cuda = device.type == "cuda"
     activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
     with profile(activities=[activity]) as found:

@@ -40,7 +40,7 @@ from experiments.benchmarks.harness import (
     run_command,
     table,
 )
-from experiments.benchmarks.simulator import URGENT, Case, conversation, serve, short
+from experiments.benchmarks.simulator import COLUMNS, URGENT, Case, conversation, serve, short
 from pagedsim.build import POLICIES, accepts, make_memory, make_policy, make_scheduler
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.policy import overrides
@@ -323,9 +323,7 @@ class RunCost(NamedTuple):
 def policy_runs(words: Sequence[str]) -> None:
     """Print a line for each policy, and the most expensive compositions."""
     parser = Parser(__doc__)
-    parser.add_argument(
-        "--trace", type=existing_file, help="CSV: arrived_at, num_prefill_tokens, num_decode_tokens"
-    )
+    parser.add_argument("--trace", type=existing_file, help=COLUMNS)
     parser.add_argument("--requests", type=positive_int, default=2000, help="of each workload")
     parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--only", nargs="+", help="of the policies and compositions")

@@ -1,12 +1,12 @@
-"""Tokens a second of the engine against engines that serve: vLLM and SGLang, where installed.
+"""Token rate of the engine against serving engines: vLLM and SGLang, where installed.
 
     python -m experiments.benchmarks.servers --device cuda
 
-The model, prompts and lengths are those of engine.py, greedy and without ends. Its weights are
-saved once, and each of the others loads them in a process of its own, when ours has given the GPU
-back. All are warm; a rate is the best of `--repeats` rounds by the wall clock, and counts only if
-the tokens are as much ours as engine.py asks of its peer. No prefix is cached: rounds repeat the
-same prompts. Who is not installed is named. Results go to servers.json.
+The model, prompts and lengths are those of engine.py, greedy and without stop tokens. The weights
+are saved once, and each peer loads them in a process of its own, after ours has freed the GPU. All
+are warm; a rate is the best of `--repeats` rounds by the wall clock, and counts only if the tokens
+agree as in engine.py. No prefix is cached, since rounds repeat the prompts. Peers that are not
+installed are listed. Results go to servers.json.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.code import ROOT
-from experiments.benchmarks.device import Plain, facts, require_gpu, table
+from experiments.benchmarks.device import facts, folder_of, gpu
 from experiments.benchmarks.engine import (
-    ALIKE,
     OURS,
     Answers,
+    Ask,
     Load,
+    add_load,
     agreement,
     asker,
+    enough,
     load_of,
     loaded,
     rate,
 )
-from experiments.benchmarks.results import folder_of, keep
-from experiments.benchmarks.words import Parser, at_least_one
+from experiments.benchmarks.harness import ROOT, Parser, keep, positive_int, table
 from pagedsim.engine.models import LoadedModel
 from pagedsim.run.serving import give_back
 
 FIRST, AHEAD = "pagedsim", "pagedsim, async_scheduling"
-PATIENCE = 420
-"""Seconds that another may take, its start and its compilations included."""
+TIMEOUT = 420
+"""Seconds for a peer, with its start and its compilations."""
 SHARE = 0.85
 """Of the GPU's memory, for its weights and its cache."""
 
 
-def vllm(folder: Path, dtype: str, load: Load) -> Callable[[], Answers]:
-    """What serves the load with vLLM."""
+def vllm(folder: Path, dtype: str, load: Load) -> Ask:
+    """The load served by vLLM."""
     library: Any = importlib.import_module("vllm")
     llm = library.LLM(
         model=str(folder),
@@ -64,7 +64,7 @@ def vllm(folder: Path, dtype: str, load: Load) -> Callable[[], Answers]:
         gpu_memory_utilization=SHARE,
     )
     params = library.SamplingParams(
-        temperature=0, max_tokens=load.tokens, ignore_eos=True, detokenize=False
+        temperature=0, max_tokens=load.tokens[0], ignore_eos=True, detokenize=False
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in load.prompts]
 
@@ -75,8 +75,8 @@ def vllm(folder: Path, dtype: str, load: Load) -> Callable[[], Answers]:
     return ask
 
 
-def sglang(folder: Path, dtype: str, load: Load) -> Callable[[], Answers]:
-    """What serves the load with SGLang."""
+def sglang(folder: Path, dtype: str, load: Load) -> Ask:
+    """The load served by SGLang."""
     library: Any = importlib.import_module("sglang")
     llm = library.Engine(
         model_path=str(folder),
@@ -88,7 +88,7 @@ def sglang(folder: Path, dtype: str, load: Load) -> Callable[[], Answers]:
         mem_fraction_static=SHARE,
         log_level="error",
     )
-    params = {"temperature": 0, "max_new_tokens": load.tokens, "ignore_eos": True}
+    params = {"temperature": 0, "max_new_tokens": load.tokens[0], "ignore_eos": True}
 
     def ask() -> Answers:
         answers = llm.generate(input_ids=load.prompts, sampling_params=params)
@@ -97,27 +97,20 @@ def sglang(folder: Path, dtype: str, load: Load) -> Callable[[], Answers]:
     return ask
 
 
-SERVERS: Mapping[str, Callable[[Path, str, Load], Callable[[], Answers]]] = {
-    "vllm": vllm,
-    "sglang": sglang,
-}
+SERVERS: Mapping[str, Callable[[Path, str, Load], Ask]] = {"vllm": vllm, "sglang": sglang}
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print all rates and their ratios."""
     words = sys.argv[1:] if words is None else words
-    parser = Parser(description=__doc__, formatter_class=Plain)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--prompts", type=at_least_one, help="64; 256 on a GPU")
-    parser.add_argument(
-        "--tokens", type=at_least_one, help="generated for each prompt: 64; 128 on a GPU"
-    )
-    parser.add_argument("--repeats", type=at_least_one, default=2)
+    parser = Parser(__doc__)
+    add_load(parser)
+    parser.add_argument("--repeats", type=positive_int, default=2)
     parser.add_argument("--out", type=Path, help="a folder for servers.json")
+    parser.set_defaults(device="cuda")
     asked = parser.parse_args(words)
-    if cuda := asked.device == "cuda":
-        require_gpu()
-    device = torch.device(asked.device)
+    cuda = asked.device == "cuda"
+    device = gpu() if cuda else torch.device("cpu")
     logging.disable(logging.WARNING)
     place = asked.out or (folder_of(device) if cuda else None)
     absent = {name: "not installed" for name in SERVERS if importlib.util.find_spec(name) is None}
@@ -127,10 +120,8 @@ def main(words: Sequence[str] | None = None) -> None:
     }
     if there := [name for name in SERVERS if name not in absent]:
         model = loaded(device)
-        lengths, vocab = (range(64, 321), model.vocab_size) if cuda else (range(8, 65), 250)
-        load = load_of(asked.prompts or (256 if cuda else 64), lengths,
-                       asked.tokens or (128 if cuda else 64), vocab)  # fmt: skip
-        result |= {"model": model.name, "prompts": len(load.prompts), "tokens": load.tokens}
+        load = load_of(asked.prompts, asked.tokens, model)
+        result |= {"model": model.name, "prompts": len(load.prompts), "tokens": load.tokens[0]}
         with TemporaryDirectory() as folder:
             save(model, Path(folder))
             answers, rates = ours(model, load, asked.repeats)
@@ -146,14 +137,14 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def save(model: LoadedModel, folder: Path) -> None:
-    """Its weights and configuration, as transformers has them; ours lie packed in one another."""
+    """Save weights and configuration in transformers' layout; ours packs some matrices."""
     own: Any = model.module
     state = {name: weight.detach().cpu().clone() for name, weight in own.state_dict().items()}
     own.save_pretrained(folder, state_dict=state)
 
 
 def ours(model: LoadedModel, load: Load, repeats: int) -> tuple[Answers, dict[str, float]]:
-    """Tokens, and tokens a second."""
+    """The engine's answers and rates."""
     rates: dict[str, float] = {}
     for name in (FIRST, AHEAD):
         ask = asker(model, load, OURS[name])
@@ -172,7 +163,7 @@ def compared(
     wanted: Answers,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """The rates of others that give the same tokens, and why there is none of some."""
+    """The rates of peers with the same tokens, and the reasons why others have none."""
     found: dict[str, dict[str, Any]] = {"rates": {}, "alike": {}, "versions": {}, "failed": {}}
     kind = str(dtype).removeprefix("torch.")
     for name in names:
@@ -183,7 +174,7 @@ def compared(
             continue
         alike = agreement(served["answers"], wanted, dtype)
         found["alike"][name], found["versions"][name] = alike, served["version"]
-        if alike >= (1.0 if dtype == torch.float32 else ALIKE):
+        if alike >= enough(dtype):
             found["rates"][name] = served["rate"]
         else:
             found["failed"][name] = f"{alike:.0%} of its answers are ours"
@@ -191,40 +182,40 @@ def compared(
 
 
 def elsewhere(name: str, folder: Path, dtype: str, load: Load, repeats: int) -> dict[str, Any]:
-    """What another says in a process of its own; RuntimeError with its last words."""
-    asked = folder / f"{name}.asked.json"
-    said = folder / f"{name}.said.json"
-    asked.write_text(json.dumps({"prompts": load.prompts, "tokens": load.tokens}))
-    words = ["experiments.benchmarks.servers_child", name, str(folder), dtype, str(repeats)]
+    """The result of a peer in a process of its own; RuntimeError with its last line of stderr."""
+    result = folder / f"{name}.result.json"
+    request = {"prompts": load.prompts, "tokens": load.tokens}
+    (folder / f"{name}.load.json").write_text(json.dumps(request))
+    words = ["experiments.benchmarks.children", "server", name, str(folder), dtype, str(repeats)]
     try:
         ended = subprocess.run(
             [sys.executable, "-m", *words],
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"no answer within {PATIENCE} s") from None
-    if ended.returncode or not said.exists():
+        raise RuntimeError(f"no answer within {TIMEOUT} s") from None
+    if ended.returncode or not result.exists():
         last = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise RuntimeError(last[:200])
-    answer: dict[str, Any] = json.loads(said.read_text())
+    answer: dict[str, Any] = json.loads(result.read_text())
     return answer
 
 
 def serve(name: str, folder: Path, dtype: str, repeats: int) -> None:
-    """In that process: be asked, and leave tokens and rate."""
-    asked = json.loads((folder / f"{name}.asked.json").read_text())
-    ask = SERVERS[name](folder, dtype, Load(asked["prompts"], asked["tokens"]))
+    """Run in that process: serve the load, and write answers and rate."""
+    load = Load(**json.loads((folder / f"{name}.load.json").read_text()))
+    ask = SERVERS[name](folder, dtype, load)
     answers = ask()
     best = max(rate(ask, time.perf_counter) for _ in range(repeats))
     try:
         own: str | None = version(name)
     except PackageNotFoundError:
         own = None
-    said = {"answers": answers, "rate": best, "version": own}
-    (folder / f"{name}.said.json").write_text(json.dumps(said))
+    result = {"answers": answers, "rate": best, "version": own}
+    (folder / f"{name}.result.json").write_text(json.dumps(result))
 
 
 def written(result: Mapping[str, Any]) -> str:

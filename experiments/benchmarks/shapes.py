@@ -1,4 +1,4 @@
-"""Head shapes of known models, and problems of attention over them."""
+"""Head shapes of known models, and cases of attention with their tensors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import yaml  # type: ignore[import-untyped]
 
+from experiments.benchmarks.harness import ROOT
 from pagedsim.engine.models.shaped import shaped_config
 from pagedsim.kernels import reference
 from pagedsim.kernels.batch import AttentionBatch
@@ -22,11 +22,11 @@ from pagedsim.sim.model import MLA, ModelShape, MoE
 LAYERS, LAYER = 4, 1
 """A block holds several layers, as in the engine, and one of them is read."""
 ROWS = 4
-"""Query tokens of each stretch whose outputs are looked at."""
+"""Query tokens of each stretch whose outputs are compared."""
 
 
 class Shape(NamedTuple):
-    """What the cache and the queries of a model look like."""
+    """The layers and attention heads of a model."""
 
     layers: int
     kv_heads: int
@@ -50,7 +50,7 @@ SHAPES = {
     "gpt2": Shape(12, 12, 1, 64),
 }
 BASE = "llama-3.1-8b"
-CONF = Path(__file__).parents[2] / "conf" / "model"
+CONF = ROOT / "conf" / "model"
 TINY = {"tiny": Shape(2, 2, 2, 16)}
 LONG = 131072
 """Tokens of a long context."""
@@ -72,8 +72,8 @@ def _settings(words: Mapping[str, Any]) -> dict[str, Any]:
 def config_of(shape: ModelShape) -> Any:
     """transformers' configuration of a model with this shape, for random weights.
 
-    Scores are of order one whatever the width: attention looks at some keys more than at others, so
-    that one that looks at the wrong ones shows in the logits.
+    Scores are of order one for any width, so that attention weights differ and attention to the
+    wrong keys shows in the logits.
     """
     config = shaped_config(shape)
     config.initializer_range = shape.hidden**-0.5
@@ -82,7 +82,7 @@ def config_of(shape: ModelShape) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """Some sequences of one length, each with its last `queries` tokens to compute."""
+    """Sequences of one length, of which the last `queries` tokens are computed."""
 
     model: str
     batch: int
@@ -90,18 +90,18 @@ class Case:
     context: int
     block_size: int = 16
     cache: str = AUTO
-    """What the cache holds, as `kv_cache_dtype` names it."""
+    """The `kv_cache_dtype`."""
     beside: int = 0
-    """Context of one more sequence, the last; 0: there is none."""
+    """The context of one more sequence, the last; 0: none."""
 
     @property
     def contexts(self) -> list[int]:
-        """One a sequence."""
+        """The context of each sequence."""
         return [self.context] * self.batch + ([self.beside] if self.beside else [])
 
     @property
     def kind(self) -> str:
-        """What a step of it is called."""
+        """The kind of step."""
         if self.queries == 1:
             return "decode"
         return "prefill" if self.queries == self.context else "chunk"
@@ -113,13 +113,13 @@ class Case:
 
     @property
     def flop(self) -> int:
-        """What the products of one layer take, of the keys that a query sees."""
+        """FLOP of one layer's products, over the keys that a query sees."""
         hidden = self.queries * (self.queries - 1) // 2
         seen = sum(self.queries * context - hidden for context in self.contexts)
         return 4 * self.shape.heads * self.shape.head_dim * seen
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
-        """What the cache holds where queries are of this dtype."""
+        """The dtype of the cache for queries of this dtype."""
         return FORMATS.get(self.cache, dtype)
 
     def moved(self, dtype: torch.dtype) -> int:
@@ -129,7 +129,7 @@ class Case:
         return 2 * (keys + rows) * self.shape.head_dim
 
     def room(self, dtype: torch.dtype) -> int:
-        """Bytes that timing it needs: a cache of some layers, and one in full for peers."""
+        """Bytes for the timing: a cache of some layers, and a contiguous one for peers."""
         layer = 2 * sum(self.contexts) * self.shape.kv_heads * self.shape.head_dim
         rows = 6 * len(self.contexts) * self.queries * self.shape.heads * self.shape.head_dim
         cache = LAYERS * layer * self.held(dtype).itemsize
@@ -152,17 +152,17 @@ BESIDE = Case(BASE, 63, 1, 1024, beside=LONG)
 WIDE = replace(DECODE, block_size=128)
 HEADLINES = [replace(case, cache="fp8_e4m3") for case in (DECODE, LONE, BESIDE)]
 HEADLINES += [DECODE, WIDE, PREFILL, LONE, BESIDE, replace(PREFILL, cache="fp8_e4m3")]
-"""What bars and goals are about; decodes over tiles of 8 bits come first."""
+"""The cases with bars and goals, decodes over 8-bit tiles first."""
 
 
 def headlines(quick: bool) -> list[Case]:
-    """The first of the grid."""
+    """The cases with bars, first in the grid."""
     return list(grid(quick))[:2] if quick else HEADLINES
 
 
 def grid(quick: bool) -> Iterator[Case]:
-    """Those that the table of all benchmarks names; then batch and context over one model, what the
-    cache holds, models and block sizes at one batch and context each."""
+    """The cases with bars; then batch and context with one model, dtypes of the cache, and models
+    and block sizes with one batch and context each."""
     if quick:
         for size in (8, 16):
             yield Case("tiny", 3, 1, 40, size)
@@ -189,7 +189,7 @@ def _rest() -> Iterator[Case]:
 
 
 class Problem:
-    """A case with its tensors: blocks anywhere in a cache of several layers."""
+    """A case with its tensors: blocks at random places in a cache of several layers."""
 
     def __init__(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         self.case, shape = case, case.shape
@@ -210,7 +210,7 @@ class Problem:
         self.tables = torch.nn.utils.rnn.pad_sequence(self.blocks, batch_first=True)
         self.scale = shape.head_dim**-0.5
         self.allowed = 1.5 * torch.finfo(dtype).eps + 1e-5
-        """The error that the roundings of weights and result explain."""
+        """The error explained by rounding of weights and result."""
         self.batch = self._batch(device)
 
     def ours(self) -> torch.Tensor:
@@ -219,7 +219,7 @@ class Problem:
 
     @cached_property
     def dense(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [batch, KV heads, context, dim], without blocks; contexts are alike."""
+        """Keys and values [batch, KV heads, context, dim], without blocks; contexts are equal."""
         k, v = (
             cache[self.tables.long()].flatten(1, 2)[:, : self.case.context].transpose(1, 2)
             for cache in (self.k_cache, self.v_cache)
@@ -291,7 +291,7 @@ class Problem:
             self.tables,
             torch.arange(len(case.contexts) + 1, **ints) * case.queries,
             torch.tensor(case.contexts, **ints),
-            torch.empty(0, dtype=torch.int64, device=device),  # nothing is written
+            torch.empty(0, dtype=torch.int64, device=device),  # no slots: nothing is written
             len(case.contexts) if decodes else 0,
             () if decodes else tuple((case.queries, context) for context in case.contexts),
         )

@@ -31,7 +31,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -84,6 +83,8 @@ LENGTHS = {
     "output_mean": 211.0,
     "output_cv": 0.8,
 }
+COLUMNS = "CSV: arrived_at, num_prefill_tokens, num_decode_tokens"
+"""Of a trace, as Vidur names them."""
 URGENT = {0.0: 0.2, 1.0: 0.8}
 """The share of requests by priority."""
 
@@ -107,7 +108,7 @@ class Case:
 def loop(words: Sequence[str]) -> None:
     """Print the cost of the event loop for each workload."""
     parser = Parser(__doc__)
-    add_trace(parser)
+    parser.add_argument("--trace", type=existing_file, help=COLUMNS)
     parser.add_argument("--requests", type=positive_int, default=10_000, help="of each workload")
     parser.add_argument("--rounds", type=positive_int, default=5)
     options = parser.parse_args(words)
@@ -120,12 +121,6 @@ def loop(words: Sequence[str]) -> None:
     head = ["workload", "seconds", "lowest", "timeouts", "lowest", "requests/s", "tokens/s"]
     rows = [loop_row(*one, steps) for one, steps in zip(served, found, strict=True)]
     print(table([*head, "iterations/s"], rows))
-
-
-def add_trace(parser: ArgumentParser, required: bool = False) -> None:
-    """Add the option of a trace in Vidur's columns."""
-    columns = "CSV: arrived_at, num_prefill_tokens, num_decode_tokens"
-    parser.add_argument("--trace", type=existing_file, required=required, help=columns)
 
 
 @cache
@@ -289,7 +284,7 @@ def fleet(words: Sequence[str]) -> None:
     alone = max(options.requests // options.replicas, 1)
     lines = [(None, 1, alone)]
     lines += [(router, options.replicas, options.requests) for router in options.routers]
-    one = 0.0
+    one: float | None = None
     for router, replicas, requests in lines:
         found = in_new_process(fleet_line, router, replicas, requests, options.rate)
         one = one or found.seconds
@@ -374,7 +369,7 @@ def vidur(words: Sequence[str]) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--vidur", type=Path, required=True, help="a clone of Vidur")
     parser.add_argument("--python", type=Path, required=True, help="the interpreter that runs it")
-    add_trace(parser, required=True)
+    parser.add_argument("--trace", type=existing_file, required=True, help=COLUMNS)
     parser.add_argument("--rounds", type=positive_int, default=3)
     asked, more = parser.parse_known_args(words)
     for name in ("vidur/main.py", "data/profiling"):
@@ -392,13 +387,18 @@ def vidur(words: Sequence[str]) -> None:
         for part in ("simulation alone", "whole command")
         for who in ("pagedsim", "Vidur")
     ]
-    costs, runs = {name: Cost() for name in names}, list[tuple[float, VidurRun]]()
+    costs, runs = {name: Cost() for name in names}, list[VidurRun]()
+
+    def its_command() -> float:
+        seconds, run = start()
+        runs.append(run)
+        return seconds
+
     for _ in range(asked.rounds):
         costs[names[0]].add(partial(cpu_seconds, partial(serve, case, workload)))
         costs[names[2]].add(partial(run_pagedsim, trace_path))
-        runs.clear()
-        costs[names[3]].add(lambda: runs.append(start()) or runs[0][0])  # type: ignore[func-returns-value]
-        run, whole = runs[0][1], costs[names[3]]
+        costs[names[3]].add(its_command)
+        run, whole = runs[-1], costs[names[3]]
         costs[names[1]].seconds.append(run.seconds)
         costs[names[1]].timeouts.append(run.seconds * whole.timeouts[-1] / whole.seconds[-1])
     steps, requests = serve(case, workload).steps_table().num_rows, len(workload)

@@ -1,77 +1,159 @@
-"""A whole decode step of the engine, against what its bytes take at the speed of a copy.
+"""A whole decode step of the engine, against the time of its bytes at the speed of a copy.
 
     python -m experiments.benchmarks.step
     python -m experiments.benchmarks.step --device cpu --quick    (the same way, without a GPU)
 
-A model of Llama-3.1-8B's shape with random weights, 64 requests of about 1,024 tokens. Its limit is
-the time that its weights, but for the embeddings, and all keys and values take to be read once, at
-the speed of a device copy that is timed in the same run. *Forward* is the runner's part by the
-GPU's clock; *step* is `engine.step` by the host's, many in a row, all that the host does included.
+A model of Llama-3.1-8B's shape with random weights, 64 requests of about 1,024 tokens. The limit is
+the time to read its weights, but for the embeddings, and all keys and values once, at the speed of
+a device copy timed in the same run. *Forward* is the model runner's part by the GPU's clock; *step*
+is `engine.step` by the host's, many in a row.
 
 Both forward passes run with and without CUDA graphs, each with and without `async_scheduling`, with
-keys and values in 16 and in 8 bits. They are greedy but for one arm, which draws its tokens with a
-temperature and top-p; what drawing takes on the GPU is told with it.
+keys and values in 16 and in 8 bits. They are greedy but for one arm, which samples with temperature
+and top-p, and whose time of sampling on the GPU is given.
 
-First the logits of a step must be transformers' own, as near to them in float32 as transformers is
-in the model's precision (judge.py), tokens with `async_scheduling` must be those without, and drawn
-ones those that a CPU draws of the same logits; what is wrong is not timed. Results go to
-experiments/results/<GPU>/step.json.
+Before the timing, logits of a step are compared with transformers' in float32 (the allowed error is
+twice that of transformers in the model's precision), tokens with `async_scheduling` with those
+without, and sampled tokens with those of a CPU from the same logits. What is wrong is not timed.
+Results go to experiments/results/<GPU>/step.json.
 """
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from experiments.benchmarks.arms import DTYPE, Arm, arms, size_of
-from experiments.benchmarks.decoding import Bench, has_graphs
-from experiments.benchmarks.device import device_of, facts, options, table
-from experiments.benchmarks.results import before, folder, keep, told
+from experiments.benchmarks.device import (
+    Copy,
+    Results,
+    device_of,
+    medians,
+    norm_error,
+    options,
+    print_place,
+)
+from experiments.benchmarks.harness import table
+from experiments.benchmarks.shapes import BASE, config_of, shape_of
+from pagedsim.core import Request, SamplingParams, StepPlan
+from pagedsim.engine import graphs
+from pagedsim.engine.engine import LLMEngine, StepTimes
+from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models.probe import attention
+from pagedsim.engine.noise import stream_key
+from pagedsim.engine.sampler import Row, Sampler
+from pagedsim.kernels.float8 import AUTO, FORMATS, rounded
+from pagedsim.run.serving import give_back
+from pagedsim.sim.model import ModelShape
+
+# -- what is measured ------------------------------------------------------------------------------
+
+DTYPE = "bfloat16"
+CACHES = (AUTO, "fp8_e4m3")
+IMPLEMENTATIONS = ("native", "transformers")
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
+"""Random weights make flat distributions, of which top-p leaves more tokens than of a trained
+model's."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The model and the batch."""
+
+    shape: ModelShape
+    batch: int
+    context: int
+    """Tokens of a request, on average over the timed steps."""
+    runs: int
+
+
+TINY = Size(ModelShape("little", 2, 64, 4, 2, 16, 128, 512, 512), batch=3, context=60, runs=1)
+
+
+def size_of(tiny: bool) -> Size:
+    """The size for a GPU, or the tiny one."""
+    return TINY if tiny else Size(shape_of(BASE), batch=64, context=1024, runs=8)
+
+
+class Arm(NamedTuple):
+    """One way to compute a step."""
+
+    cache: str
+    model_impl: str
+    graphs: bool
+    ahead: bool = False
+    sampled: bool = False
+    """With `SAMPLED`; the others are greedy."""
+
+    def __str__(self) -> str:
+        words = [self.model_impl, "graphs" if self.graphs else "kernel by kernel"]
+        words += ["sampled"] * self.sampled + ["async_scheduling"] * self.ahead
+        return ", ".join([*words, *([] if self.cache == AUTO else [self.cache])])
+
+    def headline(self, graphs: bool) -> bool:
+        """Whether a bar is about it, where there are graphs or not."""
+        return self.model_impl == "native" and self.graphs == graphs
+
+
+def arms(graphs: bool) -> Iterator[Arm]:
+    """All arms, those with a bar first."""
+    for cache in CACHES:
+        for impl in IMPLEMENTATIONS:
+            for graph in (True, False) if graphs else (False,):
+                arm = Arm(cache, impl, graph)
+                yield from (arm, arm._replace(ahead=True))
+                if (cache, impl, graph) == (AUTO, "native", graphs):
+                    yield from (arm._replace(ahead=ahead, sampled=True) for ahead in (False, True))
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Whether the device can capture graphs."""
+    return graphs.recorder_of(device) is not None
+
+
+# -- the command -----------------------------------------------------------------------------------
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure all of them; print a table, and keep the results."""
+    """Measure all arms; print a table, and keep the results."""
     words = sys.argv[1:] if words is None else words
     parser = options(__doc__)
-    parser.add_argument("--headlines", action="store_true", help="what bars are about, alone")
+    parser.add_argument("--headlines", action="store_true", help="only the arms with a bar")
     asked = parser.parse_args(words)
     device = device_of(asked)
     torch.set_num_threads(1)
-    place = folder(device, asked)
     size = size_of(asked.quick)
-    result: dict[str, Any] = {
-        **facts(device, "experiments.benchmarks.step", words),
-        "model": size.shape.name,
-        "dtype": DTYPE,
-        "batch": size.batch,
-        "rounds": asked.rounds,
-        "quick": asked.quick,
-    }
+    about = {"model": size.shape.name, "dtype": DTYPE, "batch": size.batch}
+    results = Results("step", "arms", "step", words, asked, device, **about)
     graphs = has_graphs(device)
     wanted = [arm for arm in arms(graphs) if arm.headline(graphs) or not asked.headlines]
-    result["arms"] = whole(before(place, "step", result, "arms"), wanted) if asked.resume else []
-    there = {one["arm"] for one in result["arms"]}
+    results.lines += complete(results.known, wanted)
+    done = {one["arm"] for one in results.lines}
     bench: Bench | None = None
     for arm in wanted:
-        if str(arm) in there:
+        if str(arm) in done:
             continue
         bench = bench or Bench(size, device, asked.rounds, asked.quick)
-        result["arms"].append(bench.measured(arm))
-        keep(place, "step", result)
-        print(line(result["arms"][-1]), file=sys.stderr, flush=True)
-    print(written(result))
-    told(place, "step")
-    if failed := [one["arm"] for one in result["arms"] if "seconds" not in one]:
+        results.add(bench.measured(arm))
+        print(progress(results.lines[-1]), file=sys.stderr, flush=True)
+    print(written(results.content))
+    print_place(results.place, "step")
+    if failed := [one["arm"] for one in results.lines if "seconds" not in one]:
         sys.exit(f"not timed: {'; '.join(failed)}")
 
 
-def whole(known: Sequence[dict[str, Any]], wanted: Sequence[Arm]) -> list[dict[str, Any]]:
-    """Those of the known lines that need not be measured again.
+def complete(known: Sequence[dict[str, Any]], wanted: Sequence[Arm]) -> list[dict[str, Any]]:
+    """The known lines that are kept.
 
-    With async_scheduling tokens are held against those without: both are measured, or neither.
+    Tokens with async_scheduling are compared with those without, so both are measured or neither.
     """
     timed = {one["arm"]: one for one in known if "seconds" in one}
     for arm in wanted:
@@ -80,8 +162,8 @@ def whole(known: Sequence[dict[str, Any]], wanted: Sequence[Arm]) -> list[dict[s
     return list(timed.values())
 
 
-def line(found: Mapping[str, Any]) -> str:
-    """What is said of one while others go on."""
+def progress(found: Mapping[str, Any]) -> str:
+    """The line printed while others are measured."""
     if "failed" in found:
         return f"{found['arm']}: {found['failed']}, not timed"
     if "seconds" not in found and found["sampled"]:
@@ -89,8 +171,8 @@ def line(found: Mapping[str, Any]) -> str:
     if "seconds" not in found:
         return f"{found['arm']}: off by {found['error']:.2g} of the norm, not timed"
     forward = found.get("forward_to_limit")
-    said = "" if forward is None else f"forward {forward:.2f}, "
-    return f"{found['arm']}: {said}step {found['to_limit']:.2f} times the limit"
+    first = "" if forward is None else f"forward {forward:.2f}, "
+    return f"{found['arm']}: {first}step {found['to_limit']:.2f} times the limit"
 
 
 def written(result: Mapping[str, Any]) -> str:
@@ -115,6 +197,267 @@ def _cells(seconds: float | None, ratio: float | None) -> list[str]:
     if seconds is None or ratio is None:
         return ["", ""]
     return [f"{seconds * 1e3:.3g}", f"{ratio:.2f} ×"]
+
+
+# -- the measurement -------------------------------------------------------------------------------
+
+WARM_UP = 8
+"""Steps before any is timed; their tokens are compared."""
+RUN = 16
+"""Steps timed as one, in which each request fills one block."""
+LATEST = 4
+"""Timed runs whose host times are kept."""
+
+
+class Bench:
+    """A model, its judge, and the measurement of arms."""
+
+    def __init__(self, size: Size, device: torch.device, rounds: int, tiny: bool) -> None:
+        self.size, self.device, self.rounds = size, device, rounds
+        self.longest = size.context + WARM_UP + size.runs * RUN
+        self.model = load_model(
+            config_of(size.shape),
+            dtype=DTYPE,
+            device=device,
+            model_impl="native",
+            max_model_len=self.longest,
+        )
+        self._judge = Judge(self.model)
+        give_back()
+        self._copy = Copy(device, tiny)
+        self._tokens: dict[Arm, dict[Any, list[int]]] = {}
+
+    def measured(self, arm: Arm) -> dict[str, Any]:
+        """The line of an arm; after any error the others are measured."""
+        found: dict[str, Any] = {"arm": str(arm), **arm._asdict()}
+        try:
+            return {**found, **self._measured(arm)}
+        except Exception as problem:
+            reason = (str(problem).strip().splitlines() or [""])[0]
+            return {**found, "failed": f"{type(problem).__name__}: {reason}"[:200]}
+        finally:
+            give_back()
+
+    def _measured(self, arm: Arm) -> dict[str, Any]:
+        engine = self.engine(arm)
+        if arm.graphs and engine.runner.graphs is None:
+            raise RuntimeError("no graph was captured")
+        found = {} if arm.ahead or arm.sampled else self._forward(engine, arm)
+        if not found.get("right", True):
+            return found
+        copy_s = self._copy.moved / medians({"copy": self._copy}, self.device, self.rounds)["copy"]
+        for _ in range(WARM_UP):
+            engine.step()
+        self._compare(engine, arm)
+        before = context_tokens(engine)
+        seconds, parts = self._steps(engine)
+        if arm.sampled and not arm.ahead:  # last, since it plans a step that is not committed
+            found = self._sampling(engine)
+            if not found["right"]:
+                return found
+        read = self._bytes(engine, (before + context_tokens(engine)) / 2)
+        limit = sum(read.values()) / copy_s
+        return {
+            **found,
+            **read,
+            "copy_gb_s": copy_s / 1e9,
+            "limit_seconds": limit,
+            "seconds": seconds,
+            "to_limit": seconds / limit,
+            "host": parts._asdict(),
+        }
+
+    def engine(self, arm: Arm) -> LLMEngine:
+        """An engine whose requests have all been prefilled."""
+        size = self.size
+        native = self.model.native if arm.model_impl == "native" else None
+        engine = LLMEngine(
+            model=replace(self.model, native=native),
+            enforce_eager=not arm.graphs,
+            async_scheduling=arm.ahead,
+            kv_cache_dtype=arm.cache,
+            max_seqs=size.batch,
+            blocks=size.batch * -(-self.longest // 16),
+        )
+        ahead = WARM_UP + size.runs * RUN // 2
+        how = SAMPLED if arm.sampled else SamplingParams(temperature=0)
+        params = replace(how, max_tokens=2 * ahead, ignore_eos=True)
+        rng = random.Random(0)
+        for number in range(size.batch):
+            prompt = [rng.randrange(size.shape.vocab) for _ in range(size.context - ahead)]
+            engine.add_request(number, prompt, params)
+        while engine.scheduler.clock.riders < size.batch:
+            engine.step()
+        return engine
+
+    def _forward(self, engine: LLMEngine, arm: Arm) -> dict[str, Any]:
+        """The error and time of the model runner in one step, which is committed."""
+        scheduler, runner = engine.scheduler, engine.runner
+        plan = scheduler.plan(engine.now)
+        inputs = runner.inputs_of(plan)
+        logits = runner.carry_out(inputs).clone()
+        verdict = self.verdict(plan, arm, logits)
+        found: dict[str, Any] = {"error": verdict.error, "error_allowed": verdict.allowed}
+        found["right"] = verdict.right
+        if not verdict.right:
+            return found
+        calls: dict[str, Callable[[], object]] = {
+            "forward": lambda: runner.carry_out(inputs),
+            "copy": self._copy,
+        }
+        seconds = medians(calls, self.device, self.rounds)
+        read = sum(self._bytes(engine, context_tokens(engine)).values())
+        limit = read / self._copy.moved * seconds["copy"]
+        picked = logits.argmax(1).tolist()
+        answers = {one.id: token for one, token in zip(plan.decodes, picked, strict=True)}
+        scheduler.commit(plan, engine.now, answers)
+        return {
+            **found,
+            "forward_seconds": seconds["forward"],
+            "forward_to_limit": seconds["forward"] / limit,
+        }
+
+    def _sampling(self, engine: LLMEngine) -> dict[str, Any]:
+        """Whether a step samples the tokens of a CPU, and its time of sampling."""
+        runner, sampler = engine.runner, Sampler()
+        inputs = runner.inputs_of(engine.scheduler.plan(engine.now))
+        logits = runner.carry_out(inputs).clone()
+        rows = [Row(SAMPLED, stream_key(at), at, [], []) for at in range(len(logits))]
+        left = (logits / SAMPLED.temperature).softmax(1).sort(1, descending=True).values
+        found: dict[str, Any] = {
+            "right": same_samples(logits, rows),
+            "vocab": logits.shape[1],
+            "nucleus": float((left.cumsum(1) - left < SAMPLED.top_p).sum(1).float().mean()),
+        }
+        if not found["right"]:
+            return found
+        calls = {"sample": lambda: sampler.draw(logits, rows)}
+        return {**found, "sample_seconds": medians(calls, self.device, self.rounds)["sample"]}
+
+    def verdict(self, plan: StepPlan, arm: Arm, logits: Tensor) -> Verdict:
+        """The worse verdict on the first and the last request."""
+        verdicts = []
+        for row in (0, -1):
+            request: Request = plan.decodes[row]
+            assert request.prompt is not None
+            tokens = [*request.prompt, *request.outputs[0]]
+            verdicts.append(self._judge.verdict(tokens, arm.cache, logits[row]))
+        return max(verdicts, key=lambda one: one.error / one.allowed)
+
+    def _compare(self, engine: LLMEngine, arm: Arm) -> None:
+        """Raise unless tokens with async_scheduling are those without."""
+        tokens = {name: one.outputs[0] for name, one in engine.scheduler.requests.items()}
+        if not arm.ahead:
+            self._tokens[arm] = {name: list(own) for name, own in tokens.items()}
+            return
+        wanted = self._tokens.get(arm._replace(ahead=False))
+        if wanted is None:
+            raise RuntimeError("there is nothing to compare its tokens with")
+        for name, own in tokens.items():
+            if own[:WARM_UP] != wanted[name][:WARM_UP]:
+                raise RuntimeError(f"request {name} got other tokens than without async_scheduling")
+
+    def _bytes(self, engine: LLMEngine, context: float) -> dict[str, float]:
+        """The bytes that a step must read, with so many tokens in the cache."""
+        module: Any = engine.model.module
+        weights = sum(weight.nbytes for weight in module.parameters())
+        if not module.config.tie_word_embeddings:  # a few rows of it are read
+            weights -= module.get_input_embeddings().weight.nbytes
+        shape = engine.runner.cache.shape
+        return {"weight_bytes": weights, "kv_bytes": context * shape.block_bytes / shape.block_size}
+
+    def _steps(self, engine: LLMEngine) -> tuple[float, StepTimes]:
+        """Seconds of a step, and of the host's parts of it."""
+        seconds, times = [], []
+        for _ in range(self.size.runs):
+            begun = time.perf_counter()
+            for _ in range(RUN):
+                engine.step()
+                assert engine.times is not None, engine.failure
+                times.append(engine.times)
+            seconds.append((time.perf_counter() - begun) / RUN)
+        parts = zip(*times[-LATEST * RUN :], strict=True)
+        return median(seconds), StepTimes(*(median(part) for part in parts))
+
+
+def context_tokens(engine: LLMEngine) -> int:
+    """All tokens that a step attends to, its own included."""
+    return sum(request.num_tokens for request in engine.scheduler.requests.values())
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+FACTOR = 2.0
+"""The allowed error over that of transformers in the same precision."""
+
+
+class Verdict(NamedTuple):
+    """The error of logits, |logits - exact| / |exact|, and how much of it rounding explains."""
+
+    error: float
+    allowed: float
+
+    @property
+    def right(self) -> bool:
+        """False for NaN."""
+        return self.error <= self.allowed
+
+
+class Judge:
+    """Compares logits with those of transformers, without blocks, in float32.
+
+    The error of transformers in the model's precision is what rounding explains. With an 8-bit
+    cache, both get keys and values rounded to it.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        """To be made before an engine uses the model, whose weights it copies."""
+        self._own: Any = model.module
+        self._exact = deepcopy(self._own).float()
+        self._known: dict[tuple[str, tuple[int, ...]], tuple[Tensor, float]] = {}
+
+    def verdict(self, tokens: Sequence[int], cache: str, logits: Tensor) -> Verdict:
+        """On the logits after some tokens."""
+        key = (cache, tuple(tokens))
+        if key not in self._known:
+            exact = _logits(self._exact, tokens, cache)
+            self._known[key] = exact, norm_error(_logits(self._own, tokens, cache), exact)
+        exact, usual = self._known[key]
+        return Verdict(norm_error(logits, exact), FACTOR * usual + 1e-5)
+
+
+def same_samples(logits: Tensor, rows: Sequence[Row]) -> bool:
+    """Whether the tokens sampled from logits are those that a CPU samples."""
+    here, there = (Sampler().sample(one, rows) for one in (logits, logits.cpu()))
+    return [one.token for one in here] == [one.token for one in there]
+
+
+@torch.no_grad()
+def _logits(module: Any, tokens: Sequence[int], cache: str) -> Tensor:
+    """The logits of the next token."""
+    ids = torch.tensor([list(tokens)], device=module.device)
+    with attention(module, _registered(cache)):
+        output = module(input_ids=ids, use_cache=False, logits_to_keep=1, return_dict=True)
+    last: Tensor = output.logits[0, -1]
+    return last.float()
+
+
+def _registered(cache: str) -> str:
+    """The name of transformers' attention over keys and values rounded to the cache's dtype."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    if cache == AUTO:
+        return "sdpa"
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> Any:
+        k, v = (rounded(one, FORMATS[cache]).to(q.dtype) for one in (k, v))
+        return sdpa_attention_forward(module, q, k, v, *rest, **named)
+
+    AttentionInterface.register(cache, attend)
+    AttentionMaskInterface.register(cache, sdpa_mask)
+    return cache
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What was measured on GPUs, beside its bars and goals.
+"""Results on GPUs beside bars and goals.
 
     python -m experiments.benchmarks.table
 
 A Markdown table of experiments/results/*/*.json, for performance.md there: a row for each bar, a
-column for each GPU. Where nothing was measured a cell is empty.
+column for each GPU. Cells of what was not measured are empty.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.device import Plain, table
+from experiments.benchmarks.device import RESULTS
 from experiments.benchmarks.engine import PEER
-from experiments.benchmarks.results import RESULTS
-from experiments.benchmarks.servers import AHEAD as AHEAD_OF_TIME
+from experiments.benchmarks.harness import Parser, table
+from experiments.benchmarks.servers import AHEAD as OURS_AHEAD
 from experiments.benchmarks.shapes import BASE, BESIDE, DECODE, LONE, PREFILL, WIDE, Case
-from experiments.benchmarks.words import Parser
 
 Kept = Mapping[str, Mapping[str, Any]]
-"""What was measured on one GPU, by the name of its file."""
+"""Results of one GPU, by the name of the file."""
 
 GPUS = ("H200", "H100")
-"""These have a column before anything was measured on them."""
+"""GPUs with a column even without results."""
 FAILED = "failed"
-"""In the place of what was not timed, because it was wrong or could not be."""
+"""The cell of a measurement that was wrong or failed."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,20 @@ class Row:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print it."""
-    parser = Parser(description=__doc__, formatter_class=Plain)
-    parser.parse_args(words)
+    """Print the table."""
+    Parser(__doc__).parse_args(words)
     print(written(measured(RESULTS)))
 
 
 def measured(results: Path) -> dict[str, Kept]:
-    """All that was measured on GPUs, by their names."""
+    """All results of GPUs, by their names."""
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for path in sorted(results.glob("*/*.json")):
-        if path.stem not in FILES:
-            continue
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.get("capability") is None:  # a CPU's
-            continue
-        found.setdefault(content["device"].removeprefix("NVIDIA "), {})[path.stem] = content
+        if path.stem in FILES:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content.get("capability") is not None:  # not a CPU
+                name = content["device"].removeprefix("NVIDIA ")
+                found.setdefault(name, {})[path.stem] = content
     return {name: found[name] for name in sorted(found, key=_place)}
 
 
@@ -84,18 +81,18 @@ Cell = Callable[[Kept], str]
 
 
 def _line(kept: Kept, file: str, lines: str, **wanted: Any) -> Line | None:
-    """The line of a file that says so."""
+    """The line of a file with these values."""
     for one in kept.get(file, {}).get(lines, ()):
         if all(one[key] == value for key, value in wanted.items()):
             return dict(one)
     return None
 
 
-def _told(line: Line | None, words: Callable[[Line], str]) -> str:
-    """What a line says."""
+def _cell(line: Line | None, text: Callable[[Line], str]) -> str:
+    """The cell of a line."""
     if line is None:
         return ""
-    return words(line) if "seconds" in line or "out" in line else FAILED
+    return text(line) if "seconds" in line or "out" in line else FAILED
 
 
 def _case(kept: Kept, case: Case) -> Line | None:
@@ -103,10 +100,10 @@ def _case(kept: Kept, case: Case) -> Line | None:
 
 
 def _of_copy(case: Case) -> Cell:
-    def words(one: Line) -> str:
+    def text(one: Line) -> str:
         return f"{one['gb_s'] / one['limit']['copy_gb_s']:.0%}"
 
-    return lambda kept: _told(_case(kept, case), words)
+    return lambda kept: _cell(_case(kept, case), text)
 
 
 def _lost(kept: Kept) -> str:
@@ -115,31 +112,31 @@ def _lost(kept: Kept) -> str:
         return ""
     if "seconds" not in small:
         return FAILED
-    return _told(large, lambda one: f"{small['seconds'] / one['seconds'] - 1:+.1%}")
+    return _cell(large, lambda one: f"{small['seconds'] / one['seconds'] - 1:+.1%}")
 
 
 def _product(case: Case) -> Cell:
-    return lambda kept: _told(_case(kept, case), lambda one: f"{one['tflop_s']:.0f}")
+    return lambda kept: _cell(_case(kept, case), lambda one: f"{one['tflop_s']:.0f}")
 
 
 def _swap(file: str) -> Cell:
-    def words(one: Line) -> str:
+    def text(one: Line) -> str:
         return ", ".join(f"{one[way]['of_pinned']:.0%}" for way in ("out", "in"))
 
     line = {"model": BASE, "block_size": 16, "layout": "block"}
-    return lambda kept: _told(_line(kept, file, "swaps", **line), words)
+    return lambda kept: _cell(_line(kept, file, "swaps", **line), text)
 
 
 def _step(cache: str, ahead: bool, sampled: bool = False) -> Cell:
     line = {"cache": cache, "model_impl": "native", "graphs": True}
     line |= {"ahead": ahead, "sampled": sampled}
-    return lambda kept: _told(
+    return lambda kept: _cell(
         _line(kept, "step", "arms", **line), lambda one: f"{one['to_limit']:.2f} ×"
     )
 
 
-def _profile(words: Callable[[Line], str]) -> Cell:
-    return lambda kept: _told(kept.get("profile"), words)
+def _profile(text: Callable[[Line], str]) -> Cell:
+    return lambda kept: _cell(kept.get("profile"), text)
 
 
 def _engine(name: str) -> Cell:
@@ -160,13 +157,13 @@ def _server(name: str) -> Cell:
         if name in found["absent"]:
             return str(found["absent"][name])
         rates = found["rates"]
-        return f"{rates[AHEAD_OF_TIME] / rates[name]:.2f} ×" if name in rates else FAILED
+        return f"{rates[OURS_AHEAD] / rates[name]:.2f} ×" if name in rates else FAILED
 
     return cell
 
 
 def _peers(case: Case) -> Cell:
-    """The time of the fastest of the others over ours."""
+    """The time of the fastest peer over ours."""
 
     def cell(kept: Kept) -> str:
         line = _line(kept, "peers", "cases", case=str(case))
@@ -181,7 +178,7 @@ def _peers(case: Case) -> Cell:
 
 def _host(ahead: bool) -> Cell:
     line = {"requests": 64, "async_scheduling": ahead}
-    return lambda kept: _told(
+    return lambda kept: _cell(
         _line(kept, "host", "steps", **line), lambda one: f"{one['seconds'] * 1e6:.0f} µs"
     )
 
@@ -191,15 +188,7 @@ def _eight(case: Case) -> Case:
 
 
 FILES = (
-    "kernels",
-    "swap",
-    "swap-fp8_e4m3",
-    "step",
-    "profile",
-    "engine",
-    "servers",
-    "host",
-    "peers",
+    *("kernels", "swap", "swap-fp8_e4m3", "step", "profile", "engine", "servers", "host", "peers"),
 )
 AHEAD = "the same, `async_scheduling`"
 EIGHT = "the same, 8-bit cache"
@@ -241,7 +230,7 @@ ROWS = (
     Row("host's part of a decode step, 64 requests", "≤ 200 µs", "", _host(False)),
     Row(AHEAD, "≤ 200 µs", "", _host(True)),
 )  # fmt: skip
-"""The model is of Llama-3.1-8B's shape throughout: 8 KV heads of 128."""
+"""All of Llama-3.1-8B's shape: 8 KV heads of 128."""
 
 
 if __name__ == "__main__":

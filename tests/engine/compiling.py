@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from experiments.benchmarks.ahead import stand_in
+from experiments.benchmarks.fake_gpu import use_target
 from pagedsim.core import SamplingParams
 from pagedsim.engine import rehearsal
 from pagedsim.engine.engine import LLMEngine
@@ -41,7 +41,7 @@ def main() -> None:
     model = load_model(
         config, device="cpu", dtype="bfloat16", model_impl=settings.pop("model_impl", "auto")
     )  # tried out in plain torch, since nothing is right from here on
-    stand_in(90)
+    use_target(90)
     setattr(ops, "on_gpu", lambda tensor: True)  # noqa: B010
     setattr(rehearsal, "on_gpu", ops.on_gpu)  # noqa: B010
     compiled: list[str] = []

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.benchmarks import tune_kernels
+from experiments.benchmarks import tune
 from experiments.benchmarks.shapes import Case, Problem
-from experiments.benchmarks.tune_kernels import can
+from experiments.benchmarks.tune import computes
 from pagedsim.kernels.tiles import Split, Tiles
 from pagedsim.kernels.tuning import Cut
 from tests.kernels.interpreter import mend
@@ -28,12 +28,12 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_candidates_are_run_and_checked(case: Case) -> None:
     problem = Problem(case, torch.float16, torch.device("cpu"))
-    assert can(problem, SMALL) and can(problem, WIDE)
+    assert computes(problem, SMALL) and computes(problem, WIDE)
     problem.allowed = 1e-9
-    assert not can(problem, SMALL)
+    assert not computes(problem, SMALL)
 
 
 def test_a_race_has_a_time_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_kernels, "DTYPE", torch.float16)  # bf16 is interpreted wrongly
-    seconds = tune_kernels.timed([SMALL, WIDE], CASES[0], torch.device("cpu"), rounds=1)
+    monkeypatch.setattr(tune, "DTYPE", torch.float16)  # bf16 is interpreted wrongly
+    seconds = tune.attention_race([SMALL, WIDE], CASES[0], torch.device("cpu"), rounds=1)
     assert set(seconds) == {SMALL, WIDE} and min(seconds.values()) > 0

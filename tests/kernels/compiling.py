@@ -1,6 +1,6 @@
 """Compile the kernels for a GPU that is not there, and say what they take of it.
 
-A program of its own (`test_compile.py` runs it): `experiments/benchmarks/ahead.py` says how.
+A program of its own (`test_compile.py` runs it): `experiments/benchmarks/fake_gpu.py` says how.
 
     python -m tests.kernels.compiling < cases.json     # a list of cases, see Call
 """
@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from experiments.benchmarks.ahead import launched, stand_in, taken
+from experiments.benchmarks.fake_gpu import compiled_kernels, usage, use_target
 from pagedsim.kernels import (
     attention,
     compress,
@@ -185,8 +185,8 @@ def pick(vocab: int, filtered: bool) -> None:
 def main() -> None:
     found = []
     for case in json.load(sys.stdin):
-        stand_in(case["capability"])
-        found.append([taken(kernel)._asdict() for kernel in launched(partial(call, case))])
+        use_target(case["capability"])
+        found.append([usage(kernel)._asdict() for kernel in compiled_kernels(partial(call, case))])
     json.dump(found, sys.stdout)
 
 

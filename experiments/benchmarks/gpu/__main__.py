@@ -33,13 +33,13 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.device import Plain, facts, require_gpu, table
+from experiments.benchmarks.device import facts, folder_named
+from experiments.benchmarks.device import gpu as require_gpu
 from experiments.benchmarks.gpu.archive import Archive
 from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger, in_vain
 from experiments.benchmarks.gpu.parts import FRONT_DOOR, Part, lacking, parts
 from experiments.benchmarks.gpu.work import carried_out
-from experiments.benchmarks.results import folder_named
-from experiments.benchmarks.words import Parser, above_zero
+from experiments.benchmarks.harness import Parser, positive_float, table
 from pagedsim.kernels import product_tuning, tuning
 
 NAME = "experiments.benchmarks.gpu"
@@ -78,10 +78,10 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _options() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, formatter_class=Plain)
+    parser = Parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; a cpu has no others")
-    parser.add_argument("--minutes", type=above_zero, default=25.0, help="for this slice")
+    parser.add_argument("--minutes", type=positive_float, default=25.0, help="for this slice")
     parser.add_argument("--out", type=Path, help="a folder, for other than results/<GPU>")
     parser.add_argument("--archive", type=Path, help="a .tar.gz to go on with, and to leave")
     parser.add_argument("--unpack", action="store_true", help="the archive, and nothing else")

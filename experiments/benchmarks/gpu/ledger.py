@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.benchmarks.gpu.archive import pack
 from experiments.benchmarks.gpu.parts import Part
-from experiments.benchmarks.results import keep
+from experiments.benchmarks.harness import keep
 from pagedsim.metrics.jsons import read_json
 
 DONE, FAILED, CUT = "done", "failed", "out of time"

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.benchmarks.code import ROOT, digest
-from experiments.benchmarks.device import tiles
+from experiments.benchmarks.device import digest, tiles
+from experiments.benchmarks.harness import ROOT
 from experiments.benchmarks.shapes import BASE
 
 FOLDER = "{out}"
@@ -102,7 +102,7 @@ def _whole() -> list[Part]:
         _alone(),
         _products(),
         _benchmark("products", "products", *sizes, "--resume"),
-        _benchmark("experts", "experts", *sizes, "--resume"),
+        _benchmark("experts", "products", "experts", *sizes, "--resume"),
         _benchmark("kernels", "kernels", *sizes, "--resume", "--peers", "sdpa", "flashinfer"),
         _benchmark("step, all", "step", *sizes, "--resume", least=90),
         _benchmark("engine", "engine", "--device", "cuda", "--repeats", "1", least=120),
@@ -137,7 +137,7 @@ def _tiny(device: str) -> list[Part]:
         _tests("tests"),
         _alone(),
         _benchmark("products", "products", *sizes),
-        _benchmark("experts", "experts", *sizes),
+        _benchmark("experts", "products", "experts", *sizes),
         _benchmark("kernels", "kernels", *sizes, "--peers", "sdpa", "flashinfer"),
         _benchmark("step, all", "step", *sizes),
         _benchmark("engine", "engine", "--device", device, *few),
@@ -175,18 +175,18 @@ def _rounds(repeats: int, seconds: float) -> tuple[str, str]:
 
 def _benchmark(name: str, module: str, *words: str, least: float = 45.0) -> Part:
     full = f"experiments.benchmarks.{module}"
-    tiled = module not in ("swap", "host", "products", "experts")
+    tiled = module not in ("swap", "host", "products")
     return Part(name, (full, *words, "--out", FOLDER), tiled=tiled, least=least)
 
 
 def _tuner(name: str, *words: str) -> Part:
-    return Part(name, ("experiments.benchmarks.tune_kernels", *words), least=120)
+    return Part(name, ("experiments.benchmarks.tune", "attention", *words), least=120)
 
 
 def _products() -> Part:
     """It takes longer than a slice, and goes on matrix by matrix."""
     table = ("--resume", "--table", f"{FOLDER}/tuned_products.json")
-    words = ("experiments.benchmarks.tune_products", "--rounds", "5", *table)
+    words = ("experiments.benchmarks.tune", "products", "--rounds", "5", *table)
     return Part("tiles, products", words, least=120)
 
 

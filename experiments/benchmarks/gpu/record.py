@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmarks.code import digest
+from experiments.benchmarks.device import digest
 
 BEGUN, PASSED = "begun", "passed"
 LONGEST = 4000

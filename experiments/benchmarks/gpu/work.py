@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
 
-from experiments.benchmarks.code import ROOT
 from experiments.benchmarks.gpu.parts import FOLDER, Part
+from experiments.benchmarks.harness import ROOT
 
 TAIL, WIDTH = 30, 300
 """Lines that are kept of what a part says that does not get done, and their characters."""

@@ -17,8 +17,7 @@ from unittest.mock import patch
 import torch
 from triton.runtime.jit import JITFunction
 
-from experiments.benchmarks.ahead import stand_in
-from experiments.benchmarks.pretended import THERE, Pretended
+from experiments.benchmarks.fake_gpu import FAKE, FakeGPU, use_target
 from pagedsim.engine.sampler import Draw, Sampler, rehearse_sampling
 from tests.engine.sampling.test_nothing_waits import FEW, params_of, rows_of
 
@@ -49,20 +48,20 @@ def serve(vocab: int) -> None:
     for rows in batches:
         for count in COUNTS:
             some = (rows * count)[:count]
-            Sampler().draw(torch.empty(len(some), vocab, device=THERE), some)
+            Sampler().draw(torch.empty(len(some), vocab, device=FAKE), some)
 
 
 def main() -> None:
     """The kernels that the warm-up compiles for each vocabulary, and those that serving does."""
-    stand_in(90)
+    use_target(90)
     names: list[str] = []
     found = []
-    with Pretended(), patch.object(JITFunction, "_do_compile", noted(names)):
+    with FakeGPU(), patch.object(JITFunction, "_do_compile", noted(names)):
         for vocab in VOCABULARIES:
             with patch.object(JITFunction, "__getitem__", asked):
                 # What is there has no values to look at.
                 with patch.object(Draw, "samples", lambda self: []):
-                    rehearse_sampling(vocab, THERE)
+                    rehearse_sampling(vocab, FAKE)
                 before = sorted(names)
                 names.clear()
                 serve(vocab)

@@ -75,13 +75,13 @@ def rows_of(params: SamplingParams, first: int = 0) -> list[Row]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "random"])
 @pytest.mark.parametrize("many", [FEW, PAIRS], ids=["alone", "in pairs"])
 def test_nobody_waits_for_a_draw(many: list[dict[str, Any]], temperature: float) -> None:
-    from experiments.benchmarks.pretended import THERE, Pretended
+    from experiments.benchmarks.fake_gpu import FAKE, FakeGPU
 
     batches = [rows_of(params_of({"temperature": temperature, **given})) for given in many]
     batches.append([row for rows in batches for row in rows])
-    with Pretended() as gpu:
+    with FakeGPU() as gpu:
         for rows in batches:
-            logits, sampler = torch.empty(len(rows), VOCAB, device=THERE), Sampler()
+            logits, sampler = torch.empty(len(rows), VOCAB, device=FAKE), Sampler()
             for _ in range(2):  # with new columns and counts, and with these
                 sampler.draw(logits, rows)
                 for row in rows:
@@ -108,11 +108,11 @@ def test_nobody_waits_for_a_draw(many: list[dict[str, Any]], temperature: float)
     ],
 )
 def test_waiting_is_seen(wait: Callable[[Tensor], object]) -> None:
-    from experiments.benchmarks.pretended import THERE, Pretended, Waits
+    from experiments.benchmarks.fake_gpu import FAKE, FakeGPU, HostWait
 
-    with Pretended():
-        x = torch.ones(3, device=THERE)
-        with pytest.raises(Waits):
+    with FakeGPU():
+        x = torch.ones(3, device=FAKE)
+        with pytest.raises(HostWait):
             wait(x)
         torch.tensor([1.0]).pin_memory().to(x.device, non_blocking=True)
 

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 torch = pytest.importorskip("torch")
 
-from experiments.benchmarks import code  # noqa: E402
+from experiments.benchmarks import harness  # noqa: E402
 from experiments.benchmarks.gpu import __main__ as gpu  # noqa: E402
 from experiments.benchmarks.gpu import archive, work  # noqa: E402
 from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger  # noqa: E402
@@ -498,7 +498,7 @@ def test_unpacked_results_stand_where_the_table_reads_them(
 ) -> None:
     packed = tmp_path / "gpu.tar.gz"
     slice_of([Part("a", ("fine",))], tmp_path / "there", packed=packed)
-    monkeypatch.setattr("experiments.benchmarks.results.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("experiments.benchmarks.device.RESULTS", tmp_path / "results")
     gpu.main(["--unpack", "--archive", str(packed)])
     assert states(tmp_path / "results" / "pretend") == {"a": DONE}
 
@@ -562,4 +562,4 @@ def test_the_whole_way_over_two_clones(tmp_path: Path) -> None:
     again = call(other, packed, minutes=0.001)
     assert "measured by other code, so measured again: smoke, headlines, " in again.stdout
     assert again.returncode == gpu.GOES_ON
-    assert code.ROOT == ROOT
+    assert harness.ROOT == ROOT

@@ -1,4 +1,4 @@
-"""What runs on a GPU's machine needs neither what studies need nor what draws."""
+"""The benchmarks of a GPU's machine, with only the packages that such a machine has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 MODULES = sorted(
     {part.words[0] for part in (*parts("cuda", False), *parts("cpu", True))} - {"pytest"}
 )
-OTHERS = [f"experiments.benchmarks.{name}" for name in ("gpu.__main__", "servers_child", "table")]
+OTHERS = [f"experiments.benchmarks.{name}" for name in ("gpu.__main__", "children", "table")]
 
 
 def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -28,8 +28,8 @@ def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_nothing_is_there_that_a_gpus_machine_may_lack(tmp_path: Path) -> None:
-    """Or the other tests would tell nothing."""
+def test_absent_packages_are_hidden(tmp_path: Path) -> None:
+    """Otherwise the other tests check nothing."""
     asked = "import importlib.util as u, importlib.metadata as m\n" + (
         f"print([name for name in {bare.ABSENT!r} if u.find_spec(name)])\n"
         "print([d.name for d in m.distributions() if d.name.startswith(('hydra', 'simpy'))])"
@@ -38,7 +38,7 @@ def test_nothing_is_there_that_a_gpus_machine_may_lack(tmp_path: Path) -> None:
     assert found.stdout == "[]\n[]\n", found.stderr
 
 
-def test_every_module_of_a_part_is_there(tmp_path: Path) -> None:
+def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
     assert "experiments.benchmarks.profile" in MODULES and len(MODULES) >= 8
     imports = "\n".join(f"import {module}" for module in [*MODULES, *OTHERS, SMOKE, RECORD])
     found = run(tmp_path, "-c", imports)
@@ -46,7 +46,7 @@ def test_every_module_of_a_part_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_benchmark_without_matplotlib_draws_nothing(tmp_path: Path) -> None:
+def test_a_benchmark_without_matplotlib_has_no_picture(tmp_path: Path) -> None:
     words = ["-m", "experiments.benchmarks.swap", "--device", "cpu", "--quick", "--rounds", "1"]
     found = run(tmp_path / "bare", *words, "--out", str(tmp_path / "out"))
     assert found.returncode == 0 and "there is no matplotlib for a picture" in found.stdout

@@ -1,15 +1,25 @@
-"""Loops are found in a disassembly, and the table of what is compiled has a line for each."""
+"""Loops in machine code, the tables of compiled kernels, and the arithmetic of parts."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.sass import Loop, main_loop
+torch = pytest.importorskip("torch")
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from experiments.benchmarks.compiled import plain_sample, shares  # noqa: E402
+from experiments.benchmarks.fake_gpu import Loop, main_loop  # noqa: E402
+from pagedsim.kernels import ops as kernels  # noqa: E402
+from tests.kernels.draws import PLAIN, asked_of, words_for  # noqa: E402
+from tests.kernels.nuclei import likely  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 ASSEMBLY = """
@@ -56,20 +66,25 @@ PIPELINED = """
 
 
 @pytest.mark.parametrize(("wait", "tiles"), [("0x0", 0.0), ("0x1", 0.5), ("0x2", 1.0), ("0xa", 5)])
-def test_groups_that_a_loop_does_not_wait_for_are_in_flight(wait: str, tiles: float) -> None:
+def test_copies_that_a_loop_does_not_wait_for_are_in_flight(wait: str, tiles: float) -> None:
     """K and V are a group each, so two outstanding groups are one tile."""
     for late in ("NOP ;", "HMMA.16816.F32.BF16 R60, R56, R60, RZ ;"):  # at the end more are
         loop = main_loop(PIPELINED.format(wait=wait, late=late))
         assert loop is not None and loop.in_flight == tiles
 
 
+def printed(*words: str) -> str:
+    """The output of a process of its own, since it replaces Triton's driver."""
+    command = [sys.executable, *words]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_every_kernel_has_a_line() -> None:
-    told = "from experiments.benchmarks import compiled; compiled.main(['--capabilities', '90'])"
-    command = [sys.executable, "-c", told]  # its own process: Triton's driver is another there
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| 9.0")]
+    text = printed("-m", "experiments.benchmarks.compiled", "--capabilities", "90")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 9.0")]
     assert [row[1] for row in rows] == [
         *(["prefill"] * 3 + ["decode"] * 3),
         *["qkv", "out", "gate_up", "down"] * 3,
@@ -82,15 +97,56 @@ def test_every_kernel_has_a_line() -> None:
         assert float(in_flight) >= (0 if row[1] == "prefill" else 1), row
 
 
-def test_parts_are_dealt_evenly_and_leave_little() -> None:
-    pytest.importorskip("torch")
-    from experiments.benchmarks.sharing import shares
-
+def test_parts_have_equal_work_and_few_partial_results() -> None:
     short = shares("llama-3.1-8b", "auto", [256] * 64)
-    assert short.parts == 64 and short.left == 0.0  # one part each: nothing to merge
+    assert short.parts == 64 and short.merged == 0.0  # one part each: nothing to merge
     many = shares("llama-3.1-8b", "auto", [1024] * 64)
     assert many.parts == 64 * 4 and many.fewest > 1
     # Four parts of 32 heads of 130 numbers, 4 bytes each, written and read.
-    assert many.left == pytest.approx(2 * 4 * 4 * 32 * 130 / (2 * 2 * 1024 * 8 * 128))
+    assert many.merged == pytest.approx(2 * 4 * 4 * 32 * 130 / (2 * 2 * 1024 * 8 * 128))
     lone = shares("llama-3.1-8b", "auto", [131072])
     assert lone.parts == 128 and lone.fewest * lone.programs <= 8 * 131072 // 64
+
+
+@pytest.mark.slow
+def test_launches_bytes_and_kernels_of_a_sample() -> None:
+    words = ["sampling", "--rows", "16", "--vocab", "50257", "--capabilities", "90"]
+    steps, kernel_rows = (
+        [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+        for table in printed("-m", "experiments.benchmarks.compiled", *words).split("\n\n")
+    )
+    found = {name: rest for name, *rest in steps}
+    assert found["greedy"][0] == "1" and found["random"][0] == "2"
+    assert found["random"][2] == "1.1 ×"
+    assert float(found["random, torch"][1]) > 30 * float(found["random"][1])
+    assert len(kernel_rows) == 9 and {line[6] for line in kernel_rows} == {"0"}  # spilled bytes
+
+
+ROUNDED = """
+import json, re
+from functools import partial
+from experiments.benchmarks.compiled import sample
+from experiments.benchmarks.fake_gpu import compiled_kernels, use_target
+use_target(90)
+code = [
+    one.asm["ptx"] for cut in (0, 1) for one in compiled_kernels(partial(sample, 50257, bool(cut)))
+]
+found = re.findall(r"\\b([a-z]\\w*[.][.a-z0-9]*f(?:32|64)[.a-z0-9]*)", "".join(code))
+print(json.dumps(sorted({one for one in found if not re.match("ld|st|mov|selp|shfl|param", one)})))
+"""
+ALIKE = re.compile(r"(add|sub|mul|max|neg|setp|div[.]rn|cvt[.]rn|cvt[.]rzi|cvt[.]rpi|cvt[.]rmi)[.]")
+"""Operations that IEEE 754 defines. Here `floor` may flush a subnormal number to 0, but it only
+gets sums with ½."""
+
+
+def test_every_gpu_rounds_alike() -> None:
+    """No product is fused with a sum, and nothing is approximate."""
+    found = json.loads(printed("-c", ROUNDED))
+    assert {"div.rn.f32", "div.rn.f64"} <= {*found}
+    assert [one for one in found if not ALIKE.match(one)] == []
+
+
+def test_the_plain_sample_is_that_of_the_kernels() -> None:
+    logits, words = likely(4, 1000), words_for(4)
+    picked = kernels.pick(logits, asked_of([PLAIN] * 4), words)
+    assert torch.equal(plain_sample(logits, torch.ones(4, 1), words), picked)

@@ -1,4 +1,4 @@
-"""The benchmarks of a device on a real one, at tiny sizes: that they go, not how fast it is."""
+"""The benchmarks of a device on a real GPU, at tiny sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from experiments.benchmarks import arms as ways  # noqa: E402
 from experiments.benchmarks import (  # noqa: E402
     engine,
     host,
@@ -18,9 +17,8 @@ from experiments.benchmarks import (  # noqa: E402
     profile,
     step,
     swap,
-    tune_kernels,
+    tune,
 )
-from experiments.benchmarks.cuts import DTYPE  # noqa: E402
 from experiments.benchmarks.shapes import BASE, Case  # noqa: E402
 from pagedsim.engine.models import load_model  # noqa: E402
 from pagedsim.kernels.tiles import Split, Tiles, power_of_two  # noqa: E402
@@ -53,7 +51,7 @@ def test_swap(cache: str, tmp_path: Path) -> None:
 def test_step(tmp_path: Path) -> None:
     step.main([*QUICK, "--out", str(tmp_path)])
     result = json.loads((tmp_path / "step.json").read_text())
-    assert [one["arm"] for one in result["arms"]] == [str(arm) for arm in ways.arms(graphs=True)]
+    assert [one["arm"] for one in result["arms"]] == [str(arm) for arm in step.arms(graphs=True)]
     assert all(one["to_limit"] > 0 for one in result["arms"])
 
 
@@ -96,7 +94,7 @@ def test_a_race(case: Case) -> None:
     place = torch.device("cuda", torch.cuda.current_device())
     fits, another = Cut(Tiles(16, 32, 4, 2), Split()), Cut(Tiles(64, 32, 4, 3), Split(128, 2))
     limit = triton.runtime.driver.active.utils.get_device_properties(place.index)["max_shared_mem"]
-    tile = 2 * case.shape.head_dim * case.held(DTYPE).itemsize
+    tile = 2 * case.shape.head_dim * case.held(tune.DTYPE).itemsize
     large = Cut(Tiles(16, power_of_two(limit // (3 * tile) + 1), 8, 7), Split())
-    seconds = tune_kernels.timed([fits, another, large], case, place, rounds=2)
+    seconds = tune.attention_race([fits, another, large], case, place, rounds=2)
     assert set(seconds) == {fits, another} and min(seconds.values()) > 0

@@ -1,9 +1,7 @@
-"""The engine against others that serve: each is asked the same, in a process of its own; those that
-are not installed are named."""
+"""The comparison with serving engines, with stand-ins for vLLM and SGLang."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -20,7 +18,7 @@ from experiments.benchmarks.engine import Load  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 FEW = ["--device", "cpu", "--prompts", "3", "--tokens", "4", "--repeats", "1"]
-LOAD = Load([[5, 6, 7], [8]], 2)
+LOAD = Load([[5, 6, 7], [8]], [2, 2])
 VLLM = """
 import torch
 from transformers import AutoModelForCausalLM
@@ -62,7 +60,7 @@ class Engine:
 """
 
 
-def test_vllm_is_asked_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_gets_the_same_load(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
     class LLM:
@@ -85,7 +83,7 @@ def test_vllm_is_asked_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert params == {"temperature": 0, "max_tokens": 2, "ignore_eos": True, "detokenize": False}
 
 
-def test_sglang_is_asked_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_gets_the_same_load(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
     class Engine:
@@ -107,21 +105,11 @@ def test_sglang_is_asked_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
 
 
-def test_who_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    servers.main([*FEW, "--out", str(tmp_path)])
-    result = json.loads((tmp_path / "servers.json").read_text())
-    assert result["absent"] == {"vllm": "not installed", "sglang": "not installed"}
-    assert "| vllm | not installed |  |" in capsys.readouterr().out
-
-
 @pytest.mark.slow
-def test_the_whole_way(
+def test_a_peer_serves_in_its_own_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One serves our weights, as they were saved; another cannot start."""
+    """One serves our saved weights; another cannot start."""
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "vllm.py").write_text(VLLM)
@@ -135,12 +123,3 @@ def test_the_whole_way(
     assert set(result["rates"]) == {servers.FIRST, servers.AHEAD, "vllm"}
     assert result["failed"] == {"sglang": "RuntimeError: no such GPU"}
     assert "| sglang | RuntimeError: no such GPU |  |" in capsys.readouterr().out
-
-
-def test_other_tokens_are_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said = {"answers": [[1, 2], [3, 5]], "rate": 9.0, "version": "0"}
-    monkeypatch.setattr(servers, "elsewhere", lambda *given: said)
-    found = servers.compared(["vllm"], tmp_path, LOAD, 1, [[1, 2], [3, 4]], torch.float32)
-    assert found["rates"] == {} and found["failed"] == {"vllm": "50% of its answers are ours"}
-    found = servers.compared(["vllm"], tmp_path, LOAD, 1, [[1, 2], [3, 4]], torch.bfloat16)
-    assert found["rates"] == {"vllm": 9.0} and found["failed"] == {}

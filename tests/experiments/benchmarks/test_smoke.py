@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from argparse import ArgumentParser
 from pathlib import Path
@@ -16,6 +17,7 @@ from experiments import benchmarks
 from experiments.benchmarks import harness
 
 FOLDER = Path(benchmarks.__path__[0])
+QUICK = "--device cpu --quick --rounds 1 --resume"
 SMALLEST = {
     "scheduler steps": "--running 2 --steps 3 --rounds 1",
     "scheduler policies": "--running 4 --waiting 8 --steps 3 --rounds 1",
@@ -29,20 +31,30 @@ SMALLEST = {
     "serving soak": "--minutes 0.05",
     "serving greedy": "--requests 2 --tokens 100 --seconds 0.5",
     "table": "",
-    "tables": "--running 2 --blocks 65 --steps 3 --rounds 1",
+    "host step": "--running 1 3 --steps 4 --rounds 2",
+    "engine engine": "--prompts 5 --tokens 6 --repeats 1",
+    "servers": "--device cpu --prompts 3 --tokens 4 --repeats 1",
+    "kernels": QUICK,
+    "swap": QUICK,
+    "products products": QUICK,
+    "products experts": QUICK,
+    "profile": QUICK,
 }
 """The smallest settings of each command."""
 ELSEWHERE = {
     "simulator vidur": "test_vidur.py",
     "layers layers": "test_layers.py",
     "clients": "test_clients.py",
+    "compiled kernels": "test_compiled.py",
+    "compiled sampling": "test_compiled.py",
+    "engine cpu": "test_smoke.py",
     "gpu": "test_all.py",
-    **{name: f"test_{name}.py" for name in (
-        "compiled", "cpu", "engine", "experts", "host", "kernels", "products", "profile", "sampled",
-        "servers", "step", "swap", "tune_kernels", "tune_products",
-    )},
-}  # fmt: skip
-"""Commands that another file runs: they need what is not here, or minutes."""
+    "host tables": "test_smoke.py",
+    "step": "test_wrong.py",
+    "tune attention": "test_tune.py",
+    "tune products": "test_tune.py",
+}
+"""Commands that another test runs."""
 NUMBERS = {
     harness.positive_int: ("a whole number of at least 1", ("0", "-1", "1.5", "nan", "few", "")),
     harness.positive_ints: ("a whole number of at least 1", ("0", "-1", "8,0", "few", "")),
@@ -65,12 +77,12 @@ def commands() -> list[str]:
     return found
 
 
-def run(command: str, *words: str) -> None:
-    name, *first = command.split()
+def run(line: str, *more: str) -> None:
+    name, *words = line.split()
     module = importlib.import_module(f"{benchmarks.__name__}.{name}")
     if name == "gpu":
         module = importlib.import_module(f"{benchmarks.__name__}.gpu.__main__")
-    module.main([*first, *words])
+    module.main([*words, *more])
 
 
 def test_every_command_is_run() -> None:
@@ -81,12 +93,56 @@ def test_every_command_is_run() -> None:
 
 @pytest.mark.parametrize(("command", "words"), SMALLEST.items())
 def test_it_ends_with_its_table(
-    command: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(harness, "TIMEOUTS", 10)  # they take longer than the rest
-    run(command, *words.split())
+    out = ["--out", str(tmp_path)] if "device" in words or command.startswith("host") else []
+    run(f"{command} {words}", *out)
     printed = capsys.readouterr().out
     assert printed.count("\n") > 0 and "nan" not in printed
+    for path in tmp_path.glob("*.json"):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        assert {"device", "driver", "torch", "triton", "date", "code", "tiles"} <= set(kept)
+        assert str(tmp_path) not in kept["command"]
+    if words == QUICK and command != "profile":  # nothing is measured again
+        (path,) = tmp_path.glob("*.json")
+        run(f"{command} {words}", *out)
+        assert json.loads(path.read_text(encoding="utf-8")) == kept
+
+
+def test_one_long_context_adds_no_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    run("host tables --running 1 3 --blocks 400 --steps 32 --rounds 1")
+    _, head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.split(" | ")[1:3] == ["blocks of a long one", "bytes a step"]
+    sent = [[cell.strip() for cell in row.split("|")[1:4]] for row in rows]
+    assert [one[:2] for one in sent] == [["1", "–"], ["1", "400"], ["3", "–"], ["3", "400"]]
+    assert sent[0][2] == sent[1][2] and sent[2][2] == sent[3][2]
+
+
+@pytest.mark.slow
+def test_every_form_of_weights_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    run("engine cpu --model tiny --batches 1,2 --rounds 1")
+    printed = capsys.readouterr().out
+    for form in ("float32", "bfloat16", "int8"):
+        assert f"tiny, {form}, threads=1" in printed
+    assert len(re.findall(r"^\| \d \| ", printed, re.MULTILINE)) == 2 * 3 * 2 + 2
+    assert printed.count("A step of one request takes ") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--forms int4", "--forms=int4: must be of float32, bfloat16, int8"),
+        ("--model none.gguf --forms float32", "model=none.gguf: no such file"),
+    ],
+)
+def test_settings_of_a_model_that_are_wrong_end_in_one_line(words: str, line: str) -> None:
+    with pytest.raises(SystemExit, match=f"^{re.escape(line)}$"):
+        run(f"engine cpu {words}")
 
 
 class Parsed(Exception):
@@ -129,13 +185,13 @@ def test_bad_words_end_in_one_line(
 
 def test_an_unknown_word_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        run("scheduler", "polices")
+        run("scheduler polices")
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        run("simulator", "--help")
+        run("simulator --help")
     assert not ended.value.code
     printed = capsys.readouterr().out
     assert all(f"simulator {name}" in printed for name in ("scale", "fleet", "vidur"))

@@ -1,4 +1,4 @@
-"""The table of all benchmarks: its cells, and experiments/results/performance.md shows it."""
+"""The table of all benchmarks: its cells, and its copy in experiments/results/performance.md."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.benchmarks import arms as ways
 from experiments.benchmarks import (
+    device,
     engine,
     host,
     kernels,
     profile,
-    results,
     servers,
     step,
     swap,
@@ -41,10 +40,10 @@ def cells(text: str) -> dict[str, list[str]]:
 def test_the_page_has_what_the_command_prints() -> None:
     marked = re.search(r"<!-- benchmarks:gpu -->\n((?:\|.*\n)+)", PAGE)
     assert marked, "the page has the table after the marker benchmarks:gpu"
-    assert marked[1].rstrip("\n") == table.written(table.measured(results.RESULTS))
+    assert marked[1].rstrip("\n") == table.written(table.measured(device.RESULTS))
 
 
-def test_where_nothing_was_measured_cells_are_empty() -> None:
+def test_cells_without_results_are_empty() -> None:
     columns = cells(table.written({}))
     assert list(columns) == ["", "bar", "goal", "H200", "H100"]
     assert set(columns["H200"]) == set(columns["H100"]) == {""}
@@ -53,7 +52,7 @@ def test_where_nothing_was_measured_cells_are_empty() -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the benchmarks write, as if on a GPU: their own files, with its name and its cases."""
+    """The files that the benchmarks write, with the name and the cases of a GPU."""
     place = tmp_path_factory.mktemp("results") / "h200"
     for peers, name in (([], "kernels"), (["sdpa"], "peers")):
         kernels.main([*QUICK, "--name", name, "--out", str(place), "--peers", *peers])
@@ -73,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def as_if(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    """What was tiny gets the names of what is large."""
+    """Give tiny cases the names of the headlines."""
     if name in ("kernels", "peers"):
         content["cases"] = [
             {**content["cases"][0], "case": str(case), "seconds": 1.0 + 0.05 * (case == DECODE)}
@@ -108,7 +107,7 @@ def test_every_cell_is_filled_from_what_the_benchmarks_write(place: Path) -> Non
     assert told[fastest].endswith(" × (sdpa)")
 
 
-def test_what_was_wrong_is_not_left_empty(place: Path, tmp_path: Path) -> None:
+def test_cells_of_wrong_results_are_not_empty(place: Path, tmp_path: Path) -> None:
     kept = {name: dict(read_json(place / f"{name}.json")) for name in table.FILES}
     untimed = ("seconds", "out", "in")
     kept["servers"] = {"absent": {}, "rates": {}}
@@ -122,11 +121,6 @@ def test_what_was_wrong_is_not_left_empty(place: Path, tmp_path: Path) -> None:
     assert set(cells(table.written({"H200": kept}))["H200"]) == {"failed"}
 
 
-def test_of_a_cpu_nothing_is_told(tmp_path: Path) -> None:
-    host.main(["--running", "2", "--steps", "2", "--rounds", "1", "--out", str(tmp_path / "cpu")])
-    assert table.measured(tmp_path) == {}
-
-
 def test_each_gpu_has_a_column_under_its_name(place: Path) -> None:
     (kept,) = table.measured(place.parent).values()
     columns = cells(table.written({"A100-SXM4-80GB": kept, "H100 80GB HBM3": kept}))
@@ -134,7 +128,7 @@ def test_each_gpu_has_a_column_under_its_name(place: Path) -> None:
     assert set(columns["H200"]) == {""}
 
 
-def test_what_has_a_bar_is_measured() -> None:
+def test_cases_with_a_bar_are_measured() -> None:
     cases = list(grid(quick=False))
     assert set(HEADLINES) <= set(cases)
     eight = {replace(case, cache="auto") for case in HEADLINES if case.cache != "auto"}
@@ -142,8 +136,8 @@ def test_what_has_a_bar_is_measured() -> None:
     assert Case(BASE, 64, 1, 4096, 16) == DECODE and WIDE.block_size == 128
     assert any((one.model, one.block_size, one.layout) == (BASE, 16, "block")
                for one in swap.swaps(quick=False))  # fmt: skip
-    arms = list(ways.arms(graphs=True))
-    for cache in ways.CACHES:
+    arms = list(step.arms(graphs=True))
+    for cache in step.CACHES:
         for ahead in (False, True):
-            assert ways.Arm(cache, "native", True, ahead) in arms
-    assert ways.Arm("auto", "native", True, False, sampled=True) in arms
+            assert step.Arm(cache, "native", True, ahead) in arms
+    assert step.Arm("auto", "native", True, False, sampled=True) in arms

@@ -1,0 +1,443 @@
+"""Tunes tile sizes of our kernels on the GPU of this machine, and writes them to kernels/.
+
+    python -m experiments.benchmarks.tune attention [--models llama-3.1-8b ...]
+    python -m experiments.benchmarks.tune products [--models llama-3.1-8b ...] [--weights int8]
+
+`attention` writes tuned.json. For each model's head shape, candidates take turns with the defaults
+over a grid of batches and contexts. The entry is the candidate whose time over the defaults' has
+the least geometric mean: one for the whole grid, since with tiles that depend on the batch a
+sequence would get another result in another batch. Decode is tuned twice: tiles, then the parts of
+a context. All candidates are first compiled, on all cores; those that spill registers or do not
+fit the GPU are left out.
+
+`products` writes tuned_products.json. For each matrix of a model's layer, and as many tokens as
+each tile has rows, candidates take turns with the default; the entry is the fastest.
+
+Candidates with wrong results are left out. An entry is written as soon as it is known, so that
+`--models` and `--kernels` tune in slices.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+import torch
+
+from experiments.benchmarks.device import add_cache, add_rounds, facts, gpu, medians, norm_error
+from experiments.benchmarks.harness import Parser, run_command
+from experiments.benchmarks.products import WEIGHTS, Layer, widths
+from experiments.benchmarks.shapes import BASE, LONG, SHAPES, Case, Problem
+from pagedsim.kernels import product_tuning, tuning
+from pagedsim.kernels.float8 import AUTO
+from pagedsim.kernels.product_tuning import Matrix
+from pagedsim.kernels.tiles import (
+    MIN_ROWS,
+    ProductTiles,
+    Split,
+    Tiles,
+    power_of_two,
+    prefill_tiles,
+)
+from pagedsim.kernels.tuning import DEFAULT, Cut, Entry, Heads
+
+MODULE = "experiments.benchmarks.tune"
+DTYPE = torch.bfloat16
+
+
+class Gpu(NamedTuple):
+    """The GPU of an entry."""
+
+    name: str
+    capability: tuple[int, int]
+
+
+def measured_gpu(words: Sequence[str]) -> tuple[Gpu, dict[str, Any], torch.device]:
+    """This machine's GPU, the facts of a measurement without its name, and its device."""
+    device = gpu()
+    told = facts(device, MODULE, words)
+    return Gpu(told.pop("device"), tuning.capability(device)), told, device
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+DECODES = (
+    *((1, 512), (1, 4096), (8, 4096), (64, 512), (64, 1024), (64, 4096), (256, 1024)),
+    *((8, 32768), (1, LONG), (63, 1024, LONG)),
+)
+"""Batch, context, and the context of one more sequence."""
+PREFILLS = ((1, 512, 512), (1, 4096, 4096), (2, 512, 8192))
+"""Batch, query tokens, context."""
+FULL_ROWS = 4096
+"""Query tokens that fill the rows of a prefill's tile."""
+
+Race = Callable[[Sequence[Cut], Case], Mapping[Cut, float]]
+"""Seconds of a case by candidate, without those that cannot compute it."""
+Screen = Callable[[Sequence[Cut], Case], Sequence[Cut]]
+"""The candidates that can be launched."""
+
+
+class Grid(NamedTuple):
+    """The candidates: all combinations of these."""
+
+    rows: tuple[int, ...] = (64, 128)
+    keys: tuple[int, ...] = (32, 64, 128)
+    warps: tuple[int, ...] = (4, 8)
+    stages: tuple[int, ...] = (2, 3, 5, 7)
+    parts: tuple[int, ...] = (128, 256, 512, 1024)
+    most: tuple[int, ...] = (32, 64, 128)
+
+
+FULL = Grid()
+SHORT = Grid(keys=(64, 128), stages=(3, 5), parts=(256, 512), most=(128,))
+"""For a GPU lent for minutes: compiling a candidate takes longer than timing it."""
+
+
+class Winner(NamedTuple):
+    """The best candidate and its time over the first candidate's, over all cases."""
+
+    cut: Cut
+    ratio: float
+
+
+def attention(words: Sequence[str]) -> None:
+    """Tune each model's head shape."""
+    parser = Parser(__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--kernels", nargs="+", choices=tuning.KERNELS, default=tuning.KERNELS)
+    add_cache(parser)
+    parser.add_argument("--short", action="store_true", help="a third of the candidates")
+    add_rounds(parser)
+    parser.add_argument("--table", type=Path, default=tuning.PATH, help="the file to write to")
+    asked = parser.parse_args(words)
+    here, told, device = measured_gpu(["attention", *words])
+    for model, kernel in product(asked.models, asked.kernels):
+        entry = tuned_attention(
+            model,
+            kernel,
+            here,
+            told,
+            lambda cuts, case: attention_race(cuts, case, device, asked.rounds),
+            lambda cuts, case: screened(cuts, case, here.capability),
+            asked.kv_cache_dtype,
+            SHORT if asked.short else FULL,
+        )
+        known = tuning.read(asked.table) if asked.table.exists() else []
+        tuning.write([*known, entry], asked.table)
+
+
+def tuned_attention(
+    model: str,
+    kernel: str,
+    here: Gpu,
+    told: Mapping[str, Any],
+    race: Race,
+    screen: Screen,
+    cache: str = AUTO,
+    grid: Grid = FULL,
+) -> Entry:
+    """The entry of a model's head shape; prints it."""
+    heads = heads_of(model, cache)
+    first = default_cut(kernel, heads, here.capability)
+    tune = best_prefill if kernel == "prefill" else best_decode
+    cut, ratio = tune(model, first, race, screen, cache, grid)
+    what = model if cache == AUTO else f"{model}, {cache}"
+    print(f"{what}, {kernel}: {ratio:.3f} of the defaults' time with {cut.tiles}", end="")
+    print(f", {cut.split}" if kernel == "decode" else "", flush=True)
+    measured = {**told, "of_default_seconds": round(ratio, 4)}
+    return Entry(*here, kernel, heads, cut.tiles, cut.split, measured)
+
+
+def heads_of(model: str, cache: str) -> Heads:
+    """A model's shape as kernels are tuned for it."""
+    shape = SHAPES[model]
+    return Heads(shape.kv_heads, shape.group, shape.head_dim, DTYPE.itemsize, cache)
+
+
+def default_cut(kernel: str, heads: Heads, capability: tuple[int, int]) -> Cut:
+    """The default tiles, for a prefill of many query tokens."""
+    if kernel == "decode":
+        return tuning.usual(heads, capability)
+    _, group, head_dim, itemsize, cache = heads
+    tiles = prefill_tiles(head_dim, group, itemsize, capability, FULL_ROWS, cache != AUTO)
+    return Cut(tiles, DEFAULT)
+
+
+def best_prefill(
+    model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
+) -> Winner:
+    """Tiles of prefills and chunks."""
+    candidates = [
+        Cut(Tiles(rows, keys, warps, stages), DEFAULT)
+        for rows, keys, warps, stages in product(*grid[:4])
+        if rows >= max(MIN_ROWS, power_of_two(SHAPES[model].group))
+    ]
+    cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
+    return best([default, *screen(candidates, cases[0])], cases, race)
+
+
+def best_decode(
+    model: str, default: Cut, race: Race, screen: Screen, cache: str, grid: Grid
+) -> Winner:
+    """Tiles of decodes, then the parts for these tiles."""
+    cases = [
+        Case(model, batch, 1, context, cache=cache, beside=sum(beside))
+        for batch, context, *beside in DECODES
+    ]
+    candidates = [
+        default._replace(tiles=replace(default.tiles, keys=keys, warps=warps, stages=stages))
+        for keys, warps, stages in product(*grid[1:4])
+    ]
+    first = best([default, *screen(candidates, cases[0])], cases, race)
+    splits = [
+        first.cut._replace(split=Split(part, most))
+        for part, most in product(*grid[4:])
+        if part % first.cut.tiles.keys == 0
+    ]
+    return best([default, first.cut, *screen(splits, cases[0])], cases, race)
+
+
+def best(candidates: Iterable[Cut], cases: Iterable[Case], race: Race) -> Winner:
+    """The fastest candidate over all cases, of those that can compute all; the first always can."""
+    left = list(dict.fromkeys(candidates))
+    default = left[0]
+    ratios: dict[Cut, list[float]] = {cut: [] for cut in left}
+    for case in cases:
+        seconds = race(left, case)
+        if default not in seconds:
+            sys.exit(f"{case}: wrong already with the defaults, {default.tiles}")
+        left = [cut for cut in left if cut in seconds]
+        for cut in left:
+            ratios[cut].append(seconds[cut] / seconds[default])
+    cut = min(left, key=lambda one: geometric_mean(ratios[one]))
+    return Winner(cut, geometric_mean(ratios[cut]))
+
+
+def attention_race(
+    cuts: Sequence[Cut], case: Case, device: torch.device, rounds: int
+) -> dict[Cut, float]:
+    """A race on the GPU."""
+    problem = Problem(case, DTYPE, device)
+    able = {str(number): cut for number, cut in enumerate(cuts) if computes(problem, cut)}
+    calls = {number: partial(attend, problem, cut) for number, cut in able.items()}
+    return {able[number]: of for number, of in medians(calls, device, rounds).items()}
+
+
+def computes(problem: Problem, cut: Cut) -> bool:
+    """Whether a candidate fits the GPU and computes the right result."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    try:
+        return problem.error(attend(problem, cut)) <= problem.allowed
+    except (OutOfResources, PTXASError):
+        return False
+
+
+def attend(problem: Problem, cut: Cut) -> torch.Tensor:
+    """The problem's kernel with these tiles."""
+    from pagedsim.kernels import attention, decode
+
+    case, batch = problem.case, problem.batch
+    caches = problem.q, problem.k_cache, problem.v_cache, problem.tables
+    if case.queries == 1:
+        return decode.paged_decode(
+            *caches,
+            batch.context_lens,
+            scale=problem.scale,
+            once=batch.once,
+            tiles=cut.tiles,
+            split=cut.split,
+        )
+    return attention.paged_attention(
+        *caches,
+        batch.query_start,
+        batch.context_lens,
+        scale=problem.scale,
+        max_query_len=case.queries,
+        tiles=cut.tiles,
+    )
+
+
+def screened(
+    cuts: Sequence[Cut], case: Case, capability: tuple[int, int], processes: int | None = None
+) -> list[Cut]:
+    """The candidates that spill nothing and fit the GPU; compiled on all cores, for any length."""
+    target, few = 10 * capability[0] + capability[1], replace(case, batch=1, context=case.queries)
+    spawning = get_context("spawn")  # a process that uses the GPU cannot fork
+    workers = min(len(cuts), processes or os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, spawning) as pool:
+        fit = pool.map(partial(fits, replace(few, beside=0), target), cuts)
+        return [cut for cut, does in zip(cuts, fit, strict=True) if does]
+
+
+def fits(case: Case, target: int, cut: Cut) -> bool:
+    """Whether a candidate's kernels spill nothing and fit; in a process of its own."""
+    from triton.runtime.errors import PTXASError
+
+    from experiments.benchmarks import fake_gpu
+
+    fake_gpu.use_target(target)
+    problem = Problem(case, DTYPE, torch.device("cpu"))
+    try:
+        kernels = fake_gpu.compiled_kernels(partial(attend, problem, cut))
+        found = [fake_gpu.usage(kernel) for kernel in kernels]
+    except PTXASError:
+        return False
+    room = fake_gpu.SHARED.get(target, fake_gpu.LEAST_SHARED)
+    return all(one.spilled == 0 and one.shared <= room for one in found)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+MODELS = ("llama-3.1-8b", "qwen3-0.6b", "llama-2-7b", "llama-3.1-70b")
+ROWS = (16, 32)
+COLUMNS = (16, 32, 64, 128)
+DEPTHS = (64, 128, 256, 512)
+WARPS = (4, 8)
+STAGES = (3, 4, 6)
+STAGE_BYTES = (4 * 1024, 48 * 1024)
+"""Limits of a stage of the pipeline; whether all stages fit a GPU is checked by Triton."""
+
+ProductRace = Callable[[Layer, str, Sequence[ProductTiles]], Mapping[ProductTiles, float]]
+"""Seconds of a product of a layer by tiles, without those that cannot compute it."""
+
+
+def products(words: Sequence[str]) -> None:
+    """Tune each model's layer."""
+    parser = Parser(__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[BASE])
+    parser.add_argument("--weights", choices=list(WEIGHTS), default="auto")
+    add_rounds(parser)
+    parser.add_argument("--table", type=Path, default=product_tuning.PATH, help="where to write")
+    parser.add_argument("--resume", action="store_true", help="skip what this code has tuned")
+    asked = parser.parse_args(words)
+    here, told, device = measured_gpu(["products", *words])
+
+    def race(layer: Layer, name: str, tiles: Sequence[ProductTiles]) -> dict[ProductTiles, float]:
+        return product_race(layer, name, tiles, device, asked.rounds)
+
+    known = product_tuning.read(asked.table) if asked.resume and asked.table.exists() else []
+    done = {
+        (one.matrix, one.tiles.rows)
+        for one in known
+        if one.gpu == here.name and one.measured.get("code") == told["code"]
+    }
+    for model in asked.models:
+        for rows in ROWS:
+            layer = Layer(widths(model), rows, asked.weights, DTYPE, device)
+            for entry in tuned_products(layer, rows, here, told, race, done):
+                known = product_tuning.read(asked.table) if asked.table.exists() else []
+                product_tuning.write([*known, entry], asked.table)
+
+
+def tuned_products(
+    layer: Layer,
+    rows: int,
+    here: Gpu,
+    told: Mapping[str, Any],
+    race: ProductRace,
+    done: Container[tuple[Matrix, int]] = (),
+) -> Iterator[product_tuning.Entry]:
+    """The entry of each matrix that is not done; prints it."""
+    for name in layer.weights:
+        matrix = matrix_of(layer, name)
+        if (matrix, rows) in done:
+            continue
+        default = product_tuning.usual(matrix, rows, here.capability)
+        seconds = race(layer, name, [default, *product_candidates(matrix, rows)])
+        if default not in seconds:
+            sys.exit(f"{name}, {rows} tokens: wrong already with the default, {default}")
+        best = min(seconds, key=lambda tiles: seconds[tiles])
+        ratio = seconds[best] / seconds[default]
+        print(f"{name}, {rows} tokens: {ratio:.3f} of the default's time with {best}", flush=True)
+        measured = {**told, "of_default_seconds": round(ratio, 4)}
+        yield product_tuning.Entry(*here, matrix, best, measured)
+
+
+def matrix_of(layer: Layer, name: str) -> Matrix:
+    """The key of a product's tiles."""
+    values, gated = layer.weights[name].values, name == "gate_up"
+    outputs, inputs = values.shape
+    itemsizes = DTYPE.itemsize, values.itemsize
+    return Matrix(outputs // 2 if gated else outputs, inputs, itemsizes, gated)
+
+
+def product_candidates(matrix: Matrix, rows: int) -> Iterator[ProductTiles]:
+    """Tiles that are neither tiny nor huge."""
+    item, weight_item = matrix.itemsizes
+    for columns, depth, warps, stages in product(COLUMNS, DEPTHS, WARPS, STAGES):
+        weights = columns * (2 if matrix.gated else 1) * weight_item
+        if STAGE_BYTES[0] <= depth * weights and depth * (weights + rows * item) <= STAGE_BYTES[1]:
+            yield ProductTiles(rows, columns, depth, warps, stages)
+
+
+def product_race(
+    layer: Layer, name: str, tiles: Sequence[ProductTiles], device: torch.device, rounds: int
+) -> dict[ProductTiles, float]:
+    """A race on the GPU; results are compared with those of the first tiles."""
+    one = Product(layer, name)
+    right = one.fresh(tiles[0])
+    able = {str(number): some for number, some in enumerate(tiles) if one.computes(some, right)}
+    calls = {number: partial(one.run, some) for number, some in able.items()}
+    return {able[number]: of for number, of in medians(calls, device, rounds).items()}
+
+
+class Product:
+    """One product of a layer, with its norm, gate or residual sum."""
+
+    def __init__(self, layer: Layer, name: str) -> None:
+        self._layer, self._added = layer, name in ("out", "down")
+        self._weight, self._gated = layer.weights[name], name == "gate_up"
+        values = self._weight.values
+        kind: Any = {"dtype": layer.tokens.dtype, "device": values.device}
+        self._x = layer.tokens
+        if self._added:
+            self._x = torch.randn(len(layer.tokens), values.shape[1], **kind)
+
+    def run(self, tiles: ProductTiles) -> torch.Tensor:
+        """The timed call."""
+        from pagedsim.kernels import product
+
+        (values, scale), layer = self._weight, self._layer
+        if self._added:
+            product.add_product(layer.residual, self._x, values, None, scale, tiles=tiles)
+            return layer.residual
+        return product.product(
+            self._x, values, None, scale, norm=layer.known, gated=self._gated, tiles=tiles
+        )
+
+    def fresh(self, tiles: ProductTiles) -> torch.Tensor:
+        """The result for the layer's original input."""
+        self._layer.reset()
+        return self.run(tiles).double()
+
+    def computes(self, tiles: ProductTiles, right: torch.Tensor) -> bool:
+        """Whether tiles fit the GPU and compute the right result."""
+        from triton.runtime.errors import OutOfResources, PTXASError
+
+        try:
+            error = norm_error(self.fresh(tiles), right)
+        except (OutOfResources, PTXASError):
+            return False
+        return error <= torch.finfo(self._x.dtype).eps
+
+
+COMMANDS = {"attention": attention, "products": products}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    run_command(COMMANDS, words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""A benchmark compares its outputs first, and times nothing that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from experiments.benchmarks import engine, host, kernels, products, servers, step, swap  # noqa: E402
+from experiments.benchmarks.kernels import Contender  # noqa: E402
+from experiments.benchmarks.products import Layer  # noqa: E402
+from experiments.benchmarks.shapes import Case, Problem, grid  # noqa: E402
+from experiments.benchmarks.step import Arm, Judge, arms, same_samples  # noqa: E402
+from pagedsim.engine import graphs, inputs, runner  # noqa: E402
+from pagedsim.engine.cache import Cache  # noqa: E402
+from pagedsim.engine.models import load_model  # noqa: E402
+from pagedsim.engine.models.native.rotation import Rotation  # noqa: E402
+from pagedsim.engine.mover import LAYOUTS, Mover, copy_runs, runs  # noqa: E402
+from pagedsim.engine.sampler import Row  # noqa: E402
+from pagedsim.kernels import ops  # noqa: E402
+
+BOTH = (False, True)
+CPU = torch.device("cpu")
+QUICK = ["--device", "cpu", "--quick", "--rounds", "1"]
+CASES = [
+    *(Case("tiny", 3, 1, 40), Case("tiny", 2, 8, 24), Case("tiny", 2, 24, 24, 8)),
+    *(Case("tiny", 3, 1, 40, cache="fp8_e4m3"), Case("tiny", 3, 1, 20, 8, beside=70)),
+]
+
+
+def lines(place: Path, name: str, key: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((place / f"{name}.json").read_text())[key]
+    return found
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def test_a_case_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is tried again after the others; a GPU that is lost ends the run at once."""
+    first, *others = map(str, grid(quick=True))
+    words = [*QUICK, "--resume", "--peers", "--out", str(tmp_path)]
+    right = Problem.ours
+
+    def fails(problem: Problem) -> Any:
+        if str(problem.case) == first:
+            raise RuntimeError("out of resource\nand more")
+        return right(problem) * (1 + 1e-3 * (problem.case.kind == "chunk"))
+
+    monkeypatch.setattr(Problem, "ours", fails)
+    with monkeypatch.context() as patched, pytest.raises(SystemExit, match="used no more"):
+        patched.setattr(kernels, "lost", lambda device: True)
+        kernels.main(words)
+    failed = {"case": first, "failed": "RuntimeError: out of resource"}
+    assert lines(tmp_path, "kernels", "cases") == [failed]
+    with pytest.raises(SystemExit, match=rf"^not timed: .*{re.escape(first)}$"):
+        kernels.main(words)
+    cases = lines(tmp_path, "kernels", "cases")
+    assert [one["case"] for one in cases] == [*others, first]
+    assert all(("seconds" in one) == (one["kind"] != "chunk") for one in cases[:-1])
+    monkeypatch.setattr(Problem, "ours", right)
+    kernels.main(words)
+    assert all("seconds" in one for one in lines(tmp_path, "kernels", "cases"))
+    error = capsys.readouterr().err
+    assert f"{first}: RuntimeError: out of resource, not timed" in error
+    assert "of the norm, not timed" in error
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_one_key_too_few_is_an_error(case: Case) -> None:
+    problem = Problem(case, torch.float32, CPU)
+    assert problem.error(problem.ours()) < problem.allowed
+    assert problem.error(torch.full_like(problem.q, torch.nan)) > problem.allowed
+    whole = problem.batch
+    problem.batch = replace(
+        whole,
+        context_lens=whole.context_lens - 1,
+        chunks=tuple((length, context - 1) for length, context in whole.chunks),
+    )
+    if case.kind != "prefill":  # where the first query would attend to nothing
+        assert problem.error(problem.ours()) > problem.allowed
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_flop_and_bytes_are_those_of_all_pairs(case: Case) -> None:
+    pairs = sum(
+        key <= context - case.queries + query
+        for context in case.contexts
+        for query in range(case.queries)
+        for key in range(context)
+    )
+    assert case.flop == 2 * 2 * case.shape.head_dim * case.shape.heads * pairs
+    if not case.beside:
+        problem = Problem(case, torch.float32, CPU)
+        k, v = problem.dense
+        assert case.moved(torch.float32) == k.nbytes + v.nbytes + 2 * problem.q.nbytes
+
+
+def test_peers_that_fail_or_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(problem: Problem) -> Contender:
+        raise RuntimeError("no such thing\nand more")
+
+    table: dict[str, Any] = {"fails": fails, "cannot": lambda problem: None}
+    table |= {"wrong": lambda problem: Contender(lambda: problem.q), "sdpa": kernels.sdpa}
+    monkeypatch.setattr(kernels, "PEERS", table)
+    able, failures = kernels.contenders(Problem(CASES[0], torch.float32, CPU), table)
+    assert list(able) == ["sdpa"] and failures["fails"] == "no such thing"
+    assert failures["wrong"].startswith("off by")
+
+
+# -- products, experts and swapping ----------------------------------------------------------------
+
+
+def test_wrong_products_are_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    product, latent = ops.product, ops.attend_latent
+
+    def without_norm(*args: Any, **settings: Any) -> Any:
+        return product(*args, **{**settings, "norm": None})
+
+    monkeypatch.setattr(ops, "product", without_norm)
+    monkeypatch.setattr(products, "WEIGHTS", {"auto": None})
+    with pytest.raises(SystemExit, match=r"^wrong: auto, 1; auto, 8; "):
+        products.main(QUICK)
+    assert "| auto |" not in capsys.readouterr().out
+    monkeypatch.setattr(ops, "attend_latent", lambda *some, **more: latent(*some, **more) * 1.1)
+    with pytest.raises(SystemExit, match=r"^wrong: latents, 1 × 1 of 64; latents, 2"):
+        products.main(["experts", *QUICK])
+    assert "experts, mixtral" in capsys.readouterr().out
+
+
+def test_torch_computes_the_same_layer() -> None:
+    layer = Layer(products.TINY, 8, "auto", torch.float32, CPU)
+    exact = layer.exact()
+    layer.unpack()
+    theirs = layer.theirs() + layer.residual  # the sum of the next layer's norm
+    torch.testing.assert_close(theirs.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def one_too_far(source: Any, target: Any, pairs: Any) -> None:
+    copy_runs(source, target, pairs)
+    (origin, place) = pairs[0]
+    target[(place + 1) % len(target)] = source[origin]
+
+
+def one_left_out(source: Any, target: Any, pairs: Any) -> None:
+    copy_runs(source, target, pairs[:-1])
+
+
+@pytest.mark.parametrize("broken", [one_too_far, one_left_out])
+def test_wrong_swaps_are_not_timed(
+    broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LAYOUTS, "block", broken)
+    with pytest.raises(SystemExit, match=r"^wrong: tiny, blocks of 8, a copy a block; [^;]*block$"):
+        swap.main([*QUICK, "--out", str(tmp_path)])
+    for one in lines(tmp_path, "swap", "swaps"):
+        assert ("out" in one) == (one["layout"] == "layer")
+
+
+def test_a_swap_one_way_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(swap.Swap("tiny", 8, "block").cache(torch.bfloat16), 8, 8, CPU)
+    mover, pairs = Mover(cache), swap.scattered(4)
+    assert swap.right(cache, mover, pairs) and len(runs(pairs)) == 4, "one copy a block"
+    move = mover.move
+    for way in swap.WAYS:
+        monkeypatch.setattr(
+            mover, "move", lambda plan, way=way: getattr(plan, f"swap_{way}") or move(plan)
+        )
+        assert not swap.right(cache, mover, pairs)
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+class Repeats:
+    """Repeats recorded work, where no GPU does."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return work
+
+
+def steps(
+    place: Path, monkeypatch: pytest.MonkeyPatch, some: list[Arm], *words: str
+) -> list[dict[str, Any]]:
+    """The lines of these arms."""
+    for module in (graphs, runner):
+        monkeypatch.setattr(module, "recorder_of", lambda device: Repeats())
+    monkeypatch.setattr(step, "arms", lambda graphs: some)
+    step.main([*QUICK, "--out", str(place), *words])
+    return lines(place, "step", "arms")
+
+
+def test_every_arm_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = list(arms(graphs=True))
+    assert whole[0] == Arm("auto", "native", graphs=True) and len(whole) == 18
+    some = [arm for arm in whole if arm.model_impl == "native" and arm.graphs]
+    found = steps(tmp_path, monkeypatch, some)
+    assert [one["arm"] for one in found] == [str(arm) for arm in some]
+    for one in found:
+        assert ("forward_to_limit" in one) == (not one["ahead"] and not one["sampled"])
+        assert ("sample_seconds" in one) == (not one["ahead"] and one["sampled"])
+    full, eight = sorted({one["kv_bytes"] for one in found if not one["sampled"]}, reverse=True)
+    # 3 requests of 60 tokens, in 2 layers of 2 heads of 16, keys and values, bf16.
+    assert full == 2 * eight == pytest.approx(3 * 60 * 2 * 2 * 16 * 2 * 2, rel=0.05)
+    # Arms that are compared are measured together again.
+    kept = json.loads((tmp_path / "step.json").read_text())
+    del kept["arms"][1]
+    (tmp_path / "step.json").write_text(json.dumps(kept))
+    again = {one["arm"]: one for one in steps(tmp_path, monkeypatch, some, "--resume")}
+    assert [one for one in found if again[one["arm"]] == one] == found[2:]
+
+
+def test_wrong_logits_are_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The native forward pass rotates by wrong angles, once the model is loaded."""
+    right = Rotation.of
+
+    def loaded(*given: Any, **settings: Any) -> Any:
+        model = load_model(*given, **settings)
+        monkeypatch.setattr(Rotation, "of", lambda self, positions: right(self, positions // 2))
+        return model
+
+    monkeypatch.setattr(step, "load_model", loaded)
+    some = [Arm("auto", impl, True, ahead) for impl in step.IMPLEMENTATIONS for ahead in BOTH]
+    with pytest.raises(SystemExit, match=r"^not timed: native, graphs; native, graphs, async"):
+        steps(tmp_path, monkeypatch, some)
+    for one in lines(tmp_path, "step", "arms"):
+        assert ("seconds" in one) == (one["model_impl"] == "transformers")
+    error = capsys.readouterr().err
+    assert "native, graphs: off by" in error and "there is nothing to compare" in error
+
+
+def test_wrong_tokens_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = inputs.feed
+
+    def wrong(ids: Any, told: Any, picked: Any) -> None:
+        feed(ids, told, None if picked is None else picked.flip(0))
+
+    monkeypatch.setattr(inputs, "feed", wrong)
+    monkeypatch.setattr(step, "same_samples", lambda logits, rows: False)
+    some = [Arm("fp8_e4m3", "native", False, ahead) for ahead in (False, True)]
+    some.append(Arm("auto", "native", False, sampled=True))
+    with pytest.raises(SystemExit, match=r"^not timed: .*async_scheduling.*; .*sampled"):
+        steps(tmp_path, monkeypatch, some)
+    first, ahead, sampled = lines(tmp_path, "step", "arms")
+    assert "seconds" in first and "other tokens" in ahead["failed"] and not sampled["right"]
+
+
+def test_one_wrong_token_or_sample_is_seen() -> None:
+    model = load_model("tiny", dtype="bfloat16")
+    judge, tokens = Judge(model), [3 + 7 * i % 200 for i in range(40)]
+    exact = {}
+    for cache in step.CACHES:
+        judge.verdict(tokens, cache, torch.zeros(model.vocab_size))
+        exact[cache], usual = judge._known[cache, tuple(tokens)]
+        assert judge.verdict(tokens, cache, exact[cache]).error == 0 < usual < 0.05
+        assert not judge.verdict([*tokens[:20], 9, *tokens[21:]], cache, exact[cache]).right
+        assert not judge.verdict(tokens, cache, exact[cache] * torch.nan).right
+    assert not torch.equal(*exact.values())
+
+    class Elsewhere(torch.Tensor):  # type: ignore[misc, name-defined]
+        """Logits whose copy on the CPU differs in one row."""
+
+        def cpu(self) -> Any:
+            other = self.as_subclass(torch.Tensor).clone()
+            other[2, 5] += 100
+            return other
+
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)) * 3
+    rows = [Row(step.SAMPLED, key, 7, [], []) for key in range(4)]
+    assert same_samples(logits, rows)
+    assert not same_samples(logits.as_subclass(Elsewhere), rows)
+
+
+# -- engines ---------------------------------------------------------------------------------------
+
+
+def test_other_tokens_of_an_engine_are_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = engine.Peer.answers
+
+    def wrong(self: engine.Peer, load: engine.Load) -> list[list[int]]:
+        *found, last = answers(self, load)
+        return [*found, [*last[:-1], last[-1] + 1]]
+
+    monkeypatch.setattr(engine.Peer, "answers", wrong)
+    few = ["--prompts", "5", "--tokens", "6", "--repeats", "1"]
+    with pytest.raises(SystemExit, match="not give the same tokens"):
+        engine.main([*few, "--out", str(tmp_path)])
+    result = json.loads((tmp_path / "engine.json").read_text())
+    assert not result["right"] and "rates" not in result
+    assert "| pagedsim | 80% |" in capsys.readouterr().out
+
+
+def test_half_precision_must_agree_in_first_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, found = [[1, 2], [3, 4], [5, 6]], [[1, 9], [3, 4], [9, 6]]
+    assert engine.agreement(found, wanted, torch.float32) == 1 / 3
+    assert engine.agreement(found, wanted, torch.bfloat16) == 2 / 3
+    assert engine.agreement([one[:1] for one in found], wanted, torch.bfloat16) == 0
+    answers = {"pagedsim": wanted, engine.PADDED: found}
+    with pytest.raises(SystemExit, match=r"^3 requests: 33% of the answers are those of transf"):
+        engine.check(answers, torch.float32)
+    engine.check(answers, torch.bfloat16)
+    served = {"answers": found, "rate": 9.0, "version": "0"}
+    monkeypatch.setattr(servers, "elsewhere", lambda *given: served)
+    load = engine.Load([[5, 6, 7], [8]], [2, 2])
+    result = servers.compared(["vllm"], tmp_path, load, 1, wanted, torch.float32)
+    assert result["rates"] == {} and result["failed"] == {"vllm": "33% of its answers are ours"}
+    result = servers.compared(["vllm"], tmp_path, load, 1, wanted, torch.bfloat16)
+    assert result["rates"] == {"vllm": 9.0} and result["failed"] == {}
+
+
+def test_wrong_tokens_of_the_host_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward = host.Nothing.forward
+
+    def shifted(self: host.Nothing, ids: Any, *rest: Any) -> Any:
+        return forward(self, ids, *rest).roll(int(len(rest[-1]) > 1), 1)
+
+    monkeypatch.setattr(host.Nothing, "forward", shifted)
+    with pytest.raises(SystemExit, match=r"^wrong tokens with so many requests, not timed: 3, 3$"):
+        host.main(["--running", "1", "3", "--steps", "4", "--rounds", "1"])
+    assert "| 3 | – | – | – | – | – | – |" in capsys.readouterr().out
