@@ -6,6 +6,7 @@ Results of a GPU are in experiments/results/<GPU>, one JSON file a benchmark.
 from __future__ import annotations
 
 import ast
+import gc
 import platform
 import subprocess
 import sys
@@ -371,6 +372,13 @@ def lost(device: torch.device) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def free_memory() -> None:
+    """Return a deleted engine's memory to the GPU; its model is in reference cycles."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def noise(size: int, device: torch.device, pinned: bool = False) -> torch.Tensor:

