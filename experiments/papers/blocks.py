@@ -1,65 +1,64 @@
-"""Figure 18 of the PagedAttention paper: which block size serves best, and what small ones cost."""
+"""Figure 18 of the PagedAttention paper: the best block size, and the cost of small blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from experiments.papers.reproduction import Reproduction
+from experiments.papers.panels import keyed
+from experiments.papers.reproduction import ByArm, Reproduction, arm
+from experiments.papers.settings import In, Number
 from experiments.studies.block_list import require_sizes
 from experiments.studies.slot_waste import unused_slots
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, require_whole
-from pagedsim.metrics.arms import Run
 from pagedsim.metrics.files import RESULT
 from pagedsim.metrics.jsons import read_json
 from pagedsim.metrics.result import Listing, Row
-from pagedsim.report.block_sizes import draw_blocks
+from pagedsim.report.block_sizes import by_size
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
+from pagedsim.report.style import GRID, MUTED, looks, new_figure, plain_log_ticks
 from pagedsim.run.study import Reading
 from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.user_error import shown
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 LATENCY = "normalized_latency_mean"
+ByLoad = Mapping[str, Sequence[float]]
+"""By load, a value for each block size."""
+Share = Annotated[float, Number(0)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Load:
-    """Requests of one kind; `best`: from which to which block size they are served best."""
+    """Requests of one kind; `best`: the range of block sizes that serve them best, as published."""
 
     workload: str
-    rate: float
-    requests: int
+    rate: Share
+    requests: Annotated[int, Number(1, whole=True)]
     best: Sequence[int]
 
-    def __post_init__(self) -> None:
-        require_number("rate", self.rate, 0)
-        require_whole("requests", self.requests, 1)
-        require_sizes("best", self.best, least=2)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """Another choice where the paper leaves one open; None: that of the study."""
 
-    overhead: float | None = None
-    load: float = 1.0
-    """Of the rates."""
-    rates: Mapping[str, float] = field(default_factory=dict)
-    """Of some loads, others."""
+    overhead: Share | None = None
+    load: Share = 1.0
+    """A factor of the rates."""
+    rates: Annotated[Mapping[str, float], In("loads"), Number(0)] = field(default_factory=dict)
+    """Other rates of some loads."""
     overrides: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if self.overhead is not None:
-            require_number("overhead", self.overhead, 0)
-        require_number("load", self.load, 0)
-        for load, rate in self.rates.items():
-            require_number(f"rates.{load}", rate, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +68,11 @@ class Blocks(Reproduction):
     sizes: Sequence[int]
     slots: int
     """Tokens that the memory holds, whatever the block size."""
-    overhead: float
-    """What attention takes longer with blocks of `usual` tokens than in one piece, as a share."""
-    usual: int
-    within: float
-    """As good as the best is what takes no more than this share longer."""
+    overhead: Share
+    """How much longer attention takes with blocks of `usual` tokens than in one piece."""
+    usual: Annotated[int, Number(1, whole=True)]
+    within: Share
+    """Sizes that take no more than this share longer are as good as the best."""
     loads: Mapping[str, Load]
     variants: Mapping[str, Variant] = field(default_factory=dict)
     kernel: str | None = None
@@ -82,17 +81,9 @@ class Blocks(Reproduction):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_sizes("sizes", self.sizes, least=2)
-        require_whole("usual", self.usual, 1)
-        require_number("overhead", self.overhead, 0)
-        require_number("within", self.within, 0)
-        self._measured()  # what is wrong with the file is told before anything runs
-        for name, variant in self.variants.items():
-            for one in variant.rates:
-                if one not in self.loads:
-                    raise ConfigError(
-                        f"variants.{name}.rates.{one}: must be one of {', '.join(self.loads)}"
-                    )
+        self._measured()  # errors in the file are reported before anything runs
         for name, load in self.loads.items():
+            require_sizes(f"loads.{name}.best", load.best, least=2)
             if not set(load.best) <= set(self.sizes):
                 raise ConfigError(f"sizes={list(self.sizes)}: must hold {load.best}, {name}'s best")
 
@@ -101,41 +92,40 @@ class Blocks(Reproduction):
         return {"": Variant(), **self.variants}
 
     def block_tokens(self, variant: Variant) -> float:
-        """What finding a block costs, in tokens read: all of the overhead is taken to be that."""
+        """The cost of finding a block, in tokens read: all of the overhead is ascribed to that."""
         return self.usual * (self.overhead if variant.overhead is None else variant.overhead)
-
-    def _rate(self, load: str, variant: Variant) -> float:
-        return variant.load * variant.rates.get(load, self.loads[load].rate)
 
     @property
     def _near(self) -> str:
-        """How near the best counts as good."""
         return percent(self.within, 0)
 
     def arms(self) -> Mapping[str, Sequence[str]]:
         return {
-            _arm(load, size, name): [
-                f"workload={self.loads[load].workload}",
-                f"workload.rate={self._rate(load, variant):g}",
-                f"workload.requests={self.loads[load].requests}",
+            _arm(name, size, variant): [
+                f"workload={load.workload}",
+                f"workload.rate={own.load * own.rates.get(name, load.rate):g}",
+                f"workload.requests={load.requests}",
                 f"memory.block_size={size}",
                 f"memory.blocks={self.slots // size}",
-                f"++cost.block_tokens={self.block_tokens(variant):g}",
+                f"++cost.block_tokens={self.block_tokens(own):g}",
                 f"++cost.fitted_block_size={self.usual}",
-                *variant.overrides,
+                *own.overrides,
             ]
-            for name, variant in self._all.items()
-            for load in self.loads
+            for variant, own in self._all.items()
+            for name, load in self.loads.items()
             for size in self.sizes
         }
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: ByArm) -> Reading:
         latency = {
-            name: {
-                load: [_latency(runs[_arm(load, s, name)]) for s in self.sizes]
+            variant: {
+                load: [
+                    fmean(run.summary[LATENCY] for run in runs[_arm(load, size, variant)])
+                    for size in self.sizes
+                ]
                 for load in self.loads
             }
-            for name in self._all
+            for variant in self._all
         }
         waste = {
             load: [
@@ -143,10 +133,6 @@ class Blocks(Reproduction):
                 for size in self.sizes
             ]
             for load in self.loads
-        }
-        good = {
-            name: {load: self._good(values) for load, values in of.items()}
-            for name, of in latency.items()
         }
         data = {
             "sizes": list(self.sizes),
@@ -159,15 +145,13 @@ class Blocks(Reproduction):
             "lines: other assumptions. Right: slots that a sequence holds and does not use."
         )
         return Reading(
-            finding=self._finding(latency, good, waste),
-            rows=self._rows(latency[""], good[""], waste),
-            listings=[self._latencies(latency), self._winners(latency), self._kernels()],
+            finding=list(self._finding(latency, waste)),
+            rows=list(self._rows(latency[""], waste)),
+            listings=[*self._tables(latency), self._kernels()],
             notes=self._notes(),
             data=data,
-            drawings={"blocks": Drawing("Block sizes", caption, lambda: draw_blocks(data))},
+            drawings={"blocks": Drawing("Block sizes", caption, partial(draw, data))},
         )
-
-    # -- numbers -----------------------------------------------------------------------------------
 
     def _good(self, values: Sequence[float], within: float | None = None) -> list[int]:
         """The sizes as good as the best."""
@@ -177,63 +161,49 @@ class Blocks(Reproduction):
     def _best(self, values: Sequence[float]) -> int:
         return self.sizes[int(np.argmin(values))]
 
-    # -- words and tables --------------------------------------------------------------------------
+    # -- sentences, rows, tables -------------------------------------------------------------------
 
-    def _finding(
-        self,
-        latency: Mapping[str, Mapping[str, Sequence[float]]],
-        good: Mapping[str, Mapping[str, Sequence[int]]],
-        waste: Mapping[str, Sequence[float]],
-    ) -> list[str]:
-        told = []
-        for load, sizes in good[""].items():
-            values, low, high = latency[""][load], *self.loads[load].best
-            largest, best = values[-1] / min(values), self._best(values)
-            told.append(
-                f"{load}: blocks of {best} serve best, and {_range(sizes)} come within "
-                f"{self._near} of it (published: {low} to {high}); at {self.sizes[-1]} a "
-                f"token takes {largest:.1f} times as long, at {self.sizes[0]} "
-                f"{values[0] / min(values):.1f} times."
+    def _finding(self, latency: Mapping[str, ByLoad], waste: ByLoad) -> Iterator[str]:
+        first, last = self.sizes[0], self.sizes[-1]
+        for name, load in self.loads.items():
+            values, (low, high) = latency[""][name], load.best
+            yield (
+                f"{name}: blocks of {self._best(values)} serve best, and "
+                f"{_range(self._good(values))} come within {self._near} of it (published: {low} to "
+                f"{high}); at {last} a token takes {values[-1] / min(values):.1f} times as long, "
+                f"at {first} {values[0] / min(values):.1f} times."
             )
         at = self.sizes.index(self.usual) if self.usual in self.sizes else 0
         wasted = ", ".join(f"{load} {values[at]:.1f}" for load, values in waste.items())
-        told.append(
+        yield (
             f"Blocks of {self.sizes[at]} leave {wasted} slots a sequence unused, where "
             f"(B - 1) / 2 is {(self.sizes[at] - 1) / 2:g}."
         )
         for name in self.variants:
-            each = ", ".join(f"{load} {_range(sizes)}" for load, sizes in good[name].items())
-            told.append(f"With {name} these come within {self._near} of the best: {each}.")
-        return told
+            each = ", ".join(
+                f"{load} {_range(self._good(of))}" for load, of in latency[name].items()
+            )
+            yield f"With {name} these come within {self._near} of the best: {each}."
 
-    def _rows(
-        self,
-        latency: Mapping[str, Sequence[float]],
-        good: Mapping[str, Sequence[int]],
-        waste: Mapping[str, Sequence[float]],
-    ) -> list[Row]:
-        rows = []
-        for load, one in self.loads.items():
-            low, high = one.best
-            best = self._best(latency[load])
-            rows += [
-                Row(f"{load}: best block size", best, (low, high), "tokens"),
-                self._edge(load, "smallest", good[load][0], low, latency[load]),
-                self._edge(load, "largest", good[load][-1], high, latency[load]),
-            ]
-            for size, value in zip(self.sizes, waste[load], strict=True):
+    def _rows(self, latency: ByLoad, waste: ByLoad) -> Iterator[Row]:
+        for name, load in self.loads.items():
+            values, (low, high) = latency[name], load.best
+            good = self._good(values)
+            yield Row(f"{name}: best block size", self._best(values), (low, high), "tokens")
+            yield self._edge(name, "smallest", good[0], low, values)
+            yield self._edge(name, "largest", good[-1], high, values)
+            for size, value in zip(self.sizes, waste[name], strict=True):
                 if size in (self.usual, self.sizes[-1]):
                     short = "sequences are shorter than a block" if value > 0.6 * size else ""
-                    what = f"{load}: unused slots a sequence, blocks of {size}"
-                    rows.append(Row(what, value, (size - 1) / 2, "", short))
-        return rows
+                    what = f"{name}: unused slots a sequence, blocks of {size}"
+                    yield Row(what, value, (size - 1) / 2, "", short)
 
     def _edge(
         self, load: str, which: str, ours: int, published: int, values: Sequence[float]
     ) -> Row:
         """The smallest or largest size that is as good as the best."""
         why = ""
-        if ours != published and ours in self.sizes:
+        if ours != published:
             more = values[self.sizes.index(ours)] / min(values) - 1
             why = (
                 f"blocks of {ours} take {percent(more, 0)} longer than the best; the paper does "
@@ -241,50 +211,44 @@ class Blocks(Reproduction):
             )
         return Row(f"{load}: {which} within {self._near}", ours, published, "tokens", why)
 
-    def _latencies(self, latency: Mapping[str, Mapping[str, Sequence[float]]]) -> Listing:
-        head = ["time per token, ms", *map(str, self.sizes)]
-        rows = [
-            [f"{load}{name and ', '}{name}", *(f"{1e3 * value:,.0f}" for value in values)]
-            for load in self.loads
-            for name, of in latency.items()
-            for values in (of[load],)
-        ]
-        return Listing("Figure 18b, with other assumptions", head, rows)
-
-    def _winners(self, latency: Mapping[str, Mapping[str, Sequence[float]]]) -> Listing:
+    def _tables(self, latency: Mapping[str, ByLoad]) -> Iterator[Listing]:
+        every = {arm(load, name): of[load] for load in self.loads for name, of in latency.items()}
         bounds = sorted({self.within, 0.2, 0.5})
-        head = ["as good as the best", *(f"within {percent(bound, 0)}" for bound in bounds)]
-        rows = [
+        yield Listing(
+            "Figure 18b, with other assumptions",
+            ["time per token, ms", *map(str, self.sizes)],
+            [[what, *(f"{1e3 * one:,.0f}" for one in values)] for what, values in every.items()],
+        )
+        yield Listing(
+            "Which sizes are good, by what counts as good",
+            ["as good as the best", *(f"within {percent(bound, 0)}" for bound in bounds)],
             [
-                f"{load}{name and ', '}{name}",
-                *(_range(self._good(of[load], bound)) for bound in bounds),
-            ]
-            for load in self.loads
-            for name, of in latency.items()
-        ]
-        return Listing("Which sizes are good, by what counts as good", head, rows)
+                [what, *(_range(self._good(values, bound)) for bound in bounds)]
+                for what, values in every.items()
+            ],
+        )
 
     def _kernels(self) -> Listing:
         """Figure 18a: assumed, and measured where there was a GPU."""
-        shares = sorted({0.2, self.overhead, 0.26})
         mine = self._measured()
-        head = ["decode attention, × in one piece", *map(str, self.sizes)]
         rows = [
             [
                 f"assumed, {percent(share, 0)} at {self.usual}",
                 *(f"{slowdown(size, share * self.usual):.2f}" for size in self.sizes),
             ]
-            for share in shares
+            for share in sorted({0.2, self.overhead, 0.26})
         ]
-        measured = [f"{mine[size]:.2f}" if size in mine else "–" for size in self.sizes]
-        return Listing(
-            "Figure 18a: what small blocks cost the kernel",
-            head,
-            [*rows, ["measured here", *measured]],
+        rows.append(
+            [
+                "measured here",
+                *(f"{mine[size]:.2f}" if size in mine else "–" for size in self.sizes),
+            ]
         )
+        head = ["decode attention, × in one piece", *map(str, self.sizes)]
+        return Listing("Figure 18a: what small blocks cost the kernel", head, rows)
 
     def _measured(self) -> dict[int, float]:
-        """Times of our kernel by block size, over the shortest."""
+        """Measured times of our kernel by block size, over the shortest."""
         if self.kernel is None:
             return {}
         path = Path(self.kernel) / RESULT
@@ -315,13 +279,58 @@ class Blocks(Reproduction):
 
 
 def _arm(load: str, size: int, variant: str) -> str:
-    return f"{load}, blocks of {size}{variant and ', '}{variant}"
-
-
-def _latency(runs: Sequence[Run]) -> float:
-    return fmean(run.summary[LATENCY] for run in runs)
+    return arm(load, f"blocks of {size}", variant)
 
 
 def _range(sizes: Sequence[int]) -> str:
-    """Sizes for reading."""
     return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 2 else " and ".join(map(str, sizes))
+
+
+# -- the plot --------------------------------------------------------------------------------------
+
+
+def draw(data: Mapping[str, Any]) -> Figure:
+    """A panel a load with the time per token by block size, and one of unused slots."""
+    sizes, latency = data["sizes"], data["normalized_latency"]
+    look = looks(list(latency))
+    figure = new_figure(3.3)
+    panels = figure.subplots(1, len(data["best"]) + 1)
+    for axes, (load, (low, high)) in zip(panels, data["best"].items(), strict=False):
+        ends = sizes.index(low) - 0.35, sizes.index(high) + 0.35
+        axes.axvspan(*ends, color=GRID, alpha=0.55, lw=0)
+        for number, (name, of) in enumerate(reversed(latency.items())):
+            first = number == len(latency) - 1
+            axes.plot(
+                range(len(sizes)),
+                [1e3 * value for value in of[load]],
+                color=look[name].colour,
+                linestyle=look[name].dashes,
+                lw=2.2 if first else 1.2,
+                marker="o" if first else None,
+                ms=4,
+            )
+        axes.set_yscale("log")
+        axes.set_title(f"{load}: time per token (ms)")
+        plain_log_ticks(axes.yaxis)
+        by_size(axes, sizes)
+    _draw_waste(panels[-1], sizes, data["waste_tokens_a_sequence"])
+    return keyed(figure, look, top=0.68, wspace=0.24)
+
+
+def _draw_waste(axes: Axes, sizes: Sequence[int], waste: ByLoad) -> None:
+    """Unused slots a sequence beside the expected ones."""
+
+    def positive(values: Sequence[float]) -> list[float]:
+        return [value if value > 0 else math.nan for value in values]
+
+    places, middle = range(len(sizes)), len(sizes) // 2
+    axes.plot(places, positive([(size - 1) / 2 for size in sizes]), color=MUTED, lw=1)
+    where = middle, (sizes[middle] - 1) / 2
+    axes.annotate("(B − 1) / 2", where, (6, -12), textcoords="offset points", color=MUTED)
+    for marker, (load, values) in zip("os^v", waste.items(), strict=False):
+        axes.plot(places, positive(values), marker, ms=5, mfc="none", label=load, color=MUTED)
+    axes.set_yscale("log")
+    axes.set_title("Unused slots a sequence")
+    axes.legend(loc="upper left", handletextpad=0.2)
+    plain_log_ticks(axes.yaxis)
+    by_size(axes, sizes)

@@ -1,98 +1,82 @@
-"""Conversations whose keys and values are kept below the GPU, beside CachedAttention."""
+"""Conversations whose KV cache is kept in tiers below the GPU, compared with CachedAttention."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-
-from experiments.papers.reproduction import Reproduction
-from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, unknown
+from experiments.papers.panels import keyed
+from experiments.papers.reproduction import ByArm, Reproduction, arm, arrays
+from experiments.papers.settings import Count, In, Names, Number
+from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
-from pagedsim.report.style import margins, new_figure, tidy
+from pagedsim.report.style import new_figure, tidy
 from pagedsim.run.study import Reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PUBLISHED = ("ttft", "prefill")
 WHY = "published: at most, of several models and loads that are not ours"
 
 
-class Kept(NamedTuple):
-    """What came of keeping keys and values, over the seeds."""
+@dataclass(frozen=True)
+class Kept:
+    """The effect of keeping the KV cache; means over seeds."""
 
     ttft: float
     """Seconds on average."""
     hits: float
-    """The share of prompt tokens that was found."""
+    """The share of prompt tokens found in the cache."""
     prefill: float
-    """Prompt tokens, found ones included, for each second of steps that compute prompts."""
+    """Prompt tokens, found ones included, per second of steps that compute prompts."""
     loaded: Mapping[str, float]
-    """The share of prompt tokens that was loaded from each tier."""
+    """The share of prompt tokens loaded from each tier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvTiers(Reproduction):
     """Every system in every case, and in the first case tiers of several sizes."""
 
-    systems: Mapping[str, Sequence[str]]
-    """Names, and the overrides that make them."""
-    base: str
-    """The one that keeps nothing, against which the others are held."""
-    ours: str
-    """The one that is held against what was published."""
-    cases: Mapping[str, Sequence[str]]
+    systems: Names
+    base: Annotated[str, In("systems")]
+    """The system that keeps nothing, the baseline."""
+    ours: Annotated[str, In("systems")]
+    """The system that is compared with the published numbers."""
+    cases: Annotated[Names, Count()]
     published: Mapping[str, float]
-    """By how much the time to the first token changes, and how many times as fast prompts are."""
-    sizes: Mapping[str, Sequence[float]]
+    """`ttft`: the relative change of the time to the first token; `prefill`: the speed-up."""
+    sizes: Annotated[Mapping[str, Sequence[float]], Number(above=0)]
     """`gib` of the CPU's tier."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (self.base, self.ours):
-            if name not in self.systems:
-                raise unknown("system", name, self.systems)
-        if not self.cases:
-            raise ConfigError("study.cases: must name at least one")
-        for name in PUBLISHED:
-            require_number(f"study.published.{name}", self.published.get(name))
-        for size in self._sizes:
-            require_number("study.sizes.gib", size, above=0)
-
-    @property
-    def _sizes(self) -> Sequence[float]:
-        return self.sizes.get("gib", ())
+        for name in ("ttft", "prefill"):
+            require_number(f"published.{name}", self.published.get(name))
 
     def arms(self) -> dict[str, list[str]]:
         found = {
-            _arm(case, system): [*settings, *changes]
+            arm(case, system): [*settings, *changes]
             for case, settings in self.cases.items()
             for system, changes in self.systems.items()
         }
         first = next(iter(self.cases.values()))
-        for size in self._sizes:
+        for size in self.sizes.get("gib", ()):
             found[_sized(size)] = [*first, "memory=tiered", f"memory.tiers.cpu.gib={size:g}"]
         return found
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: ByArm) -> Reading:
         kept = {
-            case: {system: kept_of(runs[_arm(case, system)]) for system in self.systems}
+            case: {system: kept_of(runs[arm(case, system)]) for system in self.systems}
             for case in self.cases
         }
-        curve = {size: kept_of(runs[_sized(size)]) for size in self._sizes}
-        cases = {
-            case: {system: one._asdict() for system, one in each.items()}
-            for case, each in kept.items()
-        }
+        curve = {size: kept_of(runs[_sized(size)]) for size in self.sizes.get("gib", ())}
+        cases = {case: {s: asdict(one) for s, one in each.items()} for case, each in kept.items()}
         sizes = {
             "gib": list(curve),
             "hits": [one.hits for one in curve.values()],
@@ -105,7 +89,7 @@ class KvTiers(Reproduction):
             partial(draw, sizes),
         )
         return Reading(
-            finding=[self._told(case, each) for case, each in kept.items()] + _grows(curve),
+            finding=[self._sentence(case, each) for case, each in kept.items()] + _grows(curve),
             rows=[row for case, each in kept.items() for row in self._rows(case, each)],
             listings=[self._listing(case, each) for case, each in kept.items()],
             data={"cases": cases, "sizes": sizes},
@@ -113,92 +97,71 @@ class KvTiers(Reproduction):
             headline=["sizes"] if curve else [],
         )
 
-    def _told(self, case: str, each: Mapping[str, Kept]) -> str:
-        base, gpu = each[self.base], [name for name in each if name != self.base]
-        parts = [
-            f"{name} {_change(each[name].ttft / base.ttft)} ({percent(each[name].hits)} found)"
-            for name in gpu
-        ]
+    def _sentence(self, case: str, each: Mapping[str, Kept]) -> str:
+        base = each[self.base]
+        parts = []
+        for name, one in each.items():
+            if name != self.base:
+                change = f"{100 * (one.ttft / base.ttft - 1):+.0f} %".replace("-", "−")
+                parts.append(f"{name} {change} ({percent(one.hits)} found)")
         return (
             f"{case}: the mean time to the first token, {base.ttft * 1e3:,.0f} ms with "
-            f"{self.base}, changes with " + ", ".join(parts) + "."
+            f"{self.base}, changes with {', '.join(parts)}."
         )
 
     def _rows(self, case: str, each: Mapping[str, Kept]) -> list[Row]:
         base, ours = each[self.base], each[self.ours]
+        ttft, prefill = 100 * (ours.ttft / base.ttft - 1), ours.prefill / base.prefill
+        whose = f"{self.ours} against {self.base}"
+        why = f"{WHY}; HTTP and tokenising count here"
         return [
-            Row(
-                f"{case}: TTFT, {self.ours} against {self.base}",
-                100 * (ours.ttft / base.ttft - 1),
-                100 * self.published["ttft"],
-                "%",
-                f"{WHY}; HTTP and tokenising count here",
-            ),
-            Row(
-                f"{case}: prefill rate, {self.ours} against {self.base}",
-                ours.prefill / base.prefill,
-                self.published["prefill"],
-                "×",
-                WHY,
-            ),
+            Row(f"{case}: TTFT, {whose}", ttft, 100 * self.published["ttft"], "%", why),
+            Row(f"{case}: prefill rate, {whose}", prefill, self.published["prefill"], "×", WHY),
         ]
 
     def _listing(self, case: str, each: Mapping[str, Kept]) -> Listing:
         tiers = list(dict.fromkeys(name for one in each.values() for name in one.loaded))
-        return Listing(
-            case,
-            ["system", "TTFT mean", "found", *(f"loaded from {name}" for name in tiers), "prefill"],
+        head = ["system", "TTFT mean", "found", *(f"loaded from {t}" for t in tiers), "prefill"]
+        rows = [
             [
-                [
-                    name,
-                    f"{one.ttft * 1e3:,.1f} ms",
-                    percent(one.hits),
-                    *(percent(one.loaded[t]) if t in one.loaded else "–" for t in tiers),
-                    f"{one.prefill:,.0f} /s",
-                ]
-                for name, one in each.items()
-            ],
+                name,
+                f"{one.ttft * 1e3:,.1f} ms",
+                percent(one.hits),
+                *(percent(one.loaded[t]) if t in one.loaded else "–" for t in tiers),
+                f"{one.prefill:,.0f} /s",
+            ]
+            for name, one in each.items()
+        ]
+        note = (
             "Found and loaded: of all prompt tokens. Prefill: prompt tokens, found ones included, "
-            "a second of steps that compute prompts.",
+            "a second of steps that compute prompts."
         )
+        return Listing(case, head, rows, note)
 
 
 def kept_of(runs: Sequence[Run]) -> Kept:
     """Means over the seeds."""
     each = [_kept(run) for run in runs]
-    tiers = each[0].loaded
-    return Kept(
-        fmean(one.ttft for one in each),
-        fmean(one.hits for one in each),
-        fmean(one.prefill for one in each),
-        {name: fmean(one.loaded[name] for one in each) for name in tiers},
+    ttft, hits, prefill = (
+        fmean(getattr(one, name) for one in each) for name in ("ttft", "hits", "prefill")
     )
+    tiers = each[0].loaded
+    return Kept(ttft, hits, prefill, {t: fmean(one.loaded[t] for one in each) for t in tiers})
 
 
 def _kept(run: Run) -> Kept:
-    prompts = float(np.asarray(run.requests("prompt_tokens")["prompt_tokens"].to_numpy()).sum())
-    steps = run.steps("start", "end", "prefill_tokens")
-    start, end, tokens = (np.asarray(steps[name].to_numpy()) for name in steps.column_names)
-    seconds = float((end - start)[tokens > 0].sum())
-    tiers = run.summary.get("tiers", {})
+    prompts = float(arrays(run.requests("prompt_tokens"))[0].sum())
+    start, end, tokens = arrays(run.steps("start", "end", "prefill_tokens"))
     return Kept(
         run.summary["ttft_mean"],
         run.summary["hit_rate"],
-        prompts / seconds,
-        {name: use["loaded_tokens"] / prompts for name, use in tiers.items()},
+        prompts / float((end - start)[tokens > 0].sum()),
+        {t: use["loaded_tokens"] / prompts for t, use in run.summary.get("tiers", {}).items()},
     )
-
-
-def _arm(case: str, system: str) -> str:
-    return f"{case}, {system}"
 
 
 def _sized(size: float) -> str:
     return f"CPU of {size:g} GiB"
-
-
-def _change(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.0f} %".replace("-", "−")
 
 
 def _grows(curve: Mapping[float, Kept]) -> list[str]:
@@ -222,6 +185,4 @@ def draw(sizes: Mapping[str, Sequence[float]]) -> Figure:
         axes.set_xticks(sizes["gib"], [f"{size:g}" for size in sizes["gib"]])
         axes.set_ylim(bottom=0)
         tidy(axes, x="GiB on the CPU", y=what)
-    margins(figure)
-    figure.subplots_adjust(wspace=0.25)
-    return figure
+    return keyed(figure, {}, wspace=0.25)

@@ -1,25 +1,26 @@
-"""Requests that move between replicas while they decode: whose first tokens come sooner by it."""
+"""Live migration of decoding requests between replicas: its effect on the time to first tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import numpy as np
-
-from experiments.papers.migration_drawing import draw
-from experiments.papers.reproduction import Reproduction
+from experiments.papers.panels import Panel, draw_panels
+from experiments.papers.reproduction import ByArm, Reproduction, arm, mean, per_s
+from experiments.papers.settings import Count, Names, Number
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.study import Reading
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Served:
     """One system at one rate; means over seeds."""
 
@@ -27,132 +28,109 @@ class Served:
     ttft_p99: float
     tpot_p99: float
     preemptions: float
-    """A request."""
+    """Per request."""
     recomputed: float
-    """Tokens a request that were computed again after it."""
+    """Tokens per request that were computed again after a preemption."""
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Served:
         """Of the runs of an arm."""
 
-        def mean(key: str) -> float:
-            return float(np.mean([run.summary[key] for run in runs]))
-
         def each(key: str) -> float:
-            return float(np.mean([run.summary[key] / run.summary["requests"] for run in runs]))
+            return mean(runs, lambda run: run.summary[key] / run.summary["requests"])
 
         return cls(
-            ttft_mean=mean("ttft_mean"),
-            ttft_p99=mean("ttft_p99"),
-            tpot_p99=mean("tpot_p99"),
+            ttft_mean=mean(runs, "ttft_mean"),
+            ttft_p99=mean(runs, "ttft_p99"),
+            tpot_p99=mean(runs, "tpot_p99"),
             preemptions=each("preemptions"),
             recomputed=each("recomputed_tokens"),
         )
 
 
-Found = Mapping[float, Mapping[str, Served]]
-"""By rate and system."""
+Systems = Mapping[str, Served]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Migration(Reproduction):
-    """Systems over the rate; at one rate with other assumptions, too."""
+    """Systems over the rate, and at one rate with other assumptions."""
 
     one_server: ClassVar[bool] = False
 
-    systems: Mapping[str, Sequence[str]]
-    """Names, and the overrides that make them; the last is held against the others."""
-    rates: Sequence[float]
+    systems: Annotated[Names, Count(2)]
+    """The last is compared with the others."""
+    rates: Annotated[Sequence[float], Number(above=0)]
     """Requests/s."""
     at: float
     """The rate at which assumptions are varied."""
-    variants: Mapping[str, Sequence[str]]
-    """What is assumed, decided otherwise."""
-    most: float
-    """How many times as long the P99 to the first token is elsewhere, at most, as published."""
+    variants: Names
+    """Other assumptions."""
+    most: Annotated[float, Number(1)]
+    """The largest published factor between the P99 times to the first token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("study.most", self.most, 1)
-        if len(self.systems) < 2:
-            raise ConfigError("study.systems: must be at least two")
-        for rate in self.rates:
-            require_number("study.rates", rate, above=0)
         if self.at not in self.rates:
             rates = ", ".join(f"{rate:g}" for rate in self.rates)
-            raise ConfigError(f"study.at={self.at:g}: must be one of study.rates: {rates}")
-
-    @property
-    def _last(self) -> str:
-        return list(self.systems)[-1]
-
-    @property
-    def _others(self) -> list[str]:
-        return list(self.systems)[:-1]
+            raise ConfigError(f"at={self.at:g}: must be one of study.rates: {rates}")
 
     def arms(self) -> dict[str, list[str]]:
-        made = {
-            _arm(name, rate): [*own, f"workload.rate={rate:g}"]
-            for rate in self.rates
+        points: list[tuple[float, str, Sequence[str]]]
+        points = [(rate, per_s(rate), ()) for rate in self.rates]
+        points += [(self.at, name, changes) for name, changes in self.variants.items()]
+        return {
+            arm(name, point): [*own, f"workload.rate={rate:g}", *changes]
+            for rate, point, changes in points
             for name, own in self.systems.items()
         }
-        for variant, changes in self.variants.items():
-            for name, own in self.systems.items():
-                made[_varied(name, variant)] = [*own, f"workload.rate={self.at:g}", *changes]
-        return made
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
-        found = {
-            rate: {name: Served.of(runs[_arm(name, rate)]) for name in self.systems}
-            for rate in self.rates
-        }
-        varied = {
-            variant: {name: Served.of(runs[_varied(name, variant)]) for name in self.systems}
-            for variant in self.variants
-        }
+    def read_arms(self, runs: ByArm) -> Reading:
+        def served(point: str) -> dict[str, Served]:
+            return {name: Served.of(runs[arm(name, point)]) for name in self.systems}
+
+        found = {rate: served(per_s(rate)) for rate in self.rates}
+        varied = {variant: served(variant) for variant in self.variants}
         data = {
             name: {f"{rate:g}": asdict(found[rate][name]) for rate in self.rates}
             for name in self.systems
         }
+        caption = "Left the P99 time to the first token, right preemptions a request."
+        title = "First tokens and preemptions over the rate"
         return Reading(
             finding=list(self._finding(found)),
             rows=list(self._rows(found, varied)),
             listings=[self._listing(found, varied)],
             data={"systems": data},
-            drawings={
-                "migration": Drawing(
-                    "First tokens and preemptions over the rate",
-                    "Left the P99 time to the first token, right preemptions a request.",
-                    partial(draw, data),
-                )
-            },
+            drawings={"migration": Drawing(title, caption, partial(draw, data))},
         )
 
-    def _rows(self, found: Found, varied: Mapping[str, Mapping[str, Served]]) -> Iterator[Row]:
-        for other in self._others:
-            gains = {rate: _gain(each, other, self._last) for rate, each in found.items()}
-            best = max(gains, key=gains.__getitem__)
+    def _gains(self, found: Mapping[float, Systems], other: str) -> dict[float, float]:
+        """How many times the last system's P99 another one's is, by rate."""
+        return {rate: self._gain(each, other) for rate, each in found.items()}
+
+    def _gain(self, each: Systems, other: str) -> float:
+        return each[other].ttft_p99 / each[list(self.systems)[-1]].ttft_p99
+
+    def _rows(self, found: Mapping[float, Systems], varied: Mapping[str, Systems]) -> Iterator[Row]:
+        *others, last = self.systems
+        for other in others:
+            gains = self._gains(found, other)
             parts = [f"{value:.3g} × at {rate:g}/s" for rate, value in gains.items()]
             parts += [
-                f"{_gain(each, other, self._last):.3g} × at {self.at:g}/s with {variant}"
+                f"{self._gain(each, other):.3g} × at {self.at:g}/s with {variant}"
                 for variant, each in varied.items()
             ]
-            what = f"{other} / {self._last}: P99 to the first token, at most"
-            yield Row(what, gains[best], self.most, "×", ", ".join(parts))
-        for name in self.systems:
-            one = found[self.at][name]
+            what = f"{other} / {last}: P99 to the first token, at most"
+            yield Row(what, max(gains.values()), self.most, "×", ", ".join(parts))
+        for name, one in found[self.at].items():
             yield Row(f"{name}, {self.at:g}/s: preemptions a request", one.preemptions)
             yield Row(f"{name}, {self.at:g}/s: tokens computed again a request", one.recomputed)
 
-    def _listing(self, found: Found, varied: Mapping[str, Mapping[str, Served]]) -> Listing:
+    def _listing(self, found: Mapping[float, Systems], varied: Mapping[str, Systems]) -> Listing:
         every = {f"{rate:g}/s": each for rate, each in found.items()}
         every |= {f"{self.at:g}/s, {variant}": each for variant, each in varied.items()}
         rows = [
-            [
-                f"{where}: {name}",
-                *(f"{value:.3g}" for value in (one.ttft_mean, one.ttft_p99, one.tpot_p99)),
-                *(f"{value:.3g}" for value in (one.preemptions, one.recomputed)),
-            ]
+            [f"{where}: {name}", *(f"{value:.3g}" for value in asdict(one).values())]
             for where, each in every.items()
             for name, one in each.items()
         ]
@@ -160,16 +138,17 @@ class Migration(Reproduction):
         note = "Seconds; preemptions and tokens a request."
         return Listing("Every rate, and other assumptions", head, rows, note)
 
-    def _finding(self, found: Found) -> Iterator[str]:
-        each = found[self.at]
-        tails = ", ".join(f"{one.ttft_p99:.3g} s with {name}" for name, one in each.items())
+    def _finding(self, found: Mapping[float, Systems]) -> Iterator[str]:
+        *others, last = self.systems
+        tails = ", ".join(
+            f"{one.ttft_p99:.3g} s with {name}" for name, one in found[self.at].items()
+        )
         yield f"At {self.at:g} requests/s the P99 time to the first token is {tails}."
         most = ", ".join(
-            f"{max(_gain(one, other, self._last) for one in found.values()):.3g} times ({other})"
-            for other in self._others
+            f"{max(self._gains(found, other).values()):.3g} times ({other})" for other in others
         )
         yield (
-            f"Without {self._last} it is at most so much longer: {most}; published: up to "
+            f"Without {last} it is at most so much longer: {most}; published: up to "
             f"{self.most:g} times."
         )
         lost = ", ".join(
@@ -179,13 +158,18 @@ class Migration(Reproduction):
         yield f"Preemptions a request with {', '.join(self.systems)}: {lost}."
 
 
-def _gain(each: Mapping[str, Served], other: str, ours: str) -> float:
-    return each[other].ttft_p99 / each[ours].ttft_p99
+def draw(data: Mapping[str, Any]) -> Figure:
+    """A panel for each measure, a line for each system."""
 
+    def panel(measure: str, label: str, log: bool) -> Panel:
+        lines = {
+            name: ([float(rate) for rate in its], [one[measure] for one in its.values()])
+            for name, its in data.items()
+        }
+        return Panel(lines=lines, log=log, origin=False, x="requests/s", y=label)
 
-def _arm(name: str, rate: float) -> str:
-    return f"{name}, {rate:g} per s"
-
-
-def _varied(name: str, variant: str) -> str:
-    return f"{name}, {variant}"
+    panels = [
+        panel("ttft_p99", "P99 TTFT (s)", log=True),
+        panel("preemptions", "preemptions a request", log=False),
+    ]
+    return draw_panels([panels], 3.6, left=0.8, wspace=0.22)

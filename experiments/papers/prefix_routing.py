@@ -1,17 +1,20 @@
-"""Routing by prefixes: what it gains over turns, where prompts share long beginnings."""
+"""Prefix-aware routing against round robin where prompts share long prefixes (llm-d)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import ClassVar
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from experiments.papers.ladder import UNITS, Measured, by_rate
-from experiments.papers.prefix_routing_drawing import draw
-from experiments.papers.reproduction import Reproduction
+import numpy as np
+
+from experiments.papers.panels import Panel, draw_panels
+from experiments.papers.reproduction import ByArm, Reproduction, arm
+from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, unknown
+from pagedsim.core.errors import unknown
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import percent
@@ -19,58 +22,85 @@ from pagedsim.report.pictures import Drawing
 from pagedsim.run.study import Reading
 from pagedsim.workload.stages import stages_of
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEASURES = {
+    "tokens": ("/s", "output tokens a second", "tokens/s"),
+    "ttft_mean": ("s", "mean time to the first token", "mean TTFT"),
+    "ttft_p50": ("s", "P50 time to the first token", "P50"),
+    "ttft_p90": ("s", "P90 time to the first token", "P90"),
+    "ntpot_p50": ("ms", "P50 latency a token", "ms a token"),
+}
+"""What load generators report: the unit, the name, and the head of a column."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One stage, from its first arrival to its last answer."""
+
+    tokens: float
+    """Output tokens/s."""
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p90: float
+    ntpot_p50: float
+    """Milliseconds from the arrival to the last token, per output token."""
+    cached: float
+    """The share of prompt tokens found in caches."""
+    preemptions: float
+    """Per request."""
+
+
 Rates = Mapping[float, Measured]
-Published = Mapping[str, Mapping[str, Mapping[float, float]]]
-"""By router, then measure, then rate."""
+ByMeasure = Mapping[str, Mapping[float, float]]
+"""By measure, then rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixRouting(Reproduction):
-    """Two routers at all rates; others, and other assumptions, at the highest alone."""
+    """Two routers at all rates; others, and other assumptions, at the highest rate only."""
 
     one_server: ClassVar[bool] = False
 
-    routers: Mapping[str, Sequence[str]]
-    """Names, and the overrides that make them: the base, and the one that is held against it."""
-    others: Mapping[str, Sequence[str]]
+    routers: Annotated[Names, Count(2, 2)]
+    """The base, and the one that is compared with it."""
+    others: Names
     """Further routers."""
-    variants: Mapping[str, Sequence[str]]
-    """What is open, decided otherwise."""
-    stages: Sequence[Mapping[str, float]]
+    variants: Names
+    """Other assumptions."""
+    stages: Annotated[Sequence[Mapping[str, float]], Count(2)]
     """Of `workload.stages`: the first warms caches and is not counted."""
-    published: Mapping[str, Published]
-    """By who ran these stages; the first is what ours is held against."""
+    published: Annotated[
+        Mapping[str, Annotated[Mapping[str, ByMeasure], In("routers")]], Count(), Number(above=0)
+    ]
+    """By source, then router; ours is compared with the first."""
     blocks: float
-    """Tokens in the cache of a replica, as published."""
+    """Published tokens in the cache of a replica."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.routers) != 2:
-            raise ConfigError(f"study.routers: {len(self.routers)} of them: must be 2")
-        if len(self.stages) < 2 or len(self._rates) != len(self.stages) - 1:
-            raise ConfigError("study.stages: must be a warm-up and at least one other, each once")
-        if not self.published:
-            raise ConfigError("study.published: must name at least one source")
+        if len(self._rates) != len(self.stages) - 1:
+            raise ConfigError("stages: must be a warm-up and at least one other, each once")
         for source, routers in self.published.items():
-            for router, measures in routers.items():
-                if router not in self.routers:
-                    raise unknown(f"router of study.published.{source}", router, self.routers)
-                for measure, values in measures.items():
-                    where = f"study.published.{source}.{router}.{measure}"
-                    if measure not in UNITS:
-                        raise unknown(f"measure of study.published.{source}", measure, UNITS)
-                    for rate, value in values.items():
-                        require_number(f"{where}.{rate}", value, above=0)
-        if lacking := [name for name in self.routers if not self._told(name, "tokens")]:
-            raise ConfigError(f"study.published: its first source lacks tokens of {lacking[0]}")
-
-    def _told(self, name: str, measure: str) -> Mapping[float, float]:
-        """By rate, what the first source has of a router."""
-        return next(iter(self.published.values())).get(name, {}).get(measure, {})
+            for measure in {one for measures in routers.values() for one in measures}:
+                if measure not in MEASURES:
+                    raise unknown(f"measure of study.published.{source}", measure, MEASURES)
+        for name in self.routers:
+            if not self._told(name, "tokens"):
+                raise ConfigError(f"published: its first source lacks tokens of {name}")
 
     @property
     def _rates(self) -> list[float]:
         return list(dict.fromkeys(stage.rate for stage in stages_of(list(self.stages))[1:]))
+
+    @property
+    def _last(self) -> float:
+        return self._rates[-1]
+
+    def _told(self, name: str, measure: str) -> Mapping[float, float]:
+        """By rate, what the first source has of a router."""
+        return next(iter(self.published.values())).get(name, {}).get(measure, {})
 
     def arms(self) -> dict[str, list[str]]:
         last = _stages([self.stages[0], self.stages[-1]])
@@ -78,12 +108,12 @@ class PrefixRouting(Reproduction):
         made |= {name: [*own, last] for name, own in self.others.items()}
         for variant, changes in self.variants.items():
             for name, own in self.routers.items():
-                made[_varied(name, variant)] = [*own, last, *changes]
+                made[arm(name, variant)] = [*own, last, *changes]
         return made
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: ByArm) -> Reading:
         found = {arm: by_rate(own) for arm, own in runs.items()}
-        source = next(iter(self.published))
+        source, first = next(iter(self.published.items()))
         data = {
             "ours": {
                 name: {f"{rate:g}": asdict(one) for rate, one in found[name].items()}
@@ -94,84 +124,66 @@ class PrefixRouting(Reproduction):
                     measure: {f"{rate:g}": value for rate, value in values.items()}
                     for measure, values in measures.items()
                 }
-                for name, measures in self.published[source].items()
+                for name, measures in first.items()
             },
-            "at the highest rate": {arm: asdict(_last(rates)) for arm, rates in found.items()},
+            "at the highest rate": {arm: asdict(final(rates)) for arm, rates in found.items()},
         }
-        cache = _cache(runs[next(iter(self.routers))][0])
+        summary = runs[next(iter(self.routers))][0].summary
+        cache = summary["total_blocks"] * summary["block_size"] / len(summary["replicas"])
+        caption = f"Lines are ours, hollow points those of {source}."
         return Reading(
             finding=list(self._finding(found)),
-            rows=[
-                *self._rows(found),
-                Row("tokens in the cache of a replica", cache, self.blocks),
-            ],
+            rows=[*self._rows(found), Row("tokens in the cache of a replica", cache, self.blocks)],
             listings=[self._all_rates(found), self._last_rate(found), self._elsewhere(found)],
             data=data,
-            drawings={
-                "routing": Drawing(
-                    "By prefix or in turn",
-                    f"Lines are ours, hollow points those of {source}.",
-                    partial(draw, data),
-                )
-            },
+            drawings={"routing": Drawing("By prefix or in turn", caption, partial(draw, data))},
         )
 
     def _rows(self, found: Mapping[str, Rates]) -> Iterator[Row]:
-        last = self._rates[-1]
         base, best = self.routers
+        ours, theirs = {}, {}
         for name in self.routers:
-            most = max(found[name], key=lambda rate: found[name][rate].tokens)
             printed = self._told(name, "tokens")
-            why = f"ours at {most:g}/s, theirs at {max(printed, key=printed.__getitem__):g}/s"
-            yield Row(
-                f"{name}: most output tokens",
-                found[name][most].tokens,
-                max(printed.values()),
-                "/s",
-                f"{why}; {self._otherwise(found, name, 'tokens')}",
+            at = max(found[name], key=lambda rate: found[name][rate].tokens)
+            ours[name], theirs[name] = found[name][at].tokens, max(printed.values())
+            why = (
+                f"ours at {at:g}/s, theirs at {max(printed, key=printed.__getitem__):g}/s; "
+                f"{self._otherwise(found, name, 'tokens')}"
             )
-        yield Row(
-            f"{best} / {base}: most output tokens",
-            _most(found[best]) / _most(found[base]),
-            max(self._told(best, "tokens").values()) / max(self._told(base, "tokens").values()),
-            "×",
-        )
-        for measure in UNITS:
-            for name in self.routers:
-                printed = self._told(name, measure)
-                if last in printed and measure != "tokens":
-                    yield Row(
-                        f"{name}, {last:g}/s: {_WORDS[measure]}",
-                        getattr(found[name][last], measure),
-                        printed[last],
-                        UNITS[measure],
-                        self._otherwise(found, name, measure),
-                    )
+            yield Row(f"{name}: most output tokens", ours[name], theirs[name], "/s", why)
+        ratios = ours[best] / ours[base], theirs[best] / theirs[base]
+        yield Row(f"{best} / {base}: most output tokens", *ratios, "×")
+        for measure, (unit, words, _) in MEASURES.items():
+            for name in self.routers if measure != "tokens" else ():
+                if (told := self._told(name, measure).get(self._last)) is not None:
+                    one, why = found[name][self._last], self._otherwise(found, name, measure)
+                    what = f"{name}, {self._last:g}/s: {words}"
+                    yield Row(what, getattr(one, measure), told, unit, why)
 
     def _otherwise(self, found: Mapping[str, Rates], name: str, measure: str) -> str:
-        """What the highest rate gives by other assumptions, and what others measured there."""
+        """The highest rate under other assumptions, and as others measured it."""
+        last = self._last
         ours = [
-            f"{_cell(measure, getattr(_last(found[_varied(name, variant)]), measure))} ({variant})"
+            f"{_cell(measure, final(found[arm(name, variant)]))} ({variant})"
             for variant in self.variants
         ]
         theirs = [
-            f"{_cell(measure, values[self._rates[-1]])} in {source}"
+            f"{_text(measure, values[last])} in {source}"
             for source, routers in list(self.published.items())[1:]
-            if self._rates[-1] in (values := routers.get(name, {}).get(measure, {}))
+            if last in (values := routers.get(name, {}).get(measure, {}))
         ]
-        at = f"at {self._rates[-1]:g}/s "
-        return at + "; ".join([", ".join(ours), *theirs])
+        return f"at {last:g}/s {'; '.join([', '.join(ours), *theirs])}"
 
     def _all_rates(self, found: Mapping[str, Rates]) -> Listing:
         head = ["requests/s"]
         rows = [[f"{rate:g}"] for rate in self._rates]
         for measure in ("tokens", "ttft_p50", "ttft_p90"):
             for name in self.routers:
-                head += [f"{name}: {_SHORT[measure]}", "published"]
+                head += [f"{name}: {MEASURES[measure][2]}", "published"]
                 for row, rate in zip(rows, self._rates, strict=True):
                     printed = self._told(name, measure).get(rate)
-                    row.append(_cell(measure, getattr(found[name][rate], measure)))
-                    row.append("–" if printed is None else _cell(measure, printed))
+                    row.append(_cell(measure, found[name][rate]))
+                    row.append("–" if printed is None else _text(measure, printed))
         note = "Output tokens a second, and seconds to the first token."
         return Listing("Every rate", head, rows, note)
 
@@ -180,23 +192,24 @@ class PrefixRouting(Reproduction):
         rows = [
             [
                 arm,
-                *(_cell(measure, getattr(_last(rates), measure)) for measure in measures),
-                percent(_last(rates).cached, 0),
-                f"{_last(rates).preemptions:.2f}",
+                *(_cell(measure, one) for measure in measures),
+                percent(one.cached, 0),
+                f"{one.preemptions:.2f}",
             ]
             for arm, rates in found.items()
+            for one in [final(rates)]
         ]
-        head = ["", *(_SHORT[measure] for measure in measures), "cached", "preempted"]
-        title = f"Other routers and assumptions, {self._rates[-1]:g} requests/s"
+        head = ["", *(MEASURES[measure][2] for measure in measures), "cached", "preempted"]
+        title = f"Other routers and assumptions, {self._last:g} requests/s"
         return Listing(title, head, rows, "Shares of prompt tokens, and preemptions a request.")
 
     def _elsewhere(self, found: Mapping[str, Rates]) -> Listing:
-        """The same stages as others have measured them."""
+        """The same stages as measured by other sources."""
         rows = [
             [
-                f"{source}: {name}, {rate:g}/s, {_WORDS[measure]}",
-                _cell(measure, value),
-                _cell(measure, getattr(found[name][rate], measure)),
+                f"{source}: {name}, {rate:g}/s, {MEASURES[measure][1]}",
+                _text(measure, value),
+                _cell(measure, found[name][rate]),
             ]
             for source, routers in list(self.published.items())[1:]
             for name, measures in routers.items()
@@ -208,7 +221,7 @@ class PrefixRouting(Reproduction):
 
     def _finding(self, found: Mapping[str, Rates]) -> Iterator[str]:
         base, best = self.routers
-        most = {name: _most(found[name]) for name in self.routers}
+        most = {name: max(one.tokens for one in found[name].values()) for name in self.routers}
         printed = {name: max(self._told(name, "tokens").values()) for name in self.routers}
         yield (
             f"By prefix the fleet gives at most {most[best]:,.0f} output tokens/s and in turn "
@@ -216,45 +229,73 @@ class PrefixRouting(Reproduction):
             f"{printed[best]:,.0f} and {printed[base]:,.0f}, {printed[best] / printed[base]:.2f} "
             "times)."
         )
-        last = self._rates[-1]
+        last = {arm: final(rates) for arm, rates in found.items()}
         waits = [
-            f"{self._beside(found, name, 'ttft_p50')} and {self._beside(found, name, 'ttft_p90')} "
+            f"{self._beside(last, name, 'ttft_p50')} and {self._beside(last, name, 'ttft_p90')} "
             f"{how}"
             for name, how in ((base, "in turn"), (best, "by prefix"))
         ]
         yield (
-            f"At {last:g} requests/s the P50 and P90 of the time to the first token are "
-            f"{', '.join(waits)}: {percent(_last(found[base]).cached, 0)} of prompt tokens are "
-            f"cached in turn and {percent(_last(found[best]).cached, 0)} by prefix."
+            f"At {self._last:g} requests/s the P50 and P90 of the time to the first token are "
+            f"{', '.join(waits)}: {percent(last[base].cached, 0)} of prompt tokens are "
+            f"cached in turn and {percent(last[best].cached, 0)} by prefix."
         )
-        each = ", ".join(f"{_last(found[name]).tokens:,.0f} with {name}" for name in self.others)
+        each = ", ".join(f"{last[name].tokens:,.0f} with {name}" for name in self.others)
         yield f"Others at that rate, in output tokens/s: {each}."
 
-    def _beside(self, found: Mapping[str, Rates], name: str, measure: str) -> str:
+    def _beside(self, last: Mapping[str, Measured], name: str, measure: str) -> str:
         """At the highest rate: ours, and what was published."""
-        printed = self._told(name, measure).get(self._rates[-1])
-        ours = _cell(measure, getattr(_last(found[name]), measure))
+        printed = self._told(name, measure).get(self._last)
         told = "" if printed is None else f" (published: {printed:g})"
-        return f"{ours} {UNITS[measure]}{told}"
+        return f"{_cell(measure, last[name])} {MEASURES[measure][0]}{told}"
 
 
-_SHORT = {
-    "tokens": "tokens/s",
-    "ttft_mean": "mean TTFT",
-    "ttft_p50": "P50",
-    "ttft_p90": "P90",
-    "ntpot_p50": "ms a token",
-}
-_WORDS = {
-    "tokens": "output tokens a second",
-    "ttft_mean": "mean time to the first token",
-    "ttft_p50": "P50 time to the first token",
-    "ttft_p90": "P90 time to the first token",
-    "ntpot_p50": "P50 latency a token",
-}
+def final(rates: Rates) -> Measured:
+    """The last stage."""
+    return list(rates.values())[-1]
 
 
-def _cell(measure: str, value: float) -> str:
+def by_rate(runs: Sequence[Run]) -> dict[float, Measured]:
+    """Each stage after the first, which warms caches; means over seeds."""
+    seeds = [_by_rate(run) for run in runs]
+    return {
+        rate: Measured(
+            *np.mean([list(asdict(each[rate]).values()) for each in seeds], axis=0).tolist()
+        )
+        for rate in seeds[0]
+    }
+
+
+def _by_rate(run: Run) -> dict[float, Measured]:
+    stages = stages_of(run.config["workload"]["stages"])
+    ends = accumulate((stage.requests for stage in stages), initial=0)
+    rows = [slice(begin, end) for begin, end in pairwise(ends)]
+    return {s.rate: _measured(run, own) for s, own in zip(stages[1:], rows[1:], strict=True)}
+
+
+def _measured(run: Run, rows: slice) -> Measured:
+    table = run.by_column()
+    names = (
+        *("arrival", "first_token", "finished", "output_tokens"),
+        *("prompt_tokens", "cached_tokens", "preemptions"),
+    )
+    arrival, first, finished, tokens, prompt, cached, preempted = (table[n][rows] for n in names)
+    return Measured(
+        tokens=float(tokens.sum() / (finished.max() - arrival.min())),
+        ttft_mean=float(np.mean(first - arrival)),
+        ttft_p50=float(np.median(first - arrival)),
+        ttft_p90=float(np.quantile(first - arrival, 0.9)),
+        ntpot_p50=float(1e3 * np.median((finished - arrival) / tokens)),
+        cached=float(cached.sum() / prompt.sum()),
+        preemptions=float(preempted.mean()),
+    )
+
+
+def _cell(measure: str, one: Measured) -> str:
+    return _text(measure, getattr(one, measure))
+
+
+def _text(measure: str, value: float) -> str:
     return f"{value:,.0f}" if measure == "tokens" else f"{value:.3g}"
 
 
@@ -263,19 +304,23 @@ def _stages(stages: Sequence[Mapping[str, float]]) -> str:
     return f"workload.stages=[{', '.join(each)}]"
 
 
-def _varied(name: str, variant: str) -> str:
-    return f"{name}, {variant}"
+def draw(data: Mapping[str, Any]) -> Figure:
+    """A panel for each measure, a line for each router; hollow points were published."""
 
+    def panel(measure: str, label: str, log: bool) -> Panel:
+        lines = {
+            name: ([float(rate) for rate in its], [one[measure] for one in its.values()])
+            for name, its in data["ours"].items()
+        }
+        told = {
+            name: ([float(rate) for rate in its[measure]], list(its[measure].values()))
+            for name, its in data["published"].items()
+            if measure in its
+        }
+        return Panel(lines=lines, published=told, log=log, x="requests/s", y=label)
 
-def _last(rates: Rates) -> Measured:
-    return list(rates.values())[-1]
-
-
-def _most(rates: Rates) -> float:
-    return max(one.tokens for one in rates.values())
-
-
-def _cache(run: Run) -> float:
-    """Tokens that one replica's cache holds."""
-    summary = run.summary
-    return summary["total_blocks"] * summary["block_size"] / len(summary["replicas"])
+    panels = [
+        panel("tokens", "output tokens/s", log=False),
+        panel("ttft_p90", "P90 TTFT (s)", log=True),
+    ]
+    return draw_panels([panels], 3.6, left=0.8, wspace=0.22)

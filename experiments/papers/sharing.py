@@ -1,116 +1,237 @@
-"""Figures 14 and 15 of the PagedAttention paper: several answers to a prompt, and shared blocks."""
+"""Figures 14 to 16 of the PagedAttention paper: several outputs per prompt, and shared prefixes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from experiments.papers import load_curve
-from experiments.papers.curves import keyed
-from experiments.papers.reproduction import Reproduction
-from experiments.papers.sharing_case import (
-    Case,
-    arm_of,
-    draw_sustained,
-    elsewhere,
-    gain_of,
-    label_bars,
-    listing_of,
-    rates_of,
-    saving,
-    savings_of,
-)
+from experiments.papers.curves import normalized_latency, passes, sustained
+from experiments.papers.panels import bar_figure, keyed
+from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, arrays, mean, per_s
+from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
-from pagedsim.report.style import DECODE, MUTED, QUEUED, key, looks, margins, new_figure, tidy
+from pagedsim.report.style import DECODE, MUTED, QUEUED, looks, new_figure, tidy
 from pagedsim.run.study import Reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASHES = ("-", "--")
+Rates = Mapping[str, Mapping[str, float]]
+"""By case, then system."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharing(Reproduction):
-    """What sharing saves of memory, and what that gains against a system that shares nothing.
+class Case:
+    """Requests of one kind, all of which arrive at once."""
+
+    requests: Annotated[Mapping[str, int], In("systems")]
+    """For each system that serves them, how many."""
+    overrides: Sequence[str] = ()
+    more: Annotated[Names, In("requests")] = field(default_factory=dict)
+    """Further overrides of some systems."""
+    gain: float | None = None
+    """Published: the first system's sustained rate over the second's."""
+    saved: float | None = None
+    """Published: the blocks that sharing saves in the first system, in per cent."""
+    why: str = ""
+    """Why that differs."""
+    of: Annotated[str | None, In("cases")] = None
+    """The case of which it is a variant: other systems are as they are there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Reproduction):
+    """Cases of requests that share blocks, each under several systems.
 
     A sustained rate is that at which requests are served while others wait, in a run to which all
     come at once: what a long trace must stay below. The gain is that of the first system over that
-    of the second. What sharing saves is told as the authors' own script does: of all blocks that
-    sequences name, the share that need not be there, a mean over steps.
+    of the second.
     """
 
-    systems: Mapping[str, Sequence[str]]
-    """Two of them."""
-    cases: Mapping[str, Mapping[str, Any]]
-    """Settings of `Case`."""
-    variants: Mapping[str, Mapping[str, Any]]
-    """The same, of what else could have been assumed."""
-    settled: float
+    systems: Names
+    cases: Mapping[str, Case]
+    variants: Mapping[str, Case]
+    """Other assumptions."""
+    settled: Annotated[float, Number(0)]
     """Seconds after which runs count."""
+
+    @property
+    def _every(self) -> dict[str, Case]:
+        return {**self.cases, **self.variants}
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self.systems))
+
+    def arms(self) -> dict[str, list[str]]:
+        return {
+            arm(name, system): [
+                *self.systems[system],
+                *case.overrides,
+                *case.more.get(system, ()),
+                "workload.arrivals=burst",
+                f"workload.requests={count}",
+            ]
+            for name, case in self._every.items()
+            for system, count in case.requests.items()
+        }
+
+    def _rates(self, runs: ByArm) -> Rates:
+        """The sustained rates; a variant has those of its case where it is not run itself."""
+        rates: dict[str, dict[str, float]] = {}
+        for name, case in self._every.items():
+            rates[name] = dict(rates[case.of]) if case.of else {}
+            for system in case.requests:
+                rates[name][system] = served_rate(runs[arm(name, system)], self.settled)
+        return rates
+
+    def _saved(self, runs: ByArm) -> dict[str, float]:
+        """What sharing saves in the first system, in per cent."""
+        return {
+            name: saving(runs[arm(name, self._first)], self.settled)
+            for name, case in self._every.items()
+            if self._first in case.requests
+        }
+
+    def _gains(self, rates: Rates, names: Sequence[str]) -> list[Row]:
+        return [
+            Row(
+                f"gain, {name}",
+                gain_of(rates[name]),
+                self.cases[name].gain,
+                "×",
+                f"with other assumptions {spread}" if (spread := self._spread(name, rates)) else "",
+            )
+            for name in names
+        ]
+
+    def _spread(self, name: str, rates: Rates) -> str:
+        """The range of a case's gain over its variants; empty if it has none."""
+        found = {one: gain_of(rates[one]) for one, case in self.variants.items() if case.of == name}
+        if not found:
+            return ""
+        low, high = (pick(found, key=lambda one: found[one]) for pick in (min, max))
+        short = {one: one.removeprefix(f"{name}, ") for one in found}
+        return f"{found[low]:.2f} ({short[low]}) to {found[high]:.2f} ({short[high]})"
+
+    def _listing(self, rates: Rates, saved: Mapping[str, float]) -> Listing:
+        """All cases and variants; in brackets what a variant takes over from its case."""
+        systems = list(dict.fromkeys(system for each in rates.values() for system in each))
+        rows = []
+        for name, case in self._every.items():
+            cells = [name]
+            for system in systems:
+                rate = rates[name].get(system)
+                text = "–" if rate is None else f"{rate:.3g}/s"
+                cells.append(text if rate is None or system in case.requests else f"({text})")
+            gain = gain_of(rates[name])
+            cells.append("–" if math.isnan(gain) else f"{gain:.2f}")
+            cells.append(f"{saved[name]:.1f} %" if name in saved else "–")
+            rows.append(cells)
+        title = "Rates that are sustained, and what else could have been assumed"
+        return Listing(title, ["", *systems, "gain", "memory saved"], rows)
+
+
+def gain_of(rates: Mapping[str, float]) -> float:
+    """The first system's rate over the second's; NaN if only one was run."""
+    values = list(rates.values())
+    return values[0] / values[1] if len(values) > 1 else math.nan
+
+
+def _sustained_drawing(rates: Rates) -> Drawing:
+    caption = "Requests served a second while others wait."
+    return Drawing("Sustained rates", caption, partial(bar_figure, rates, "requests/s"))
+
+
+# -- Figure 16 -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPrefix(Shared):
+    """How many more requests are sustained where a prefix that all share is kept once.
+
+    Further systems show the contribution of each part.
+    """
+
+    systems: Annotated[Names, Count(2)]
+
+    def read_arms(self, runs: ByArm) -> Reading:
+        rates = self._rates(runs)
+        data = {"sustained": {name: rates[name] for name in self.cases}}
+        return Reading(
+            finding=list(self._finding(rates)),
+            rows=self._gains(rates, list(self.cases)),
+            listings=[self._listing(rates, self._saved(runs))],
+            data=data,
+            drawings={"sustained": _sustained_drawing(data["sustained"])},
+        )
+
+    def _finding(self, rates: Rates) -> Iterator[str]:
+        first, second, *others = self.systems
+        for name, case in self.cases.items():
+            told = f" (published: {case.gain:g})" if case.gain is not None else ""
+            parts = [f"{gain_of(rates[name]):.2f} times as many requests as {second}{told}"]
+            parts += [
+                f"{rates[name][first] / rates[name][other]:.2f} times as many as {other}"
+                for other in others
+                if other in rates[name]
+            ]
+            spread = self._spread(name, rates)
+            more = f"; what is assumed moves the first of these from {spread}" if spread else ""
+            yield f"With {name}, {first} sustains {', '.join(parts)}{more}."
+
+
+# -- Figures 14 and 15 -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing(Shared):
+    """What sharing saves of memory, and what that gains over a system that shares nothing.
+
+    The saving is computed as in the authors' script: of all blocks that sequences name, the share
+    that need not be stored, a mean over steps.
+    """
+
+    systems: Annotated[Names, Count(2, 2)]
     turnover: float
     turnovers: Sequence[float]
-    """How often a simulated beam is replaced, and other values of it."""
-    beams: Sequence[str]
-    """The cases that these are tried on."""
-    curves: Mapping[str, Mapping[str, Sequence[float]]]
+    """How often a simulated beam is replaced, and alternatives to it."""
+    beams: Annotated[Sequence[str], In("cases")]
+    """The cases in which these are run."""
+    curves: Annotated[Mapping[str, Mapping[str, Sequence[float]]], In("cases")]
     """Of some cases, each system's rates at which its latency is drawn."""
     traced: Sequence[str]
     """Overrides of those runs."""
     bounds: Sequence[float]
     """Seconds a token at which a gain is read off them."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number("settled", self.settled, 0)
-        if len(self.systems) != 2:
-            raise ConfigError(f"systems: {len(self.systems)} of them: must be 2")
-        varied = [case.of for case in self._every.values() if case.of]
-        for case in (*self.beams, *self.curves, *varied):
-            if case not in self.cases:
-                raise ConfigError(f"{case}: must be one of {', '.join(self.cases)}")
-
-    @property
-    def _every(self) -> dict[str, Case]:
-        return {name: Case(**case) for name, case in {**self.cases, **self.variants}.items()}
-
-    @property
-    def _named(self) -> dict[str, Case]:
-        return {name: Case(**case) for name, case in self.cases.items()}
-
     def arms(self) -> dict[str, list[str]]:
-        first = next(iter(self.systems))
-        found: dict[str, list[str]] = {}
-        for name, case in self._every.items():
-            found |= case.arms(name, self.systems)
+        found = super().arms()
         for name in self.beams:
             for turnover in self.turnovers:
                 law = f"backend.beam_turnover={turnover:g}"
-                found[_law(name, turnover)] = [*found[arm_of(name, first)], law]
+                found[_law(name, turnover)] = [*found[arm(name, self._first)], law]
         for name, systems in self.curves.items():
-            case = self._named[name]
+            case = self.cases[name]
             for system, rates in systems.items():
-                served = [*self.systems[system], *case.overrides, *case.more.get(system, ())]
+                own = [*self.systems[system], *case.overrides, *case.more.get(system, ())]
                 for rate in rates:
-                    arm = [*served, *self.traced, f"workload.rate={rate:g}"]
-                    found[_at(name, system, rate)] = arm
+                    made = [*own, *self.traced, f"workload.rate={rate:g}"]
+                    found[arm(name, system, per_s(rate))] = made
         return found
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
-        first = next(iter(self.systems))
-        every = self._every
-        rates = rates_of(every, runs, self.settled)
-        saved = savings_of(every, runs, self.settled, first)
+    def read_arms(self, runs: ByArm) -> Reading:
+        rates, saved = self._rates(runs), self._saved(runs)
         laws = {
             name: {
                 **{t: saving(runs[_law(name, t)], self.settled) for t in self.turnovers},
@@ -118,15 +239,19 @@ class Sharing(Reproduction):
             }
             for name in self.beams
         }
-        data = self._data(runs, rates, saved)
+        told = {name: case.saved for name, case in self.cases.items() if case.saved is not None}
+        both = [name for name in self.cases if len(rates[name]) == len(self.systems)]
+        data: dict[str, Any] = {
+            "curves": self._curves(runs),
+            "sustained": {name: rates[name] for name in both},
+            "saved": {"published": told, "ours": {name: saved[name] for name in told}},
+        }
+        read_off = list(self._read_off(data["curves"]))
+        gains = [name for name, case in self.cases.items() if len(case.requests) == 2]
         return Reading(
-            finding=self._finding(rates, saved, laws, data),
-            rows=[
-                *self._savings(saved, laws),
-                *self._gains(rates),
-                *self._read_off(data["curves"]),
-            ],
-            listings=[self._laws(laws), listing_of(every, rates, saved)],
+            finding=list(self._finding(rates, data, laws, read_off)),
+            rows=[*self._savings(saved, laws), *self._gains(rates, gains), *read_off],
+            listings=[self._laws(laws), self._listing(rates, saved)],
             notes=[
                 "the default of backend.beam_turnover is a choice, made so that Alpaca's beams "
                 "save about what was published: what they save is no prediction"
@@ -135,142 +260,98 @@ class Sharing(Reproduction):
             drawings=self._drawings(data),
         )
 
-    def _data(
-        self,
-        runs: Mapping[str, Sequence[Run]],
-        rates: Mapping[str, Mapping[str, float]],
-        saved: Mapping[str, float],
-    ) -> dict[str, Any]:
-        curves = {
+    def _curves(self, runs: ByArm) -> dict[str, Any]:
+        return {
             name: {
                 system: {
                     "rate": list(tried),
                     "normalized_latency": [
-                        float(
-                            np.mean([load_curve.normalized_latency(r, 0.0, False) for r in found])
-                        )
-                        for found in (runs[_at(name, system, rate)] for rate in tried)
+                        mean(runs[arm(name, system, per_s(rate))], normalized_latency)
+                        for rate in tried
                     ],
                 }
                 for system, tried in systems.items()
             }
             for name, systems in self.curves.items()
         }
-        told = {name: case.saved for name, case in self._named.items() if case.saved is not None}
-        both = [name for name in self.cases if len(rates[name]) == len(self.systems)]
-        return {
-            "curves": curves,
-            "sustained": {name: rates[name] for name in both},
-            "saved": {"published": told, "ours": {name: saved[name] for name in told}},
-        }
-
-    # -- in numbers ------------------------------------------------------------------------------
 
     def _savings(
         self, saved: Mapping[str, float], laws: Mapping[str, Mapping[float, float]]
-    ) -> list[Row]:
-        rows = []
-        for name, case in self._named.items():
+    ) -> Iterator[Row]:
+        for name, case in self.cases.items():
             why = case.why
             if name in laws:
-                met = _text(self._met(name, laws[name]))
+                met = self._met(name, laws[name])
                 why = f"as published at a beam_turnover of {met}; here it is {self.turnover:g}"
             if case.saved is not None:
-                rows.append(Row(f"memory saved, {name}", saved[name], case.saved, "%", why))
-        return rows
-
-    def _gains(self, rates: Mapping[str, Mapping[str, float]]) -> list[Row]:
-        return [
-            Row(
-                f"gain, {name}",
-                gain_of(rates[name]),
-                case.gain,
-                "×",
-                _or_so(elsewhere(name, self._every, rates)),
-            )
-            for name, case in self._named.items()
-            if len(case.requests) == len(self.systems)
-        ]
+                yield Row(f"memory saved, {name}", saved[name], case.saved, "%", why)
 
     def _laws(self, laws: Mapping[str, Mapping[float, float]]) -> Listing:
         turnovers = sorted({turnover for law in laws.values() for turnover in law})
         head = ["", *(f"{turnover:g}" for turnover in turnovers), "as published at"]
         rows = [
-            [
-                name,
-                *(f"{law[turnover]:.1f} %" for turnover in turnovers),
-                _text(self._met(name, law)),
-            ]
+            [name, *(f"{law[turnover]:.1f} %" for turnover in turnovers), self._met(name, law)]
             for name, law in laws.items()
         ]
         return Listing("Memory saved, by how often a beam is replaced", head, rows)
 
-    def _read_off(self, curves: Mapping[str, Any]) -> list[Row]:
+    def _read_off(self, curves: Mapping[str, Any]) -> Iterator[Row]:
         """The gain by another definition: the rates at which the latency passes a bound."""
-        rows = []
         for name, systems in curves.items():
+            first, second = (
+                dict(zip(curve["rate"], curve["normalized_latency"], strict=True))
+                for curve in systems.values()
+            )
             for bound in self.bounds:
-                first, second = (
-                    load_curve.sustained(
-                        dict(zip(curve["rate"], curve["normalized_latency"], strict=True)), bound
-                    )
-                    for curve in systems.values()
-                )
+                ours = sustained(first, bound) / sustained(second, bound)
                 what = f"gain, {name}, by latency ({bound:g} s a token)"
-                rows.append(Row(what, first / second, self._named[name].gain, "×"))
-        return rows
+                yield Row(what, ours, self.cases[name].gain, "×")
 
-    def _met(self, name: str, law: Mapping[float, float]) -> float:
-        published = self._named[name].saved
-        return math.nan if published is None else met_at(law, published)
-
-    # -- in words --------------------------------------------------------------------------------
+    def _met(self, name: str, law: Mapping[float, float]) -> str:
+        """The turnover that saves as much as was published."""
+        published = self.cases[name].saved
+        met = math.nan if published is None else met_at(law, published)
+        return "–" if math.isnan(met) else f"{met:.3g}"
 
     def _finding(
         self,
-        rates: Mapping[str, Mapping[str, float]],
-        saved: Mapping[str, float],
-        laws: Mapping[str, Mapping[float, float]],
+        rates: Rates,
         data: Mapping[str, Any],
-    ) -> list[str]:
-        told = {name: case.saved for name, case in self._named.items() if case.saved is not None}
-        each = ", ".join(f"{saved[name]:.1f} % ({name})" for name in told)
-        met = [_text(self._met(name, law)) for name, law in laws.items()]
-        both = [name for name in self.cases if len(rates[name]) == len(self.systems)]
-        low, high = both[0], both[-1]
-        sentences = [f"Sharing saves so much of the blocks that sequences name: {each}."]
-        if met:
-            sentences.append(
+        laws: Mapping[str, Mapping[float, float]],
+        read_off: Sequence[Row],
+    ) -> Iterator[str]:
+        each = ", ".join(f"{share:.1f} % ({name})" for name, share in data["saved"]["ours"].items())
+        yield f"Sharing saves so much of the blocks that sequences name: {each}."
+        if laws:
+            yield (
                 f"Which beam goes on is a law of one parameter, {self.turnover:g} here; what was "
-                f"published asks for {', '.join(met)} ({', '.join(laws)})."
+                f"published asks for {', '.join(self._met(*one) for one in laws.items())} "
+                f"({', '.join(laws)})."
             )
-        spread = elsewhere(high, self._every, rates)
-        return [
-            *sentences,
+        low, *_, high = data["sustained"]
+        spread = self._spread(high, rates)
+        yield (
             f"The gain over {list(self.systems)[1]} goes from {self._gain(rates, low)} to "
             f"{self._gain(rates, high)}"
-            + (f"; what is assumed moves the last from {spread}." if spread else "."),
-            *(
-                f"{row.what[0].upper()}{row.what[1:]}, is {row.ours:.2f}."
-                for row in self._read_off(data["curves"])[-1:]
-            ),
-        ]
+            + (f"; what is assumed moves the last from {spread}." if spread else ".")
+        )
+        for row in read_off[-1:]:
+            yield f"{row.what[0].upper()}{row.what[1:]}, is {row.ours:.2f}."
 
-    def _gain(self, rates: Mapping[str, Mapping[str, float]], name: str) -> str:
-        told = self._named[name].gain
+    def _gain(self, rates: Rates, name: str) -> str:
+        told = self.cases[name].gain
         published = f", published: {told:g}" if told is not None else ""
         return f"{gain_of(rates[name]):.2f} ({name}{published})"
 
-    # -- in pictures -----------------------------------------------------------------------------
-
     def _drawings(self, data: Mapping[str, Any]) -> dict[str, Drawing]:
         first, second = self.systems
+        saved = {
+            name.replace(", ", "\n"): {"the paper": told, "ours": data["saved"]["ours"][name]}
+            for name, told in data["saved"]["published"].items()
+        }
+        colours = {"the paper": QUEUED, "ours": DECODE}
         return {
-            "sustained": Drawing(
-                "Sustained rates",
-                "Requests served a second while others wait.",
-                partial(draw_sustained, data["sustained"]),
-            ),
+            "sustained": _sustained_drawing(data["sustained"]),
             "load": Drawing(
                 "Normalized latency against rate",
                 f"Solid: {first}; dashed: {second}. Poisson arrivals.",
@@ -279,7 +360,7 @@ class Sharing(Reproduction):
             "saved": Drawing(
                 "Memory saved by sharing",
                 "Of the blocks that sequences name, those that need not be there.",
-                partial(draw_saved, data["saved"]),
+                partial(bar_figure, saved, "memory saved (%)", colours, "{:.1f}"),
             ),
         }
 
@@ -288,30 +369,60 @@ def _law(name: str, turnover: float) -> str:
     return f"{name}, turnover {turnover:g}"
 
 
-def _at(name: str, system: str, rate: float) -> str:
-    return f"{name}, {system}, {rate:g} per s"
-
-
-def _text(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.3g}"
-
-
-def _or_so(spread: str) -> str:
-    return spread and f"with other assumptions {spread}"
-
-
 def met_at(law: Mapping[float, float], wanted: float) -> float:
     """The turnover that saves so much, on a line between two logarithms; NaN where none does.
 
     >>> round(met_at({0.01: 20.0, 0.1: 40.0, 1.0: 50.0}, 30.0), 4)
     0.0316
     """
-    turnovers = sorted(turnover for turnover in law if turnover > 0)
-    for low, high in pairwise(turnovers):
-        if law[low] <= wanted <= law[high]:
-            part = (wanted - law[low]) / ((law[high] - law[low]) or 1)
-            return float(low * (high / low) ** part)
-    return math.nan
+    return math.exp(passes({math.log(t): saved for t, saved in law.items() if t > 0}, wanted))
+
+
+# -- runs to which all requests come at once -------------------------------------------------------
+
+
+def served_rate(runs: Sequence[Run], settled: float) -> float:
+    """Requests/s: tokens a second while others wait, over those of a mean request.
+
+    From `settled` seconds on. Counted in tokens, since a few long requests would move a count of
+    requests.
+    """
+    return mean(runs, lambda run: _rate(run, settled))
+
+
+def _rate(run: Run, settled: float) -> float:
+    lengths, widths = arrays(run.requests("output_tokens", "sequences"))
+    length, width = float(np.mean(lengths)), float(np.mean(widths))
+    table = run.steps("start", "end", "decode_seqs", "sampled_prefills")
+    start, end, decoded, begun = arrays(table)
+    counted = _counted(run, start, settled)
+    tokens = decoded[counted].sum() / width + begun[counted].sum()
+    return float(tokens / (end[counted][-1] - start[counted][0]) / length)
+
+
+def saving(runs: Sequence[Run], settled: float) -> float:
+    """Per cent: 1 - 1 / r, r being blocks that sequences name over blocks used, a mean over steps.
+
+    Counted are the same steps as for `served_rate`.
+    """
+    return 100 * mean(runs, lambda run: _saved_share(run, settled))
+
+
+def _saved_share(run: Run, settled: float) -> float:
+    start, used, shared = arrays(run.steps("start", "used_blocks", "shared_blocks"))
+    counted = _counted(run, start, settled) & (used > 0)
+    return 1 - 1 / float(np.mean(1 + shared[counted] / used[counted]))
+
+
+def _counted(run: Run, start: Floats, settled: float) -> NDArray[np.bool_]:
+    """The steps that count: while requests wait."""
+    last = float(np.nanmax(arrays(run.requests("scheduled"))[0]))
+    if last <= settled:
+        raise ConfigError(
+            f"settled={settled:g}: {run.arm}: no request waits after {last:.3g} s: must be "
+            "shorter, or its requests more"
+        )
+    return (start > settled) & (start <= last)
 
 
 def draw_load(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> Figure:
@@ -323,39 +434,14 @@ def draw_load(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]])
     look = looks(list(curves))
     for name, systems in curves.items():
         for curve, dashes in zip(systems.values(), DASHES, strict=False):
-            axes.plot(
-                curve["rate"],
-                curve["normalized_latency"],
-                color=look[name].colour,
-                ls=dashes,
-                marker="o",
-                ms=3,
-            )
+            line = curve["rate"], curve["normalized_latency"]
+            axes.plot(*line, color=look[name].colour, ls=dashes, marker="o", ms=3)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     tidy(axes, x="requests/s", y="normalized latency (s a token)")
-    margins(figure)
     entries: dict[str, Any] = {
         name: Line2D([], [], color=one.colour, lw=2, label=name) for name, one in look.items()
     }
     for system, dashes in zip(next(iter(curves.values())), DASHES, strict=False):
         entries[system] = Line2D([], [], color=MUTED, ls=dashes, lw=2, label=system)
-    key(figure, entries)
-    return figure
-
-
-def draw_saved(saved: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Two bars for each: what was published, and ours."""
-    figure = new_figure(3.2)
-    axes = figure.subplots()
-    colours = {"published": QUEUED, "ours": DECODE}
-    names = list(saved["ours"])
-    for side, (whose, colour) in zip((-0.2, 0.2), colours.items(), strict=True):
-        places = np.arange(len(names)) + side
-        each = [saved[whose][name] for name in names]
-        axes.bar(places, each, 0.38, color=colour)
-        label_bars(axes, places, each, "{:.1f}")
-    axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names])
-    axes.grid(axis="x", visible=False)
-    tidy(axes, y="memory saved (%)")
-    return keyed(figure, {"the paper": QUEUED, "ours": DECODE})
+    return keyed(figure, entries)

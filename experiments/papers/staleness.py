@@ -1,23 +1,25 @@
-"""Routers that see the state of replicas as it was: what that does to first tokens."""
+"""Routers that see an outdated state of the replicas: the effect on the time to the first token."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from experiments.papers.reproduction import Reproduction
-from experiments.papers.staleness_drawing import age, draw
-from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, unknown
-from pagedsim.metrics.arms import Run
+from experiments.papers.panels import Panel, draw_panels
+from experiments.papers.reproduction import ByArm, Reproduction, arm
+from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.study import Reading
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 TAIL = "ttft_p99"
 Tails = Mapping[float, Sequence[float]]
@@ -26,65 +28,53 @@ Tails = Mapping[float, Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Staleness(Reproduction):
-    """The P99 time to the first token, by router and by the age of what it sees."""
+    """The P99 time to the first token, by router and by the age of the state that it sees."""
 
     one_server: ClassVar[bool] = False
 
-    routers: Mapping[str, Sequence[str]]
-    """Names, and the overrides that make them; the first is the one that was published."""
-    ages: Sequence[float]
-    """Seconds, the first of which is what the others are held against."""
-    variants: Mapping[str, Sequence[str]]
-    """What the source leaves open, decided otherwise, for the first router at all ages."""
+    routers: Annotated[Names, Count()]
+    """The first is the published one."""
+    ages: Annotated[Sequence[float], Count(2), Number(0)]
+    """Seconds; the first is what the others are compared with."""
+    variants: Names
+    """Other choices where the source leaves one open, for the first router at all ages."""
     published: Mapping[float, float]
-    """By age, what is added to the P99, as a part of it."""
+    """By age, the relative increase of the P99."""
     between: Mapping[float, Sequence[float]]
-    """By age, what seeds lay between there."""
-    tails: Mapping[str, Mapping[float, Sequence[float]]]
-    """By router and age, seconds between which the P99 of seeds lay."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.ages) < 2 or not self.routers:
-            raise ConfigError("study: must have at least two ages and a router")
-        for one in self.ages:
-            require_number("study.ages", one, 0)
-        for name in self.tails:
-            if name not in self.routers:
-                raise unknown("router of study.tails", name, self.routers)
+    """By age, the published spread of seeds."""
+    tails: Annotated[Mapping[str, Mapping[float, Sequence[float]]], In("routers")]
+    """By router and age, the range of the published P99 over seeds, in seconds."""
 
     def arms(self) -> dict[str, list[str]]:
-        first = next(iter(self.routers.values()))
-        every = {
-            **self.routers,
-            **{name: [*first, *changes] for name, changes in self.variants.items()},
-        }
+        first = self.routers[self._first]
+        varied = {name: [*first, *changes] for name, changes in self.variants.items()}
         return {
             _arm(name, one): [*own, f"fleet.staleness={one:g}"]
-            for name, own in every.items()
+            for name, own in {**self.routers, **varied}.items()
             for one in self.ages
         }
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: ByArm) -> Reading:
         found = {
             name: {one: [run.summary[TAIL] for run in runs[_arm(name, one)]] for one in self.ages}
             for name in (*self.routers, *self.variants)
         }
+        means = {name: [_mean(its[one]) for one in self.ages] for name, its in found.items()}
         data = {
             "ages": list(self.ages),
-            "ttft_p99": {
-                name: [float(np.mean(its[one])) for one in self.ages] for name, its in found.items()
-            },
+            "ttft_p99": means,
             "routers": list(self.routers),
             "published": {
                 name: {f"{one:g}": list(ends) for one, ends in its.items()}
                 for name, its in self.tails.items()
             },
         }
+        rows = [[name, *(f"{1e3 * one:,.0f}" for one in its)] for name, its in means.items()]
+        title = "P99 time to the first token (ms), by age"
         return Reading(
             finding=list(self._finding(found)),
             rows=[*self._changes(found), *self._tails(found)],
-            listings=[self._listing(found)],
+            listings=[Listing(title, ["", *map(age, self.ages)], rows, "Means over seeds.")],
             data=data,
             drawings={
                 "staleness": Drawing(
@@ -100,72 +90,89 @@ class Staleness(Reproduction):
         return next(iter(self.routers))
 
     def _change(self, its: Tails, one: float) -> list[float]:
-        """What an age adds, of each seed."""
-        fresh = its[self.ages[0]]
-        return [old / new - 1 for old, new in zip(its[one], fresh, strict=True)]
+        """The relative increase at an age, of each seed."""
+        return [old / new - 1 for old, new in zip(its[one], its[self.ages[0]], strict=True)]
 
-    def _mean(self, its: Tails, one: float) -> float:
-        return float(np.mean(self._change(its, one)))
+    def _signed(self, its: Tails, one: float) -> str:
+        return signed(_mean(self._change(its, one)), 0)
 
     def _changes(self, found: Mapping[str, Tails]) -> Iterator[Row]:
         its = found[self._first]
         for one, told in self.published.items():
             if one in self.ages:
-                yield Row(
-                    f"{self._first}, {age(one)} old: P99 to the first token",
-                    100 * self._mean(its, one),
-                    100 * told,
-                    "% more",
-                    self._why(found, one),
-                )
-
-    def _why(self, found: Mapping[str, Tails], one: float) -> str:
-        ours = self._change(found[self._first], one)
-        parts = [f"seeds here {signed(min(ours), 0)} to {signed(max(ours), 0)}"]
-        if there := self.between.get(one):
-            parts.append(f"there {signed(there[0], 0)} to {signed(there[1], 0)}")
-        else:
-            parts.append("there one seed")
-        parts += [
-            f"{signed(self._mean(found[name], one), 0)} with {name}" for name in self.variants
-        ]
-        return "; ".join(parts)
+                ours = self._change(its, one)
+                there = self.between.get(one)
+                seeds = f"{signed(there[0], 0)} to {signed(there[1], 0)}" if there else "one seed"
+                why = [
+                    f"seeds here {signed(min(ours), 0)} to {signed(max(ours), 0)}",
+                    f"there {seeds}",
+                    *(f"{self._signed(found[name], one)} with {name}" for name in self.variants),
+                ]
+                what = f"{self._first}, {age(one)} old: P99 to the first token"
+                yield Row(what, 100 * _mean(ours), 100 * told, "% more", "; ".join(why))
 
     def _tails(self, found: Mapping[str, Tails]) -> Iterator[Row]:
         for name, its in self.tails.items():
-            for one, ends in its.items():
+            for one, (low, high) in its.items():
                 if one in self.ages:
-                    yield Row(
-                        f"{name}, {age(one)} old: P99",
-                        1e3 * float(np.mean(found[name][one])),
-                        (1e3 * ends[0], 1e3 * ends[1]),
-                        "ms",
-                    )
-
-    def _listing(self, found: Mapping[str, Tails]) -> Listing:
-        rows = [
-            [name, *(f"{1e3 * float(np.mean(its[one])):,.0f}" for one in self.ages)]
-            for name, its in found.items()
-        ]
-        head = ["", *(age(one) for one in self.ages)]
-        return Listing("P99 time to the first token (ms), by age", head, rows, "Means over seeds.")
+                    ours = 1e3 * _mean(found[name][one])
+                    yield Row(f"{_arm(name, one)}: P99", ours, (1e3 * low, 1e3 * high), "ms")
 
     def _finding(self, found: Mapping[str, Tails]) -> Iterator[str]:
-        told = [one for one in self.published if one in self.ages]
-        its = found[self._first]
-        if told:
+        if told := [one for one in self.published if one in self.ages]:
             each = ", ".join(
-                f"{signed(self._mean(its, one), 0)} with state {age(one)} old (published: "
+                f"{self._signed(found[self._first], one)} with state {age(one)} old (published: "
                 f"{signed(self.published[one], 0)})"
                 for one in told
             )
             yield f"By {self._first} alone the P99 time to the first token changes by {each}."
         for one in sorted({*self.ages[1:]} & {0.1, self.ages[-1]}):
             others = ", ".join(
-                f"{signed(self._mean(found[name], one), 0)} ({name})" for name in self.routers
+                f"{self._signed(found[name], one)} ({name})" for name in self.routers
             )
             yield f"With state {age(one)} old, against state as it is: {others}."
 
 
+def age(seconds: float) -> str:
+    """The age as text.
+
+    >>> age(0), age(0.05), age(1)
+    ('0 ms', '50 ms', '1 s')
+    """
+    return f"{seconds:g} s" if seconds >= 1 else f"{1e3 * seconds:g} ms"
+
+
 def _arm(name: str, one: float) -> str:
-    return f"{name}, {age(one)} old"
+    return arm(name, f"{age(one)} old")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def draw(data: Mapping[str, Any]) -> Figure:
+    """A line for each router; bars span the published seeds."""
+    ages = data["ages"]
+
+    def bars(axes: Axes, look: Mapping[str, Any]) -> None:
+        for name, its in data["published"].items():
+            for one, ends in its.items():
+                if float(one) in ages:
+                    place = [ages.index(float(one)) + 0.08] * 2
+                    seconds = [1e3 * end for end in ends]
+                    axes.plot(place, seconds, color=look[name].colour, lw=4, alpha=0.35)
+        axes.set_xticks(range(len(ages)), [age(one) for one in ages])
+
+    lines = {
+        name: (range(len(ages)), [1e3 * seconds for seconds in data["ttft_p99"][name]])
+        for name in data["routers"]
+    }
+    panel = Panel(
+        lines=lines,
+        log=True,
+        origin=False,
+        more=bars,
+        x="age of what the router sees",
+        y="P99 TTFT (ms)",
+    )
+    return draw_panels([[panel]], 3.6, left=0.8)

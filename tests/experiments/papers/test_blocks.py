@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from experiments.papers.blocks import Blocks, Load, Variant
+from experiments.papers.blocks import Blocks
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 
 SIZES = (1, 16, 256)
+LOAD = {"workload": "sharegpt", "rate": 2.0, "requests": 100, "best": [16, 256]}
 
 
 def study(**more: Any) -> Blocks:
@@ -27,8 +28,8 @@ def study(**more: Any) -> Blocks:
         "overhead": 0.25,
         "usual": 16,
         "within": 0.1,
-        "loads": {"ShareGPT": Load("sharegpt", 2.0, 100, (16, 256))},
-        "variants": {"none": Variant(overhead=0.0, load=0.5, overrides=["batching=static"])},
+        "loads": {"ShareGPT": LOAD},
+        "variants": {"none": {"overhead": 0.0, "load": 0.5, "overrides": ["batching=static"]}},
     }
     return Blocks(**(settings | more))
 
@@ -37,8 +38,7 @@ class Served(Run):
     """A run without files."""
 
     def steps(self, *columns: str) -> pa.Table:
-        """Two steps of decodes, of which the first is as long as the other three times; and one
-        in which not all decode."""
+        """Two steps of decodes, the first three times as long; and one in which not all decode."""
         size = self.config["size"]
         table = {
             "start": [0.0, 3.0, 4.0],
@@ -76,19 +76,10 @@ def test_all_of_the_overhead_is_for_finding_blocks() -> None:
 
 
 def test_a_variant_may_have_a_rate_of_its_own() -> None:
-    variants = {"slow": Variant(rates={"ShareGPT": 3.0}), "half": Variant(load=0.5)}
+    variants = {"slow": {"rates": {"ShareGPT": 3.0}}, "half": {"load": 0.5}}
     arms = study(variants=variants).arms()
     assert "workload.rate=3" in arms["ShareGPT, blocks of 16, slow"]
     assert "workload.rate=1" in arms["ShareGPT, blocks of 16, half"]
-    with pytest.raises(
-        ConfigError, match=r"^variants\.slow\.rates\.Alpaca: must be one of ShareGPT"
-    ):
-        study(variants={"slow": Variant(rates={"Alpaca": 3.0})})
-
-
-def test_the_finding_says_of_each_variant_what_came_out() -> None:
-    reading = study().read_arms(runs({"": [0.2, 0.11, 0.1], ", none": [0.3, 0.2, 0.1]}))
-    assert reading.finding[-1] == "With none these come within 10 % of the best: ShareGPT 256."
 
 
 def test_best_and_as_good_as_the_best() -> None:
@@ -114,17 +105,6 @@ def test_waste_is_what_a_sequence_holds_and_does_not_use_while_all_decode() -> N
     assert reading.data["waste_tokens_a_sequence"] == {"ShareGPT": [0.25, 0.25, 0.25]}
 
 
-def test_a_load_must_come() -> None:
-    with pytest.raises(ConfigError, match=r"^rate=-1: must be"):
-        Load("sharegpt", -1, 100, (16, 256))
-
-
-@pytest.mark.parametrize("settings", [{"overhead": -1}, {"load": "x"}, {"rates": {"ShareGPT": -1}}])
-def test_a_variant_is_made_of_numbers(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="must be"):
-        Variant(**settings)
-
-
 def test_times_of_a_kernel_are_taken_from_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no kernel times"):
         study(kernel=str(tmp_path))
@@ -138,7 +118,6 @@ def test_times_of_a_kernel_are_taken_from_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"sizes": [0, 1]}, "sizes=0: must be"),
         ({"sizes": [16]}, "must be 2 or more"),
         ({"sizes": [1, 2]}, "must hold"),
     ],

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.papers.chunk_budget import ChunkBudget
-from experiments.papers.chunk_curve import at, crossing
-from experiments.papers.chunk_part import mean, told
-from experiments.papers.chunk_stalls import full_budget, longest_gap, stall_of
+from experiments.papers.chunk_budget import (
+    ChunkBudget,
+    Stall,
+    full_budget,
+    longest_gap,
+    mean,
+    told,
+)
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.run.command import Command
@@ -108,20 +112,6 @@ def test_where_nothing_is_sustained_no_number_is_told() -> None:
     assert math.isnan(reading.rows[0].ours)
 
 
-# -- curves ----------------------------------------------------------------------------------------
-
-
-def test_curves_cross_where_the_first_falls_below_the_second() -> None:
-    small, large = {1.0: 2.0, 2.0: 2.0, 3.0: 2.0}, {1.0: 1.0, 2.0: 2.0, 3.0: 4.0}
-    assert crossing({"small": small, "large": large}) == pytest.approx(2.0)
-    assert math.isnan(crossing({"small": large, "large": small}))
-
-
-def test_between_two_rates_a_latency_lies_on_a_line_in_its_logarithm() -> None:
-    assert at({1.0: 1.0, 3.0: 4.0}, 2.0) == pytest.approx(2.0)
-    assert math.isnan(at({1.0: 1.0, 3.0: 4.0}, 3.5))
-
-
 def test_a_mean_is_told_with_what_seeds_give() -> None:
     assert told([1.0, 2.0]) == "1.5 s (1 to 2)"
     assert told([2.0]) == "2 s"
@@ -144,41 +134,18 @@ def test_no_gap_is_longer_than_a_full_budget_costs(small: Run) -> None:
     longest = (end - start)[decodes > 0].max()
     assert longest_gap(small) == pytest.approx(longest)
     assert longest < full_budget(small) < 1.5 * longest
-    assert stall_of([small]).cost == full_budget(small)
+    assert Stall.of([small]).cost == full_budget(small)
 
 
 @pytest.mark.usefixtures("hydra")
 def test_whole_prompts_have_no_budget_that_bounds_a_gap(tmp_path: Path) -> None:
     words = ["experiment=single", "workload.rate=6", "workload.requests=60"]
     run = run_of(tmp_path, words, ["batching=prefill_first"])
-    stall = stall_of([run])
+    stall = Stall.of([run])
     assert math.isnan(stall.cost) and stall.gap == longest_gap(run) > 0
 
 
-# -- all of it -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("hydra")
-def test_a_small_study_of_every_part(tmp_path: Path) -> None:
-    found = carried_out(
-        tmp_path,
-        *("experiment=chunk_budget", "seeds=1", "jobs=1", "report=false", "workload.requests=24"),
-        *("study.crossing.rates=[0.5]", "study.capacity.tolerance=0.5"),
-        *("~study.capacity.cases.Yi-34B", "~study.capacity.cases.Mistral-7B-even"),
-    )
-    rows = {row["what"]: row for row in found["rows"]}
-    assert rows["Yi-34B at 1/s, chunks alone: P50 TTFT"]["ours"] is None
-    assert rows["Yi-34B at 1/s, both: P99 gap"]["ours"] < 0.2
-    alone = rows["low load: 2,048 tokens / 16,384 tokens"]
-    loaded = rows["0.44/s: 2,048 tokens / 16,384 tokens"]
-    assert alone["ours"] > 1 > loaded["ours"]
-    assert "13 chunks instead of 2" in alone["why"]
-    bound = found["data"]["beside long prompts"]
-    without, *_, with_it = (each["interactive"]["ttft_p99"] for each in bound.values())
-    assert with_it < without
-    stalls = found["data"]["stalls"]["512 tokens"]
-    assert stalls["longest_gap"] <= stalls["full_budget"]
+# -- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("hydra")
@@ -204,22 +171,18 @@ def test_what_its_runs_lack_is_told_before_they_run(
     ("more", "text"),
     [
         ({}, "study: one of capacity, stalls, crossing, beside must be given"),
+        ({"capacity": {**CAPACITY, "baseline": "orca"}}, "capacity.baseline=orca: unknown"),
         (
-            {"capacity": {**CAPACITY, "baseline": "orca"}},
-            "budget of study.capacity.baseline 'orca'",
+            {"crossing": {**CROSSING, "budgets": {"512": []}, "published": []}},
+            "crossing.budgets: 1 of them: must be",
         ),
-        ({"capacity": {**CAPACITY, "tolerance": 2}}, "tolerance=2: must be a number from 0.001"),
-        ({"capacity": {**CAPACITY, "speed": 2}}, "study.capacity.speed: no such setting"),
-        ({"crossing": {**CROSSING, "budgets": {"a": []}}}, "crossing.budgets: 1 of them: must be"),
-        ({"crossing": {**CROSSING, "rates": [-1]}}, "study.crossing.rates=-1: must be a number"),
-        ({"crossing": {**CROSSING, "arrivals": {}}}, "study.crossing.arrivals: must name at least"),
         (
             {"crossing": {**CROSSING, "published": [{"rate": 1, "seconds": {"512": 1}}]}},
-            "study.crossing.published at 1: lacks first",
+            "crossing.published at 1: lacks first",
         ),
         (
             {"stalls": {**STALLS, "published": {"x": {"budget": "2", "ttft": 1, "gap": 1}}}},
-            "budget of study.stalls.published.x '2'",
+            "stalls.published.x.budget=2: unknown",
         ),
         ({"stalls": STALLS, "budgets": {"a": ["seeds=2"]}}, "seeds=2: is the study's own"),
     ],

@@ -10,9 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from experiments.papers.goodput import over_seeds, served
-from experiments.papers.past_future import Goodput
-from experiments.papers.request_gaps import longest_gaps
+from experiments.papers.past_future import Goodput, longest_gaps, over_seeds, served
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from tests.metrics.tables import requests_of, steps_of
@@ -67,7 +65,7 @@ def test_the_longest_gap_of_each_request() -> None:
     assert longest_gaps(tables()) == pytest.approx([1, 1, 3, 1])
 
 
-def test_goodput_is_of_who_met_all_bounds() -> None:
+def test_goodput_is_of_requests_that_met_all_bounds() -> None:
     found = served(tables(), 0.0, [2.0, 4.0, math.inf], 1.5)
     assert found.goodputs == pytest.approx((4 / 10, 7 / 10, 7 / 10))
     assert (found.goodput, found.smooth) == (found.goodputs[0], found.goodputs[-1])
@@ -77,13 +75,13 @@ def test_goodput_is_of_who_met_all_bounds() -> None:
     assert over_seeds([found, found]) == found
 
 
-def test_who_finishes_in_the_warm_up_does_not_count() -> None:
+def test_requests_that_finish_in_the_warm_up_are_not_counted() -> None:
     assert served(tables(), 4.5, [9.0], 9.0).tokens == pytest.approx(7 / 5.5)
-    with pytest.raises(ConfigError, match="x: nobody finishes between warm_up=7 and the last"):
+    with pytest.raises(ConfigError, match="x: no request finishes between warm_up=7 and the last"):
         served(tables(), 7.0, [9.0], 9.0)
 
 
-def test_what_is_told_of_the_heaviest_load() -> None:
+def test_rows_of_the_heaviest_load() -> None:
     of = study()
     runs = {arm: [tables(arm, preempted=int("greedy" in arm))] for arm in of.arms()}
     assert list(runs) == [f"chat, {one}, {n} users" for n in (2, 4) for one in ("greedy", "ours")]
@@ -94,9 +92,6 @@ def test_what_is_told_of_the_heaviest_load() -> None:
     assert whole.published == (2, 3)
     assert whole.ours == alone.ours == 1 and "not who is preempted" in whole.why
     assert "with 0 and 0.25 preemptions a request" in alone.why
-    assert reading.finding[0].startswith("chat, 4 users: ours gives 1.00 times the goodput of gre")
-    assert reading.listings[0].rows[0][0] == "chat, 4 users, first token in 2 s"
-    assert len(reading.listings[0].rows) == 3
 
 
 @pytest.mark.usefixtures("hydra")
@@ -111,7 +106,7 @@ def test_gaps_of_a_real_run_are_those_that_its_steps_took(tmp_path: Path) -> Non
     assert gaps.min() >= run.summary["itl_p50"] / 2
 
 
-def test_where_nobody_misses_the_objective_nothing_decides() -> None:
+def test_where_all_keep_the_objective_nothing_decides() -> None:
     of = study(ttft=9.0, gap=9.0)
     reading = of.read_arms({arm: [tables(arm)] for arm in of.arms()})
     why = {row.what: row.why for row in reading.rows}["chat: ours / greedy, best goodput"]
@@ -151,21 +146,3 @@ def test_a_small_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "~study" not in found["notes"][0]
     said = " ".join(capsys.readouterr().out.split())
     assert "workload.rate=4 changes nothing: users ask once they are answered" in said
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"ours": "best"}, "unknown system 'best'"),
-        ({"others": []}, "study.others: must name at least one"),
-        ({"loads": {}}, "study.loads: must name at least one"),
-        ({"published": [2]}, r"study.published=\[2\]: must be \[from, to\]"),
-        ({"gap": -1}, "study.gap=-1: must be a number of at least 0"),
-        ({"loads": {"chat": {**LOAD, "users": []}}}, "loads.chat.users: must name at least one"),
-        ({"loads": {"chat": {**LOAD, "users": [0]}}}, "loads.chat.users=0: must be a whole number"),
-        ({"loads": {"chat": {**LOAD, "rate": 1}}}, "study.loads.chat.rate: no such setting"),
-    ],
-)
-def test_what_cannot_be_is_refused(more: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        study(**more)

@@ -1,4 +1,4 @@
-"""Figures 14 and 15 on small runs: sustained rates, what is saved, and the closed form of that."""
+"""Figures 14 to 16 on small runs: sustained rates, what is saved, and the closed form of that."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from experiments.papers.sharing import Sharing, draw_load, draw_saved, met_at
-from experiments.papers.sharing_case import Case, draw_sustained, saving, sustained
+from experiments.papers.sharing import SharedPrefix, Sharing, met_at, saving, served_rate
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from tests.metrics.tables import requests_of, steps_of
@@ -97,7 +96,7 @@ def test_arms_are_runs_of_all_that_come_at_once_laws_and_traces() -> None:
 
 def test_a_rate_is_tokens_over_those_of_a_request_while_others_wait() -> None:
     # In two seconds a first token and four in two sequences: three, of requests of two.
-    assert sustained(served("x"), 1.0) == pytest.approx(3 / 2 / 2)
+    assert served_rate(served("x"), 1.0) == pytest.approx(3 / 2 / 2)
 
 
 def test_what_is_saved_is_a_mean_over_steps() -> None:
@@ -105,9 +104,11 @@ def test_what_is_saved_is_a_mean_over_steps() -> None:
     assert saving(served("x", 2), 1.0) == pytest.approx(100 * (1 - 1 / 1.75))
 
 
-def test_nobody_waits_that_long() -> None:
-    with pytest.raises(ConfigError, match="settled=3: x: nobody waits after 3 s: must be shorter"):
-        sustained(served("x"), 3.0)
+def test_no_request_waits_that_long() -> None:
+    with pytest.raises(
+        ConfigError, match="settled=3: x: no request waits after 3 s: must be shorter"
+    ):
+        served_rate(served("x"), 3.0)
 
 
 def test_the_reading() -> None:
@@ -121,13 +122,6 @@ def test_the_reading() -> None:
     # 42.9 % at 0.1 and 50 % at 0.4: what was published is met at the latter.
     assert laws.rows == [["beam = 2", "42.9 %", "50.0 %", "0.4"]]
     assert listing.rows[-1][:3] == ["beam = 2, slow", "0.75/s", "(0.75/s)"]
-    data: Any = reading.data
-    for figure in (
-        draw_sustained(data["sustained"]),
-        draw_load(data["curves"]),
-        draw_saved(data["saved"]),
-    ):
-        assert figure.axes
 
 
 def test_where_a_law_meets_a_number() -> None:
@@ -136,23 +130,23 @@ def test_where_a_law_meets_a_number() -> None:
     assert math.isnan(met_at(law, 41.0))
 
 
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"systems": {"paged": []}}, "systems: 1 of them: must be 2"),
-        ({"beams": ["beam = 3"]}, "beam = 3: must be one of n = 1, beam = 2"),
-        ({"curves": {"x": {}}}, "x: must be one of n = 1, beam = 2"),
-        ({"settled": -1}, "settled=-1: must be"),
-    ],
-)
-def test_what_cannot_be(more: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        study(**more)
-
-
-def test_a_case_names_its_systems() -> None:
-    with pytest.raises(ConfigError, match="x: vLLM: must be one of paged, Orca, with requests"):
-        Case(requests={"vLLM": 3}).arms("x", SYSTEMS)
+def test_the_gain_of_a_shared_prefix() -> None:
+    systems = {"shared": ["memory=prefix"], "Orca": ["memory=reserved_oracle"], "paged": []}
+    few = {"of": "80 tokens", "overrides": ["server.max_seqs=4"], "requests": {"shared": 5}}
+    prefix = SharedPrefix(
+        title="t",
+        question="q",
+        source="s",
+        systems=systems,
+        cases={"80 tokens": {"requests": dict.fromkeys(systems, 3), "gain": 1.5}},  # type: ignore[dict-item]
+        variants={"80 tokens, few": few},  # type: ignore[dict-item]
+        settled=1.0,
+    )
+    arms = prefix.arms()
+    assert arms["80 tokens, few, shared"][:2] == ["memory=prefix", "server.max_seqs=4"]
+    reading = prefix.read_arms({arm: served(arm) for arm in arms})
+    assert [(row.ours, row.published) for row in reading.rows] == [(1.0, 1.5)]
+    assert reading.listings[0].rows[1][:4] == ["80 tokens, few", "0.75/s", "(0.75/s)", "(0.75/s)"]
 
 
 # -- real runs -------------------------------------------------------------------------------------
@@ -200,3 +194,12 @@ def test_beams_share_the_more_the_oftener_they_are_replaced(tmp_path: Path) -> N
     often = mean_saving([2, 6], tmp_path / "often", "backend.beam_turnover=0.5")
     assert seldom[0] < seldom[1] < often[1]
     assert seldom[0] < often[0] < often[1]
+
+
+@pytest.mark.usefixtures("hydra")
+def test_tokens_beyond_the_last_full_block_are_computed_by_each_request(tmp_path: Path) -> None:
+    """341 tokens are 21 blocks of 16 and 5 tokens."""
+    settings = ["memory=prefix", "workload.prefixes={tokens: 341}", "workload.requests=20"]
+    run = run_of(tmp_path, ["experiment=paper_fig16", "workload.rate=2"], settings)
+    found = run.requests("cached_tokens")["cached_tokens"].to_pylist()
+    assert found == [0, *[336] * 19]

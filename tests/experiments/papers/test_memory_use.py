@@ -1,4 +1,4 @@
-"""Figure 2 on small runs: what slots are for, by hand; who is averaged; what is exact."""
+"""Figure 2 on small runs: the use of every slot by hand, averages, and what is exact."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from hydra import compose
 
-from experiments.papers.memory import MemoryUse
-from experiments.papers.memory_observed import KINDS, Observed
+from experiments.papers.memory_use import KINDS, MemoryUse, Observed
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import StoppableRecorder
@@ -37,13 +36,13 @@ def study(**more: Any) -> MemoryUse:
     return MemoryUse(**(settings | more))
 
 
-# -- looking at the memory -------------------------------------------------------------------------
+# -- the memory, inspected -------------------------------------------------------------------------
 
 
-def job(folder: Path, *changes: str, looked: bool = True) -> Job:
+def job(folder: Path, *changes: str, inspected: bool = True) -> Job:
     experiment = ["experiment=paper_fig2", "seeds=1", *changes]
     plain = ["backend._target_=pagedsim.run.simulated.Simulated", "~backend.every"]
-    return job_of(folder, experiment, [] if looked else plain)
+    return job_of(folder, experiment, [] if inspected else plain)
 
 
 def served(job: Job) -> Run:
@@ -64,44 +63,39 @@ ONE = (
 
 @pytest.mark.usefixtures("hydra")
 @pytest.mark.parametrize(
-    ("memory", "stored", "owned"),
+    ("memory", "owned"),
     [
-        (["memory=paged", "memory.blocks=4"], 25, 32),
-        (["memory=reserved_max", "memory.blocks=64"], 25, 32),
-        (["memory=reserved_pow2", "memory.blocks=64"], 25, 28),
-        (["memory=reserved_oracle", "memory.blocks=64"], 25, 25),
+        (["memory=paged", "memory.blocks=4"], 32),
+        (["memory=reserved_max", "memory.blocks=64"], 32),
+        (["memory=reserved_pow2", "memory.blocks=64"], 28),
+        (["memory=reserved_oracle", "memory.blocks=64"], 25),
     ],
 )
-def test_every_slot_of_a_single_request(
-    tmp_path: Path, memory: list[str], stored: int, owned: int
-) -> None:
+def test_every_slot_of_a_single_request(tmp_path: Path, memory: list[str], owned: int) -> None:
     steps = served(job(tmp_path, *ONE, *memory)).steps("decode_seqs", *KINDS).to_pylist()
     assert [step["decode_seqs"] for step in steps] == [0, 1, 1, 1, 1]
-    assert np.isnan(steps[0]["stored"])  # its prompt is on its way
+    assert np.isnan(steps[0]["stored"])  # its prompt is being computed
     for filled, step in enumerate(steps[1:], start=21):
         slots = {kind: 64 * step[kind] for kind in KINDS}
         assert slots == {
             "stored": filled,
-            "reserved": stored - filled,
-            "internal": owned - stored,
+            "reserved": 25 - filled,
+            "internal": owned - 25,
             "external": 64 - owned,
         }
 
 
 @pytest.mark.usefixtures("hydra")
-def test_looking_changes_nothing(tmp_path: Path) -> None:
+def test_inspections_change_nothing(tmp_path: Path) -> None:
     changes = ("workload.requests=60", "workload.rate=20", "memory.blocks=200")
     seen = served(job(tmp_path / "seen", *changes, "backend.every=5"))
-    plain = served(job(tmp_path / "plain", *changes, "backend.fast_forward=true", looked=False))
+    plain = served(job(tmp_path / "plain", *changes, "backend.fast_forward=true", inspected=False))
     steps = plain.steps()
     assert seen.steps(*steps.column_names).equals(steps)
     assert seen.requests().equals(plain.requests())
-    looked = seen.steps("step", "prefill_tokens", "stored").to_pylist()
-    found = {step["step"] for step in looked if not np.isnan(step["stored"])}
-    assert found == {s["step"] for s in looked if s["step"] % 5 == 0 and not s["prefill_tokens"]}
-
-
-def test_steps_that_are_skipped_cannot_be_looked_at() -> None:
+    every = seen.steps("step", "prefill_tokens", "stored").to_pylist()
+    found = {step["step"] for step in every if not np.isnan(step["stored"])}
+    assert found == {s["step"] for s in every if s["step"] % 5 == 0 and not s["prefill_tokens"]}
     with pytest.raises(ConfigError, match="fast_forward=True: must be false"):
         Observed(fast_forward=True)
 
@@ -110,20 +104,20 @@ def test_steps_that_are_skipped_cannot_be_looked_at() -> None:
 def test_orca_max_holds_exactly_seven_and_leaves_8_85_percent(tmp_path: Path) -> None:
     memory = ("memory=reserved_max", "memory.blocks=15728")
     run = served(job(tmp_path, "workload.requests=40", "workload.rate=20", *memory))
-    runs = {"most": [run], "paged": [run], "most, longer prompts": [run]}
-    rows = study(warm_up=5.0).read_arms(runs | {"paged, longer prompts": [run]}).rows
-    exact = {row.what: row for row in rows[-2:]}
-    count = exact["arm: requests at once, 15,728 // 2,048"]
-    left = exact["arm: slots that 7 × 2,048 leave over"]
+    count, left = (
+        study(warm_up=5.0, variants=None).read_arms({"most": [run], "paged": [run]}).rows[-2:]
+    )
+    assert count.what == "arm: requests at once, 15,728 // 2,048"
     assert (count.ours, count.published) == (7, 7)
+    assert left.what == "arm: slots that 7 × 2,048 leave over"
     assert left.ours == pytest.approx(left.published) == pytest.approx(8.850, abs=5e-4)
 
 
-# -- reading what was seen -------------------------------------------------------------------------
+# -- averages --------------------------------------------------------------------------------------
 
 
 class Seen(Run):
-    """A run of four steps, of which two count: the second for three times as long."""
+    """Four steps, of which two count: the second for three times as long."""
 
     def steps(self, *columns: str) -> pa.Table:
         rows = [{"end": 2.0}, {"end": 3.0}, {"end": 6.0}, {"end": 9.0, "waiting": 0}]
@@ -142,39 +136,25 @@ def test_averages_are_over_the_time_in_which_requests_wait() -> None:
     reading = study().read_arms({arm: seen(arm) for arm in study().arms()})
     rows = {row.what: row for row in reading.rows}
     assert rows["most: token states"].ours == pytest.approx((20 + 3 * 40) / 4)
+    assert rows["most: token states"].why == "35.0 % with longer prompts"
     assert rows["most: reserved"].ours == pytest.approx((30 + 3 * 10) / 4)
     assert rows["most: internal fragmentation"].ours == pytest.approx(40)
-    assert rows["most: requests at once, 700 // 90"].ours == 7
-    assert "35.0 % of the slots" in reading.finding[0]
-
-
-def test_what_differs_says_what_else_it_could_be() -> None:
-    reading = study().read_arms({arm: seen(arm) for arm in study().arms()})
-    whys = {row.what: row.why for row in reading.rows}
-    assert whys["most: token states"] == "35.0 % with longer prompts"
-    assert whys["most: internal fragmentation"] == ""
-    assert whys["paged: reserved"] == ""  # nothing is printed to differ from
-
-
-def test_nobody_waits() -> None:
+    assert rows["most: internal fragmentation"].why == rows["paged: reserved"].why == ""
     with pytest.raises(ConfigError, match=r"study.warm_up=7: must be shorter: .* no request waits"):
         study(warm_up=7).read_arms({arm: seen(arm) for arm in study().arms()})
 
 
-def test_every_system_is_run_with_every_variant() -> None:
+def test_variants_are_of_every_system_and_may_be_left_out() -> None:
     arms = study().arms()
     assert list(arms) == ["most", "paged", "most, longer prompts", "paged, longer prompts"]
     assert arms["most, longer prompts"] == ["memory=reserved_max", "workload.rate=3"]
-
-
-def test_variants_may_be_left_out() -> None:
-    plain = study(variants=None)
-    assert list(plain.arms()) == ["most", "paged"]
-    assert not plain.read_arms({arm: seen(arm) for arm in plain.arms()}).listings
+    assert list(study(variants=None).arms()) == ["most", "paged"]
+    with pytest.raises(ConfigError, match=r"published\.paged=None: must be 4 numbers"):
+        study(published={"most": [1, 2, 3, 4]})
 
 
 @pytest.mark.usefixtures("hydra")
-def test_lengths_are_as_uneven_as_it_is_said() -> None:
+def test_lengths_are_as_uneven_as_the_variant_says() -> None:
     config = compose("config", overrides=["experiment=paper_fig2"])
     (changes,) = config.study.variants.values()
     workload = compose("config", overrides=["experiment=paper_fig2", *changes]).workload
@@ -185,16 +165,3 @@ def test_lengths_are_as_uneven_as_it_is_said() -> None:
     assert np.median(output) == pytest.approx(253, abs=2)
     assert output.std() / output.mean() == pytest.approx(0.84, abs=0.01)
     assert (prompt.mean(), output.mean()) == pytest.approx((161.31, 337.99), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"largest": "pow2"}, "largest=pow2: must be one of most, paged"),
-        ({"published": {"most": [1, 2, 3, 4]}}, "published.paged=None: must be 4 numbers"),
-        ({"warm_up": -1}, "warm_up=-1: must be a number of at least 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(more: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        study(**more)

@@ -1,0 +1,282 @@
+"""Figure 2 of the PagedAttention paper: what the KV cache memory is used for."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from experiments.papers.panels import keyed
+from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, arrays
+from experiments.papers.settings import In, Names, Number
+from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
+from pagedsim.core.errors import require_whole
+from pagedsim.metrics.arms import Run
+from pagedsim.metrics.result import Listing, Row
+from pagedsim.report.pictures import Drawing
+from pagedsim.report.style import DECODE, INK, PAPER, PREFILL, QUEUED, YIELD, new_figure, tidy
+from pagedsim.run.backend import Settings, StoppableRecorder
+from pagedsim.run.simulated import Simulated
+from pagedsim.run.simulation import Simulation
+from pagedsim.run.study import Reading
+from pagedsim.workload import Workload
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = ("stored", "reserved", "internal", "external")
+"""What a slot is used for, as `Usage` has it: columns of the table of steps."""
+NAMES = ("token states", "reserved", "internal fragmentation", "external fragmentation")
+_COLOURS = (DECODE, PREFILL, YIELD, QUEUED)
+_FAR = 0.03
+"""A relative difference that needs an explanation."""
+_ROOMY = 4
+"""Percent of a bar that have room for a number."""
+Means = Mapping[str, Mapping[str, Floats]]
+"""By variant and system, the four shares in percent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse(Reproduction):
+    """Shares of the slots while requests wait, averaged over time and seeds."""
+
+    systems: Names
+    largest: Annotated[str, In("systems")]
+    """The system that reserves the greatest length for every request."""
+    variants: Names | None
+    """Alternatives where the paper leaves a choice open: overrides for all systems."""
+    published: Mapping[str, Sequence[float | None]]
+    """The four shares of each system, in percent; null: not printed."""
+    warm_up: Annotated[float, Number(0)]
+    """Seconds at the beginning that are not counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for system in self.systems:
+            if len(self.published.get(system, ())) != len(NAMES):
+                raise ConfigError(
+                    f"published.{system}={self.published.get(system)}: must be {len(NAMES)} "
+                    f"numbers (or null): {', '.join(NAMES)}"
+                )
+
+    def arms(self) -> dict[str, list[str]]:
+        return {
+            arm(system, variant): [*changes, *more]
+            for variant, more in {"": (), **(self.variants or {})}.items()
+            for system, changes in self.systems.items()
+        }
+
+    def read_arms(self, runs: ByArm) -> Reading:
+        found = {
+            variant: {
+                system: [
+                    [while_waiting(run, self.warm_up, kind) for kind in KINDS]
+                    for run in runs[arm(system, variant)]
+                ]
+                for system in self.systems
+            }
+            for variant in ("", *(self.variants or ()))
+        }
+        means = {
+            variant: {system: 100 * np.mean(each, axis=0) for system, each in systems.items()}
+            for variant, systems in found.items()
+        }
+        data = {
+            "ours": {system: shares.tolist() for system, shares in means[""].items()},
+            "published": {system: list(self.published[system]) for system in self.systems},
+        }
+        rows = self._rows(means)
+        caption = (
+            "Averages over the time in which requests wait. For paged memory the paper "
+            "prints token states alone."
+        )
+        return Reading(
+            finding=self._finding(means, rows, found[""]),
+            rows=[*rows, *_closed_form(runs[self.largest][0], self.warm_up)],
+            listings=[self._listing(variant, means[variant]) for variant in self.variants or ()],
+            data=data,
+            drawings={"memory": Drawing("What the slots are for", caption, partial(draw, data))},
+        )
+
+    def _rows(self, means: Means) -> list[Row]:
+        rows = []
+        for system in self.systems:
+            for i, (name, printed) in enumerate(zip(NAMES, self.published[system], strict=True)):
+                what, ours = f"{system}: {name}", float(means[""][system][i])
+                row = Row(what, ours, printed, "%")
+                if abs(row.difference) > _FAR:
+                    others = [f"{means[v][system][i]:.1f} % with {v}" for v in self.variants or ()]
+                    row = Row(what, ours, printed, "%", why="; ".join(others))
+                rows.append(row)
+        return rows
+
+    def _finding(
+        self, means: Means, rows: Sequence[Row], seeds: Mapping[str, Sequence[Sequence[float]]]
+    ) -> list[str]:
+        stored = {system: shares[0] for system, shares in means[""].items()}
+        most = max(stored, key=lambda system: stored[system])
+        others = ", ".join(f"{v:.1f} % under {s}" for s, v in stored.items() if s != most)
+        spread = max(100 * float(np.std(each, axis=0).max()) for each in seeds.values())
+        several = any(len(each) > 1 for each in seeds.values())
+        sure = (
+            f"seeds differ by {spread:.1f} points (standard deviation)"
+            if several
+            else "of one seed"
+        )
+        worst = max(rows, key=lambda row: -1 if math.isnan(row.difference) else abs(row.difference))
+        sentences = [
+            f"While requests wait, {stored[most]:.1f} % of the slots hold tokens under {most}, and "
+            f"{others}.",
+            f"The largest difference from the paper is that of {worst.what}: {worst.ours:.1f} "
+            f"where {worst.published} % is printed ({100 * worst.difference:+.0f} %); {sure}.",
+        ]
+        for variant in self.variants or ():
+            off = max(
+                abs(means[variant][system][i] / printed - 1)
+                for system in self.systems
+                for i, printed in enumerate(self.published[system])
+                if printed
+            )
+            sentences.append(
+                f"With {variant} all printed numbers are met within {100 * off:.0f} %."
+            )
+        return sentences
+
+    def _listing(self, variant: str, means: Mapping[str, Floats]) -> Listing:
+        rows = [[system, *(f"{share:.1f}" for share in means[system])] for system in self.systems]
+        return Listing(f"The same with {variant} (%)", ["", *NAMES], rows)
+
+
+def while_waiting(run: Run, warm_up: float, name: str) -> float:
+    """The mean of a column over the time of the sampled steps in which requests wait."""
+    names = list(dict.fromkeys(("start", "end", "waiting", "stored", name)))
+    column = dict(zip(names, arrays(run.steps(*names)), strict=True))
+    taken = (column["waiting"] > 0) & (column["start"] >= warm_up) & ~np.isnan(column["stored"])
+    if not taken.any():
+        raise ConfigError(
+            f"study.warm_up={warm_up:g}: must be shorter: "
+            f"after that no request waits under {run.arm}"
+        )
+    seconds = (column["end"] - column["start"])[taken]
+    return float(column[name][taken] @ seconds / seconds.sum())
+
+
+def _closed_form(run: Run, warm_up: float) -> list[Row]:
+    """The number of requests, which is known exactly where all reserve the greatest length."""
+    slots = run.summary["total_blocks"] * run.summary["block_size"]
+    longest = run.config["server"]["max_model_len"]
+    count = slots // longest
+    batched = round(while_waiting(run, warm_up, "decode_seqs"), 9)
+    left = 100 * while_waiting(run, warm_up, "external"), 100 * (1 - count * longest / slots)
+    return [
+        Row(f"{run.arm}: requests at once, {slots:,} // {longest:,}", batched, count),
+        Row(f"{run.arm}: slots that {count} × {longest:,} leave over", *left, "%"),
+    ]
+
+
+def draw(data: Mapping[str, Any]) -> Figure:
+    """Two stacked bars for each system: the paper's and ours."""
+    figure = new_figure(4.0)
+    axes = figure.subplots()
+    places: list[float] = []
+    for place, (system, ours) in enumerate(data["ours"].items()):
+        for shift, shares in ((-0.21, data["published"][system]), (0.21, ours)):
+            places.append(place + shift)
+            _stack(axes, place + shift, shares)
+        axes.annotate(
+            system, (place, 0), (0, -20), textcoords="offset points", ha="center", va="top"
+        )
+    axes.set_xticks(places, ["paper", "ours"] * len(data["ours"]))
+    axes.set_ylim(0, 100)
+    axes.grid(axis="x", visible=False)
+    tidy(axes, y="% of the slots")
+    return keyed(figure, dict(zip(NAMES, _COLOURS, strict=True)))
+
+
+def _stack(axes: Axes, at: float, shares: Sequence[float | None]) -> None:
+    bottom = 0.0
+    for share, colour in zip(shares, _COLOURS, strict=True):
+        if share is None:
+            continue
+        axes.bar(at, share, 0.38, bottom, color=colour, lw=0)
+        if share > _ROOMY:
+            ink = INK if colour == QUEUED else PAPER
+            where = (at, bottom + share / 2)
+            axes.text(*where, f"{share:.1f}", ha="center", va="center", fontsize=8, color=ink)
+        bottom += share
+
+
+# -- the simulator with its memory sampled ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observed(Simulated):
+    """The simulator, with all slots inspected in one of `every` steps, if it only decodes.
+
+    While a prompt is computed, its tokens are neither stored nor free. An inspection walks over all
+    blocks and costs more than a step; hence `every`.
+    """
+
+    every: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole("every", self.every, 1)
+        if self.fast_forward:
+            raise ConfigError("fast_forward=True: must be false: skipped steps are not inspected")
+
+    def stage(self, config: Settings, seed: int) -> Simulation:
+        return _Observation(super().simulation(config, seed), self.every)
+
+
+class _Observation(Simulation):
+    """A simulation whose table of steps has the shares of the slots."""
+
+    def __init__(self, plain: Simulation, every: int) -> None:
+        super().__init__(plain.backend, plain.replica, plain.cost, plain.server, plain.beams)
+        self._every = every
+        self._columns: Mapping[str, array[float]] = {}
+
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        observer = _Observer(recorder, self._every)
+        self._columns = observer.columns
+        super().run(workload, cast(StoppableRecorder, observer))
+
+    def step_columns(self) -> Mapping[str, pa.Array]:
+        return {kind: pa.array(np.array(shares)) for kind, shares in self._columns.items()}
+
+
+class _Observer:
+    """A recorder that inspects the memory and forwards every event."""
+
+    def __init__(self, recorder: StoppableRecorder, every: int) -> None:
+        self.columns = {kind: array("d") for kind in KINDS}
+        """For each step; NaN where it was not inspected."""
+        self._recorder = recorder
+        self._every = every
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        self._recorder.step(plan, start, end, scheduler)
+        sampled = plan.decode_count and not plan.chunks and plan.number % self._every == 0
+        shares = _shares(plan, scheduler) if sampled else (math.nan,) * len(KINDS)
+        for column, share in zip(self.columns.values(), shares, strict=True):
+            column.append(share)
+
+    def left(self, request: Request) -> None:
+        self._recorder.left(request)
+
+
+def _shares(plan: StepPlan, scheduler: Scheduler) -> tuple[float, ...]:
+    """Of all slots, when a step of decodes ends."""
+    usage = scheduler.memory.usage(scheduler.running)
+    slots = sum(usage)
+    # Before it is committed, what the step computes still counts as reserved.
+    stored, reserved = usage.stored + plan.decode_count, usage.reserved - plan.decode_count
+    return tuple(count / slots for count in (stored, reserved, usage.internal, usage.external))

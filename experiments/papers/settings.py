@@ -1,0 +1,177 @@
+"""Declarative checks of a study's settings: `Annotated` fields, and nested groups of settings.
+
+A field such as `loads: Mapping[str, Load]`, where `Load` is a dataclass, takes a mapping of
+settings for each load and holds the objects made of them. Constraints stand in the annotation:
+
+    base: Annotated[str, In("policies")]
+    rates: Annotated[Sequence[float], Number(above=0), Count()]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
+
+from pagedsim.core import ConfigError
+from pagedsim.core.errors import choices, refuse_settings, require_number, require_whole
+from pagedsim.run.objects import require_kinds
+
+
+class Constraint(Protocol):
+    """What an annotation demands of a field beyond its type."""
+
+    def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
+        """Raise ConfigError unless `value` fulfils it; `owners` are the settings around it."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """Bounds of a number, or of every number in a list or mapping."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    whole: bool = False
+
+    def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
+        for place, number in _leaves(where, value):
+            if self.whole:
+                require_whole(place, number, self.low, self.high)  # type: ignore[arg-type]
+            else:
+                require_number(place, number, self.low, self.high, above=self.above)
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of entries of a list or mapping."""
+
+    least: int = 1
+    most: int | None = None
+
+    def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
+        count = len(value)
+        if self.most == self.least != count:
+            raise ConfigError(f"{where}: {count} of them: must be {self.least}")
+        if count < self.least:
+            raise ConfigError(f"{where}: {count} of them: must be at least {self.least}")
+
+
+@dataclass(frozen=True)
+class Range:
+    """A pair of numbers: from, to."""
+
+    def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
+        if len(value) != 2:
+            raise ConfigError(f"{where}={list(value)}: must be [from, to]")
+
+
+@dataclass(frozen=True)
+class In:
+    """A name, each name of a list, or each key of a mapping, that another field must define.
+
+    The field is looked up in the settings themselves, then in those around them.
+    """
+
+    field: str
+
+    def require(self, where: str, value: Any, owners: Sequence[Any]) -> None:
+        defined = (getattr(one, self.field, None) for one in owners)
+        known = next(names for names in defined if names is not None)
+        sign = "." if isinstance(value, Mapping) else "="
+        for name in [value] if isinstance(value, str) else value:
+            if name not in known:
+                raise ConfigError(f"{where}{sign}{name}: unknown; {choices(name, known)}")
+
+
+Positive = Annotated[float, Number(above=0)]
+Names = Mapping[str, Sequence[str]]
+"""Names, and the overrides that make what they name."""
+
+
+def check_settings(of: Any, where: str = "", around: Sequence[Any] = ()) -> None:
+    """Make the nested settings of a dataclass, and raise ConfigError for what its fields rule out.
+
+    `where` is its place in the study's settings, `around` the settings that it belongs to.
+    """
+    require_kinds(of, where)
+    hints = get_type_hints(type(of), include_extras=True)
+    before, owners = (f"{where}." if where else ""), (of, *around)
+    for field in fields(of):
+        hint = _plain(hints[field.name])
+        made = _made(getattr(of, field.name), hint, before + field.name, owners)
+        object.__setattr__(of, field.name, made)
+    for field in fields(of):
+        _require(before + field.name, getattr(of, field.name), hints[field.name], owners)
+
+
+def _require(where: str, value: Any, hint: Any, owners: Sequence[Any]) -> None:
+    """The constraints of an annotation, and of those inside it."""
+    if value is None:
+        return
+    for one in _constraints(hint):
+        one.require(where, value, owners)
+    inside = get_args(_plain(hint))
+    if isinstance(value, Mapping) and len(inside) == 2:
+        for key, one in value.items():
+            _require(f"{where}.{key}", one, inside[1], owners)
+    elif isinstance(value, (list, tuple)) and len(inside) == 1:
+        for one in value:
+            _require(where, one, inside[0], owners)
+
+
+def _made(value: Any, hint: Any, where: str, owners: Sequence[Any]) -> Any:
+    """`value` with the dataclasses that its annotation names in the place of their settings."""
+    inside = get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
+        refuse_settings(where.rpartition(".")[2], value, hint, where)
+        made = hint(**value)
+        check_settings(made, where, owners)
+        return made
+    if isinstance(value, Mapping) and len(inside) == 2 and _holds_settings(inside[1]):
+        return {
+            key: _made(one, _plain(inside[1]), f"{where}.{key}", owners)
+            for key, one in value.items()
+        }
+    if isinstance(value, (list, tuple)) and len(inside) == 1 and _holds_settings(inside[0]):
+        return [_made(one, _plain(inside[0]), where, owners) for one in value]
+    return value
+
+
+def _holds_settings(hint: Any) -> bool:
+    return (isinstance(hint, type) and is_dataclass(hint)) or any(
+        map(_holds_settings, get_args(hint))
+    )
+
+
+def _constraints(hint: Any) -> list[Constraint]:
+    """Those of `Annotated[X, ...]`, also where None is allowed besides."""
+    if get_origin(hint) is Annotated:
+        return list(hint.__metadata__)
+    return [one for inner in _options(hint) for one in _constraints(inner)]
+
+
+def _plain(hint: Any) -> Any:
+    """An annotation without its constraints, and without None."""
+    if get_origin(hint) is Annotated:
+        return _plain(get_args(hint)[0])
+    options = _options(hint)
+    return _plain(options[0]) if len(options) == 1 else hint
+
+
+def _options(hint: Any) -> list[Any]:
+    """X of `X | None`."""
+    options = get_args(hint)
+    return [one for one in options if one is not NoneType] if NoneType in options else []
+
+
+def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _leaves(f"{where}.{key}", one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _leaves(where, one)
+    else:
+        yield where, value
