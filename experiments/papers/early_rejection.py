@@ -110,7 +110,7 @@ class Rejection(Reproduction):
                     partial(draw_load, data["load"]),
                 ),
                 "refused": Drawing(
-                    "Who is refused, by what is assumed",
+                    "Rejections by assumption",
                     "Share of requests refused, for either objective's sake; dotted: published.",
                     partial(draw_refused, data),
                 ),
@@ -196,7 +196,7 @@ def _listing(found: Mapping[str, Mapping[str, Loads]]) -> Listing:
         "the objective; mean times of the stages; how far their loads swing, and the "
         "correlation of the two."
     )
-    return Listing("Who is refused, and how loads swing", head, rows, note)
+    return Listing("Rejections, and the variation of loads", head, rows, note)
 
 
 # -- the load of both stages -----------------------------------------------------------------------

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import pyarrow as pa
 
+from experiments.papers.memory_observed import KINDS
 from experiments.papers.panels import keyed
 from experiments.papers.reproduction import ByArm, Floats, Reproduction, arm, arrays
 from experiments.papers.settings import In, Names, Number
-from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
-from pagedsim.core.errors import require_whole
+from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, INK, PAPER, PREFILL, QUEUED, YIELD, new_figure, tidy
-from pagedsim.run.backend import Settings, StoppableRecorder
-from pagedsim.run.simulated import Simulated
-from pagedsim.run.simulation import Simulation
 from pagedsim.run.study import Reading
-from pagedsim.workload import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = ("stored", "reserved", "internal", "external")
-"""What a slot is used for, as `Usage` has it: columns of the table of steps."""
 NAMES = ("token states", "reserved", "internal fragmentation", "external fragmentation")
 _COLOURS = (DECODE, PREFILL, YIELD, QUEUED)
 _FAR = 0.03
@@ -211,72 +203,3 @@ def _stack(axes: Axes, at: float, shares: Sequence[float | None]) -> None:
             where = (at, bottom + share / 2)
             axes.text(*where, f"{share:.1f}", ha="center", va="center", fontsize=8, color=ink)
         bottom += share
-
-
-# -- the simulator with its memory sampled ---------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Observed(Simulated):
-    """The simulator, with all slots inspected in one of `every` steps, if it only decodes.
-
-    While a prompt is computed, its tokens are neither stored nor free. An inspection walks over all
-    blocks and costs more than a step; hence `every`.
-    """
-
-    every: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("every", self.every, 1)
-        if self.fast_forward:
-            raise ConfigError("fast_forward=True: must be false: skipped steps are not inspected")
-
-    def stage(self, config: Settings, seed: int) -> Simulation:
-        return _Observation(super().simulation(config, seed), self.every)
-
-
-class _Observation(Simulation):
-    """A simulation whose table of steps has the shares of the slots."""
-
-    def __init__(self, plain: Simulation, every: int) -> None:
-        super().__init__(plain.backend, plain.replica, plain.cost, plain.server, plain.beams)
-        self._every = every
-        self._columns: Mapping[str, array[float]] = {}
-
-    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
-        observer = _Observer(recorder, self._every)
-        self._columns = observer.columns
-        super().run(workload, cast(StoppableRecorder, observer))
-
-    def step_columns(self) -> Mapping[str, pa.Array]:
-        return {kind: pa.array(np.array(shares)) for kind, shares in self._columns.items()}
-
-
-class _Observer:
-    """A recorder that inspects the memory and forwards every event."""
-
-    def __init__(self, recorder: StoppableRecorder, every: int) -> None:
-        self.columns = {kind: array("d") for kind in KINDS}
-        """For each step; NaN where it was not inspected."""
-        self._recorder = recorder
-        self._every = every
-
-    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
-        self._recorder.step(plan, start, end, scheduler)
-        sampled = plan.decode_count and not plan.chunks and plan.number % self._every == 0
-        shares = _shares(plan, scheduler) if sampled else (math.nan,) * len(KINDS)
-        for column, share in zip(self.columns.values(), shares, strict=True):
-            column.append(share)
-
-    def left(self, request: Request) -> None:
-        self._recorder.left(request)
-
-
-def _shares(plan: StepPlan, scheduler: Scheduler) -> tuple[float, ...]:
-    """Of all slots, when a step of decodes ends."""
-    usage = scheduler.memory.usage(scheduler.running)
-    slots = sum(usage)
-    # Before it is committed, what the step computes still counts as reserved.
-    stored, reserved = usage.stored + plan.decode_count, usage.reserved - plan.decode_count
-    return tuple(count / slots for count in (stored, reserved, usage.internal, usage.external))

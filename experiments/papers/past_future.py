@@ -204,7 +204,7 @@ class Goodput(Reproduction):
         if min(ours.prompt, ours.even, its.prompt, its.even) == 1:
             return f"and all keep {self.gap:g} s between tokens: nothing decides under such a load"
         if min(ours.prompt, its.prompt) <= min(ours.even, its.even):
-            return "so that waiting decides and not who is preempted"
+            return "so that waiting decides and not preemption"
         return (
             f"and {percent(ours.even, 0)} and {percent(its.even, 0)} keep {self.gap:g} s between "
             "tokens, so that gaps decide and not waiting"

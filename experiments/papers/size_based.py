@@ -792,7 +792,7 @@ def read_payers(payers: Payers, curve: Curve, base: str, arms: Arms) -> Reading:
         f"Mean latency end to end over that of {base}, by the length of the answer: from the "
         "shortest to the longest of equal parts. Below 1: sooner."
     )
-    drawing = Drawing("Who gains and who pays", caption, partial(draw_payers, data))
+    drawing = Drawing("Latency by the length of the answer", caption, partial(draw_payers, data))
     return Reading(
         finding=[at.sentence(order) for at in every[-1:] for order in payers.known],
         rows=[row for at in every for row in at.rows()],

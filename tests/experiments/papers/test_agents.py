@@ -62,13 +62,6 @@ RUNS = {
 }
 
 
-def test_every_policy_is_run_at_every_rate() -> None:
-    arms = study().arms()
-    assert set(arms) == set(RUNS)
-    workload = ["workload=agents", "workload.sessions=9", "workload.rate=2.0"]
-    assert arms["some, plas, 2 per s"] == [*workload, "policy=plas"]
-
-
 def test_gains_and_rates_by_hand() -> None:
     of = study()
     one = Measured("some", of.loads["some"], of, RUNS)
@@ -82,12 +75,6 @@ def test_gains_and_rates_by_hand() -> None:
         "plas keeps it up to 2.00/s, fcfs up to 1.50/s, no cache up to 1.00/s; "
         "fcfs / no cache is 1.50, plas / fcfs 1.33"
     )
-
-
-def test_rows_beside_what_was_published() -> None:
-    times, rates, per_token = study().read_arms(RUNS).rows[2:]  # after those of "no cache"
-    assert [times.ours, rates.ours, per_token.ours] == pytest.approx([2.0, 2.0 / 1.5, 2.0])
-    assert [times.published, rates.published, per_token.published] == [None, None, (4, 15)]
 
 
 def test_a_bound_that_no_rate_passes_gives_no_ratio() -> None:

@@ -67,14 +67,6 @@ def test_the_average_is_from_the_warm_up_to_the_last_arrival() -> None:
         batched(run, 8)
 
 
-def test_variants_are_of_the_varied_system() -> None:
-    arms = study().arms()
-    assert list(arms) == ["few, max", "few, paged", "many, max", "many, paged", "few, longer steps"]
-    assert arms["few, longer steps"] == ["workload.rate=2", "memory=paged", "workload.rate=4"]
-    with pytest.raises(ConfigError, match=r"loads.few.published: lacks pow2"):
-        study(systems={"paged": [], "pow2": []})
-
-
 def test_only_the_varied_system_names_its_alternatives() -> None:
     rows = {row.what: row for row in study().read_arms(runs()).rows}
     assert rows["few: max"].difference == 0 and rows["few: max"].why == ""

@@ -61,13 +61,6 @@ def runs(latency: Mapping[str, Sequence[float]]) -> dict[str, list[Run]]:
     return made
 
 
-def test_the_memory_holds_as_many_tokens_whatever_the_block() -> None:
-    arms = study().arms()
-    assert len(arms) == len(SIZES) * 2
-    assert {"memory.block_size=16", "memory.blocks=983"} <= set(arms["ShareGPT, blocks of 16"])
-    assert {"memory.block_size=256", "memory.blocks=61"} <= set(arms["ShareGPT, blocks of 256"])
-
-
 def test_all_of_the_overhead_is_for_finding_blocks() -> None:
     arms = study().arms()
     assert "++cost.block_tokens=4" in arms["ShareGPT, blocks of 16"]
@@ -90,13 +83,6 @@ def test_best_and_as_good_as_the_best() -> None:
     assert rows["ShareGPT: smallest within 10 %"].ours == 16
     assert rows["ShareGPT: largest within 10 %"].ours == 256
     assert not any(row.why for row in reading.rows if "within" in row.what)
-
-
-def test_an_edge_that_differs_says_by_how_little() -> None:
-    reading = study().read_arms(runs({"": [0.2, 0.1, 0.15], ", none": [0.1, 0.1, 0.1]}))
-    row = next(row for row in reading.rows if "largest" in row.what)
-    assert (row.ours, row.published) == (16, 256)
-    assert row.why.startswith("blocks of 16 take 0 % longer than the best")
 
 
 def test_waste_is_what_a_sequence_holds_and_does_not_use_while_all_decode() -> None:

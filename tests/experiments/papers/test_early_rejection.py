@@ -99,23 +99,6 @@ def test_rows_and_whether_they_need_a_reason() -> None:
     assert [bool(row.why) for row in reading.rows] == [False, True, True]
 
 
-def test_fewer_are_told_with_their_cases() -> None:
-    class Fewer(Tables):
-        def requests(self, *columns: str) -> pa.Table:
-            return super().requests(*columns).slice(0, 3)
-
-    of = study()
-    runs = {arm: [tables(arm)] for arm in of.arms()}
-    runs["lenient, early"] = [Fewer("x", 0, Path(), tables().config, {})]
-    told = of.read_arms(runs).finding[-1]
-    assert told == "Fewer are refused early than late in 1 of 2 cases (lenient)."
-
-
-def test_more_cannot_be_refused_than_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"published\.late=101"):
-        study(published={"late": 101})
-
-
 @pytest.mark.usefixtures("hydra")
 def test_a_fleet_whose_roles_are_not_apart(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^fleet=alike: must have prefill and decode apart"):

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from hydra import compose
 
-from experiments.papers.memory_use import KINDS, MemoryUse, Observed
+from experiments.papers.memory_observed import KINDS, Observed
+from experiments.papers.memory_use import MemoryUse
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import StoppableRecorder

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 
 from experiments.papers.preemption import Preemptions
 from experiments.studies.swap_prices import Priced
-from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from tests.sim.shapes import CONF
 
@@ -84,14 +83,6 @@ def runs() -> dict[str, list[Run]]:
     return made
 
 
-def test_every_way_runs_with_every_block_size() -> None:
-    arms = study().arms()
-    assert len(arms) == 3 * (2 + 1 + 2)
-    assert arms["swap, blocks of 64, PCIe 3"] == [
-        *("memory.block_size=64", "memory.blocks=245", "preemption=swap", "hardware.pcie_gb_s=16"),
-    ]
-
-
 def test_the_reading_holds_each_claim_against_the_runs() -> None:
     rows = {row.what: row for row in study().read_arms(runs()).rows}
     assert rows["whole runs, PCIe 4: swap over recompute, blocks of 1"].ours == 9
@@ -121,8 +112,3 @@ def test_a_claim_that_is_met_needs_no_reason() -> None:
         made[arm] = [Run(arm, 0, Path(), config(64, rate), of[0].summary)]
     rows = study(buses=slow).read_arms(made).rows
     assert not any(row.why for row in rows if "at most" in row.what)
-
-
-def test_the_sizes_that_the_paper_compares_must_be_there() -> None:
-    with pytest.raises(ConfigError, match=r"^sizes=\[1, 2\]: must hold"):
-        study(sizes=[1, 2])

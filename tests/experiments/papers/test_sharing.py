@@ -75,25 +75,6 @@ def runs() -> dict[str, list[Run]]:
     }
 
 
-def test_arms_are_runs_of_all_that_come_at_once_laws_and_traces() -> None:
-    arms = study().arms()
-    assert arms["beam = 2, paged"] == [
-        "preemption=swap",
-        "workload.beam=2",
-        "memory.block_size=8",
-        "workload.arrivals=burst",
-        "workload.requests=10",
-    ]
-    assert arms["beam = 2, turnover 0.4"][-1] == "backend.beam_turnover=0.4"
-    assert "beam = 2, slow, Orca" not in arms
-    assert arms["beam = 2, Orca, 2 per s"] == [
-        "memory=reserved_oracle",
-        "workload.beam=2",
-        "workload.duration=9",
-        "workload.rate=2",
-    ]
-
-
 def test_a_rate_is_tokens_over_those_of_a_request_while_others_wait() -> None:
     # In two seconds a first token and four in two sequences: three, of requests of two.
     assert served_rate(served("x"), 1.0) == pytest.approx(3 / 2 / 2)

@@ -116,21 +116,6 @@ def test_ratios_are_paired_by_seed() -> None:
 # -- curves ----------------------------------------------------------------------------------------
 
 
-def test_an_arm_for_every_order_and_rate_and_every_burst() -> None:
-    made = study(curves={"chat": CHAT | {"server": "big"}}).every_arm
-    arms = {arm.name: (list(arm.overrides), dict(arm.changes)) for arm in made}
-    assert arms["chat, srpt, 2 per s"] == (
-        [
-            *("model=opt-66b", "tensor_parallel=4", "workload=sharegpt"),
-            *("policy=srpt", "predictor=oracle", "policy.displace=false"),
-        ],
-        {"workload.rate": 2},
-    )
-    assert arms["burst, fcfs"][0] == ["model=opt-66b", "tensor_parallel=4", "policy=fcfs"]
-    assert arms["burst, sjf"][0] == ["model=opt-66b", "tensor_parallel=4", "policy=sjf"]
-    assert len(arms) == 4 + 2
-
-
 def measured(curve: Mapping[str, Any], **latency: Sequence[float]) -> Measured:
     return Measured("chat", Curve(**curve), "fcfs", runs(**latency))
 
@@ -166,14 +151,6 @@ def test_rows_of_a_curve_have_what_was_published() -> None:
     passes = rows["chat: rate at which fcfs takes 1.5 times as long as srpt"]
     assert passes.ours == pytest.approx(1 + math.log(1.5) / math.log(2))
     assert reading.listings[0].rows[1] == ["2", "20.0", "4.00", "2.00", "9.00", "3.00"]
-
-
-def test_at_most_is_a_range() -> None:
-    curve = CHAT | {"most": {"srpt": 6.9}, "passes": {"srpt": 3}}
-    reading = read_curves({"chat": Curve(**curve)}, "fcfs", runs(fcfs=(1, 4), srpt=(1, 2)))
-    most, passes = reading.rows
-    assert most.published == (1, 6.9) and most.difference == 0
-    assert math.isnan(passes.ours) and passes.why == "at most 2.00 times"
 
 
 # -- bursts ----------------------------------------------------------------------------------------
