@@ -56,7 +56,8 @@ def check_settings(mode: str, project: object = "pagedsim", entity: object = Non
     for key, name in (("project", project), ("entity", entity)):
         if name is None and key == "entity":
             continue
-        if not isinstance(name, str) or not 1 <= len(name) <= 128 or set(name) & set(FORBIDDEN):
+        good = isinstance(name, str) and name.strip() and len(name) <= 128
+        if not good or set(str(name)) & set(FORBIDDEN):
             raise ConfigError(
                 f"tracking.{key}={name}: must be a name of 1 to 128 characters, none of them "
                 f"{' '.join(FORBIDDEN)}"

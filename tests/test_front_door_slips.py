@@ -31,10 +31,17 @@ LOG = "arrived_at,num_prefill_tokens,num_decode_tokens,ttft,e2e"
         (("tracking=wandb", "tracking.entity=a:b"), "tracking.entity=a:b: must be a name of 1"),
         (("experiment=calibrate", "requests=."), "requests=.: is a folder, must be a file"),
         (("workload=trace", "workload.path=."), "workload.path=.: is a folder, must be a file"),
+        (("tracking=wandb", "tracking.project=' '"), "tracking.project= : must be a name of 1"),
+        (("experiment=calibrate", "run=file"), "run=file: is a file, must be a folder"),
+        (
+            ("experiment=sweep", "study.over={memory.block_size: [8]}"),
+            "study.over={'memory.block_size': [8]}: must be the name of one setting",
+        ),
         (("experiment=truth", "study.tables=[.]"), "study.tables=.: is a folder, must be a file"),
     ],
 )
 def test_it_is_named(call: Call, words: tuple[str, ...], line: str) -> None:
+    Path("file").touch()
     code, _, errors = call(*SHORT, *words)
     assert code == 1
     assert errors.splitlines()[0].startswith(f"pagedsim: {line}")
@@ -185,3 +192,32 @@ def test_outages_are_named_beside_load(call: Call, words: tuple[str, ...], cause
     )
     assert code == 0
     assert f"requests had not begun when the last one arrived, {cause}\n" in told
+
+
+@pytest.mark.parametrize("column", ["hash_ids", "cached_tokens"])
+def test_a_trace_whose_prompts_begin_alike_by_a_column_that_is_not_read(
+    call: Call, column: str
+) -> None:
+    Path("t.csv").write_text(
+        f"arrived_at,num_prefill_tokens,num_decode_tokens,{column}\n0,5,2,4\n1,5,2,4\n"
+    )
+    words = "experiment=single", "workload=trace", "workload.path=t.csv"
+    code, told, errors = call(*words, *SHORT[3:])
+    assert (code, errors) == (0, "")
+    assert f"note: {column} of the trace are not read, so that all its prompts are unlike" in told
+
+
+def test_a_sweep_prints_the_notes_of_its_jobs_once(call: Call) -> None:
+    Path("t.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,2\n1,5,2\n2,5,2\n"
+    )
+    words = "experiment=single", "workload=trace", "workload.path=t.csv", *SHORT[3:]
+    varied = "workload.rate=2,4", "memory.block_size=8,16"
+    code, told, errors = call("-m", *words, *varied, "hydra.sweep.dir=out")
+    assert (code, errors) == (0, "")
+    notes = [line for line in told.splitlines() if line.startswith("note: ")]
+    assert notes[:2] == [
+        f"note: job {jobs}: the trace's 1 requests/s are served at {rate} (rate={rate})"
+        for jobs, rate in (("0, 1", 2), ("2, 3", 4))
+    ]
+    assert notes[2].startswith("note: simulated kernels take the same time with any block size;")

@@ -20,6 +20,10 @@ def sweep(
     """The comparison of `over=value` for each of `values`."""
     if not isinstance(values, (list, tuple)) or not values:
         raise ConfigError(f"values={values}: must be a list such as [8, 16]")
+    if not isinstance(over, str):
+        raise ConfigError(
+            f"over={over}: must be the name of one setting, such as memory.block_size, with values="
+        )
     refuse_of_an_arm(f"over={over}", over)
     arms = {_text(value): [f"{over}={_text(value)}"] for value in values}
     if len(arms) < len(values):

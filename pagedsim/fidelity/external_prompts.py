@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts
+from pagedsim.workload.traces.plain import CONTENTS
 
-PREFIX, PREFIX_TOKENS = "prefix_id", "prefix_tokens"
-HASHES, IDS, CACHED = "hash_ids", "prompt_token_ids", "cached_tokens"
-COLUMNS = (PREFIX, HASHES, IDS, CACHED)
+PREFIX, HASHES, IDS, CACHED = CONTENTS
+PREFIX_TOKENS = "prefix_tokens"
 STATED = f"{PREFIX} with {PREFIX_TOKENS}, {HASHES}, {IDS} or {CACHED}"
 """The columns that say which prompts begin alike."""
 BLOCKS = tuple(1 << power for power in range(12, -1, -1))
@@ -35,7 +35,7 @@ def contents_of(rows: Rows, prompt: NDArray[np.int64]) -> Contents | None:
 
     Raises ConfigError with the place of what is wrong.
     """
-    there = [name for name in COLUMNS if name in rows[0][1]]
+    there = [name for name in CONTENTS if name in rows[0][1]]
     if len(there) > 1:
         raise ConfigError(f"{rows[0][0]}: has {' and '.join(there)}: must have one of them")
     if not there:

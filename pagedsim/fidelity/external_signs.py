@@ -89,7 +89,8 @@ def _of_size(server: ExternalServer) -> Iterator[str]:
     if surely > most:
         yield (
             f"up to {surely:,} requests had begun and not ended at a time, and "
-            f"server.max_seqs={most} lets one server run no more than that: {OTHERWISE}"
+            f"server.max_seqs={most} lets one server run no more than that: it may have been "
+            f"{surely} there, or {OTHERWISE}"
         )
     kv = Course.of(log, log.latencies, scheduler).kv.max()
     if kv > 100 * OVER:

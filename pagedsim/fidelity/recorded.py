@@ -68,6 +68,8 @@ class Recorded:
 def recorded_runs(path: str) -> list[Recorded]:
     """Every complete run of the engine under a folder; raises ConfigError where there is none."""
     root = Path(path).expanduser()
+    if path and root.is_file():
+        raise ConfigError(f"run={path}: is a file, must be a folder")
     if not path or not root.is_dir():
         raise ConfigError(f"run={path}: no such folder")
     found = sorted(root.rglob("run.json"))

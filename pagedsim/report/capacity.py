@@ -326,8 +326,9 @@ def _rows(done: Capacity) -> tuple[list[str], list[list[str]]]:
 
 
 def _with_margin(value: Estimate) -> str:
-    half = f" ± {value.high - value.mean:.2g}" if value.known else ""
-    return f"{value.mean:.3g}{half}"
+    half = value.high - value.mean
+    margin = f"{half:,.0f}" if half >= 10 else f"{half:.2g}"
+    return f"{value.mean:.3g} ± {margin}" if value.known else f"{value.mean:.3g}"
 
 
 def _change(ratio: Estimate) -> str:

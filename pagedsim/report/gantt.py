@@ -171,12 +171,11 @@ def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
     axes.plot(times, rows, ls="", marker="|", mew=2, ms=4.5, color=YIELD)
     if len(marks) > NAMED:
         return
-    axes.margins(x=0.12)  # for the names of those that end last
+    axes.margins(x=0.18)  # for the names of those that end last
     for at, life in zip(y, lives, strict=True):
         if life.preemptions:
-            name = ", ".join(map(_named, life.preemptions))
             axes.annotate(
-                short(name, 32),
+                short(_named(life.preemptions), 24),
                 (life.stages[-1].end, at),
                 (3, 0),
                 textcoords="offset points",
@@ -187,10 +186,11 @@ def _mark(axes: Axes, y: NDArray[np.float64], lives: Sequence[Life]) -> None:
             )
 
 
-def _named(preemption: Preemption) -> str:
-    """A preempted request, and the one that gained by it."""
-    request, by = preemption["request"], preemption["by"]
-    return str(request) if by is None else f"{request} for {by}"
+def _named(preemptions: Sequence[Preemption]) -> str:
+    """A preempted request, and those that gained by it."""
+    request = str(preemptions[0]["request"])
+    others = [str(one["by"]) for one in preemptions if one["by"] is not None]
+    return f"{request} for {', '.join(others)}" if others else request
 
 
 def _bars(

@@ -2,12 +2,15 @@
 
 An experiment may set `workload.rate`, `model.max_model_len` and the like for the options that it
 chooses itself. Where the command line chooses another option of such a group, these settings are
-left out: a trace keeps its own rate, length and lengths unless the command line changes them.
+left out: a trace keeps its own rate, length and lengths unless the command line changes them. The
+same holds for an option that an arm of the command line chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pagedsim.run.exchange import Exchange
@@ -24,6 +28,9 @@ _PLAIN = "experiment=single"
 """An experiment that sets nothing."""
 _BOUND = ("workload", "model", "hardware")
 """Groups for whose options an experiment's settings are meant."""
+_SIZES = {"memory.blocks": None, "server.max_model_len": None, "tensor_parallel": 1}
+"""What goes by the model and the GPU though it is no setting of theirs, and what it is where no
+experiment sets it."""
 
 
 class Composition:
@@ -42,6 +49,7 @@ class Composition:
         """`choices` are the options that `words` come to, and `given` what is composed of these."""
         self._words, self._choices, self._given = words, choices, given
         self._made: dict[tuple[str, ...], DictConfig] = {}
+        self._owned: dict[str, str | None] = {}
 
     @cached_property
     def _composed_of_words(self) -> DictConfig:
@@ -50,7 +58,48 @@ class Composition:
     @property
     def notes(self) -> list[str]:
         """What the experiment sets for other options than the chosen, a line for each group."""
-        return [one.note(self._choices) for one in self._unmeant.values()]
+        left_out = [one.note(self._choices) for one in self._unmeant.values()]
+        return [*left_out, *self._of_arms(), *self._sizes()]
+
+    def _sizes(self) -> Iterator[str]:
+        """What the experiment sets for its own model and GPU, and which stays with others."""
+        given, changed = self._composed_of_words, {_key(word) for word in self._words}
+        sizes = {
+            key: value
+            for key, usual in _SIZES.items()
+            if (value := OmegaConf.select(given, key)) != usual and key not in changed
+        }
+        if not sizes or {"memory", "server"} & changed:
+            return
+        own = {
+            group: option
+            for group in ("model", "hardware")
+            if any(_chooses(word, group) for word in self._words)
+            and (option := self._own(group)) != self._choices.get(group)
+        }
+        if own:
+            yield (
+                f"experiment={self._choices.get('experiment')} sets "
+                f"{', '.join(f'{key}={value}' for key, value in sizes.items())} for "
+                f"{', '.join(f'{group}={option}' for group, option in own.items())}, and also with "
+                f"{', '.join(f'{group}={self._choices.get(group)}' for group in own)} unless the "
+                "command sets others"
+            )
+
+    def _of_arms(self) -> Iterator[str]:
+        """What is left out of the options that arms of the command line choose."""
+        arms = [word for word in self._words if _key(word).startswith("study.")]
+        found = re.findall(rf"\b({'|'.join(_BOUND)})=([\w.-]+)", " ".join(arms))
+        for group, option in dict.fromkeys(found):
+            choice = f"{group}={option}"
+            if not self._asks(choice, group):
+                continue
+            with suppress(HydraException):  # what cannot be composed is told of the arm
+                alone = _alone(group, [*self._words, choice])
+                made = compose(_ROOT, overrides=[*self._words, choice])[group]
+                if alone != made:
+                    one = Unmeant(group, self._own(group), made, alone)
+                    yield one.note({**self._choices, group: option})
 
     @cached_property
     def _unmeant(self) -> dict[str, Unmeant]:
@@ -67,10 +116,11 @@ class Composition:
 
     def _own(self, group: str) -> str | None:
         """The option of a group that the experiment chooses."""
-        others = [word for word in self._words if not _sets(word, group)]
-        made = compose(_ROOT, overrides=others, return_hydra_config=True)
-        option: str | None = made.hydra.runtime.choices.get(group)
-        return option
+        if group not in self._owned:
+            others = [word for word in self._words if not _sets(word, group)]
+            made = compose(_ROOT, overrides=others, return_hydra_config=True)
+            self._owned[group] = made.hydra.runtime.choices.get(group)
+        return self._owned[group]
 
     def of(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration with these; raises whatever Hydra does where they cannot be."""
@@ -91,6 +141,11 @@ class Composition:
             made = compose(_ROOT, overrides=[*self._words, *asked])
         elif self._unmeant:
             made = made.copy()
+        for group in _BOUND:
+            if any(self._asks(change, group) for change in asked):
+                alone = _alone(group, [*self._words, *asked])
+                with open_dict(made):
+                    made[group] = alone
         for group, one in self._unmeant.items():
             if any(_chooses(change, group) for change in asked):
                 continue
@@ -98,6 +153,13 @@ class Composition:
             with open_dict(made):
                 made[group] = _alone(group, [*self._words, *asked]) if changed else one.alone
         return made
+
+    def _asks(self, change: str, group: str) -> bool:
+        """Whether it chooses an option of the group, in words of the command line."""
+        arms = (word for word in self._words if _key(word).startswith("study."))
+        if not (_chooses(change, group) and any(change in word for word in arms)):
+            return False
+        return change != f"{group}={self._own(group)}"
 
     def _new(self, overrides: Sequence[str]) -> tuple[str, ...]:
         """Those that choose another option than there is."""
@@ -117,6 +179,8 @@ class Composition:
     def _varied(self, overrides: tuple[str, ...]) -> DictConfig | None:
         """What was composed, with the options and values among `overrides`; None where one of them
         has no place there."""
+        if any(self._asks(one, group) for one in overrides for group in _BOUND):
+            return None
         parser = OverridesParser.create()
         try:
             parsed = [parser.parse_override(override) for override in overrides]
@@ -185,6 +249,10 @@ def _alone(group: str, words: Sequence[str]) -> DictConfig:
 
 def _chooses(word: str, group: str) -> bool:
     return word.startswith(f"{group}=")
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
 
 
 def _sets(word: str, group: str) -> bool:

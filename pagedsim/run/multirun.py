@@ -23,8 +23,10 @@ from rich.text import Text
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.notice import Notice, of_one_kind
 from pagedsim.report.console import fitting
 from pagedsim.run.pool import on_terminal
+from pagedsim.run.publish import Published, block_size_notes
 from pagedsim.user_error import Interruption, UserError, line, shown
 
 _NAME = "job.json"
@@ -84,15 +86,17 @@ class _Ended(ProgressColumn):
 def record_job(
     folder: Path,
     overrides: Sequence[str],
-    study: Arms | None,
-    finding: Sequence[str],
+    found: Published | None,
     error: Exception | None,
 ) -> None:
     """Leave what came out of one job, for the table at the end."""
+    study = found.arms if found else None
     record = {
         "overrides": list(overrides),
         "error": None if error is None else line(error),
-        "finding": list(finding),
+        "finding": list(found.result.finding) if found else [],
+        "notes": list(found.result.notes) if found else [],
+        "block_sizes": list(found.block_sizes.items()) if found else [],
         "metrics": keys_of(study.metrics) if study else [],
         "arms": _means(study) if study else {},
     }
@@ -171,10 +175,32 @@ def _show(folder: Path, jobs: Mapping[int, Job]) -> None:
     for number, job in jobs.items():
         if job["finding"] and not job["arms"]:  # no table says what it found
             print(f"job {number} ({_words(job, varying)}): {job['finding'][0]}")
+    for note in _notes(jobs):
+        print(f"note: {note}")
     if rows or any(job["finding"] for job in jobs.values()):
         print(f"results   {shown(folder)}")
     if rows:
         print(f"table     {shown(folder / 'sweep.csv')}")
+
+
+def _notes(jobs: Mapping[int, Job]) -> list[str]:
+    """What is to be known of the jobs, each once, with those of which it is true if not of all."""
+    whose: dict[str, list[int]] = {}
+    sizes: dict[float, set[int]] = {}
+    for number, job in jobs.items():
+        for note in dict.fromkeys(job["notes"]):
+            whose.setdefault(note, []).append(number)
+        for blocks, some in job["block_sizes"]:
+            sizes.setdefault(blocks, set()).update(some)
+    of_all = block_size_notes({blocks: sorted(some) for blocks, some in sizes.items()})
+    whose |= {note: list(jobs) for note in of_all}
+    kinds: dict[str, set[int]] = {}
+    for note, same in zip(whose, of_one_kind(map(Notice, whose)), strict=True):
+        kinds.setdefault(same.what, set()).update(whose[note])
+    return [
+        note if len(some) == len(jobs) else f"job {', '.join(map(str, sorted(some)))}: {note}"
+        for note, some in kinds.items()
+    ]
 
 
 def read_jobs(folder: Path) -> dict[int, Job]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
@@ -21,6 +21,9 @@ from pagedsim.run.study import Reading, Study
 from pagedsim.tracking import Tracked, track
 from pagedsim.user_error import Interruption, shown
 
+BlockSizes = Mapping[float, Sequence[int]]
+"""The block sizes of simulated runs, by their cost.block_tokens."""
+
 
 @dataclass(frozen=True)
 class Published:
@@ -31,6 +34,7 @@ class Published:
     """The runs side by side; None where their tables are not kept, or there are none."""
     wrong: Mapping[str, Failure]
     """What makes the command fail."""
+    block_sizes: BlockSizes
 
 
 def publish(study: Study, runs: Runs) -> Published | None:
@@ -45,7 +49,8 @@ def publish(study: Study, runs: Runs) -> Published | None:
         _say_before(runs)
         _clear(folder)
         if not runs.quiet:
-            show(result, arms if reading.compares else None)
+            unsaid = [line for line in result.notes if line not in runs.noted]
+            show(replace(result, notes=unsaid), arms if reading.compares else None)
         drawings = reading.drawings if runs.config["report"] else None
         pictures = reading.headline if reading.headline is not None else list(drawings or ())
         write_json(folder / RESULT, result.record(pictures))
@@ -65,7 +70,7 @@ def publish(study: Study, runs: Runs) -> Published | None:
         _say_where(runs, reading, report, arms, tracked)
     if tracked.failure is not None:
         raise tracked.failure
-    return Published(result, arms, reading.wrong)
+    return Published(result, arms, reading.wrong, _block_sizes(runs.finished.values()))
 
 
 def arms_of(study: Study, runs: Runs) -> Arms:
@@ -143,9 +148,10 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
         listings=[*reading.listings, *replicas],
         source=study.source,
         notes=[
+            *runs.noted,
             *reading.notes,
             *_seed_notes(runs, arms),
-            *_block_size_notes(runs.finished.values()),
+            *block_size_notes(_block_sizes(runs.finished.values())),
         ],
         data=reading.data,
         failed={**(arms.failed if arms is not None else {}), **reading.failed},
@@ -153,14 +159,18 @@ def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Re
     )
 
 
-def _block_size_notes(runs: Iterable[Run]) -> Iterator[str]:
-    """What simulated kernels make of the block size, where it differs between runs."""
+def _block_sizes(runs: Iterable[Run]) -> BlockSizes:
     sizes: dict[float, set[int]] = {}
     for run in runs:
         memory = run.config["memory"]
         if run.inside and not run.measured and not memory["kind"].startswith("reserved"):
             blocks = float(run.config["cost"].get("block_tokens") or 0)
             sizes.setdefault(blocks, set()).add(memory["block_size"])
+    return {blocks: sorted(some) for blocks, some in sizes.items()}
+
+
+def block_size_notes(sizes: BlockSizes) -> Iterator[str]:
+    """What simulated kernels make of the block size, where it differs between runs."""
     varied = sorted(blocks for blocks, some in sizes.items() if len(some) > 1)
     for blocks in varied:
         if blocks:

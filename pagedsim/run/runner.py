@@ -50,9 +50,7 @@ def run_experiment(config: DictConfig) -> None:
             life.execute()
     except Exception as other:
         error = other
-    found = life.published if life else None
-    arms, told = (found.arms, found.result.finding) if found else (None, ())
-    record_job(folder, list(hydra.overrides.task), arms, told, error)
+    record_job(folder, list(hydra.overrides.task), life.published if life else None, error)
 
 
 def begun(config: DictConfig, folder: Path, quiet: bool = False) -> Execution:
@@ -91,9 +89,9 @@ class Execution:
             raise error_of(refused)
         keep_configuration(self.command.config, self.command.folder)
         for line in [*self.command.notes, *doubtful_bounds(self.command.config)]:
-            self.runs.say(f"note: {line}")
+            self.runs.note(line)
         for line in unused_words(self.study, self.command, arms, jobs):
-            self.runs.say(f"note: {line}")
+            self.runs.note(line)
         return jobs
 
     def _run(self, jobs: Sequence[Job]) -> None:

@@ -45,6 +45,8 @@ class Runs:
     interrupted: bool = False
     quiet: bool = False
     """Whether nothing is to be printed on the way."""
+    noted: list[str] = field(default_factory=list)
+    """What was noted before the first run."""
 
     @property
     def config(self) -> Settings:
@@ -66,6 +68,11 @@ class Runs:
         """Tell whoever waits what has happened."""
         if not self.quiet:
             print(text, flush=True)
+
+    def note(self, line: str) -> None:
+        """Tell what the results belong to, and keep it for them."""
+        self.noted.append(line)
+        self.say(f"note: {line}")
 
     # -- asking ------------------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ def trace(
             *_changed(table, arrivals, rate_scale, rate, requests),
             *notice(clipped, rows, max_len),
             *_dropped(table.dropped),
+            *_unlike(table),
         ),
     )
 
@@ -247,6 +248,15 @@ def _prompts(
         prompt_len,
         output_len,
     )
+
+
+def _unlike(table: Table) -> Iterator[str]:
+    """What of the file would say which prompts begin alike, and is not read."""
+    if table.unread:
+        yield (
+            f"{' and '.join(table.unread)} of the trace are not read, so that all its prompts are "
+            "unlike each other: formats mooncake and bailian have hash_ids, turns sessions"
+        )
 
 
 def _changed(

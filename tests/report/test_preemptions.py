@@ -17,7 +17,7 @@ from pagedsim.metrics.files import PREEMPTIONS, write_run
 from pagedsim.metrics.lanes import ReplicaFacts
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.summary import summarise
-from pagedsim.report.gantt import draw_gantt
+from pagedsim.report.gantt import _named, draw_gantt
 from pagedsim.report.stages import lives_of
 from pagedsim.report.style import AGAIN, DECODE, PREEMPTED
 from pagedsim.report.timeline import write_timeline
@@ -204,3 +204,9 @@ def test_a_step_that_did_not_end_preempts_no_request() -> None:
     assert len(recorder._absences) == 1
     recorder.undo()
     assert recorder.preemptions_table().num_rows == 0
+
+
+def test_a_request_that_is_preempted_again_is_named_once() -> None:
+    causes = [{"request": 12, "by": by} for by in (2, None, 7)]
+    assert _named(causes) == "12 for 2, 7"
+    assert _named(causes[1:2]) == "12"

@@ -118,8 +118,8 @@ def test_what_is_left_out_is_noted_and_the_users_own_words_hold(trace: Path, cal
     assert "only the first 100 requests of the trace are served (requests=100)" in told
 
 
-def requests_of(folder: Path) -> int:
-    summary = json.loads((folder / "runs" / "recompute" / "seed-0" / "summary.json").read_text())
+def requests_of(folder: Path, arm: str = "recompute") -> int:
+    summary = json.loads((folder / "runs" / arm / "seed-0" / "summary.json").read_text())
     requests: int = summary["requests"]
     return requests
 
@@ -146,3 +146,36 @@ def test_own_options_bring_nothing_of_the_example() -> None:
     assert {arm.name.partition(",")[0] for arm in execution.study.ask(execution.runs)} == {
         *("prefill", "decode", "both"),
     }
+
+
+def test_a_trace_that_an_arm_of_the_command_line_chooses_keeps_its_own_rate(
+    trace: Path, call: Call
+) -> None:
+    one = f'"workload=trace", "workload.path={trace}"'
+    arms = f'+study.arms={{a: [{one}], b: [{one}, "preemption=swap"], own: []}}'
+    words = "experiment=preemption", "~study.arms", arms, "study.baseline=a", "seeds=1"
+    code, told, errors = call(*words, "tracking=none", "report=false", "hydra.run.dir=out")
+    assert (code, errors) == (0, "")
+    assert requests_of(Path("out"), "a") == requests_of(Path("out"), "b") == ROWS
+    assert requests_of(Path("out"), "own") == 1000
+    note = "workload=trace keeps its own settings unless the command sets others"
+    assert note in told
+    assert "requests/s are served at" not in told
+    assert note in (Path("out") / "result.json").read_text()
+
+
+@HYDRA
+@pytest.mark.parametrize(
+    ("words", "notes"),
+    [
+        (("model=opt-13b",), 0),
+        (("model=llama-2-7b",), 1),
+        (("hardware=h100",), 1),
+        (("model=llama-2-7b", "memory.blocks=500"), 0),
+    ],
+)
+def test_blocks_that_the_experiment_sets_for_its_own_model_and_gpu_are_noted(
+    words: tuple[str, ...], notes: int
+) -> None:
+    found = study("experiment=preemption", "tracking=none", *words).command.notes
+    assert len([line for line in found if "sets memory.blocks=983 for" in line]) == notes

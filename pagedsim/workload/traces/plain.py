@@ -6,13 +6,22 @@ Times are kept as they are. Without `arrived_at` it is a file of lengths alone. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pagedsim.workload.traces.csvfile import CsvFormat
+from pagedsim.workload.traces.csvfile import CsvFormat, read_header
 from pagedsim.workload.traces.jsonlines import TOKENS, Field, JsonLines, is_number
 from pagedsim.workload.traces.rows import Chunk, Options
+
+CONTENTS = ("prefix_id", "hash_ids", "prompt_token_ids", "cached_tokens")
+"""Columns by which a log for `experiment=calibrate` says which prompts begin alike."""
+
+
+def _unread(names: Iterable[str]) -> tuple[str, ...]:
+    there = set(names)
+    return tuple(name for name in CONTENTS if name in there)
 
 
 class Plain(CsvFormat):
@@ -20,6 +29,10 @@ class Plain(CsvFormat):
 
     def __init__(self) -> None:
         super().__init__("plain", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
+
+    def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
+        unread = _unread(read_header(path))
+        return (replace(chunk, unread=unread) for chunk in super().chunks(path, options))
 
 
 class Log(JsonLines):
@@ -38,7 +51,7 @@ class Log(JsonLines):
     }
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
-        return self.columns(lines, rows)
+        return self.columns(lines, rows, unread=_unread(rows[0]))
 
 
 class VllmLog(Log):

@@ -57,6 +57,8 @@ class Table:
     dropped: int
     cut: bool
     """Whether the slice has more rows than were wanted."""
+    unread: tuple[str, ...] = ()
+    """Columns that say which prompts begin alike, and that the format has no use for."""
 
 
 def read_table(
@@ -167,6 +169,7 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
         links=[links[row] for row in rows.tolist()] if links else None,
         dropped=int(np.count_nonzero(~full[order[:reached]])),
         cut=len(rows) < len(usable),
+        unread=chunks[0].unread,
     )
 
 

@@ -44,6 +44,8 @@ class Chunk:
     blocks: list[list[int]] | None = None  # names of the prompts' blocks
     block_tokens: int = 0  # of each
     links: list[Link] | None = None
+    unread: tuple[str, ...] = ()
+    """Columns that say which prompts begin alike, and that the format has no use for."""
 
 
 @dataclass(frozen=True)
