@@ -16,7 +16,7 @@ from pagedsim.engine.inputs import Places
 from pagedsim.engine.memory_check import GIB
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.rehearsal import rehearse
-from pagedsim.engine.sampler import sample_with_everything
+from pagedsim.engine.sampler import Sampler, sample_with_everything
 
 HOST_POOL = 1 * GIB
 """The most that the cache takes by default where there is no GPU, over all ranks."""
@@ -67,13 +67,16 @@ def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int, bl
 
     All but one decode: what their contexts' parts leave behind has as much room as tables of
     `blocks` blocks ask for. Each sequence asks for all that sampling knows, penalties included,
-    which take several times what the logits do.
+    which take several times what the logits do. It is computed twice, since the counts that
+    penalties go by are kept while the next step is computed.
     """
     seqs = min(seqs, tokens)
     lengths = [1] * (seqs - 1) + [tokens - seqs + 1]
     cache = shape.blank(1, model.device)
     steps = [(0, length) for length in lengths]
-    sample_with_everything(rehearse(model, cache, shape.block_size, steps, blocks))
+    sampler = Sampler()
+    for _ in range(2):
+        sample_with_everything(rehearse(model, cache, shape.block_size, steps, blocks), sampler)
 
 
 def graph_bytes(

@@ -125,14 +125,14 @@ def rehearse_sampling(vocab: int, device: torch.device) -> None:
         _sample_alike(torch.zeros(2, vocab, device=device), params)
 
 
-def sample_with_everything(logits: Tensor) -> None:
+def sample_with_everything(logits: Tensor, sampler: Sampler) -> None:
     """Sample each row with every setting there is, for the memory that it takes."""
-    _sample_alike(logits, EVERYTHING)
+    _sample_alike(logits, EVERYTHING, sampler)
 
 
-def _sample_alike(logits: Tensor, params: SamplingParams) -> None:
+def _sample_alike(logits: Tensor, params: SamplingParams, sampler: Sampler | None = None) -> None:
     row = Row(params, 1, position=1, prompt=[0], output=[0], forbidden=(0,))
-    Sampler().sample(logits, [row] * len(logits))
+    (sampler or Sampler()).sample(logits, [row] * len(logits))
 
 
 class Draw:

@@ -66,7 +66,7 @@ def test_decodes_of_the_worst_step_may_be_as_long_as_any(seqs: int, tokens: int)
     worst_step(model, SHAPE, seqs, tokens, blocks=30)
     count = min(seqs, tokens)
     decodes = count if count == tokens else count - 1
-    assert seen == [(tokens, decodes, (count, 30), count)]
+    assert seen == [(tokens, decodes, (count, 30), count)] * 2
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,18 @@ def test_no_sampling_takes_more_than_the_worst_step(params: SamplingParams) -> N
     worst = peak(lambda: worst_step(model, SHAPE, seqs, 40, blocks=30))
     assert worst >= 4 * seqs * vocab
     assert peak(lambda: Sampler().sample(logits, rows)) <= 1.02 * worst
+
+
+def test_the_worst_step_is_computed_beside_the_counts_that_penalties_keep() -> None:
+    seqs, vocab, needed = 16, 20_000, 10**8
+
+    def forward(*given: object) -> torch.Tensor:
+        torch.empty(needed, dtype=torch.uint8)
+        return torch.zeros(seqs, vocab)
+
+    model: Any = SimpleNamespace(device=torch.device("cpu"), max_model_len=16 * 30, forward=forward)
+    counts = 5 * seqs * vocab  # an int32 and a bool a token
+    assert peak(lambda: worst_step(model, SHAPE, seqs, 40, blocks=30)) >= needed + counts
 
 
 def peak(work: Callable[[], object]) -> int:
