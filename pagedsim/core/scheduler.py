@@ -318,8 +318,8 @@ class Scheduler(Gate):
 
         In these the whole batch decodes, no request ends, and the policy has nothing to decide:
         `fast_forward` may be called that many times instead of `commit` and `plan`. With
-        `async_scheduling`, where `plan` is in flight, `grow_ahead` and `fast_forward_ahead` replace
-        `plan`, `dispatch` and `complete`, until a request ends.
+        `async_scheduling`, where `plan` is in flight, `grow_ahead`, `fast_forward_ahead` and
+        `complete_ahead` replace `plan`, `dispatch` and `complete`, until a request ends.
         """
         queues = self.queues
         if self.disturbed or not plan.decode_count or plan.chunks:
@@ -376,21 +376,32 @@ class Scheduler(Gate):
         """Whether any request gets its last token in the step after those that are planned."""
         return self.clock.tick + 1 in self.clock.ends
 
-    def fast_forward_ahead(self, plan: StepPlan, now: float) -> list[Request]:
-        """Memory is taken: plan and launch the same step again, then tell of `plan`, which ends
-        `now`, and have the new one in its place. Returns who has ended."""
+    def fast_forward_ahead(self, plan: StepPlan, now: float) -> Sequence[Request]:
+        """Memory is taken: dispatch the same step again, which begins `now`, in place of `plan`.
+
+        Returns the requests that `plan` brings to their ends, for `complete_ahead`.
+        """
         queues, clock, memory = self.queues, self.clock, self.memory
         queues.now = now
         plan.number = queues.step
         plan.now, plan.ahead = now, True
         plan.decode_context += plan.decode_count
         plan.used_blocks = memory.total - memory.free
+        plan.waiting = len(self.waiting)
         queues.step += 1
         clock.tick += 1
-        told, plan.ending = plan.ending, ()
+        ending, plan.ending = plan.ending, ()
         if clock.tick in clock.ends:
             queues.come_to_ends(plan)
-        return self._end(told, now) if told else []
+        return ending
+
+    def complete_ahead(self, ending: Sequence[Request], now: float) -> list[Request]:
+        """Complete the step before that of `fast_forward_ahead`, which ended `now`.
+
+        Returns the requests that ended with it. Add requests that arrived in it before the call.
+        """
+        self.queues.now = now
+        return self._end(ending, now) if ending else []
 
     def check(self) -> None:
         """Raise IntegrityError if an invariant is broken. Costs a walk over everything."""

@@ -84,11 +84,11 @@ class AheadServer(Server):
                 waiting = plan.waiting
             else:
                 recorder.again(end, plan.used_blocks)
-            planned = len(scheduler.waiting)
+            # An arrival finds the next step dispatched and this one not ended, as if planned.
+            ending = scheduler.fast_forward_ahead(plan, end)
             if end >= self._next_at:
-                self._let_in(end)  # before departures, as in a step that is planned by itself
-            ended = scheduler.fast_forward_ahead(plan, end)
-            plan.waiting = planned
+                self._let_in(end)
+            ended = scheduler.complete_ahead(ending, end)
             quiet = scheduler.uneventful(plan) if plan.ending else quiet - 1
             now = end
         return now, ended

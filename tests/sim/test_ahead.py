@@ -210,3 +210,23 @@ def test_an_arrival_in_a_step_is_added_before_the_departures_at_its_end(
         run(scheduler(ahead, policy=policy), jobs, fast_forward=fast_forward)
         sooner = policy.seen.index(("left", 0)) < policy.seen.index(("ranked", 2))
         assert sooner == (at > 6)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_arrival_in_a_step_sees_the_number_of_the_same_next_step_where_steps_are_repeated(
+    ahead: bool,
+) -> None:
+    class Numbered(Policy):
+        def __init__(self) -> None:
+            self.came: dict[object, int] = {}
+
+        def rank(self, request: Request, state: ServerState) -> float:
+            self.came.setdefault(request.id, state.step)
+            return 0.0
+
+    for at in (0.5 + step for step in range(3, 9)):  # the first request ends at 6
+        repeated, planned = Numbered(), Numbered()
+        for policy in (repeated, planned):
+            jobs = Jobs([(0.0, 4, 6), (0.0, 4, 20), (at, 4, 2)])
+            run(scheduler(ahead, policy=policy), jobs, fast_forward=policy is repeated)
+        assert repeated.came == planned.came == {0: 0, 1: 0, 2: int(at) + 1 + ahead}
