@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagedsim.core import Policy, PolicyWrapper, Request, ServerState
 from pagedsim.core.errors import require_number
+from pagedsim.core.policy import rank_of
 from pagedsim.core.request import Rank
 
 
@@ -22,5 +23,5 @@ class Aging(PolicyWrapper):
 
     def rank(self, request: Request, state: ServerState) -> Rank:
         assert request.arrival is not None
-        rank, age = self.inner.rank(request, state), self.rate * request.arrival
+        rank, age = rank_of(self.inner, request, state), self.rate * request.arrival
         return (*rank[:-1], rank[-1] + age) if isinstance(rank, tuple) else rank + age

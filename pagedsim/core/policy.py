@@ -211,6 +211,23 @@ def overrides(policy: Policy, hook: str) -> bool:
     return getattr(type(policy), hook) is not getattr(Policy, hook)
 
 
+def hook_of(policy: Policy, hook: str) -> str:
+    """Class and hook that answered, where a wrapper passes a call on to the policy inside."""
+    while isinstance(policy, PolicyWrapper) and (
+        getattr(type(policy), hook) is getattr(PolicyWrapper, hook)
+    ):
+        policy = policy.inner
+    name = f"{type(policy).__name__}.{hook}"
+    if isinstance(policy, PolicyWrapper):
+        return f"{name}, around {type(policy.inner).__name__},"
+    return name
+
+
+def rank_of(policy: Policy, request: Request, state: ServerState) -> Rank:
+    """A rank as a policy gives it, for those around it; PolicyError unless it is one."""
+    return _plain_rank(policy, request, policy.rank(request, state))
+
+
 def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
     """What requests are sorted by: rank, then arrival, then the order in which they were added."""
     assert request.arrival is not None  # set when it is added
@@ -226,7 +243,7 @@ def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
     speed = policy.speed(request, state)
     own: Any = _own(speed)
     if not is_number(own):
-        name = f"{type(policy).__name__}.speed"
+        name = hook_of(policy, "speed")
         raise PolicyError(f"{name} gave {printed(speed)} for {request!r}: must be a finite number")
     finite: float = own
     return finite
@@ -235,8 +252,8 @@ def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
 def _plain_rank(policy: Policy, request: Request, rank: object) -> Rank:
     """A rank in Python's own numbers; PolicyError unless it is a number or some numbers."""
     own = tuple(map(_own, rank if type(rank) is tuple else (rank,)))
-    if any(not isinstance(part, Real) or part != part for part in own):
-        name, given = f"{type(policy).__name__}.rank", printed(rank)
+    if not own or any(not isinstance(part, Real) or part != part for part in own):
+        name, given = hook_of(policy, "rank"), printed(rank)
         raise PolicyError(
             f"{name} gave {given} for {request!r}: must be a number, or a tuple of numbers"
         )

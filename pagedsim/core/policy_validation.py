@@ -17,7 +17,7 @@ from pagedsim.core.errors import (
     printed,
     require_flag,
 )
-from pagedsim.core.policy import Need, Policy, PolicyWrapper, RankChanges
+from pagedsim.core.policy import Need, Policy, PolicyWrapper, RankChanges, hook_of
 
 HOOKS = (
     *("rank", "stale", "speed", "admit", "should_reject"),
@@ -44,9 +44,11 @@ def refuse_slips(policy: Policy) -> None:
     That is a hook that takes `now`, as some did before all of them got `state`, or too few or too
     many arguments, a method that is called nearly like a hook, and a `rank_changes` that is none.
     """
-    if isinstance(policy, PolicyWrapper):
-        refuse_slips(policy.inner)
     name = type(policy).__name__
+    if isinstance(policy, PolicyWrapper):
+        if not hasattr(policy, "inner"):
+            raise ConfigError(f"{name}.inner: is not set; __init__ must call super().__init__")
+        refuse_slips(policy.inner)
     if policy.rank_changes not in get_args(RankChanges):
         known = ", ".join(map(repr, get_args(RankChanges)))
         raise ConfigError(f"{name}.rank_changes={policy.rank_changes!r}: must be one of {known}")
@@ -127,7 +129,7 @@ def flag(policy: Policy, hook: str, answer: object) -> bool:
     own = plain(answer)
     if isinstance(own, Real) and own in (0, 1):
         return bool(own)
-    raise PolicyError(f"{_asked(policy, hook)} gave {printed(answer)}: must be True or False")
+    raise PolicyError(f"{hook_of(policy, hook)} gave {printed(answer)}: must be True or False")
 
 
 def reason(policy: Policy, hook: str, answer: object) -> str | None:
@@ -135,7 +137,7 @@ def reason(policy: Policy, hook: str, answer: object) -> str | None:
     if answer is None or (isinstance(answer, str) and answer):
         return answer
     raise PolicyError(
-        f"{_asked(policy, hook)} gave {printed(answer)}: must be a text that says why, or None"
+        f"{hook_of(policy, hook)} gave {printed(answer)}: must be a text that says why, or None"
     )
 
 
@@ -148,9 +150,10 @@ def seconds(part: object, hook: str, answer: object) -> float:
         return answer
     if is_number(answer) and 0.0 <= (own := float(cast(SupportsFloat, answer))) <= LONGEST:
         return own
-    name = f"{type(part).__name__}.{hook}"
-    kind = PolicyError if isinstance(part, Policy) else AnswerError
-    raise kind(f"{name} gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}")
+    told = f"gave {printed(answer)}: must be seconds, a number from 0 to {LONGEST:g}"
+    if isinstance(part, Policy):
+        raise PolicyError(f"{hook_of(part, hook)} {told}")
+    raise AnswerError(f"{type(part).__name__}.{hook} {told}")
 
 
 def lines(part: object, hook: str, answer: object) -> list[str]:
@@ -159,15 +162,3 @@ def lines(part: object, hook: str, answer: object) -> list[str]:
         return list(answer)
     name = f"{type(part).__name__}.{hook}"
     raise AnswerError(f"{name} gave {printed(answer)}: must be a list of texts")
-
-
-def _asked(policy: Policy, hook: str) -> str:
-    """Whose hook it is that was asked, where one policy stands around another."""
-    while isinstance(policy, PolicyWrapper) and getattr(type(policy), hook) is getattr(
-        PolicyWrapper, hook
-    ):
-        policy = policy.inner
-    name = f"{type(policy).__name__}.{hook}"
-    if isinstance(policy, PolicyWrapper):
-        return f"{name}, around {type(policy.inner).__name__},"
-    return name

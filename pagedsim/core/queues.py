@@ -16,7 +16,7 @@ from pagedsim.core.holdings import Placeholder
 from pagedsim.core.memory import Copies, Memory
 from pagedsim.core.places import Limits
 from pagedsim.core.plan import PreemptionCause, Rejection, StepPlan
-from pagedsim.core.policy import Policy, Preemption, PreemptionMode, overrides
+from pagedsim.core.policy import Policy, Preemption, PreemptionMode, hook_of, overrides
 from pagedsim.core.policy_validation import flag
 from pagedsim.core.prefill import next_chunk, rebuilding, rebuilds, span
 from pagedsim.core.ranked import RankedBatchState
@@ -179,8 +179,8 @@ class Queues(RankedBatchState):
         victim: object = self.hooks.choose_victim(candidates, needy, self.state)
         if not isinstance(victim, Request) or victim not in candidates:
             raise PolicyError(
-                f"{type(self.policy).__name__}.choose_victim gave {printed(victim)}: must be one "
-                "of the requests that it was given"
+                f"{hook_of(self.policy, 'choose_victim')} gave {printed(victim)}: must be one of "
+                "the requests that it was given"
             )
         return victim
 
@@ -221,18 +221,17 @@ class Queues(RankedBatchState):
         memory = self.memory
         if not memory.cpu_total or victim.computed == 0 or not memory.cpu_room(victim):
             return PreemptionMode.RECOMPUTE
-        asked: Policy | Preemption = self.policy
+        of: Policy | Preemption = self.policy
         keep: object = self.hooks.swap_or_recompute(victim, self.state)
         if keep is None:
-            asked = self.preemption
+            of = self.preemption
             keep = self.asked.swap_or_recompute(victim, self.state)
         if isinstance(keep, PreemptionMode):
             return keep
+        hook = "swap_or_recompute"
+        name = hook_of(of, hook) if isinstance(of, Policy) else f"{type(of).__name__}.{hook}"
         allowed = ", ".join(map(str, PreemptionMode))
-        raise PolicyError(
-            f"{type(asked).__name__}.swap_or_recompute gave {printed(keep)}: must be one of "
-            f"{allowed}"
-        )
+        raise PolicyError(f"{name} gave {printed(keep)}: must be one of {allowed}")
 
     # -- who comes back ----------------------------------------------------------------------------
 

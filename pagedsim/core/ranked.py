@@ -11,7 +11,7 @@ from pagedsim.core.errors import PolicyError, plain, printed
 from pagedsim.core.holdings import Placeholder
 from pagedsim.core.memory import Memory
 from pagedsim.core.places import BatchState, Limits
-from pagedsim.core.policy import Policy, overrides, rank_key, speed_of
+from pagedsim.core.policy import Policy, hook_of, overrides, rank_key, speed_of
 from pagedsim.core.ranking import Ranking
 from pagedsim.core.request import Request, State
 from pagedsim.core.state import ServerState
@@ -59,7 +59,7 @@ class RankedBatchState(BatchState):
             first.setdefault(isinstance(self.order(request)[0], tuple), request)
         if len(first) > 1:
             gave = " and ".join(f"{self.order(one)[0]!r} for {one!r}" for one in first.values())
-            name = f"{type(self.policy).__name__}.rank"
+            name = hook_of(self.policy, "rank")
             raise PolicyError(f"{name} gave {gave}: must be numbers for all, or tuples for all")
 
     # -- the batch -------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class RankedBatchState(BatchState):
                 self._expire_all()
             return own
         if not isinstance(stale, Collection) or not all(isinstance(one, Request) for one in stale):
-            name = f"{type(self.policy).__name__}.stale"
+            name = hook_of(self.policy, "stale")
             raise PolicyError(f"{name} gave {printed(stale)}: must be true, false, or requests")
         if not stale:
             return False

@@ -14,6 +14,7 @@ from pagedsim.core import ConfigError, Policy, PolicyWrapper, Request, Scheduler
 from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges, rank_key
 from policies.admission import Cap
+from policies.aging import Aging
 from policies.priority import Priority
 from policies.vtc import VTC
 
@@ -187,6 +188,28 @@ def test_it_is_told_of_whoever_gave_it() -> None:
     ):
         with pytest.raises(PolicyError, match=f"^{name} gave 'no'"):
             served(scheduler(around))
+
+
+@pytest.mark.parametrize("around", [Around, Aging])
+@pytest.mark.parametrize(
+    ("hook", "answer"),
+    [
+        *(("rank", None), ("rank", ()), ("rank", (1, "a")), ("speed", "fast"), ("stale", 3)),
+        *(("victim", None), ("keep", "swap")),
+    ],
+)
+def test_the_policy_inside_is_named_for_what_it_answers(
+    around: type[Around], hook: str, answer: Any
+) -> None:
+    mine = type("Mine", (Timed,), {hook: lambda self, *_: answer})()
+    with pytest.raises(PolicyError, match=rf"^Mine\.{hook} gave .*: must be "):
+        served(scheduler(around(mine)))
+
+
+def test_a_policy_around_another_that_does_not_call_the_init_of_its_base() -> None:
+    mine = type("Mine", (Around,), {"__init__": lambda self: None})()
+    with pytest.raises(ConfigError, match=r"^Mine\.of: is not set; __init__ must call super\(\)"):
+        scheduler(mine)
 
 
 @pytest.mark.parametrize("answer", [1, np.True_])
