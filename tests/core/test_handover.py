@@ -319,6 +319,21 @@ def test_those_who_are_swapped_out_come_before_those_who_ask() -> None:
     assert sorted(there.drain()) == ["a", "b"]
 
 
+@pytest.mark.parametrize(("level", "gets"), [(0, True), (2, False)])
+def test_a_request_that_is_swapped_out_comes_before_one_that_asks_if_it_ranks_before_it(
+    level: int, gets: bool
+) -> None:
+    here = Server()
+    request = here.add("r", 3, 9, priority=level)
+    here.step()
+    there = Server(blocks=4, cpu_blocks=4, preemption="swap", policy="priority")
+    for name in "ab":
+        there.add(name, 7, 12, priority=1)
+    while not there.swapped:
+        there.step()
+    assert there.scheduler.reserve(request, there.now) is gets
+
+
 # -- under way -----------------------------------------------------------------------------------
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 
 from pagedsim.build import make_memory, make_policy, make_scheduler
-from pagedsim.core import Policy, Request, SamplingParams, Scheduler, ServerState, StepPlan
+from pagedsim.core import (
+    Policy,
+    PrefillFirst,
+    Request,
+    SamplingParams,
+    Scheduler,
+    ServerState,
+    StepPlan,
+)
 from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges
 from pagedsim.core.request import Rank
@@ -146,6 +155,30 @@ def test_a_request_that_may_displace_others_at_last_does_so_in_that_step(batchin
     steps, _ = glided(scheduler)
     assert scheduler.now == 12.0 and steps > 0
     assert scheduler.plan(12.0).displaced
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_seqs": 2}, {"batching": PrefillFirst(max_wait_tokens=30)}],
+    ids=["no seat is free", "the batch is closed"],
+)
+def test_a_request_displaces_others_in_that_step_where_none_could_start(
+    limits: dict[str, Any],
+) -> None:
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=64, block_size=4), policy=Pushing(), **limits
+    )
+    for number, size in enumerate((40, 40, 180)):
+        scheduler.add(Request(number, size), scheduler.now, output_len=LONG)
+        if number:
+            scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
+    while not (plan := scheduler.plan(scheduler.now)).displaced:
+        steps, quiet = 0, scheduler.quiet(plan)
+        while steps < quiet and scheduler.glide(plan, scheduler.now + 1.0):
+            steps += 1
+        if steps == quiet:
+            scheduler.commit(plan, scheduler.now + 1.0)
+    assert scheduler.now == 12.0
 
 
 class Falling(Policy):

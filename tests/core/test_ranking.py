@@ -168,3 +168,18 @@ def test_whose_rank_has_changed_takes_its_place_waiting_and_running() -> None:
     policy.moved = [requests[0], requests[3]]
     assert [one.id for one in scheduler.plan(2.0).displaced] == ["a"]
     assert [one.id for one in scheduler.waiting] == ["d", "c", "a"]
+
+
+def test_a_stale_rank_of_a_request_that_waits_at_another_server_changes_nothing() -> None:
+    policies = Told(), Told()
+    here, there = (
+        make_scheduler(memory=make_memory(blocks=9, block_size=4), policy=policy, max_seqs=1)
+        for policy in policies
+    )
+    for server, names in ((here, "ab"), (there, "cde")):
+        for name in names:
+            server.add(Request(name, 4), 0.0, 9)
+        server.commit(server.plan(0.0), 1.0)
+    policies[0].moved = list(there.waiting)
+    here.plan(1.0)
+    assert [one.id for one in (*here.waiting, *there.waiting)] == ["b", "d", "e"]

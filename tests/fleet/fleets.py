@@ -31,12 +31,15 @@ def whole(
     router: Router,
     cost: Constant | None = None,
     roles: Sequence[str] = (),
-    token_bytes: float = 0.0,
+    token_bytes: float | Sequence[float] = 0.0,
     layers: int = 1,
     server: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[Front, Recorder]:
-    """The front of a fleet that has served everything, and what was recorded."""
+    """The front of a fleet that has served everything, and what was recorded.
+
+    `token_bytes` are those of each replica, or of all.
+    """
     recorder = Recorder()
     costs = cost or Affine()
     units = [
@@ -46,7 +49,7 @@ def whole(
             one,
             cast(CostModel, costs),
             server or {},
-            token_bytes=token_bytes,
+            token_bytes=token_bytes[index] if isinstance(token_bytes, Sequence) else token_bytes,
             layers=layers,
         )
         for index, one in enumerate(schedulers)

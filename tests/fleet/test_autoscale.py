@@ -129,6 +129,45 @@ def test_a_replica_that_dies_while_it_starts_is_up_when_it_is_repaired() -> None
     assert front.roster.there()[1][:2] == [(2.0, 3.0), (9.0, front.roster.there()[1][1][1])]
 
 
+def test_a_replica_that_died_while_it_started_and_starts_again_takes_its_time_again() -> None:
+    """It starts at 2, dies at 2.5, is up at 3.5, stops at 4 and starts again at 6: until 16."""
+    rule = Autoscale("queue", up=1.0, down=0.75, every=2.0, start=10.0)
+    front, recorder = whole(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 3, 1)] * 5 + [(4.5, 3, 1)] * 20 + [(13.0, 3, 1), (17.0, 3, 1)]),
+        LeastRequests(),
+        Constant(),
+        autoscale=rule,
+        failures=Named({1: [(2.5, 1.0)]}),
+    )
+    assert front.roster.there()[1][:3] == [
+        (2.0, 2.5),
+        (3.5, 4.0),
+        (6.0, front.roster.there()[1][2][1]),
+    ]
+    assert recorder.requests_table()["replica"].to_pylist()[25:] == [0, 1]
+
+
+def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:
+    """It drains from 2.5 on. Its request ends with the step that ends at 5, when another is under
+    way; at 7.5 that has ended, too."""
+    rule = Autoscale("queue", up=99.0, down=0.5, every=2.5)
+
+    def begin(front: Front) -> None:
+        front.up(front.members[1])
+
+    front, recorder = whole(
+        [scheduler(batching="unified", async_scheduling=True) for _ in range(2)],
+        Jobs([(0.0, 3, 12), (0.0, 3, 5)]),
+        RoundRobin(),
+        Constant(),
+        autoscale=rule,
+        begins=begin,
+    )
+    assert recorder.requests_table()["finished"].to_pylist() == [12.0, 5.0]
+    assert front.roster.there()[1] == [(0.0, 7.5)]
+
+
 def test_each_role_has_a_rule_of_its_own() -> None:
     """One replica of each role is up at first; prompts wait, and a second one starts for them."""
     rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=1.0)

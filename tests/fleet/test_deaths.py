@@ -326,6 +326,15 @@ def test_lost_requests_go_before_those_that_came_after_them() -> None:
     assert [row["first_token"] for row in found] == [3.5, 5.5, 7.5, 9.5]
 
 
+def test_lost_requests_go_between_those_that_came_before_and_after_them() -> None:
+    """Each replica has one slot. When the second one dies, what the first lost waits in front, and
+    two requests that came last."""
+    deaths = {0: [(1.5, 20.0)], 1: [(1.75, 0.75)]}
+    rows = [(0.0, 4, 2), (0.0, 4, 2), (1.0, 4, 2), (1.0, 4, 2)]
+    _, found = served(deaths, rows, roles=BOTH, router=Central(slots=1))
+    assert [row["first_token"] for row in found] == [3.5, 5.5, 7.5, 9.5]
+
+
 @pytest.mark.parametrize("at", [0.5, 1.25])
 def test_a_draining_replica_stops_when_nothing_is_held_there(at: float) -> None:
     """Nothing is computed there from 1 on, and all is sent at 1.5."""
@@ -344,6 +353,28 @@ def test_a_draining_replica_serves_what_is_on_its_way_to_it() -> None:
     front, [row] = served({}, [(0.0, 4, 3)], begins=drains)
     assert (row["replica"], row["finished"]) == (1, 3.5)
     assert front.roster.there()[1] == [(0.0, 3.5)]
+
+
+def test_a_draining_replica_serves_what_waits_for_its_memory() -> None:
+    """Request 0 has all memory of replica 1; request 1 waits for it from 1 on."""
+    schedulers, rows = [scheduler(), scheduler(blocks=4)], [(0.0, 8, 6), (0.0, 8, 3)]
+
+    def drains(front: Front) -> None:
+        front.environment.at(3.25).callbacks.append(lambda _: front.drain(front.members[1]))
+
+    front, found = served({}, rows, schedulers, roles=("prefill", "decode"), begins=drains)
+    assert front.roster.there()[1] == [(0.0, found[1]["finished"])]
+
+
+def test_a_draining_replica_stops_when_a_move_to_it_is_given_up() -> None:
+    """The request ends at 3 where it is, while it is copied."""
+
+    def drains(front: Front) -> None:
+        front.environment.at(2.5).callbacks.append(lambda _: front.drain(front.members[1]))
+
+    front, [row] = served({}, [(0.0, 4, 3)], roles=BOTH, router=Moves(), begins=drains)
+    assert (row["replica"], row["finished"]) == (0, 3.0)
+    assert front.roster.there()[1] == [(0.0, 3.0)]
 
 
 def _does(what: Callable[[Member], None], member: Member, _: object) -> None:

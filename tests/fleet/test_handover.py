@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.link import Network
 from policies.routing.central import Central
 from policies.routing.least_requests import LeastRequests
 from policies.routing.round_robin import RoundRobin
-from policies.routing.router import Move, Replica, Replicas, Router
+from policies.routing.router import Move, Refusal, Replica, Replicas, Router
 from tests.fleet.fleets import served
 from tests.sim.harness import Constant, Jobs
 
@@ -192,3 +194,103 @@ def test_an_answer_that_fits_nowhere_else_ends_where_it_began() -> None:
     assert requests["reason"].to_pylist() == ["length"]
     assert requests["output_tokens"].to_pylist() == [1]
     assert requests["replica"].to_pylist() == [0]
+
+
+def test_what_ends_where_it_began_makes_room_for_what_waits_to_decode() -> None:
+    """Two prompts end in one step; the only slot is free again when the first fits nowhere."""
+    requests, _ = served(
+        [scheduler(), scheduler(), scheduler(max_model_len=16)],
+        Jobs([(0.0, 15, 9)] * 2),
+        Central(slots=1),
+        Constant(),
+        roles=("prefill", "prefill", "decode"),
+        network=NETWORK,
+    )
+    assert requests["state"].to_pylist() == ["finished"] * 2
+    assert requests["finished"].to_pylist() == [1.0, 1.0]
+
+
+def test_a_request_that_is_refused_before_it_decodes_leaves_nothing_behind() -> None:
+    class Refuses(RoundRobin):
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica | Refusal:  # type: ignore[override]
+            answer = super().route(request, replicas, now)
+            return Refusal("too late") if replicas.role == "decode" else answer
+
+    made = [scheduler(), scheduler()]
+    jobs, roles = Jobs([(0.0, 4, 3)]), ("prefill", "decode")
+    requests, _ = served(made, jobs, Refuses(), Constant(), roles=roles, network=NETWORK)
+    assert requests["state"].to_pylist() == ["rejected"]
+    assert not made[0].held and made[0].memory.used == 0
+
+
+def test_what_is_computed_while_a_copy_is_on_its_way_is_copied_too() -> None:
+    """At 2.25 s it has 9 tokens, which take until 3.375 s. It parts at 4 s with 11: two more."""
+    _, steps = served(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 8, 9)]),
+        Moves(),
+        Constant(),
+        token_bytes=1.0,
+        network=NETWORK,
+    )
+    assert steps.replicas[1].table()["start"].to_pylist()[0] == 4.25
+
+
+@pytest.mark.parametrize("token_bytes", [(1.0, 2.0), (2.0, 1.0)])
+def test_a_transfer_takes_as_long_as_the_end_with_more_bytes_a_token(
+    token_bytes: tuple[float, float],
+) -> None:
+    requests, _ = served(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 4, 3)]),
+        RoundRobin(),
+        Constant(),
+        roles=("prefill", "decode"),
+        token_bytes=token_bytes,
+        network=NETWORK,
+    )
+    assert requests["finished"].to_pylist() == [1.0 + 8 / 8 + 2.0]
+
+
+def test_memory_that_is_reserved_is_wanted_no_more() -> None:
+    """From 1 to 1.5 s the first request is on its way, and memory is reserved for it."""
+
+    class Looks(RoundRobin):
+        seen: list[tuple[float, int, int]]
+
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+            there = replicas.everybody[1]
+            self.seen.append((now, there.requests, there.wanted_blocks))
+            return super().route(request, replicas, now)
+
+    router = Looks()
+    router.seen = []
+    jobs, roles = Jobs([(0.0, 4, 3), (1.25, 4, 1)]), ("prefill", "decode")
+    served(
+        [scheduler(), scheduler()], jobs, router, Constant(), roles,
+        token_bytes=1.0, network=NETWORK,
+    )  # fmt: skip
+    assert router.seen == [(0.0, 0, 0), (1.0, 0, 0), (1.25, 1, 0)]
+
+
+def test_what_a_request_leaves_that_moves_away_goes_to_one_that_waits_for_memory() -> None:
+    """Replica 1 has memory for one. The first request moves to replica 2 from 4.25 s on, parts at
+    6 s and has moved a quarter of a second later; nothing runs at replica 1 then."""
+
+    class Away(Moves):
+        migrates_every = 4.25
+
+        def migrate(self, replicas: Replicas, now: float) -> list[Move]:
+            return [Move(one, replicas[0], replicas[1]) for one in replicas[0].batch if now < 5]
+
+    requests, _ = served(
+        [scheduler(), scheduler(blocks=5), scheduler()],
+        Jobs([(0.0, 8, 12), (0.0, 8, 3)]),
+        Away(),
+        Constant(),
+        roles=("prefill", "decode", "decode"),
+        token_bytes=1.0,
+        network=NETWORK,
+    )
+    assert requests["replica"].to_pylist() == [2, 1]
+    assert requests["finished"].to_pylist()[1] == 6.25 + 8 / 8 + 2.0

@@ -222,6 +222,16 @@ def test_drr_charges_a_prompt_once_if_it_is_preempted_before_its_first_token() -
     assert order == [0, 1, 6, 7, 2, 3, 4, 5, 8, 9]
 
 
+def test_drr_counts_once_what_a_preempted_request_has_generated() -> None:
+    """Four tokens a turn: the turns that pass until it is admitted again are those of its prompt,
+    since what it had generated was paid when it was preempted."""
+    jobs = [(0, 8, 7, "b"), (1, 12, 5, "a"), (2, 4, 1, "c"), (2, 8, 1, "c"), (2, 4, 1, "a")]
+    some = [Job(at, prompt, output, {"client": who}) for at, prompt, output, who in jobs]
+    outcome = served(some, DRR(quantum=4), batching="unified", max_seqs=2, blocks=7)
+    assert outcome.requests[1].preemptions == 1
+    assert started(outcome) == [0, 1, 2, 4, 3]
+
+
 def test_a_preempted_request_waits_until_it_is_admitted_again() -> None:
     """Client d comes when nothing waits, and is lifted to c, the last that had a request waiting;
     b, which was served less, has none since its preempted request was admitted again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,3 +64,16 @@ def test_a_preempted_request_that_waits_does_not_expire_all_ranks_in_each_step()
     served(jobs, policy, memory="prefix", blocks=7, block_size=16, batching="unified")
     assert policy.steps > 10
     assert policy.stale_steps <= 2
+
+
+def test_a_preempted_request_computes_a_beginning_before_those_that_came_after_it() -> None:
+    """The first request takes the memory of the second as the third, which shares the beginning of
+    the second, waits. No block of that is full yet, so that the cache changes nothing."""
+    jobs = [Job(prompt=60, output=10), job(1, SHARED, 40, output=9)]
+    jobs.append(replace(job(2, SHARED, 40), at=2.5))
+    found = served(
+        jobs, "longest_prefix", memory="prefix", blocks=2, block_size=64, batching="unified",
+        max_seqs=2, max_batched_tokens=60,
+    )  # fmt: skip
+    assert [request.preemptions for request in found.requests] == [0, 1, 0]
+    assert [chunk.request.id for chunk in found.plans[10].chunks] == [1, 2]

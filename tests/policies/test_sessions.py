@@ -77,6 +77,16 @@ def test_a_chain_adds_up_on_the_critical_path_too() -> None:
     assert policy.entry(Request(9, 4, session="0")) == 4  # 15 s: levels end at 1, 3, 7, 15
 
 
+def test_all_that_a_preempted_request_had_counts_as_service() -> None:
+    """It is in the batch for 9 s, and for 3 s when the other has ended; levels end at 1, 3, 7, 15."""
+    policy = PLAS(quantum=1.0, levels=8, displace=False)
+    turns = Sessions([0, 1], [1, 1], [[], []], [0, 0])
+    made = Workload.of([0.0, 0.0], [4, 8], [24, 12], turns=turns)
+    rows = served(made, scheduler(policy, blocks=8, batching="unified")).to_pylist()
+    assert [(row["preemptions"], row["finished"]) for row in rows] == [(0, 24.0), (1, 27.0)]
+    assert policy.entry(Request(9, 4, session="1")) == 3
+
+
 def test_a_new_session_overtakes_one_that_was_served_long() -> None:
     turns = Sessions([0, 0, 1], [1, 2, 1], [[], [0], []], [0, 0, 0])
     made = Workload.of([0.0, 0.0, 9.0], 4, [8, 8, 3], turns=turns)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core import Scheduler, StepPlan
+from pagedsim.core import Policy, Request, Scheduler, ServerState, StepPlan
 from policies.aging import Aging
+from policies.hrrn import HRRN
 from policies.ltr import LTR
 from policies.mlfq import MLFQ
 from policies.priority import Priority
-from tests.policies.served import Job, served
+from tests.policies.served import Job, served, started
 
 FLOOD = 300
 """Short urgent requests, one a second."""
@@ -92,3 +94,38 @@ def test_of_a_rank_of_several_numbers_the_last_ages() -> None:
     assert waited.scheduled_at is not None and waited.scheduled_at - 0.5 <= 16 + 2
     starved = next(r for r in served(jobs, patient, max_seqs=1).requests if r.id == 0)
     assert starved.scheduled_at == FLOOD
+
+
+def test_mlfq_lets_no_request_fall_before_it_has_gained_a_token() -> None:
+    """A prompt that takes three steps outlasts the first two levels; the other request, which comes
+    in the first of them, goes before it only when the prompt is computed."""
+    jobs = [Job(0, 12, 3), Job(0.5, 4, 1)]
+    policy = MLFQ(quantum=0.5, starve=FLOOD)
+    limits = {"max_seqs": 1, "max_batched_tokens": 4}
+    long, short = served(jobs, policy, batching="unified", **limits).requests
+    assert (long.first_token_at, short.first_token_at) == (3.0, 4.0)
+    assert long.preemptions == 1
+
+
+def test_aging_leaves_all_but_the_last_number_of_a_rank_as_they_are() -> None:
+    class Levels(Policy):
+        def rank(self, request: Request, state: ServerState) -> tuple[float, float]:
+            return (request.priority, request.prompt_len)
+
+    # Of level 0 are the second and the third, with 9 + 10 * 0.5 and 11 + 10 * 0.2.
+    rows = [(0.0, 1, 0), (0.5, 9, 0), (0.2, 11, 0), (0.1, 1, 1)]
+    jobs = [Job(at, prompt, 1, {"priority": priority}) for at, prompt, priority in rows]
+    assert started(served(jobs, Aging(Levels(), rate=10), max_seqs=1)) == [0, 2, 1, 3]
+
+
+def test_hrrn_counts_what_the_prefix_cache_has_by_now() -> None:
+    """The second request fills the cache with what the third begins with, which therefore goes
+    before the fourth, of fewer tokens."""
+    prompts = [16, [*range(40)], [*range(32), *range(100, 116)], 44]
+    jobs = [
+        Job(0.1 * number, prompt, 1 + 2 * (number < 2))  # type: ignore[arg-type]
+        for number, prompt in enumerate(prompts)
+    ]
+    limits: dict[str, Any] = {"memory": "prefix", "block_size": 16, "max_seqs": 1}
+    assert started(served(jobs, HRRN(), **limits)) == [0, 1, 2, 3]
+    assert started(served(jobs, HRRN(), **{**limits, "memory": "paged"})) == [0, 1, 3, 2]

@@ -174,7 +174,7 @@ def test_the_cost_is_blocks_to_compute_and_to_decode_with() -> None:
 
 
 def test_what_is_cached_saves_no_more_than_there_is() -> None:
-    there = fleet({"cached": 310, "free_blocks": 900}, {"cached": 310, "free_blocks": 901})
+    there = fleet({"cached": 319, "free_blocks": 900}, {"cached": 310, "free_blocks": 901})
     assert named(make_router("dynamo", overlap=9), there, ask((0, 320))) == 1
 
 

@@ -111,6 +111,18 @@ def test_between_two_looks_it_counts_what_it_sent_itself() -> None:
     assert [named(router, there) for _ in range(3)] == [0, 0, 1]
 
 
+def test_each_role_is_looked_at_by_itself() -> None:
+    """What was sent to decode before is seen by now, though prompts came first since."""
+    router = make_router("vllm_dp")
+    prefill, decode = (fleet({}, {"running": 5}, role=role) for role in ("prefill", "decode"))
+    answers = []
+    for seen_at, there in ((0.1, decode), (0.1, decode), (0.2, prefill), (0.2, decode)):
+        there.seen_at = seen_at
+        answers.append(named(router, there))
+    assert answers == [0, 0, 0, 0]
+    assert [named(router, decode) for _ in range(2)] == [0, 1]
+
+
 def test_seen_as_they_are_nobody_is_counted_twice() -> None:
     router, there = make_router("vllm_dp"), fleet({}, {"running": 5})
     assert [named(router, there) for _ in range(3)] == [0, 0, 0]
