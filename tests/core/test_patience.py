@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -272,3 +272,75 @@ def test_a_request_held_back_by_a_swapped_one_displaces_the_last_once_its_room_i
         if steps == quiet:
             scheduler.commit(plan, scheduler.now + 1.0)
     assert (scheduler.now, [one.id for one in plan.displaced]) == (39.0, ["last"])
+
+
+class Overtaking(Policy):
+    """The largest yields; the newcomer ranks behind all, and from 30 s on before them."""
+
+    rank_changes: RankChanges = "when stale"
+
+    def __init__(self) -> None:
+        self.late: list[Request] = []
+
+    def rank(self, request: Request, state: ServerState) -> Rank:
+        if request.id != "newcomer":
+            return 0.0
+        self.late = [request]
+        return 1.0 if state.now < 30.0 else -1.0
+
+    def stale(self, state: ServerState) -> Collection[Request]:
+        return self.late if state.now == 30.0 else ()
+
+    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+        return max(running, key=lambda request: request.num_tokens)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_request_that_fits_starts_in_the_step_in_which_it_ranks_before_a_swapped_one(
+    skips: bool,
+) -> None:
+    scheduler = make_scheduler(
+        memory=make_memory(blocks=24, block_size=4, cpu_blocks=40),
+        policy=Overtaking(),
+        preemption="swap",
+        batching="unified",
+    )
+
+    def step(plan: StepPlan) -> None:
+        steps, quiet = 0, scheduler.quiet(plan) if skips else 0
+        while steps < quiet and scheduler.glide(plan, scheduler.now + 1.0):
+            steps += 1
+        if steps == quiet:
+            scheduler.commit(plan, scheduler.now + 1.0)
+
+    for name, prompt in (("first", 2), ("swapped", 28), ("last", 9)):
+        scheduler.add(Request(name, prompt), scheduler.now, output_len=60)
+    while not scheduler.swapped:
+        step(scheduler.plan(scheduler.now))
+    newcomer = Request("newcomer", 6)
+    scheduler.add(newcomer, scheduler.now, output_len=60)
+    while newcomer.scheduled_at is None:
+        step(scheduler.plan(scheduler.now))
+    assert newcomer.scheduled_at == 30.0 and scheduler.swapped
+
+
+class Lingering(Policy):
+    """What a request leaves in the cache is kept for 20 s."""
+
+    def lingers(self, request: Request, state: ServerState) -> float:
+        return 20.0
+
+
+def test_no_step_is_skipped_while_memory_that_another_wants_is_kept_for_a_time() -> None:
+    """Of 32 blocks, 10 are kept from 1 s to 21 s, and one request runs; another wants 15."""
+    memory = make_memory("prefix", blocks=32, block_size=4)
+    scheduler = make_scheduler(memory=memory, policy=Lingering())
+    scheduler.add(Request(0, range(40)), 0.0, output_len=1)
+    scheduler.add(Request(1, range(100, 130)), 0.0, output_len=LONG)
+    scheduler.commit(scheduler.plan(0.0), 1.0)
+    scheduler.add(Request(2, range(200, 260)), 1.0, output_len=LONG)
+    scheduler.commit(scheduler.plan(1.0), 2.0)
+    plan = scheduler.plan(2.0)
+    assert not plan.chunks and scheduler.quiet(plan) == 0
+    scheduler.commit(plan, 21.0)
+    assert scheduler.plan(21.0).chunks

@@ -129,6 +129,21 @@ def test_a_replica_that_dies_while_it_starts_is_up_when_it_is_repaired() -> None
     assert front.roster.there()[1][:2] == [(2.0, 3.0), (9.0, front.roster.there()[1][1][1])]
 
 
+def test_a_replica_that_dies_in_the_moment_in_which_it_starts_is_down_until_it_is_repaired() -> (
+    None
+):
+    """It is off at 6, starts at 10, and dies then; it would be up at 13."""
+    front, _ = whole(
+        [scheduler(), scheduler()],
+        Jobs([(0.0, 3, 1), *[(7.0, 3, 4)] * 8]),
+        LeastRequests(),
+        Constant(),
+        autoscale=Autoscale("queue", up=2.0, down=0.1, every=5.0, start=3.0),
+        failures=Named({1: [(6.0, 1.0), (10.0, 5.0)]}),
+    )
+    assert front.roster.down()[1] == [(10.0, 15.0)]
+
+
 def test_a_replica_that_died_while_it_started_and_starts_again_takes_its_time_again() -> None:
     """It starts at 2, dies at 2.5, is up at 3.5, stops at 4 and starts again at 6: until 16."""
     rule = Autoscale("queue", up=1.0, down=0.75, every=2.0, start=10.0)
