@@ -99,6 +99,25 @@ def test_who_is_swapped_out_keeps_nobody_from_starting_where_nobody_runs(policy:
     assert [r.id for r in sorted(found.requests, key=lambda r: r.finished_at or 0)] == [1, 2, 0]
 
 
+def test_past_future_keeps_room_for_a_request_that_is_swapped_out() -> None:
+    """`a` and `b` say more than was thought, and `b` is swapped out until `a` has ended. `c`, which
+    goes before `b`, fits beside `a`, but not beside both at their longest."""
+    jobs = [
+        Job(at, prompt, output, {"priority": priority, "predicted_len": 2.0, "params": longest})
+        for at, prompt, output, priority, longest in (
+            (0, 2, 60, 0, SamplingParams(max_tokens=60)),
+            (0, 28, 40, 1, SamplingParams(max_tokens=40)),
+            (40, 1, 2, 0, SamplingParams(max_tokens=60)),
+        )
+    ]
+    policy = PastFuture(of=Priority(displace=False), reserve=0.0)
+    a, b, c = served(
+        jobs, policy, preemption="swap", batching="unified", blocks=20, cpu_blocks=20
+    ).requests
+    assert b.swapped_blocks > 0
+    assert c.scheduled_at == a.finished_at == 60.0
+
+
 def test_a_no_ends_with_a_beam() -> None:
     """No event tells of it, but memory will hold both then."""
     scheduler = make_scheduler(memory=make_memory(blocks=16, block_size=4), policy="reserve")

@@ -78,7 +78,7 @@ def test_a_chain_adds_up_on_the_critical_path_too() -> None:
 
 
 def test_all_that_a_preempted_request_had_counts_as_service() -> None:
-    """It is in the batch for 9 s, and for 3 s when the other has ended; levels end at 1, 3, 7, 15."""
+    """It is in the batch for 9 s, and for 3 s when the other has ended. Levels end at 1, 3, 7 …"""
     policy = PLAS(quantum=1.0, levels=8, displace=False)
     turns = Sessions([0, 1], [1, 1], [[], []], [0, 0])
     made = Workload.of([0.0, 0.0], [4, 8], [24, 12], turns=turns)

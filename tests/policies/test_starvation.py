@@ -101,7 +101,7 @@ def test_mlfq_lets_no_request_fall_before_it_has_gained_a_token() -> None:
     in the first of them, goes before it only when the prompt is computed."""
     jobs = [Job(0, 12, 3), Job(0.5, 4, 1)]
     policy = MLFQ(quantum=0.5, starve=FLOOD)
-    limits = {"max_seqs": 1, "max_batched_tokens": 4}
+    limits: dict[str, Any] = {"max_seqs": 1, "max_batched_tokens": 4}
     long, short = served(jobs, policy, batching="unified", **limits).requests
     assert (long.first_token_at, short.first_token_at) == (3.0, 4.0)
     assert long.preemptions == 1
