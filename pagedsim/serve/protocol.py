@@ -21,6 +21,7 @@ PROBE_SECONDS = 0.25
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {
+    400: "this is no request of HTTP/1.1",
     408: f"the request was not sent within {READ_SECONDS:g} s",
     431: f"the headers are larger than {MOST_HEAD} bytes",
 }
@@ -95,6 +96,10 @@ class BoundedProtocol(HttpToolsProtocol):
             return None
         self._knock()
         return True
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be parsed, in the shape of other errors."""
+        self._refuse(400)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()

@@ -93,6 +93,24 @@ def test_a_request_must_be_sent_in_time(
         assert received(client).startswith(b"HTTP/1.1 408 ")
 
 
+def test_what_is_no_http_is_refused_in_the_shape_of_other_errors(server: Server) -> None:
+    with connected(server) as client:
+        client.sendall(b"\x16\x03\x01 no request\r\n\r\n")
+        head, _, plain = received(client).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(plain)["error"]["type"] == "invalid_request_error"
+
+
+def test_what_is_no_http_is_not_answered_within_a_stream(server: Server) -> None:
+    with connected(server) as client:
+        body = json.dumps({"prompt": "a", "max_tokens": 4000, "stream": True}).encode()
+        client.sendall(post(body))
+        begun = client.recv(65536)
+        assert begun.startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"\x16\x03\x01 no request\r\n\r\n")
+        assert b"HTTP/1.1 400" not in begun + received(client)
+
+
 def test_an_answer_may_take_longer_than_a_request(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

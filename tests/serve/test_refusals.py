@@ -246,3 +246,24 @@ def test_paths_and_methods_that_are_not_there(server: Server) -> None:
 
 def test_an_answer_without_content_is_part_of_a_conversation() -> None:
     assert messages([USER, {"role": "assistant", "content": None}, USER])[1]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "max_tokens"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}]},
+            "max_completion_tokens",
+        ),
+        ("/generate", {"prompt": "a"}, "max_length"),
+        ("/generate", {"prompt": "a"}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a"}, "max_tokens"),
+    ],
+)
+def test_too_many_tokens_are_those_of_the_field_that_asks_for_them(
+    server: Server, path: str, fields: dict[str, Any], name: str
+) -> None:
+    error = refusal(server.post(path, **fields, **{name: 10**6}), 400)
+    assert error["param"] == name and error["message"].startswith(f"{name}=1000000: ")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -10,7 +12,8 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from pagedsim.core.errors import shown
+from pagedsim.serve.api.bulk import refuse_many
+from pagedsim.serve.api.excerpt import excerpt
 from pagedsim.serve.api.neutral import NEUTRAL, refuse_strange
 from pagedsim.serve.api.problem import Bad, Problem
 
@@ -33,12 +36,20 @@ _BOUNDS = {
     "greater_than": ("above", "gt"),
     "less_than": ("below", "lt"),
 }
-_SHOWN = 80
+_LONG = 32768
+"""Bytes of a body from which it is read in a thread, one after another, beside the event loop."""
+_MOST_FIELDS = 256
+_LONGEST_NAME = 80
+
+_THREAD = ThreadPoolExecutor(1, "body")
 
 
 async def read(request: Request, kind: type[M], most: int) -> M:
     """The request's fields; raises Problem for what is too large or wrong."""
-    return fields_of(await _bytes(request, most), kind)
+    body = await _bytes(request, most)
+    if len(body) < _LONG:
+        return fields_of(body, kind)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, fields_of, body, kind)
 
 
 async def _bytes(request: Request, most: int) -> bytes:
@@ -61,12 +72,15 @@ def _too_large(most: int) -> Problem:
 
 def fields_of(body: bytes, kind: type[M]) -> M:
     """What a body says; a field that is null counts as left out."""
+    refuse_many(body)
     try:
         plain = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise Bad(f"the body is not JSON: {error}") from error
     if not isinstance(plain, dict):
         raise Bad("the body must be a JSON object")
+    if len(plain) > _MOST_FIELDS:
+        raise Bad(f"the body has {len(plain)} fields: at most {_MOST_FIELDS}")
     given = {name: value for name, value in plain.items() if value is not None}
     for name in given.keys() & NEUTRAL.keys() - kind.model_fields.keys():
         refuse_strange(name, given.pop(name))
@@ -86,7 +100,7 @@ def _refused(error: ErrorDetails, kind: type[BaseModel]) -> Bad:
         return Bad(f"{where}: must be given")
     if what == "value_error":  # of a check of ours, which names the place
         return Bad(str(error["ctx"]["error"]))
-    return Bad(f"{where}={_brief(error['input'])}: must be {_allowed(what, error)}")
+    return Bad(f"{where}={excerpt(error['input'])}: must be {_allowed(what, error)}")
 
 
 def _allowed(what: str, error: ErrorDetails) -> str:
@@ -111,11 +125,10 @@ def _place(path: Iterable[int | str]) -> str:
 def _unknown(name: str, kind: type[BaseModel]) -> str:
     inside, _, last = name.rpartition(".")
     known: Mapping[str, Any] = kind.model_fields
-    near = [] if inside else get_close_matches(last, [*known, *NEUTRAL], n=1)
+    near = []
+    if not inside and len(last) <= _LONGEST_NAME:
+        near = get_close_matches(last, [*known, *NEUTRAL], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}…"
     return f"{name}: no such field{hint}"
-
-
-def _brief(value: object) -> str:
-    text = shown(value[:_SHOWN] if isinstance(value, str) else value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -130,6 +130,11 @@ class Sampling(Fields):
         )
 
     @property
+    def bound(self) -> str:
+        """The field that says how many tokens there may be."""
+        return "max_tokens"
+
+    @property
     def labels(self) -> dict[str, Any]:
         """What policies see, and how long it may take."""
         return {
@@ -181,6 +186,10 @@ class ChatRequest(Choices):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
 
+    @property
+    def bound(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     def asked(self) -> SamplingParams:
         """For the engine."""
         if self.max_completion_tokens is not None:
@@ -195,6 +204,10 @@ class GenerateRequest(Sampling):
     max_tokens: Whole = 100
     max_length: Whole | None = None
     """Another name of max_tokens."""
+
+    @property
+    def bound(self) -> str:
+        return "max_tokens" if self.max_length is None else "max_length"
 
     def asked(self) -> SamplingParams:
         """For the engine."""

@@ -70,7 +70,7 @@ class Front:
         refuse_misfits(fields)
         prompts = await self._tokens(fields.prompt)
         asked = self._asked("cmpl", prompts, fields, request)
-        self._refuse_too_long(asked)
+        self._refuse_too_long(asked, fields.bound)
         reply = Texts(asked.name, self.model, fields, prompts, self.words)
         if fields.echo:
             await reply.echo()
@@ -83,7 +83,7 @@ class Front:
             raise Bad(f"top_logprobs={fields.top_logprobs}: needs logprobs: true")
         prompts = self._fitting([await self.words.chat(fields.messages)])
         asked = self._asked("chatcmpl", prompts, fields, request)
-        self._refuse_too_long(asked)
+        self._refuse_too_long(asked, fields.bound)
         reply = Messages(asked.name, self.model, fields, prompts, self.words)
         return await self._answer(request, asked, reply)
 
@@ -94,7 +94,7 @@ class Front:
             raise Bad(f"prompt: {len(fields.prompt)} prompts: must be one")
         prompts = await self._tokens(fields.prompt)
         asked = self._asked("gen", prompts, fields, request)
-        self._refuse_too_long(asked)
+        self._refuse_too_long(asked, fields.bound)
         self.results.start(asked)
         return JSONResponse({"request_id": asked.name})
 
@@ -119,13 +119,13 @@ class Front:
         labels = {**fields.labels, "arrival": request.scope[ARRIVAL]}
         return Asked(_name(kind, fields, request), prompts, fields.asked(), labels)
 
-    def _refuse_too_long(self, asked: Asked) -> None:
-        """Raise Bad where a prompt and `max_tokens` are beyond the model together."""
+    def _refuse_too_long(self, asked: Asked, bound: str) -> None:
+        """Raise Bad where a prompt and the tokens of the field `bound` are beyond the model."""
         longest, most = max(map(len, asked.prompts)), asked.params.max_tokens or 0
         if (allowed := self.max_model_len - longest) < most:
             what = f"must be at most {allowed}" if allowed else "no token can follow"
             raise Bad(
-                f"max_tokens={most}: with a prompt of {longest} tokens {what}: "
+                f"{bound}={most}: with a prompt of {longest} tokens {what}: "
                 f"max_model_len is {self.max_model_len}"
             )
 

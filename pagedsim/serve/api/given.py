@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pagedsim.core.errors import shown
+from pagedsim.serve.api.excerpt import excerpt
 
 MOST_PROMPTS = 1024
 MOST_STOPS = 64
+LONGEST_STOP = 1024
+"""Characters: a text is compared with each one, token by token or by its digits."""
 MOST_STOP_IDS = 1024
 MOST_MESSAGES = 4096
 LARGEST = 2**63 - 1
@@ -24,6 +26,8 @@ def stops(value: Any) -> tuple[str, ...]:
         raise ValueError(f"stop={_brief(value)}: must be a text or a list of texts")
     if len(given) > MOST_STOPS:
         raise ValueError(f"stop: {len(given)} texts: at most {MOST_STOPS}")
+    if (longest := max(map(len, given), default=0)) > LONGEST_STOP:
+        raise ValueError(f"stop: a text of {longest} characters: at most {LONGEST_STOP}")
     return tuple(given)
 
 
@@ -123,5 +127,4 @@ def _part(where: str, part: Any) -> str:
 
 
 def _brief(value: Any) -> str:
-    text = shown(value[:80] if isinstance(value, str | list) else value)
-    return (text if len(text) <= 80 else f"{text[:80]}…").replace("None", "null")
+    return excerpt(value).replace("None", "null")

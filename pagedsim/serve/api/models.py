@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
 
 from pagedsim.serve.api.fields import DetokenizeRequest, TokenizeRequest
 from pagedsim.serve.api.front import Front
 from pagedsim.serve.api.problem import Bad
 from pagedsim.serve.api.schema import body
+
+PIECE = 65536
+"""Values that are written as JSON at once; nothing else of Python runs meanwhile."""
 
 
 def add_models(router: APIRouter, front: Front) -> None:
@@ -42,8 +48,8 @@ def add_models(router: APIRouter, front: Front) -> None:
         """What there is of a request that was sent to /generate."""
         return front.results.find(name).plain
 
-    @router.post("/tokenize", openapi_extra=body(TokenizeRequest))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    @router.post("/tokenize", openapi_extra=body(TokenizeRequest), response_class=JSONResponse)
+    async def tokenize(request: Request) -> Response:
         """The tokens of a prompt, or of a conversation as the model reads it."""
         fields = await front.read(request, TokenizeRequest)
         if (fields.prompt is None) is (fields.messages is None):
@@ -52,16 +58,28 @@ def add_models(router: APIRouter, front: Front) -> None:
             (ids,) = await front.words.tokens([fields.prompt])
         else:
             ids = await front.words.chat(fields.messages or [], fields.add_generation_prompt)
-        texts = list(map(front.words.token, ids)) if fields.return_token_strs else None
-        return {
-            "count": len(ids),
-            "max_model_len": front.max_model_len,
-            "tokens": ids,
-            "token_strs": texts,
-        }
+        with_texts = fields.return_token_strs
+        text = await front.words.apart(len(ids), lambda: _tokens(front, ids, with_texts))
+        return Response(text, media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=body(DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, Any]:
         """The text of tokens."""
         fields = await front.read(request, DetokenizeRequest)
         return {"prompt": await front.words.long_text(fields.tokens)}
+
+
+def _tokens(front: Front, ids: Sequence[int], with_texts: bool) -> str:
+    """What /tokenize answers, with the text of each token where that is asked."""
+    texts = _listed([front.words.token(one) for one in ids]) if with_texts else "null"
+    about = f'"count":{len(ids)},"max_model_len":{front.max_model_len}'
+    return f'{{{about},"tokens":{_listed(ids)},"token_strs":{texts}}}'
+
+
+def _listed(values: Sequence[int | str]) -> str:
+    """Values as JSON, piece by piece."""
+    pieces = [
+        json.dumps(values[at : at + PIECE], separators=(",", ":"))[1:-1]
+        for at in range(0, len(values), PIECE)
+    ]
+    return f"[{','.join(pieces)}]"

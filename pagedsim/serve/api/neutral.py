@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedsim.core.errors import shown
+from pagedsim.serve.api.excerpt import excerpt
 from pagedsim.serve.api.problem import Bad
 
 ANYTHING = "anything"
@@ -81,8 +82,7 @@ def refuse_strange(name: str, value: object) -> None:
     allowed = NEUTRAL[name]
     if allowed == ANYTHING or value in allowed:
         return
-    text = shown(value)
-    given = text if len(text) <= 60 else f"{text[:60]}…"
+    given = excerpt(value, 60)
     words = " or ".join(shown(one) for one in (*allowed, None))
     raise Bad(f"{name}={given}: is not supported here; allowed: {words.replace('None', 'null')}")
 

@@ -64,7 +64,7 @@ class Bad(Problem):
     """A request that cannot be understood or served; `text` begins with the place."""
 
     def __init__(self, text: str) -> None:
-        place = _PLACE.match(text)
+        place = _PLACE.match(text[:LONGEST])
         super().__init__(400, text, place[1] if place else None)
 
 

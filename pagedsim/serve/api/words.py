@@ -30,7 +30,7 @@ class Words:
         if not texts:
             return [one for one in prompts if not isinstance(one, str)]
         encode = self._known("prompt").encode
-        return await self._run(
+        return await self.apart(
             sum(map(len, texts)),
             lambda: [encode(one) if isinstance(one, str) else one for one in prompts],
         )
@@ -42,7 +42,7 @@ class Words:
             raise Bad(f"messages: {self._model} has no chat template")
         size = sum(len(message["content"]) for message in messages)
         try:
-            return await self._run(size, lambda: chat(messages, add_generation_prompt=prompting))
+            return await self.apart(size, lambda: chat(messages, add_generation_prompt=prompting))
         except PagedsimError as error:
             raise Bad(f"messages: {error}") from error
         except Exception as error:  # a template raises what it likes
@@ -55,13 +55,14 @@ class Words:
     async def long_text(self, ids: Sequence[int]) -> str:
         """The same, of tokens that may be many."""
         decode = self._known("tokens").decode
-        return await self._run(len(ids), lambda: decode(ids))
+        return await self.apart(len(ids), lambda: decode(ids))
 
     def token(self, token: int) -> str:
         """One token as a text, for whoever lists tokens."""
         return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.decode([token])
 
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
+    async def apart(self, size: int, work: Callable[[], T]) -> T:
+        """What `work` gives; in a thread, if it goes over so many characters or tokens."""
         if size <= SHORT:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
