@@ -173,8 +173,8 @@ def test_a_request_displaces_others_in_that_step_where_none_could_start(
         if number:
             scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
     while not (plan := scheduler.plan(scheduler.now)).displaced:
-        steps, quiet = 0, scheduler.quiet(plan)
-        while steps < quiet and scheduler.glide(plan, scheduler.now + 1.0):
+        steps, quiet = 0, scheduler.uneventful(plan)
+        while steps < quiet and scheduler.fast_forward(plan, scheduler.now + 1.0):
             steps += 1
         if steps == quiet:
             scheduler.commit(plan, scheduler.now + 1.0)
@@ -291,7 +291,9 @@ class Overtaking(Policy):
     def stale(self, state: ServerState) -> Collection[Request]:
         return self.late if state.now == 30.0 else ()
 
-    def victim(self, running: Sequence[Request], needy: Request, state: ServerState) -> Request:
+    def choose_victim(
+        self, running: Sequence[Request], needy: Request, state: ServerState
+    ) -> Request:
         return max(running, key=lambda request: request.num_tokens)
 
 
@@ -307,8 +309,8 @@ def test_a_request_that_fits_starts_in_the_step_in_which_it_ranks_before_a_swapp
     )
 
     def step(plan: StepPlan) -> None:
-        steps, quiet = 0, scheduler.quiet(plan) if skips else 0
-        while steps < quiet and scheduler.glide(plan, scheduler.now + 1.0):
+        steps, quiet = 0, scheduler.uneventful(plan) if skips else 0
+        while steps < quiet and scheduler.fast_forward(plan, scheduler.now + 1.0):
             steps += 1
         if steps == quiet:
             scheduler.commit(plan, scheduler.now + 1.0)
@@ -327,7 +329,7 @@ def test_a_request_that_fits_starts_in_the_step_in_which_it_ranks_before_a_swapp
 class Lingering(Policy):
     """What a request leaves in the cache is kept for 20 s."""
 
-    def lingers(self, request: Request, state: ServerState) -> float:
+    def pin_prefix_for(self, request: Request, state: ServerState) -> float:
         return 20.0
 
 
@@ -341,6 +343,6 @@ def test_no_step_is_skipped_while_memory_that_another_wants_is_kept_for_a_time()
     scheduler.add(Request(2, range(200, 260)), 1.0, output_len=LONG)
     scheduler.commit(scheduler.plan(1.0), 2.0)
     plan = scheduler.plan(2.0)
-    assert not plan.chunks and scheduler.quiet(plan) == 0
+    assert not plan.chunks and scheduler.uneventful(plan) == 0
     scheduler.commit(plan, 21.0)
     assert scheduler.plan(21.0).chunks

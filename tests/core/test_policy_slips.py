@@ -190,16 +190,16 @@ def test_it_is_told_of_whoever_gave_it() -> None:
             served(scheduler(around))
 
 
-@pytest.mark.parametrize("around", [Around, Aging])
+@pytest.mark.parametrize("around", [PolicyWrapper, Aging])
 @pytest.mark.parametrize(
     ("hook", "answer"),
     [
         *(("rank", None), ("rank", ()), ("rank", (1, "a")), ("speed", "fast"), ("stale", 3)),
-        *(("victim", None), ("keep", "swap")),
+        *(("choose_victim", None), ("swap_or_recompute", "swap")),
     ],
 )
 def test_the_policy_inside_is_named_for_what_it_answers(
-    around: type[Around], hook: str, answer: Any
+    around: type[PolicyWrapper], hook: str, answer: Any
 ) -> None:
     mine = type("Mine", (Timed,), {hook: lambda self, *_: answer})()
     with pytest.raises(PolicyError, match=rf"^Mine\.{hook} gave .*: must be "):
@@ -207,8 +207,10 @@ def test_the_policy_inside_is_named_for_what_it_answers(
 
 
 def test_a_policy_around_another_that_does_not_call_the_init_of_its_base() -> None:
-    mine = type("Mine", (Around,), {"__init__": lambda self: None})()
-    with pytest.raises(ConfigError, match=r"^Mine\.of: is not set; __init__ must call super\(\)"):
+    mine = type("Mine", (PolicyWrapper,), {"__init__": lambda self: None})()
+    with pytest.raises(
+        ConfigError, match=r"^Mine\.inner: is not set; __init__ must call super\(\)"
+    ):
         scheduler(mine)
 
 
