@@ -212,11 +212,10 @@ def main_loop(assembly: str) -> Loop | None:
 
 def counted(body: list[str]) -> Loop:
     """The instructions of one iteration."""
-    return Loop(
-        len(body),
-        *(sum(bool(kind.match(one)) for one in body) for kind in (_PRODUCT, _LOAD, _WIDE)),
-        _in_flight(body),
+    products, loads, wide = (
+        sum(bool(kind.match(one)) for one in body) for kind in (_PRODUCT, _LOAD, _WIDE)
     )
+    return Loop(len(body), products, loads, wide, _in_flight(body))
 
 
 def _in_flight(body: list[str]) -> float:

@@ -282,12 +282,13 @@ def fleet(words: Sequence[str]) -> None:
     head = ["router", "replicas", "requests", "steps", "µs/request", "timeouts", "of one"]
     print(table([*head, "peak MB"], []), flush=True)
     alone = max(options.requests // options.replicas, 1)
-    lines = [(None, 1, alone)]
+    lines: list[tuple[str | None, int, int]] = [(None, 1, alone)]
     lines += [(router, options.replicas, options.requests) for router in options.routers]
-    one: float | None = None
+    one = 0.0
     for router, replicas, requests in lines:
         found = in_new_process(fleet_line, router, replicas, requests, options.rate)
-        one = one or found.seconds
+        if router is None:
+            one = found.seconds
         costs = [
             f"{found.seconds * 1e6:.1f}",
             f"{found.timeouts:.1f}",
