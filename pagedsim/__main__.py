@@ -30,38 +30,28 @@ _WITH_VALUE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("--config-path", "-cp", "--experimental-rerun"), ()),
 }
 """Hydra's options that a value follows, and what it may be (nothing: anything)."""
+_PLAIN = re.compile(r"hydra\.(run\.dir|verbose)=")
+"""Settings of Hydra's that a run without its options may have."""
 _ALLOCATIONS = 200_000
 """Objects between two collections of garbage: a study imports and composes fewer, nearly all of
 which stay, and Python's 700 would have them looked through again and again."""
 
 
 def run(root: str = "config") -> None:
-    """Hydra's entry; imported late, so that nothing is before the guard against errors.
+    """Compose the configuration and carry it out; imported late, so that no import is outside the
+    guard against errors.
 
     `root` is the configuration to compose: of a study, or (serve) of a server.
     """
-    import hydra
-    from hydra._internal.hydra import Hydra
-
     from pagedsim.build import plugin_policies
     from pagedsim.config import register
 
-    get_mode = Hydra.get_mode
-    if not any(word.startswith(("-", "hydra.")) for word in sys.argv[1:]):
-        # Hydra composes all of it once more to read hydra.mode, which nobody can have set here.
-        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-    failures: list[Exception] = []
-
-    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name=root)
-    def study(config: DictConfig) -> None:
-        try:
-            _carry_out(root, config)
-        except Exception as error:  # Hydra would print words of its own around it
-            failures.append(error)
-
     register(plugin_policies())
+    failures: list[Exception] = []
+    # hydra.main composes everything twice, first to find hydra.mode: its options alone need it.
+    other = any(word.startswith(("-", "hydra")) and not _PLAIN.match(word) for word in sys.argv[1:])
     try:
-        study()
+        (_by_hydra if other else _once)(root, failures)
     except KeyboardInterrupt:
         _conclude(interrupted=True)
         raise
@@ -75,22 +65,56 @@ def run(root: str = "config") -> None:
         _conclude(died=error)
         raise
     finally:
-        Hydra.get_mode = get_mode  # type: ignore[method-assign]
         _over()
     _conclude()
     if failures:
         raise failures[0]
 
 
-def _carry_out(root: str, config: DictConfig) -> None:
-    if root == "serve":
-        from pagedsim.serve.command import serve
+def _by_hydra(root: str, failures: list[Exception]) -> None:
+    """Sweeps, printed configurations, and all else that options of Hydra's ask for."""
+    import hydra
 
-        serve(config)
-    else:
-        from pagedsim.run.runner import run_experiment
+    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name=root)
+    def study(config: DictConfig) -> None:
+        _carry_out(root, config, failures)
 
-        run_experiment(config)
+    study()
+
+
+def _once(root: str, failures: list[Exception]) -> None:
+    """One run, whose configuration is composed once."""
+    from hydra import compose, initialize_config_module
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf import open_dict, read_write
+
+    with initialize_config_module("conf", version_base="1.3"):
+        config = compose(root, overrides=sys.argv[1:], return_hydra_config=True)
+        config.hydra.mode = RunMode.RUN
+        HydraConfig.instance().set_config(config)
+        folder = os.path.abspath(str(config.hydra.run.dir))
+        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+            config.hydra.runtime.output_dir = folder
+        HydraConfig.instance().set_config(config)
+        os.makedirs(folder, exist_ok=True)
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        _carry_out(root, config, failures)
+
+
+def _carry_out(root: str, config: DictConfig, failures: list[Exception]) -> None:
+    try:
+        if root == "serve":
+            from pagedsim.serve.command import serve
+
+            serve(config)
+        else:
+            from pagedsim.run.runner import run_experiment
+
+            run_experiment(config)
+    except Exception as error:  # Hydra would print words of its own around it
+        failures.append(error)
 
 
 def _manual(root: str) -> str:

@@ -121,7 +121,7 @@ class Serve:
     seed: int = 0
     """For what is sampled where a request has no seed of its own."""
     host: str = "127.0.0.1"
-    """Where to listen; 0.0.0.0: to everybody who reaches this machine."""
+    """Where to listen; 0.0.0.0: on all interfaces."""
     port: int = 8000
     """0: any that is free."""
     hosts: list[str] | None = None
@@ -132,13 +132,13 @@ class Serve:
     api_key: str | None = None
     """What clients must present as a bearer token; null: the variable PAGEDSIM_API_KEY, if set."""
     max_waiting: int = 4096
-    """Who comes while so many wait is told to come again: 429 with Retry-After."""
+    """Length of the queue; further requests get 429 with Retry-After."""
     max_body: int = 8388608
     """Bytes of a request, at most."""
     timeout: float | None = None
     """Seconds after which a request is given up; null: none."""
     drain: float = 30.0
-    """Seconds that those who are there are given when the server is told to end."""
+    """Seconds that open requests have to finish once the server shuts down."""
     speed: float = 1.0
     """backend=sim: seconds of the model that pass in one of ours."""
     answer_tokens: int = 256

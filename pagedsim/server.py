@@ -48,9 +48,9 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """Who decides on a server, its limits, and its memory.
+    """The policies of a server, its limits, and its memory.
 
-    What is None is chosen from the model and the machine, by whoever drives the server; after that
+    What is None is chosen from the model and the machine by the driver of the server; after that
     `scheduler` makes its scheduler.
 
     >>> spec = ServerSpec(policy="priority", max_seqs=8, blocks=64, cpu_blocks=64)
@@ -134,7 +134,7 @@ class ServerSpec:
 
     @property
     def weighs_prices(self) -> bool:
-        """Whether its preemption is to be told prices, by `priced`, before anything is made."""
+        """Whether its preemption needs prices, from `priced`, before anything is made."""
         if isinstance(self.preemption, str):
             return accepts(preemption_class(self.preemption), "prices")
         return not isinstance(self.preemption, Preemption)
@@ -202,7 +202,7 @@ class ServerSpec:
 
     def _preemption(self) -> Preemption:
         if not isinstance(self.preemption, (str, Preemption)):
-            raise ConfigError("preemption: must be told its prices first")
+            raise ConfigError("preemption: needs its prices first")
         return make_preemption(self.preemption)
 
     # -- what a run tells of it --------------------------------------------------------------------

@@ -127,7 +127,7 @@ def track(
 @contextmanager
 def _without_pages() -> Iterator[None]:
     """W&B's classes are made without reading their source for what it says of each field, which
-    takes a third of an import and is for pages that nobody asks for here."""
+    takes a third of an import and is for pages that are not used here."""
     try:
         fields: Any = import_module("pydantic._internal._fields")
         read = fields._update_fields_from_docstrings
@@ -164,7 +164,7 @@ def _without_launch() -> Iterator[None]:
 def _begin(
     result: Result, folder: Path, arms: Iterable[str], **account: str | None
 ) -> Callable[..., Any]:
-    """What begins a run of this study: told its name, its kind and its configuration."""
+    """A function that begins a run of this study by name, kind and configuration."""
     import wandb
 
     ids = _ids(folder, arms)

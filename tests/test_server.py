@@ -78,7 +78,7 @@ def test_prices_go_to_who_weighs_them(preemption: Any) -> None:
 
 
 def test_who_was_told_no_prices_is_not_made() -> None:
-    with pytest.raises(ConfigError, match=r"^preemption: must be told its prices first$"):
+    with pytest.raises(ConfigError, match=r"^preemption: needs its prices first$"):
         ServerSpec(preemption=Cheapest, blocks=4, cpu_blocks=4).scheduler()
 
 

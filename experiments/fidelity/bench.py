@@ -13,7 +13,7 @@ from pagedsim.fidelity.log_file import check_log, write_log
 from pagedsim.run.http.backend import VLLM_BENCH
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import BackendName, Reading
+from pagedsim.run.study import Analysis, BackendName
 from pagedsim.user_error import shown
 
 
@@ -35,8 +35,8 @@ class Bench(Compare):
             raise ConfigError(f"record={self.record}: must be of one run, not of {which}")
         check_log(Path(self.record).expanduser())
 
-    def read(self, runs: Runs) -> Reading | None:
-        reading = super().read(runs)
+    def analyse(self, runs: Runs) -> Analysis | None:
+        reading = super().analyse(runs)
         if reading is None:
             return None
         (first, *_) = runs.in_order

@@ -13,10 +13,10 @@ from pagedsim.fidelity.calibration import Calibration, fitted
 from pagedsim.fidelity.recorded import recorded_runs
 from pagedsim.fidelity.step_grid import profiled
 from pagedsim.fidelity.steplog import StepLog, log_of
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
-from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 from pagedsim.user_error import shown
 
 
@@ -37,15 +37,15 @@ class Calibrate(Study):
         if self.run is not None and self.requests is not None:
             raise ConfigError("run, requests: only one of them can be fitted to")
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
-        if self.run is None and self.requests is None and not backend_of(runs.config).alone:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
+        if self.run is None and self.requests is None and not RunConfig(runs.config).backend.alone:
             raise ConfigError(
                 "run: must be given: run=<folder of an earlier study on the engine>, "
                 "requests=<log of a server elsewhere>, or backend=engine to profile it"
             )
         return ()
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         if self.requests is not None:
             return read_external(runs, self.requests, self.split)
         log = self._log(runs)
@@ -53,7 +53,7 @@ class Calibrate(Study):
         path = runs.command.folder / "cost.json"
         cost.save(path)
         found = Calibration(log, cost)
-        return Reading(
+        return Analysis(
             finding=[f"Step times are fitted to {found.title}."],
             listings=found.listings(),
             notes=list(found.notes()),

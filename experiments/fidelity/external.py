@@ -24,7 +24,7 @@ from pagedsim.fidelity.external_server import ExternalServer, Served
 from pagedsim.fidelity.external_signs import signs
 from pagedsim.run.backend import Settings
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 from pagedsim.user_error import shown
 
 NEEDED = 20
@@ -70,7 +70,7 @@ def fitted_and_scored(config: Settings, log: Log, split: float = 0.5) -> tuple[F
     return found, Scored(server, after, scores)
 
 
-def read_external(runs: Runs, requests: str, split: float) -> Reading:
+def read_external(runs: Runs, requests: str, split: float) -> Analysis:
     """Fit to the first `split` of the log `requests`, and predict the rest."""
     log = read_log(requests)
     found, done = fitted_and_scored(runs.config, log, split)
@@ -79,7 +79,7 @@ def read_external(runs: Runs, requests: str, split: float) -> Reading:
     largest = serve(server, found.constants, first=_known(log, split)).largest
     fit = Fit(dict(found.constants), server.facts, largest, log.path.name, list(_loose(found)))
     fit.save(path)
-    return Reading(
+    return Analysis(
         finding=_finding(log, found, scores),
         listings=[
             report.constants(found),

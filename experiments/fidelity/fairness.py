@@ -25,7 +25,7 @@ from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.pool import inside_a_worker
 from pagedsim.run.runs import Runs, cores
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 
 DATA = Path(__file__).parents[1] / "data"
 """Where logs are that come with pagedsim."""
@@ -91,16 +91,16 @@ class Fairness(Study):
         if not self.pairs and self.fcfs is None:
             raise ConfigError("pairs: none is listed: give fcfs= and other=, the logs of one")
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         self._pairs(runs)  # refused at once, if any is wrong
         return ()
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         pairs = list(self._pairs(runs))
         done = _studied(pairs, runs)
         rows = [row for pair in done for row in words.rows(pair, self.within)]
         gaps = {pair.name: gaps_of(pair) for pair in done}
-        return Reading(
+        return Analysis(
             finding=words.finding(done, rows, self.within),
             rows=rows,
             beside=PUBLISHED if self.fcfs is None else ("measured", "simulated"),

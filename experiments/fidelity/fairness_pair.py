@@ -12,7 +12,7 @@ from pagedsim.core import ConfigError
 from pagedsim.fidelity.external_log import Log
 from pagedsim.fidelity.external_server import ExternalServer
 from pagedsim.fidelity.external_service import ClientService
-from pagedsim.run.backend import Settings
+from pagedsim.run.backend import RunConfig, Settings
 
 FIT = (0.5, 0.2, 0.07)
 """Sizes of the simplex that looks for step times: the first tries them 65 % longer."""
@@ -168,7 +168,7 @@ class Pair:
         first = float(log.latencies.ttft[0]) if rules.cold else 0.0
         made = ExternalServer(config, longer, first)
         try:
-            made.backend.stage(config, 0)
+            RunConfig(config).prepare()
         except ConfigError as error:
             if not adapters or f"memory of {memory['blocks']} blocks" not in str(error):
                 raise

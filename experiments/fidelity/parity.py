@@ -14,11 +14,11 @@ from pagedsim.metrics.agreement import JUDGED
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import signed
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm, Failure, error_of, failure_of
 from pagedsim.run.objects import locate
-from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 from pagedsim.user_error import line
 
 Changes = tuple[str, ...]
@@ -47,7 +47,7 @@ class Parity(Validate):
             if not key or not all(values.split(",")):
                 raise ConfigError(f"over: {word}: must be of the form key=value,value")
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         self._check(runs)
         for number, changes in enumerate(self._combinations(), 1):
             if changes in self._failed:
@@ -65,9 +65,9 @@ class Parity(Validate):
                 return [replace(arm, name=prefix + arm.name) for arm in arms]
         return []
 
-    def read(self, runs: Runs) -> Reading | None:
+    def analyse(self, runs: Runs) -> Analysis | None:
         """A row for each load of each validation that is complete."""
-        readings: dict[Changes, Reading] = {}
+        readings: dict[Changes, Analysis] = {}
         for changes in self._combinations():
             one = self._one(changes, runs)
             if changes in self._failed or not one.complete:
@@ -84,7 +84,7 @@ class Parity(Validate):
         rows = [row for changes, one in readings.items() for row in _rows(changes, one.data)]
         steps = sum(int(str(one.data["replayed_steps"])) for one in readings.values())
         beyond = sum(row[f"{key}_verdict"] == "beyond" for row in rows for key in JUDGED)
-        return Reading(
+        return Analysis(
             finding=[
                 f"All {steps:,} steps of {len(readings)} validations were planned alike.",
                 f"{beyond} of {len(rows) * len(JUDGED)} errors are beyond the tolerance and twice "
@@ -125,7 +125,7 @@ class Parity(Validate):
                 if not getattr(locate(config["backend"]["_target_"]), "alone", False):
                     raise ConfigError("must be engine, which is validated")
                 check_workload(config["workload"])
-                backend_of(config).stage(config, config["seed"])
+                RunConfig(config, config["seed"]).prepare()
             except Exception as error:
                 words = [*runs.command.words, *changes]
                 text = line(error, words).removeprefix(f"{_said(changes)}: ")

@@ -23,7 +23,7 @@ from pagedsim.fidelity.external_signs import signs
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 
 WARM = "all but the cold"
 
@@ -43,7 +43,7 @@ class Predict(Study):
     requests: str | None = None
     timeseries: str | None = None
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         if self.fit is None or self.requests is None:
             raise ConfigError(
                 "fit, requests: both must be given: fit=<folder of an experiment=calibrate "
@@ -52,7 +52,7 @@ class Predict(Study):
         Fit.load(self.fit)
         return ()
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         assert self.fit is not None and self.requests is not None
         fit, log = Fit.load(self.fit), read_log(self.requests)
         measured = None if self.timeseries is None else read_course(self.timeseries)
@@ -64,7 +64,7 @@ class Predict(Study):
             rest = np.arange(cold.requests, len(log))
             scores[WARM] = score(log, served.latencies, rest)
         drawn = _drawn(server, served, measured)
-        return Reading(
+        return Analysis(
             finding=[
                 f"{len(log)} requests of {log.path.name}, predicted with what was fitted to "
                 f"{fit.source}, against measured means: {report.off(scores['all'])}.",

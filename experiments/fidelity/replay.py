@@ -11,7 +11,7 @@ from pagedsim.fidelity.replay import Difference, replayed
 from pagedsim.metrics.result import Listing
 from pagedsim.run.job import Arm, Failure
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Replay(Study):
     asks = False
     reads = ("run", "study")
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         if self.run is None:
             raise ConfigError("run: must be given: run=<folder of an earlier study on the engine>")
         return ()
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         assert self.run is not None
         recorded = recorded_runs(self.run)
         differences = {}
@@ -38,7 +38,7 @@ class Replay(Study):
             differences[run.name] = found = replayed(run)
             steps = run.steps.num_rows
             runs.say(f"{run.name}: {f'{steps} of {steps} steps the same' if not found else 'no'}")
-        return Reading(
+        return Analysis(
             finding=[self._finding(recorded, differences)],
             listings=[
                 Listing(

@@ -24,7 +24,7 @@ from pagedsim.report.pictures import Drawing
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +60,19 @@ class Truth(Study):
         if self.tables is not None and not self.tables:
             raise ConfigError("tables=[]: must name a file, or be null for those of pagedsim")
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         tables(self.tables, self.stack)  # refused at once, if any is wrong
         self._logs(runs)
         return ()
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         found, logs = tables(self.tables, self.stack), self._logs(runs)
         rows = planned(found, runs.config["jobs"], runs.say)
         points = Points(rows)
         every = scored(points.all, points.predicted(Constants.standing().cost_of))
         refits = refitted(rows, runs.say) if self.tables is None else None
         served = {log.name: log.scores() for log in logs}
-        return Reading(
+        return Analysis(
             finding=words.finding(every, refits, served),
             listings=[*words.listings(every), *_more(refits, served)],
             notes=list(notes(found, every, refits, logs)),

@@ -15,7 +15,7 @@ from pagedsim.fidelity.external_server import ExternalServer
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import percent, signed
 from pagedsim.run.backend import Settings
-from pagedsim.run.command import Command
+from pagedsim.run.compose import Command
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from pagedsim.metrics.agreement import Regime
 from pagedsim.run.backend import Settings
 from pagedsim.run.job import Arm, Job, error_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 from pagedsim.sim.cost import Fitted
 from pagedsim.user_error import UserError, shown
 
@@ -78,11 +78,11 @@ class Validate(Study):
                 value = regime.get(key, 1 if key == "blocks" else None)
                 require_number(f"regimes.{name}.{key}", value, above=0)
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         check_workload(runs.config["workload"])
         return Validated(self, runs).ask()
 
-    def read(self, runs: Runs) -> Reading | None:
+    def analyse(self, runs: Runs) -> Analysis | None:
         return Validated(self, runs).read()
 
     def progress(self, runs: Runs) -> str:
@@ -157,7 +157,7 @@ class Validated:
         else:
             new.replace(self.path)
 
-    def read(self) -> Reading:
+    def read(self) -> Analysis:
         """Everything, once it is there."""
         study = self.study
         log = self._log()
@@ -172,7 +172,7 @@ class Validated:
             calibration=calibration.data(),
             notes=[*calibration.notes(), *cost.notices, *doubts(regimes)],
         )
-        return Reading(
+        return Analysis(
             finding=done.finding(),
             listings=[*done.listings(), *calibration.listings()],
             notes=done.notes,

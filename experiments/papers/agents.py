@@ -17,7 +17,7 @@ from pagedsim.metrics.compare import Estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ class Agents(Reproduction):
     def key_of(self, arm: str) -> str:
         return f"study.loads.{arm.partition(', ')[0]}"
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         measured = [Measured(name, load, self, runs) for name, load in self.loads.items()]
         data = {one.name: one.data() for one in measured}
         caption = (
@@ -84,7 +84,7 @@ class Agents(Reproduction):
             "divided by the tokens generated in the session. Lines across: the bounds at which "
             "rates are compared."
         )
-        return Reading(
+        return Analysis(
             finding=[" ".join(one.sentences()) for one in measured],
             rows=[row for one in measured for row in one.rows()],
             listings=[one.listing() for one in measured],

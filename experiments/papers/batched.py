@@ -17,7 +17,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, QUEUED, new_figure, tidy
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ class Batched(Reproduction):
                 arms[arm(name, variant)] = [*arms[arm(name, self.varied)], *more]
         return arms
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         found = {
             name: {
                 system: [batched(run, load.warm_up) for run in runs[arm(name, system)]]
@@ -89,7 +89,7 @@ class Batched(Reproduction):
         }
         caption = "Averages over the time in which requests arrive, without the warm-up."
         drawing = Drawing("Requests that run at once", caption, partial(draw, data))
-        return Reading(
+        return Analysis(
             finding=self._finding(means, runs),
             rows=self._rows(found, means),
             listings=[self._listing(runs, means)],

@@ -25,7 +25,7 @@ from pagedsim.report.block_sizes import by_size
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import GRID, MUTED, looks, new_figure, plain_log_ticks
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 from pagedsim.sim.cost.kernel import slowdown
 from pagedsim.user_error import shown
 
@@ -116,7 +116,7 @@ class Blocks(Reproduction):
             for size in self.sizes
         }
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         latency = {
             variant: {
                 load: [
@@ -144,7 +144,7 @@ class Blocks(Reproduction):
             "Mean time per token over block sizes; shaded: where the paper found it best. Thin "
             "lines: other assumptions. Right: slots that a sequence holds and does not use."
         )
-        return Reading(
+        return Analysis(
             finding=list(self._finding(latency, waste)),
             rows=list(self._rows(latency[""], waste)),
             listings=[*self._tables(latency), self._kernels()],

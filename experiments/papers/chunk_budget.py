@@ -25,11 +25,11 @@ from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.gap import token_gaps
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm, Job
-from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Key, Runs
 from pagedsim.run.simulated import Simulated
-from pagedsim.run.study import BackendName, Reading, Study
+from pagedsim.run.study import Analysis, BackendName, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,14 +52,14 @@ class Part(ABC):
         return self.budgets
 
     @abstractmethod
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         """The next arms to run, as in a study."""
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError for what is wrong with the first arms of all parts."""
 
     @abstractmethod
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         """The analysis of its runs."""
 
 
@@ -140,7 +140,7 @@ class Capacity(Part):
             for objective, its in case.objectives.items()
         ]
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         seeds = runs.command.seeds
         wanted: dict[Key, Arm] = {}
         for (case, budget, _), searches in self._searches(runs).items():
@@ -179,7 +179,7 @@ class Capacity(Part):
             return False
         return not (summary["itl_p99"] > gap or summary["queue_time_p50"] > self.queue_time)
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         found = {
             where: [search.low or math.nan for search in searches if search.answers]
             for where, searches in self._searches(runs).items()
@@ -202,7 +202,7 @@ class Capacity(Part):
             "and the median wait keep their bounds."
         )
         draw = partial(bar_figure, bars, "requests/s", None, "{:.2g}", wrapped=True)
-        return Reading(
+        return Analysis(
             finding=[self._sentence(name, gains, means) for name in self.cases],
             rows=[row for name in self.cases for row in self._rows(name, gains, means)],
             listings=[self._listing(means)],
@@ -320,17 +320,17 @@ class Stalls(Part):
     overrides: Sequence[str]
     published: Mapping[str, Published]
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         return [
             Arm(arm(self.name, budget), [*self.overrides, *changes])
             for budget, changes in self.ways.items()
         ]
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         by_budget = {budget: runs.of(arm(self.name, budget)) for budget in self.ways}
         stalls = {budget: Stall.of(these) for budget, these in by_budget.items()}
         data = {b: {"longest_gap": one.gap, "full_budget": one.cost} for b, one in stalls.items()}
-        return Reading(
+        return Analysis(
             finding=list(self._finding(by_budget, stalls)),
             rows=list(self._rows(by_budget)),
             listings=[self._listing(by_budget, stalls)],
@@ -401,9 +401,10 @@ def longest_gap(run: Run) -> float:
 
 def full_budget(run: Run) -> float:
     """Seconds of a step that computes all of its budget at the end of the longest request."""
-    backend = backend_of(run.config)
+    config = RunConfig(run.config, run.seed)
+    backend = config.backend
     assert isinstance(backend, Simulated)
-    stage = backend.simulation(run.config, run.seed)
+    stage = backend.simulation(config)
     prompt, output = arrays(run.requests("prompt_tokens", "output_tokens"))
     longest = int((prompt + output).max())
     plan = StepPlan(number=0, now=0.0)
@@ -465,7 +466,7 @@ class Crossing(Part):
     def _assumed(self) -> str:
         return next(iter(self.arrivals))
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         return [
             Arm(
                 arm(how, budget, per_s(rate)),
@@ -476,7 +477,7 @@ class Crossing(Part):
             for rate in self._rates
         ]
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         latencies = {
             how: {
                 budget: {
@@ -513,7 +514,7 @@ class Crossing(Part):
             for how, each in latencies.items()
             for rate in self._rates
         ]
-        return Reading(
+        return Analysis(
             finding=list(self._finding(curves)),
             rows=list(self._rows(runs, curves[self._assumed])),
             listings=[Listing(title, ["", *self.ways], rows, SEEDS)],
@@ -668,7 +669,7 @@ class Beside(Part):
     """The client whose requests are short."""
     long: str
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         return [
             Arm(arm(BESIDE, bound), [*self.overrides, *changes])
             for bound, changes in self.ways.items()
@@ -679,7 +680,7 @@ class Beside(Part):
         for job in jobs:
             if job.arm not in arms:
                 continue
-            there = backend_of(job.config).workload(job.config, job.seed).clients
+            there = RunConfig(job.config, job.seed).workload().clients
             for client in (self.short, self.long):
                 if client not in there:
                     names = ", ".join(filter(None, there)) or "none with a name"
@@ -687,7 +688,7 @@ class Beside(Part):
                         f"study.beside: {client}: no such client in the workload; it has {names}"
                     )
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         found = {
             bound: {
                 client: {
@@ -713,7 +714,7 @@ class Beside(Part):
             for bound, each in found.items()
         }
         head = ["", *COLUMNS.values()]
-        return Reading(
+        return Analysis(
             finding=list(self._finding(data)),
             listings=[Listing("Short requests beside long prompts", head, rows, SEEDS)],
             data={BESIDE: data},
@@ -774,8 +775,8 @@ class ChunkBudget(Study):
         every = (self.capacity, self.stalls, self.crossing, self.beside)
         return [part for part in every if part is not None]
 
-    def ask(self, runs: Runs) -> list[Arm]:
-        return [arm for part in self.parts for arm in part.ask(runs)]
+    def next_runs(self, runs: Runs) -> list[Arm]:
+        return [arm for part in self.parts for arm in part.next_runs(runs)]
 
     def check(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -787,6 +788,6 @@ class ChunkBudget(Study):
         for part in self.parts:
             part.check(jobs)
 
-    def read(self, runs: Runs) -> Reading:
-        reading = combined(part.read(runs) for part in self.parts)
+    def analyse(self, runs: Runs) -> Analysis:
+        reading = combined(part.analyse(runs) for part in self.parts)
         return replace(reading, notes=[*reading.notes, *runs.notices()], table=reading.table or ())

@@ -22,7 +22,7 @@ from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import looks, new_figure, tidy
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,19 +71,19 @@ class Rejection(Reproduction):
             for way, changes in self.ways.items()
         }
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         pools = runs.config["fleet"]["pools"] or {}
         if not {"prefill", "decode"} <= {pool.get("role") for pool in pools.values()}:
             raise ConfigError(
                 f"fleet={runs.command.choices.get('fleet')}: must have prefill and decode apart, "
                 "as fleet=prefill_decode has: what is refused between them is asked here"
             )
-        return super().ask(runs)
+        return super().next_runs(runs)
 
     def published_for(self, runs: Runs) -> str:
         return "what was published is of other requests, models or replicas"
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         found = {
             case: {way: loads(runs[arm(case, way)], self.warm_up, self.span) for way in self.ways}
             for case in self.cases
@@ -97,7 +97,7 @@ class Rejection(Reproduction):
             "published": {way: count / self.of for way, count in self.published.items()},
             "load": {way: one.curves for way, one in shown.items()},
         }
-        return Reading(
+        return Analysis(
             finding=list(self._finding(found)),
             rows=list(self._rows(shown)),
             listings=[_listing(found)],

@@ -17,7 +17,7 @@ from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import new_figure, tidy
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ class KvTiers(Reproduction):
             found[_sized(size)] = [*first, "memory=tiered", f"memory.tiers.cpu.gib={size:g}"]
         return found
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         kept = {
             case: {system: kept_of(runs[arm(case, system)]) for system in self.systems}
             for case in self.cases
@@ -88,7 +88,7 @@ class KvTiers(Reproduction):
             "token.",
             partial(draw, sizes),
         )
-        return Reading(
+        return Analysis(
             finding=[self._sentence(case, each) for case, each in kept.items()] + _grows(curve),
             rows=[row for case, each in kept.items() for row in self._rows(case, each)],
             listings=[self._listing(case, each) for case, each in kept.items()],

@@ -17,7 +17,7 @@ from pagedsim.core.errors import refuse_settings
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ class LatencyUnderLoad(Reproduction):
     def _others(self) -> list[str]:
         return [system for system in self.systems if system != self.best]
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         curves, singly = self._curves(runs, self.together), self._curves(runs, ())
         data = {
             "bound": self.bound,
@@ -118,7 +118,7 @@ class LatencyUnderLoad(Reproduction):
             f"keeps: {self.bound:g} s a token."
         )
         drawing = Drawing("Normalized latency against rate", caption, partial(draw, data))
-        return Reading(
+        return Analysis(
             finding=[*self._finding(curves), *self._moved(curves)],
             rows=[*self._ratios(curves, singly), *self._knees(curves, singly)],
             listings=[self._listing(curves)],

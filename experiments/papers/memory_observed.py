@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.errors import require_whole
-from pagedsim.run.backend import Settings, StoppableRecorder
+from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.simulated import Simulated
 from pagedsim.run.simulation import Simulation
 from pagedsim.workload import Workload
@@ -42,15 +42,15 @@ class Observed(Simulated):
         if self.fast_forward:
             raise ConfigError("fast_forward=True: must be false: skipped steps are not inspected")
 
-    def stage(self, config: Settings, seed: int) -> Simulation:
-        return _Observation(super().simulation(config, seed), self.every)
+    def prepare(self, config: RunConfig) -> Simulation:
+        return _Observation(super().simulation(config), self.every)
 
 
 class _Observation(Simulation):
     """A simulation whose table of steps has the shares of the slots."""
 
     def __init__(self, plain: Simulation, every: int) -> None:
-        super().__init__(plain.backend, plain.replica, plain.cost, plain.server, plain.beams)
+        vars(self).update(vars(plain))
         self._every = every
         self._columns: Mapping[str, array[float]] = {}
 

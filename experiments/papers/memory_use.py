@@ -19,7 +19,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, INK, PAPER, PREFILL, QUEUED, YIELD, new_figure, tidy
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ class MemoryUse(Reproduction):
             for system, changes in self.systems.items()
         }
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         found = {
             variant: {
                 system: [
@@ -89,7 +89,7 @@ class MemoryUse(Reproduction):
             "Averages over the time in which requests wait. For paged memory the paper "
             "prints token states alone."
         )
-        return Reading(
+        return Analysis(
             finding=self._finding(means, rows, found[""]),
             rows=[*rows, *_closed_form(runs[self.largest][0], self.warm_up)],
             listings=[self._listing(variant, means[variant]) for variant in self.variants or ()],

@@ -14,7 +14,7 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ class Migration(Reproduction):
             for name, own in self.systems.items()
         }
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         def served(point: str) -> dict[str, Served]:
             return {name: Served.of(runs[arm(name, point)]) for name in self.systems}
 
@@ -96,7 +96,7 @@ class Migration(Reproduction):
         }
         caption = "Left the P99 time to the first token, right preemptions a request."
         title = "First tokens and preemptions over the rate"
-        return Reading(
+        return Analysis(
             finding=list(self._finding(found)),
             rows=list(self._rows(found, varied)),
             listings=[self._listing(found, varied)],

@@ -22,7 +22,7 @@ from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ class Goodput(Reproduction):
     published: Annotated[Sequence[float], Range()]
     """The factor between the goodput of `ours` and others."""
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         for name, load in self.loads.items():
             sets = any("workload.lengths" in change for change in load.overrides)
             if sets and "lengths" not in runs.config["workload"]:
@@ -104,7 +104,7 @@ class Goodput(Reproduction):
                     f"workload={runs.command.choices.get('workload')}: must be one that draws "
                     f"lengths, such as sharegpt: study.loads.{name} sets them"
                 )
-        return super().ask(runs)
+        return super().next_runs(runs)
 
     def published_for(self, runs: Runs) -> str:
         low, high = self.published
@@ -131,7 +131,7 @@ class Goodput(Reproduction):
         """On the first token: the objective's, alternatives, and none."""
         return [self.ttft, *self.bounds, math.inf]
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         found = {
             name: {
                 system: {
@@ -160,7 +160,7 @@ class Goodput(Reproduction):
             f"Tokens a second of requests that met the objective: above, a first token within "
             f"{self.ttft:g} s and no gap above {self.gap:g} s; below, the gaps alone."
         )
-        return Reading(
+        return Analysis(
             finding=[line for name, each in found.items() for line in self._finding(name, each)],
             rows=[row for name, each in found.items() for row in self._rows(name, each)],
             listings=[self._by_bound(found), *(_listing(*each) for each in found.items())],

@@ -20,7 +20,7 @@ from pagedsim.report.block_sizes import by_size
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import looks, new_figure, plain_log_ticks
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ class Preemptions(Reproduction):
             for way, changes in self._ways.items()
         }
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         prices = {
             bus: {
                 length: [
@@ -125,7 +125,7 @@ class Preemptions(Reproduction):
             "Right: mean time per token of whole runs."
         )
         drawing = Drawing("Swap against recompute", caption, partial(draw, data))
-        return Reading(
+        return Analysis(
             finding=list(self._finding(prices, latency)),
             rows=[*self._price_rows(prices), *self._run_rows(latency)],
             listings=[self._price_listing(prices), self._latencies(latency)],

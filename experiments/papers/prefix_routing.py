@@ -19,7 +19,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 from pagedsim.workload.stages import stages_of
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class PrefixRouting(Reproduction):
                 made[arm(name, variant)] = [*own, last, *changes]
         return made
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         found = {arm: by_rate(own) for arm, own in runs.items()}
         source, first = next(iter(self.published.items()))
         data = {
@@ -131,7 +131,7 @@ class PrefixRouting(Reproduction):
         summary = runs[next(iter(self.routers))][0].summary
         cache = summary["total_blocks"] * summary["block_size"] / len(summary["replicas"])
         caption = f"Lines are ours, hollow points those of {source}."
-        return Reading(
+        return Analysis(
             finding=list(self._finding(found)),
             rows=[*self._rows(found), Row("tokens in the cache of a replica", cache, self.blocks)],
             listings=[self._all_rates(found), self._last_rate(found), self._elsewhere(found)],

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from experiments.papers.settings import check_settings
 from pagedsim.metrics.arms import Run
-from pagedsim.run.command import group_of, key_of
+from pagedsim.run.compose import group_of, key_of
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import BackendName, Reading, Study
+from pagedsim.run.study import Analysis, BackendName, Study
 
 Floats = NDArray[np.float64]
 ByArm = Mapping[str, Sequence[Run]]
@@ -45,17 +45,17 @@ class Reproduction(Study):
         """Names of runs, and the overrides that make them."""
 
     @abstractmethod
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         """The analysis of all runs."""
 
     def published_for(self, runs: Runs) -> str:
         """What the published numbers hold for, where overrides change that; empty: do not say."""
         return ""
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         return [Arm(name, changes) for name, changes in self.arms().items()]
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         by_arm: dict[str, list[Run]] = {}
         for run in runs.comparable:
             by_arm.setdefault(run.arm, []).append(run)
@@ -101,10 +101,10 @@ def arrays(table: pa.Table) -> list[NDArray[Any]]:
     return [np.asarray(table[name].to_numpy()) for name in table.column_names]
 
 
-def combined(parts: Iterable[Reading]) -> Reading:
+def combined(parts: Iterable[Analysis]) -> Analysis:
     """The analyses of a study's parts as one."""
     every = list(parts)
-    return Reading(
+    return Analysis(
         finding=[sentence for one in every for sentence in one.finding],
         rows=[row for one in every for row in one.rows],
         listings=[listing for one in every for listing in one.listings],

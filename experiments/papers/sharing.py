@@ -20,7 +20,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import DECODE, MUTED, QUEUED, looks, new_figure, tidy
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,10 +165,10 @@ class SharedPrefix(Shared):
 
     systems: Annotated[Names, Count(2)]
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         rates = self._rates(runs)
         data = {"sustained": {name: rates[name] for name in self.cases}}
-        return Reading(
+        return Analysis(
             finding=list(self._finding(rates)),
             rows=self._gains(rates, list(self.cases)),
             listings=[self._listing(rates, self._saved(runs))],
@@ -230,7 +230,7 @@ class Sharing(Shared):
                     found[arm(name, system, per_s(rate))] = made
         return found
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         rates, saved = self._rates(runs), self._saved(runs)
         laws = {
             name: {
@@ -248,7 +248,7 @@ class Sharing(Shared):
         }
         read_off = list(self._read_off(data["curves"]))
         gains = [name for name, case in self.cases.items() if len(case.requests) == 2]
-        return Reading(
+        return Analysis(
             finding=list(self._finding(rates, data, laws, read_off)),
             rows=[*self._savings(saved, laws), *self._gains(rates, gains), *read_off],
             listings=[self._laws(laws), self._listing(rates, saved)],

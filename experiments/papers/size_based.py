@@ -29,10 +29,10 @@ from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.style import MUTED, looks, new_figure, plain_log_ticks, tidy
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
-from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 from pagedsim.workload.predictor import PREDICTED, kendall
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class SizeBased(Reproduction):
     def arms(self) -> dict[str, Sequence[str]]:
         return {arm.name: arm.overrides for arm in self.every_arm}
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         return self.every_arm
 
     def key_of(self, arm: str) -> str:
@@ -192,13 +192,13 @@ class SizeBased(Reproduction):
                 return f"study.{part}.{max(whose, key=len)}"
         return f"study.{arm}"
 
-    def read(self, runs: Runs) -> Reading:
-        reading = super().read(runs)
+    def analyse(self, runs: Runs) -> Analysis:
+        reading = super().analyse(runs)
         # The tables report the quality of predictions, arm by arm.
         notes = [note for note in reading.notes if PREDICTED not in note]
         return replace(reading, notes=notes)
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         answers = {arm: [answers_of(run) for run in own] for arm, own in runs.items()}
         parts = [
             read_bursts(self.every_burst, self.base, answers, runs),
@@ -270,7 +270,7 @@ def against(ours: Sequence[Answers], theirs: Sequence[Answers], measure: Measure
 
 def agreement(run: Run) -> float:
     """Kendall's tau of predicted and true lengths; NaN without predictions, or if all are equal."""
-    workload = backend_of(run.config).workload(run.config, run.seed)
+    workload = RunConfig(run.config, run.seed).workload()
     guess = workload.predicted_len[:SAMPLE].astype(np.float64)
     if np.isnan(guess).any():
         return math.nan
@@ -460,7 +460,7 @@ def _points(line: Mapping[float, float]) -> dict[str, list[float]]:
     return {"rate": list(line), "seconds": list(line.values())}
 
 
-def read_curves(curves: Mapping[str, Curve], base: str, arms: Arms) -> Reading:
+def read_curves(curves: Mapping[str, Curve], base: str, arms: Arms) -> Analysis:
     """Rows, a table for each curve, and the plot."""
     every = [Measured(name, curve, base, arms) for name, curve in curves.items()]
     data = {"curves": {one.name: one.data() for one in every}, "base": base}
@@ -469,7 +469,7 @@ def read_curves(curves: Mapping[str, Curve], base: str, arms: Arms) -> Reading:
         "line across: the bound that a sustained rate keeps."
     )
     drawing = Drawing("Latency against rate", caption, partial(draw_curves, data))
-    return Reading(
+    return Analysis(
         finding=[words for one in every if (words := one.sentence())],
         rows=[row for one in every for row in (*one.rates(), *one.most(), *one.passes())],
         listings=[one.listing() for one in every],
@@ -564,7 +564,7 @@ class Beside:
         }
 
 
-def read_bursts(bursts: Mapping[str, Burst], base: str, answers: Arms, runs: ByArm) -> Reading:
+def read_bursts(bursts: Mapping[str, Burst], base: str, answers: Arms, runs: ByArm) -> Analysis:
     """Rows, a table for each burst, and the plot of the value of predictions."""
     sides = {
         name: [
@@ -589,7 +589,7 @@ def read_bursts(bursts: Mapping[str, Burst], base: str, answers: Arms, runs: ByA
     for name, every in sides.items():
         rows += _base_row(name, bursts[name], base, answers)
         rows += [row for one in every for row in one.rows()]
-    return Reading(
+    return Analysis(
         finding=[_burst_sentence(name, base, every) for name, every in sides.items()],
         rows=rows,
         listings=[
@@ -772,7 +772,7 @@ class Shares:
         return Listing(title, ["", "mean", "P99", *classes, "P99 of the longest"], rows, note)
 
 
-def read_payers(payers: Payers, curve: Curve, base: str, arms: Arms) -> Reading:
+def read_payers(payers: Payers, curve: Curve, base: str, arms: Arms) -> Analysis:
     """The shares of all orders at each rate, and the plot."""
     every = []
     for rate in payers.rates:
@@ -793,7 +793,7 @@ def read_payers(payers: Payers, curve: Curve, base: str, arms: Arms) -> Reading:
         "shortest to the longest of equal parts. Below 1: sooner."
     )
     drawing = Drawing("Latency by the length of the answer", caption, partial(draw_payers, data))
-    return Reading(
+    return Analysis(
         finding=[at.sentence(order) for at in every[-1:] for order in payers.known],
         rows=[row for at in every for row in at.rows()],
         listings=[at.listing() for at in every],

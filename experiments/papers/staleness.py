@@ -15,7 +15,7 @@ from experiments.papers.settings import Count, In, Names, Number
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ class Staleness(Reproduction):
             for one in self.ages
         }
 
-    def read_arms(self, runs: ByArm) -> Reading:
+    def read_arms(self, runs: ByArm) -> Analysis:
         found = {
             name: {one: [run.summary[TAIL] for run in runs[_arm(name, one)]] for one in self.ages}
             for name in (*self.routers, *self.variants)
@@ -71,7 +71,7 @@ class Staleness(Reproduction):
         }
         rows = [[name, *(f"{1e3 * one:,.0f}" for one in its)] for name, its in means.items()]
         title = "P99 time to the first token (ms), by age"
-        return Reading(
+        return Analysis(
             finding=list(self._finding(found)),
             rows=[*self._changes(found), *self._tails(found)],
             listings=[Listing(title, ["", *map(age, self.ages)], rows, "Means over seeds.")],

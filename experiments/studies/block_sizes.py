@@ -21,7 +21,7 @@ from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.block_sizes import draw_sizes
 from pagedsim.report.pictures import Drawing
 from pagedsim.run.serving import the_machine, threads
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 E2E = "e2e_mean"
 
@@ -46,7 +46,7 @@ class BlockSizes(Reproduction):
     def arms(self) -> Mapping[str, Sequence[str]]:
         return {_arm(size): [f"memory.block_size={size}"] for size in self.sizes}
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
         of = {size: runs[_arm(size)] for size in self.sizes}
         keys = list(dict.fromkeys([*keys_of(self.metrics), E2E]))
         found = {
@@ -72,7 +72,7 @@ class BlockSizes(Reproduction):
             "Each against the block size; bars are 95 % confidence intervals over seeds. All sizes "
             "saw the same requests, so differences are surer than bars suggest."
         )
-        return Reading(
+        return Analysis(
             finding=self._finding(found, self._alike(of), unused, kernel),
             rows=[
                 Row(f"unused slots a sequence, blocks of {size}", value, (size - 1) / 2)

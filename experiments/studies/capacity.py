@@ -16,12 +16,11 @@ from pagedsim.metrics.notice import added_up
 from pagedsim.report import capacity as report
 from pagedsim.report.percent import percent
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.command import key_of
+from pagedsim.run.backend import RunConfig
+from pagedsim.run.compose import key_of, single
 from pagedsim.run.job import Arm, Failure, Job
-from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Key, Runs
-from pagedsim.run.study import Reading, Study
-from pagedsim.run.typed import single
+from pagedsim.run.study import Analysis, Study
 
 RATE = "workload.rate"
 WITHOUT_RATE = ("closed", "burst")
@@ -70,7 +69,7 @@ class Capacity(Study):
         """The arms."""
         return self.usual if self.arms is None else self.arms
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         return [
             self.probe(search, rate, runs.command.seeds[0])
             for search in Searches(self, runs).open
@@ -82,7 +81,7 @@ class Capacity(Study):
         config = runs.config
         rate: float | None = self.start or config["workload"].get("rate")
         if rate is None and not self._own:
-            workload = backend_of(config).workload(config, config["seed"])
+            workload = RunConfig(config, config["seed"]).workload()
             self._own.append(workload.rate)
         return self._own[0] if rate is None else rate
 
@@ -100,10 +99,10 @@ class Capacity(Study):
                     "poisson, gamma, fixed, or a trace's own"
                 )
             if any(bound.client is not None for bound in bounds):
-                asked = backend_of(job.config).workload(job.config, job.seed)
+                asked = RunConfig(job.config, job.seed).workload()
                 refuse_strangers(bounds, asked.clients)
 
-    def read(self, runs: Runs) -> Reading | None:
+    def analyse(self, runs: Runs) -> Analysis | None:
         return Searches(self, runs).reading() if runs.finished else None
 
     def key_of(self, arm: str) -> str:
@@ -181,7 +180,7 @@ class Searches:
 
     # -- what came of it ---------------------------------------------------------------------------
 
-    def reading(self) -> Reading:
+    def reading(self) -> Analysis:
         """Everything, for a report."""
         study, whole = self.study, self.over
         failed = {arm: str(failure) for arm, failure in self.failed.items()}
@@ -195,7 +194,7 @@ class Searches:
             failed=failed,
         )
         commands = {arm.name: arm.command for arm in done.arms if not arm.nowhere}
-        return Reading(
+        return Analysis(
             finding=done.lines(),
             listings=[done.listing()] if done.arms else [],
             notes=self._notes(whole),

@@ -24,10 +24,10 @@ from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.notice import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
 from pagedsim.report import cheapest as report
+from pagedsim.run.compose import single
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
-from pagedsim.run.typed import single
+from pagedsim.run.study import Analysis, Study
 
 ATTAINED = "slo_attainment"
 _LENGTHS = ("workload.requests", "workload.sessions")
@@ -85,7 +85,7 @@ class Cheapest(Study):
                 raise ConfigError("; ".join(left_out(self._found[0])))
         return self._found[0]
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         found = Searches(self, runs).next()
         self._probes.update({probe.name: probe for probe in found})
         return [self.arm(probe, runs) for probe in found]
@@ -115,7 +115,7 @@ class Cheapest(Study):
         probe = self._probes.get(arm)
         return "study" if probe is None else f"study.splits.{probe.option.split}"
 
-    def read(self, runs: Runs) -> Reading | None:
+    def analyse(self, runs: Runs) -> Analysis | None:
         return Searches(self, runs).reading() if runs.finished else None
 
     def progress(self, runs: Runs) -> str:
@@ -237,7 +237,7 @@ class Searches:
 
     # -- what came of it ---------------------------------------------------------------------------
 
-    def reading(self) -> Reading:
+    def reading(self) -> Analysis:
         """Everything, for a report."""
         done = report.Cheapest(
             attainment=self.study.attainment,
@@ -257,7 +257,7 @@ class Searches:
         )
         failed = {name: str(failure) for name, failure in self.failed.items()}
         again = self._typed(done.winner) if done.winner else ""
-        return Reading(
+        return Analysis(
             finding=done.lines(),
             listings=done.listings(),
             notes=[*left_out(self.options), *self._notes(done)],

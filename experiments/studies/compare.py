@@ -13,11 +13,11 @@ from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.finding import finding
 from pagedsim.metrics.slo import slo_of
 from pagedsim.report.plots import drawings_of
-from pagedsim.run.command import group_of
+from pagedsim.run.compose import group_of
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import BackendName, Reading, Study
+from pagedsim.run.study import Analysis, BackendName, Study
 
 _NOT_OF_AN_ARM = ("seed", "seeds", "jobs", "report", "tracking", "study", "experiment", "hydra")
 """What there is once in a study, whatever its arms."""
@@ -50,13 +50,13 @@ class Compare(Study):
             )
         check_metrics("metrics", self.metrics)
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         return [Arm(name, changes) for name, changes in self.arms.items()]
 
     def check(self, jobs: Sequence[Job]) -> None:
         check_objective("study.metrics", self.metrics, jobs)
 
-    def read(self, runs: Runs) -> Reading | None:
+    def analyse(self, runs: Runs) -> Analysis | None:
         arms = arms_of(self, runs)
         if not arms.runs:
             return None
@@ -65,7 +65,7 @@ class Compare(Study):
             arm: {key: estimate(list(values_of(arms, arm, key).values())).mean for key in keys}
             for arm in arms.arms
         }
-        return Reading(
+        return Analysis(
             finding=[sentence for sentence in finding(arms) if sentence],
             notes=arms.notes,
             data={"means": means},

@@ -13,11 +13,12 @@ from pagedsim.core import ConfigError, PagedMemory
 from pagedsim.core.errors import require_whole
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.roofline import draw_roofline
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm
-from pagedsim.run.parts import backend_of, refuse_fleet
+from pagedsim.run.parts import refuse_fleet
 from pagedsim.run.runs import Runs
 from pagedsim.run.simulated import Simulated
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 from pagedsim.sim.cost import Roofline
 
 PROMPT = 1024
@@ -43,17 +44,17 @@ class Estimate(Study):
             if getattr(self, key) is not None:
                 require_whole(key, getattr(self, key), 1)
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         case_of(runs.config, self.prompt, self.batch, self.output)  # what cannot be is told first
         return ()
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         return estimated(runs.config, self.prompt, self.batch, self.output)
 
 
 def estimated(
     config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int
-) -> Reading:
+) -> Analysis:
     """All that can be said of a configuration; raises ConfigError for what cannot be."""
     case = case_of(config, prompt, batch, output)
     data = data_of(case)
@@ -64,7 +65,7 @@ def estimated(
         "that kernels are taken to reach.",
         partial(draw_roofline, data),
     )
-    return Reading(
+    return Analysis(
         finding=list(finding(data)),
         rows=rows(data),
         listings=listings(data),
@@ -81,10 +82,11 @@ def estimated(
 
 def case_of(config: Mapping[str, Any], prompt: int | None, batch: int | None, output: int) -> Case:
     """The server that a configuration describes, and what is asked of it."""
-    refuse_fleet(dict(config), "an estimate is of one server")
-    backend = backend_of(dict(config))
+    run_config = RunConfig(dict(config))
+    refuse_fleet(run_config, "an estimate is of one server")
+    backend = run_config.backend
     assert isinstance(backend, Simulated)
-    stage = backend.simulation(dict(config), 0)
+    stage = backend.simulation(run_config)
     if not isinstance(stage.cost, Roofline):
         raise ConfigError(
             f"cost._target_={config['cost']['_target_']}: does not know what binds a step; "

@@ -12,10 +12,8 @@ from experiments.studies.lattice import Counts
 from experiments.studies.placement import server
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import shown
-from pagedsim.run.backend import Settings
-from pagedsim.run.command import Command, group_of
-from pagedsim.run.parts import backend_of
-from pagedsim.run.pools import configured
+from pagedsim.run.backend import RunConfig, Settings
+from pagedsim.run.compose import Command, group_of
 
 Split = Sequence[str] | Mapping[str, Sequence[str]]
 """What replicas are set to: one list for all, or one for each role."""
@@ -142,7 +140,7 @@ def _changes(gpu: str, split: Split, router: str) -> tuple[list[str], list[str],
 def _misfit(config: Settings, seed: int) -> str:
     """Why it cannot be built; empty where it can."""
     try:
-        backend_of(config).stage(config, seed)
+        RunConfig(config, seed).prepare()
     except PagedsimError as error:
         return str(error)
     return ""
@@ -152,4 +150,4 @@ def _servers(config: Settings) -> Iterator[tuple[int, float | None]]:
     """GPUs and euros an hour of a replica of each kind."""
     pools: Mapping[str, Any] = config["fleet"].get("pools") or {"": {}}
     for pool in pools:
-        yield server(configured(config, pool))
+        yield server(RunConfig(config).pool(pool).settings)

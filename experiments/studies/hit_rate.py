@@ -10,10 +10,10 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.notice import added_up
 from pagedsim.metrics.result import Listing
 from pagedsim.report.percent import percent
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.job import Arm, Job
-from pagedsim.run.parts import backend_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 from pagedsim.workload import Workload
 
 
@@ -60,7 +60,7 @@ class HitRate(Study):
 
     keeps_tables = False  # those of a long trace are large, and nothing of them is shown
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
         return [Arm("run", seeds=[runs.config["seed"]])]
 
     def check(self, jobs: Sequence[Job]) -> None:
@@ -73,7 +73,7 @@ class HitRate(Study):
                 "workload.prefixes"
             )
 
-    def read(self, runs: Runs) -> Reading:
+    def analyse(self, runs: Runs) -> Analysis:
         (job,) = runs.jobs
         summary = runs.finished["run", job.number].summary
         block = job.config["memory"]["block_size"]
@@ -82,7 +82,7 @@ class HitRate(Study):
             "blocks": (cached / block / best.blocks, best.found / best.blocks),
             "tokens": (cached / best.tokens, best.found_tokens / best.tokens),
         }
-        return Reading(
+        return Analysis(
             finding=[
                 f"The cache finds {percent(found, 2)} of the {what} of {summary['requests']:,} "
                 f"prompts; with a memory that forgets nothing there are {percent(most, 2)} to find."
@@ -116,4 +116,4 @@ class HitRate(Study):
 
 
 def _workload(job: Job) -> Workload:
-    return backend_of(job.config).workload(job.config, job.seed)
+    return RunConfig(job.config, job.seed).workload()

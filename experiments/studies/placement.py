@@ -15,11 +15,10 @@ from pagedsim.core.errors import require_number, require_whole
 from pagedsim.fleet.placement import Option, Placement, limit, pair, placed
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.percent import signed
-from pagedsim.run.backend import Settings
+from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Job
-from pagedsim.run.pools import configured
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 PHASES = {"prefill": "prefill", "decode": "decode", "both": "null"}
 """What a server does, and `backend.only` for it."""
@@ -91,8 +90,8 @@ class Place(Capacity):
         phase, _, name = arm.rpartition(" at ")[0].partition(", ")
         return f"study.{'wholes' if phase == APART else 'arms'}.{name}"
 
-    def read(self, runs: Runs) -> Reading | None:
-        reading = super().read(runs)
+    def analyse(self, runs: Runs) -> Analysis | None:
+        reading = super().analyse(runs)
         if reading is None:
             return None
         found = Found(self, runs, reading.data)
@@ -230,7 +229,7 @@ def servers(
         pools = (config["fleet"].get("pools") or {"": {}}).items()
         gpus, euros = 0, 0.0
         for pool, settings in pools:
-            many, price = server(configured(config, pool))
+            many, price = server(RunConfig(config).pool(pool).settings)
             replicas = settings.get("replicas", 1)
             gpus += replicas * many
             euros += replicas * (math.nan if price is None else price)

@@ -20,7 +20,7 @@ from pagedsim.report.percent import signed
 from pagedsim.report.pictures import Drawing
 from pagedsim.report.swap_map import draw_map
 from pagedsim.run.backend import Backend
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 THROUGHPUT = "output_tokens_per_s"
 SLOWER = 0.2
@@ -112,12 +112,12 @@ class SwapMap(Reproduction):
                 else:  # for its prices alone
                     yield f"{way}, blocks of {size}", [*base, "workload.requests=1"]
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
         return self._read_engine(runs) if self.backend.alone else self._read(runs)
 
     # -- in the simulator --------------------------------------------------------------------------
 
-    def _read(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def _read(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
         grid = dict(self._grid(runs))
         effects = {
             (model, machine, batching): _effects(runs, f"{model}, {machine}, {batching}: ")
@@ -145,7 +145,7 @@ class SwapMap(Reproduction):
             "computed again in a step of its own, against out and in over the bus, with a copy a "
             "block or a copy a layer. Blue: swap is cheaper, by so many times or more."
         )
-        return Reading(
+        return Analysis(
             finding=self._finding(grid, effects),
             rows=self._rows(grid),
             listings=[self._prices(grid), self._whole(runs, effects)],
@@ -309,7 +309,7 @@ class SwapMap(Reproduction):
 
     # -- on the engine -----------------------------------------------------------------------------
 
-    def _read_engine(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
+    def _read_engine(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
         prices = {
             arm: (of[0].summary["machine"], RecordedPrices(of[0].summary["machine"]["prices"]))
             for arm, of in runs.items()
@@ -328,7 +328,7 @@ class SwapMap(Reproduction):
         least, most = min(told), max(told)
         head = ["", "tokens", "swap, ms", "recompute"]
         table = [[way, _sure(effects[way])] for way in list(WAYS)[1:]]
-        return Reading(
+        return Analysis(
             finding=[
                 f"{machine['model']} on {machine['device']}: of what computing a sequence again "
                 f"takes, swapping it out and in takes {least[0]:.3g} times with {least[1]} and "

@@ -17,10 +17,10 @@ from pagedsim.metrics.catalogue import metric_of
 from pagedsim.metrics.compare import value_of
 from pagedsim.report import tune as report
 from pagedsim.report.pictures import Drawing
+from pagedsim.run.compose import single
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
-from pagedsim.run.typed import single
+from pagedsim.run.study import Analysis, Study
 
 if TYPE_CHECKING:
     import optuna
@@ -69,7 +69,7 @@ class Tune(Study):
             raise ConfigError(f"goal={self.goal}: neither more nor less of it is better")
         space_of(self.space)
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         if not runs.jobs:
             self._check_space(runs)
         return self._search(runs).ask()
@@ -77,7 +77,7 @@ class Tune(Study):
     def check(self, jobs: Sequence[Job]) -> None:
         check_objective("study.goal", [self.goal], jobs)
 
-    def read(self, runs: Runs) -> Reading | None:
+    def analyse(self, runs: Runs) -> Analysis | None:
         search = self._search(runs)
         return search.reading() if search.values else None
 
@@ -191,7 +191,7 @@ class Search:
         pick: Any = max if self.more else min
         return str(pick(self.values, key=lambda arm: report.mean(self.values[arm])))
 
-    def reading(self) -> Reading:
+    def reading(self) -> Analysis:
         """Everything, for a report."""
         tune, best = self.tune, self.best
         done = report.Tuning(
@@ -210,7 +210,7 @@ class Search:
             "stands."
         )
         picture = Drawing("The search", caption, partial(report.draw_tuning, done))
-        return Reading(
+        return Analysis(
             finding=done.lines(),
             listings=done.listings(),
             data=done.data(),

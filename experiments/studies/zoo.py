@@ -21,12 +21,12 @@ from pagedsim.metrics.standing import Criterion, Standing
 from pagedsim.report.comparison import COLUMNS, comparison_rows
 from pagedsim.report.pareto import Plane, draw_pareto
 from pagedsim.report.pictures import Drawing
-from pagedsim.run.command import key_of
+from pagedsim.run.compose import key_of
 from pagedsim.run.job import Arm
 from pagedsim.run.objects import require_kinds
 from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Zoo(Decisions):
         wanted = set(self.every if self.only is None else self.only) - set(self.without)
         return {name: changes for name, changes in self.every.items() if name in wanted}
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         if not self._asked:
             self._check_objectives(runs)
             self._asked.update(self._fed(runs))
@@ -141,13 +141,13 @@ class Zoo(Decisions):
     def key_of(self, arm: str) -> str:
         return super().key_of(arm) if arm in self.arms else arm
 
-    def read(self, runs: Runs) -> Reading | None:
+    def analyse(self, runs: Runs) -> Analysis | None:
         arms = arms_of(self, runs)
         if not arms.runs:
             return None
         standing = self._standing(arms)
         planes = self._drawn(standing) if len(arms.arms) > 1 else []
-        return Reading(
+        return Analysis(
             finding=words.sentences(standing, planes, self.predictors),
             listings=words.listings(standing),
             notes=[*self.notes_of_left_out(), *self._notes(arms), *gathered(arms)],

@@ -8,8 +8,8 @@ from typing import Any
 
 from pagedsim.build import memory_class, policies
 from pagedsim.core import ConfigError, Memory, Policy, PrefixMemory
-from pagedsim.run.backend import Settings
-from pagedsim.run.parts import backend_of, build, policy_of, unmet
+from pagedsim.run.backend import RunConfig, Settings, policy_of
+from pagedsim.run.parts import build, unmet
 from pagedsim.workload import Workload
 from policies.refusal import Refusal
 
@@ -96,7 +96,7 @@ class Feed:
         }
         settings = json.dumps(whose, sort_keys=True, default=str)
         if settings not in self._workloads:
-            self._workloads[settings] = backend_of(config).workload(config, self.seed)
+            self._workloads[settings] = RunConfig(config, self.seed).workload()
         return self._workloads[settings]
 
 

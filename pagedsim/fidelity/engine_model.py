@@ -15,9 +15,8 @@ from omegaconf import OmegaConf
 from pagedsim.config import CARRIED
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.run.backend import Backend, Settings, Stage
+from pagedsim.run.backend import Backend, BackendRun, RunConfig, Settings
 from pagedsim.run.objects import make
-from pagedsim.run.parts import server_of
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import CostModel, Fitted
 from pagedsim.sim.hardware import Hardware
@@ -44,13 +43,14 @@ class EngineModel(Backend):
     def traffic(self, settings: Settings, seed: int) -> Workload:
         return self.engine.traffic(settings, seed)
 
-    def stage(self, config: Settings, seed: int) -> ModelledEngine:
-        engines = {**config, "backend": config["backend"]["engine"]}
+    def prepare(self, config: RunConfig) -> ModelledEngine:
+        settings = config.settings
+        engines = {**settings, "backend": settings["backend"]["engine"]}
         cost = Fitted.load(self.path, replica_of(engines, dict(self.machine)))
-        return ModelledEngine(config, dict(self.machine), cost)
+        return ModelledEngine(settings, dict(self.machine), cost)
 
 
-class ModelledEngine(Stage):
+class ModelledEngine(BackendRun):
     """One run of it."""
 
     def __init__(self, config: Settings, machine: Settings, cost: CostModel) -> None:
@@ -85,7 +85,7 @@ class RecordedPrices:
 
 def scheduler_of(config: Settings, machine: Settings, kind: type[S]) -> S:
     """A scheduler with the engine's limits and sizes, whatever they came from."""
-    server = server_of(config).of_sizes(machine)
+    server = RunConfig(config).server.of_sizes(machine)
     if server.weighs_prices:
         server = server.priced(RecordedPrices(machine.get("prices")))
     scheduler = server.scheduler(kind)

@@ -11,8 +11,7 @@ from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
 from pagedsim.core.memory import PrefixMemory
 from pagedsim.fidelity.external_log import Latencies, Log
 from pagedsim.fidelity.external_requests import LogRequests, guesses
-from pagedsim.run.backend import Settings
-from pagedsim.run.parts import backend_of
+from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.simulated import Simulated
 from pagedsim.run.simulation import Simulation
 from pagedsim.sim.cost import CostModel
@@ -24,7 +23,7 @@ class ExternalServer:
 
     def __init__(self, config: Settings, log: Log, first_step: float = 0.0) -> None:
         """`first_step`: seconds that its first answer takes at least, where it was cold."""
-        backend = backend_of(config)
+        backend = RunConfig(config).backend
         if not isinstance(backend, Simulated):
             raise ConfigError("backend=engine: must be sim: requests= are of a server elsewhere")
         self.config, self.log, self.backend = config, log, backend
@@ -69,7 +68,7 @@ class ExternalServer:
 
     @property
     def _stage(self) -> Simulation:
-        return self.backend.simulation(self.config, 0)
+        return self.backend.simulation(RunConfig(self.config))
 
     def serve(
         self, cost: Settings | None = None, front: float | None = None, first: int | None = None
@@ -82,7 +81,7 @@ class ExternalServer:
         """
         config = self.config if cost is None else {**self.config, "cost": cost}
         backend = self.backend
-        stage = backend.simulation(config, 0)
+        stage = backend.simulation(RunConfig(config))
         if front is None:
             front = stage.cost.server_seconds
         served = Served(self.log, first or len(self.log), front)

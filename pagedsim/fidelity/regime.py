@@ -15,9 +15,8 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.metrics.summary import summarise
-from pagedsim.run.backend import Settings
+from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.job import Job
-from pagedsim.run.parts import backend_of
 from pagedsim.sim.cost import Fitted
 
 
@@ -55,7 +54,7 @@ def requests_per_s(job: Job, machine: Settings, cost: Fitted) -> float:
 def _simulated(config: Settings, machine: Settings, seed: int, cost: Fitted) -> dict[str, Any]:
     """The summary of a run of the engine, as the simulator has it; nothing is kept of it."""
     recorder = Recorder()
-    workload = backend_of(config).workload(config, seed)
+    workload = RunConfig(config, seed).workload()
     ModelledEngine(config, machine, cost).run(workload, recorder)
     return _summary(recorder.requests_table(), recorder.steps_table(), machine)
 

@@ -12,7 +12,7 @@ from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded
 from pagedsim.metrics.files import REQUESTS, STEPS
 from pagedsim.metrics.plans import described
-from pagedsim.run.parts import backend_of
+from pagedsim.run.backend import RunConfig
 from pagedsim.sim.simulate import simulate
 from pagedsim.workload import Workload
 
@@ -51,7 +51,7 @@ def replayed(run: Recorded) -> Difference | None:
 
 def _first_difference(run: Recorded) -> Difference | None:
     witness = _Witness(run.steps["plan"].to_pylist())
-    workload = backend_of(run.config).workload(run.config, run.seed)
+    workload = RunConfig(run.config, run.seed).workload()
     if any(params.beam_search and params.width > 1 for params in workload.asked):
         raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")
     source = _Filled(workload, Filler(run.machine["vocab_size"], run.seed))

@@ -12,8 +12,7 @@ from pagedsim.engine.filler import Filler
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.fidelity.steplog import StepLog, samples_of
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.run.backend import Settings
-from pagedsim.run.parts import backend_of
+from pagedsim.run.backend import RunConfig, Settings
 from pagedsim.run.pool import on_terminal
 from pagedsim.run.serving import Serving
 from pagedsim.sim.cost import Sample
@@ -38,7 +37,7 @@ class Cell(NamedTuple):
 
 def profiled(config: Settings, seed: int) -> StepLog:
     """The steps of the grid; raises ConfigError for a backend that is no engine."""
-    stage = backend_of(config).stage(config, seed)
+    stage = RunConfig(config, seed).prepare()
     if not isinstance(stage, Serving):
         raise ConfigError("backend=sim: a profile is of backend=engine")
     recorder, moves = Recorder(), list[Sample]()

@@ -1,23 +1,335 @@
-"""The interface of a backend, and the recorder that its runs fill."""
+"""The configuration of one run as typed objects, and the interface of a backend that serves it.
+
+A `RunConfig` is the only reader of the composed dictionary: a backend gets the objects. It prepares
+a `BackendRun`, which serves a workload and fills a `StoppableRecorder`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pagedsim.core import ConfigError, RequestId, Scheduler, StepPlan
+from pagedsim.build import inner_policy, make_policy, policies
+from pagedsim.core import Batching, ConfigError, Policy, Preemption, RequestId, Scheduler, StepPlan
+from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.core.vetting import vet
+from pagedsim.fleet.spec import FleetSpec
+from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.recorder import Lane, Recorder
+from pagedsim.metrics.slo import Slo, slo_of
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN
-from pagedsim.run.objects import make
+from pagedsim.run.objects import draws, make, said_of, seeded, takes
+from pagedsim.server import ServerSpec
+from pagedsim.sim.cost import CostModel
+from pagedsim.sim.hardware import Hardware
+from pagedsim.sim.model import ModelShape
+from pagedsim.sim.replica import Replica
 from pagedsim.workload import Predictor, Workload
 from pagedsim.workload.predictor import CONTRACT
+from policies.routing.router import Router
+
+Settings = dict[str, Any]
+
+REPLICA_KEYS = (
+    *("policy", "preemption", "batching", "memory", "model", "hardware", "stack", "cost"),
+    *("server", "tensor_parallel", "pipeline_parallel", "expert_parallel"),
+    *("kv_cache_dtype", "quantization"),
+)
+"""Keys and groups that may differ between the pools of a fleet; all others are the fleet's."""
+POOL_CONFIG = "config"
+"""The key under which a pool has its own values of `REPLICA_KEYS`, once they are composed."""
+_OF_MEMORY = (
+    *("block_size", "blocks", "cpu_blocks", "swap_space_gib"),
+    *("gpu_memory_utilization", "kv_layout"),
+)
+"""Settings of the group `memory` that are the server's; the others are its class's own."""
+_NOT_OF_ITS_CLASS = (*_OF_MEMORY, "kind", "reserved_gib")
+"""These, the class, and the memory that the simulator takes to be in use already."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of one run, each part built from its group when it is first read.
+
+    One object is for one run: its policy keeps state.
+    """
+
+    settings: Settings
+    """The resolved configuration as plain values, as it is stored beside the results."""
+    seed: int = 0
+
+    @cached_property
+    def backend(self) -> Backend:
+        """What serves the requests."""
+        return make("backend", self.settings["backend"], Backend)
+
+    def prepare(self) -> BackendRun:
+        """What the backend makes of it; raises ConfigError for what cannot be served."""
+        return self.backend.prepare(self)
+
+    def workload(self) -> Workload:
+        """The requests to serve, with predicted lengths."""
+        workload = self.backend.traffic(self.settings["workload"], self.seed)
+        predictor = self.settings.get("predictor")  # older configurations have none
+        if predictor is None:
+            return workload
+        return vet(make("predictor", predictor, Predictor), CONTRACT).applied(workload, self.seed)
+
+    @cached_property
+    def slo(self) -> Slo | None:
+        """The objective, if one is set."""
+        return slo_of(self.settings["slo"])
+
+    @cached_property
+    def reader(self) -> Reader:
+        """The reading speed that the metric `qoe` assumes."""
+        return Reader(**self.settings.get("qoe", {}))  # older configurations have none
+
+    # -- one server --------------------------------------------------------------------------------
+
+    @cached_property
+    def server(self) -> ServerSpec:
+        """The groups policy, preemption, batching, memory and server, and the keys beside them."""
+        config, memory = self.settings, self.settings["memory"]
+        if not isinstance(memory, dict):
+            raise ConfigError(f"memory={memory}: must be a mapping of settings")
+        with self.errors_of("server", "memory"):
+            return ServerSpec(
+                policy=policy_of(config["policy"], self.seed),
+                preemption=_preemption(config["preemption"]),
+                batching=make("batching", config["batching"], Batching),
+                **config["server"],
+                memory=memory.get("kind", "paged"),
+                memory_settings={k: memory[k] for k in memory if k not in _NOT_OF_ITS_CLASS},
+                **{key: memory[key] for key in _OF_MEMORY if key in memory},
+                tensor_parallel=config["tensor_parallel"],
+                pipeline_parallel=config["pipeline_parallel"],
+                expert_parallel=config["expert_parallel"],
+                kv_cache_dtype=config["kv_cache_dtype"],
+                quantization=config["quantization"],
+            )
+
+    @cached_property
+    def model(self) -> ModelShape:
+        """The shape of the model."""
+        return make("model", self.settings["model"], ModelShape)
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The data sheet of the GPU."""
+        return make("hardware", self.settings["hardware"], Hardware)
+
+    def cost(self, replica: Replica) -> CostModel:
+        """The model of step times of a replica."""
+        return make("cost", self.settings["cost"], CostModel, replica=replica)
+
+    @contextmanager
+    def errors_of(self, *groups: str) -> Iterator[None]:
+        """Put the group before the key that an error is about, if it is a key of one of these."""
+        if not groups:
+            yield
+            return
+        with said_of(groups[0], self.settings[groups[0]]), self.errors_of(*groups[1:]):
+            yield
+
+    # -- a fleet -----------------------------------------------------------------------------------
+
+    @cached_property
+    def fleet(self) -> FleetSpec:
+        """The replicas; a single one where the configuration has no group `fleet`."""
+        settings = self.settings.get("fleet")  # older configurations have none
+        if settings is None:
+            return FleetSpec()
+        pools = settings.get("pools")
+        if isinstance(pools, Mapping):  # what a pool is configured to is made a replica at a time
+            settings = {**settings, "pools": {name: _bare(pool) for name, pool in pools.items()}}
+        return make("fleet", settings, FleetSpec)
+
+    @cached_property
+    def router(self) -> Router:
+        """The router, which has the run's seed added to its own if it draws at random."""
+        return make("router", seeded("router", self.settings["router"], self.seed), Router)
+
+    def pool(self, name: str) -> RunConfig:
+        """The configuration of one replica of a pool."""
+        pools = self.settings["fleet"].get("pools") or {}
+        return RunConfig({**self.settings, **pools.get(name, {}).get(POOL_CONFIG, {})}, self.seed)
+
+
+def _bare(pool: Any) -> Any:
+    """The settings of a pool without what they are composed to."""
+    if not isinstance(pool, Mapping):
+        return pool
+    return {key: value for key, value in pool.items() if key != POOL_CONFIG}
+
+
+def policy_of(settings: Any, seed: int = 0) -> Policy:
+    """What the group `policy` describes, `of` and `victim` included."""
+    if not isinstance(settings, Mapping):
+        return make("policy", settings, Policy)  # says what is wrong
+    own = {key: value for key, value in settings.items() if key != "victim"}
+    with said_of("policy", settings):
+        return make_policy(_inside("policy", own, seed), victim=settings.get("victim"))
+
+
+def _inside(where: str, settings: Mapping[str, Any], seed: int) -> Policy:
+    """The policy of these settings, and those that it wraps, to any depth."""
+    given = dict(seeded(where, settings, seed))
+    with said_of(where, given):
+        of = given.get("of")
+        if isinstance(of, str):
+            given["of"] = _by_name(f"{where}.of", of, seed)
+        elif isinstance(of, Mapping) and "_target_" in of:
+            given["of"] = _inside(f"{where}.of", of, seed)
+        return make(where, given, Policy)
+
+
+def _by_name(where: str, name: str, seed: int) -> Policy:
+    """A wrapped policy by name or path, with the class's own settings."""
+    policy = inner_policy(name)
+    if draws(policy):
+        kind = policies().get(name)
+        target = name if kind is None else f"{kind.__module__}.{kind.__qualname__}"
+        return _inside(where, {"_target_": target}, seed)
+    refuse_signatures(policy, Policy)
+    return policy
+
+
+def _preemption(settings: Any) -> Any:
+    """The preemption, or how to make it once there are prices."""
+    if isinstance(settings, dict) and "_target_" in settings:
+        with said_of("preemption", {"_target_": None}):
+            if takes(settings["_target_"], "prices"):
+                return partial(_priced, settings)
+    return make("preemption", settings, Preemption)
+
+
+def _priced(settings: Settings, prices: Any) -> Preemption:
+    return make("preemption", settings, Preemption, prices=prices)
+
+
+# -- what a backend offers -------------------------------------------------------------------------
+
+
+class BackendRun(ABC):
+    """One run's scheduler, and what carries its steps out."""
+
+    scheduler: Scheduler
+    ours: ClassVar[bool] = True
+    """Whether there is that scheduler; a server elsewhere does not show its own."""
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """The policies that decide in this run."""
+        return (self.scheduler.policy,) if self.ours else ()
+
+    @property
+    def drawn(self) -> bool:
+        """Whether its seed has a part in what it does to a given workload."""
+        return False
+
+    @abstractmethod
+    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
+        """Serve every request; `recorder` gets every step and every departure."""
+
+    def refuse(self, workload: Workload) -> None:
+        """Raise ConfigError for requests that cannot be served here, whatever is done."""
+
+    def sizes(self) -> Settings:
+        """What `summarise` takes of the server's limits and memory."""
+        if not self.ours:
+            return {"total_blocks": NAN, "block_size": NAN, "max_seqs": NAN}
+        memory = self.scheduler.memory
+        return {
+            "total_blocks": memory.total,
+            "block_size": memory.block_size,
+            "max_seqs": self.scheduler.max_seqs,
+            "swapped_peak": memory.cpu_peak,
+        }
+
+    def leave_off(self, recorder: StoppableRecorder) -> None:
+        """The run ends: record the requests that are unfinished."""
+        for request in self.scheduler.requests.values() if self.ours else ():
+            recorder.left(request)
+
+    def work(self, steps: Batches) -> Mapping[str, float | None]:
+        """What `summarise` takes to tell how well the hardware was used, where that is known."""
+        return {}
+
+    def step_columns(self) -> Mapping[str, pa.Array]:
+        """What else is known of each recorded step."""
+        return {}
+
+    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
+        """What else is known of these requests."""
+        return {}
+
+    @property
+    def outages(self) -> bool:
+        """Whether what serves is down for a part of the time."""
+        return False
+
+    def unknown(self) -> Sequence[str]:
+        """Columns of the recorded requests that are unknown here."""
+        return ()
+
+    def leave(self, folder: Path, workload: Workload, requests: pa.Table) -> None:
+        """Write what else there is of a complete run into its folder, beside its tables."""
+
+    def extra_summary(self) -> Settings:
+        """What else the summary has, by key: of a fleet, `transfers` between its replicas."""
+        return {}
+
+    def facts(self) -> Settings:
+        """What a reader of the results must know of the machine and is in no configuration."""
+        return {}
+
+    def notices(self) -> list[str]:
+        """What a reader of the report must know of the run, a line each."""
+        return []
+
+
+class Backend(ABC):
+    """The group `backend`."""
+
+    alone: ClassVar[bool] = False
+    """Whether a run needs the machine for itself, since its times are real."""
+    elsewhere: ClassVar[bool] = False
+    """Whether the server is elsewhere, so that only requests can differ between arms."""
+    fleets: ClassVar[bool] = False
+    """Whether there may be several replicas."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Groups of the configuration, and keys beside them, that change nothing here."""
+    unread_since: ClassVar[str] = "times are measured, not modelled"
+    """Why they do not."""
+
+    @abstractmethod
+    def prepare(self, config: RunConfig) -> BackendRun:
+        """The run that a configuration describes; raises ConfigError for what cannot be."""
+
+    def traffic(self, settings: Settings, seed: int) -> Workload:
+        """As much of the workload as this backend is to serve."""
+        return make("workload", settings, Workload, seed=seed)
+
+
+def refuse_sessions(workload: Workload, backend: str) -> None:
+    """Raise ConfigError for prompts that quote answers which only a run gives."""
+    if workload.turns is not None:
+        raise ConfigError(
+            f"workload: its requests are turns of sessions, and backend={backend} cannot put what "
+            "was answered into the next prompt: take backend=sim"
+        )
+
+
+# -- the recorder ----------------------------------------------------------------------------------
 
 
 class Stopped(Exception):
@@ -32,7 +344,7 @@ class StoppableRecorder(Recorder):
     stopping = False
     """Whether the run was asked to stop."""
     now = 0.0
-    """How far a run is whose steps nobody sees, in its seconds."""
+    """The time of a run whose steps are not seen, in its seconds."""
 
     def lane(self) -> Lane:
         self.lanes.append(_Lane(self, len(self.lanes)))
@@ -72,119 +384,3 @@ def _stop(
     for rejection in plan.rejected:  # no longer the scheduler's, and not recorded yet
         recorder.left(rejection.request)
     raise Stopped
-
-
-Settings = dict[str, Any]
-
-
-class Stage(ABC):
-    """One run's scheduler, and what carries its steps out."""
-
-    scheduler: Scheduler
-    ours: ClassVar[bool] = True
-    """Whether there is that scheduler; else the server is elsewhere, and nobody looks into it."""
-
-    @property
-    def drawn(self) -> bool:
-        """Whether its seed has a part in what it does to a given workload."""
-        return False
-
-    @abstractmethod
-    def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
-        """Serve every request; `recorder` is told of every step and of everyone who leaves."""
-
-    def refuse(self, workload: Workload) -> None:
-        """Raise ConfigError for requests that cannot be served here, whatever is done."""
-
-    def sizes(self) -> Settings:
-        """What `summarise` takes of the server's limits and memory."""
-        if not self.ours:
-            return {"total_blocks": NAN, "block_size": NAN, "max_seqs": NAN}
-        memory = self.scheduler.memory
-        return {
-            "total_blocks": memory.total,
-            "block_size": memory.block_size,
-            "max_seqs": self.scheduler.max_seqs,
-            "swapped_peak": memory.cpu_peak,
-        }
-
-    def leave_off(self, recorder: StoppableRecorder) -> None:
-        """The run ends: tell of everybody who is still alive."""
-        for request in self.scheduler.requests.values() if self.ours else ():
-            recorder.left(request)
-
-    def work(self, steps: Batches) -> Mapping[str, float | None]:
-        """What `summarise` takes to tell how well the hardware was used, where that is known."""
-        return {}
-
-    def step_columns(self) -> Mapping[str, pa.Array]:
-        """What else is known of each recorded step."""
-        return {}
-
-    def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
-        """What else is known of these requests."""
-        return {}
-
-    @property
-    def outages(self) -> bool:
-        """Whether what serves is down for a part of the time."""
-        return False
-
-    def unknown(self) -> Sequence[str]:
-        """Columns of the recorded requests that nobody can know here."""
-        return ()
-
-    def leave(self, folder: Path, workload: Workload, requests: pa.Table) -> None:
-        """Write what else there is of a complete run into its folder, beside its tables."""
-
-    def told(self) -> Settings:
-        """What else the summary has, by key: of a fleet, `transfers` between its replicas."""
-        return {}
-
-    def facts(self) -> Settings:
-        """What a reader of the results must know of the machine and is in no configuration."""
-        return {}
-
-    def notices(self) -> list[str]:
-        """What a reader of the report must know of the run, a line each."""
-        return []
-
-
-class Backend(ABC):
-    """The group `backend`."""
-
-    alone: ClassVar[bool] = False
-    """Whether a run needs the machine for itself, since its times are real."""
-    elsewhere: ClassVar[bool] = False
-    """Whether it is somebody else's server, so that only requests can differ between arms."""
-    fleets: ClassVar[bool] = False
-    """Whether there may be several replicas."""
-    unread: ClassVar[tuple[str, ...]] = ()
-    """Groups of the configuration, and keys beside them, that change nothing here."""
-    unread_since: ClassVar[str] = "times are measured, not modelled"
-    """Why they do not."""
-
-    @abstractmethod
-    def stage(self, config: Settings, seed: int) -> Stage:
-        """What a run's configuration describes; raises ConfigError for what cannot be."""
-
-    def workload(self, config: Settings, seed: int) -> Workload:
-        """The requests to serve, with the lengths that the predictor guesses."""
-        workload = self.traffic(config["workload"], seed)
-        predictor = config.get("predictor")  # a configuration of before has none
-        if predictor is None:
-            return workload
-        return vet(make("predictor", predictor, Predictor), CONTRACT).applied(workload, seed)
-
-    def traffic(self, settings: Settings, seed: int) -> Workload:
-        """As much of the workload as this backend is to serve."""
-        return make("workload", settings, Workload, seed=seed)
-
-
-def refuse_sessions(workload: Workload, backend: str) -> None:
-    """Raise ConfigError for prompts that quote answers which only a run gives."""
-    if workload.turns is not None:
-        raise ConfigError(
-            f"workload: its requests are turns of sessions, and backend={backend} cannot put what "
-            "was answered into the next prompt: take backend=sim"
-        )

@@ -14,10 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 from pagedsim.config import Config, Qoe, Server, Slo
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices, is_number, require_flag, require_whole, unknown
-from pagedsim.run.command import Command, group_of, key_of
-from pagedsim.run.composition import flat
+from pagedsim.run.backend import RunConfig
+from pagedsim.run.compose import Command, group_of, key_of
 from pagedsim.run.job import Arm, Failure, Job, failure_of
-from pagedsim.run.parts import backend_of, build, refuse_fleet
+from pagedsim.run.objects import flat
+from pagedsim.run.parts import build, refuse_fleet
 from pagedsim.run.study import Study
 from pagedsim.tracking import SETTINGS, check_settings
 from pagedsim.workload import Workload
@@ -29,9 +30,9 @@ _SECTIONS = {
     "qoe": tuple(field.name for field in fields(Qoe)),
     "tracking": SETTINGS,
 }
-"""Where a key that is added (+server.foo=1) would be read by nobody, and the keys there are."""
+"""Sections in which an added key (+server.foo=1) has no reader, and their keys."""
 INSIDE = "it asks what happens inside a server"
-"""Why a study takes no server that is somebody else's."""
+"""Why a study does not support a server elsewhere."""
 _BEYOND = {"ttft": 100.0, "tpot": 5.0, "e2e": 10_000.0}
 """Seconds from which on a bound is more likely meant in milliseconds."""
 _NO_ARM = ("study", "tracking", "report", "jobs", "seed", "seeds")
@@ -114,7 +115,7 @@ def check_backend(study: Study, command: Command) -> None:
     """Raise ConfigError for a backend that the study cannot be served by."""
     name = command.choices.get("backend")
     if name not in ("sim", "engine", "http"):  # one of the user's own
-        backend = backend_of(command.config)
+        backend = RunConfig(command.config).backend
         name = "http" if backend.elsewhere else "engine" if backend.alone else "sim"
     if name not in study.backends:
         raise ConfigError(
@@ -124,14 +125,14 @@ def check_backend(study: Study, command: Command) -> None:
 
 
 def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
-    """Build every arm once; what fails, with whose it is ("" where it is everybody's).
+    """Build every arm once; what fails, by the setting at fault ("" for all arms).
 
     Raises ConfigError for what is wrong with the arms as a whole.
     """
     firsts = list({job.arm: job for job in reversed(jobs)}.values())[::-1]
     if study.one_server:
         for job in firsts:
-            refuse_fleet(job.config, "this experiment asks what one server does")
+            refuse_fleet(RunConfig(job.config), "this experiment asks what one server does")
     study.check(firsts)
     _refuse_alike(study, firsts)
     workloads: dict[str, Workload] = {}
@@ -144,10 +145,10 @@ def check_arms(study: Study, jobs: Sequence[Job]) -> dict[str, Failure]:
             failure = failure_of(error, job.config, None)
             failures[failure.reason] = failure
             arms.setdefault(failure.reason, []).append(job.arm)
-    everybody = len(firsts)
+    every_arm = len(firsts)
 
     def whose(reason: str) -> str:
-        if len(arms[reason]) == everybody:
+        if len(arms[reason]) == every_arm:
             return ""
         return ", ".join(dict.fromkeys(study.key_of(arm) for arm in arms[reason]))
 
@@ -158,7 +159,7 @@ def _refuse_alike(study: Study, firsts: Sequence[Job]) -> None:
     """Raise ConfigError for two arms that differ in what a server elsewhere never sees alone."""
     seen: dict[str, str] = {}
     for job in firsts:
-        backend = backend_of(job.config)
+        backend = RunConfig(job.config).backend
         if not backend.elsewhere:
             continue
         hidden = (*_NO_ARM, *backend.unread)
@@ -173,7 +174,8 @@ def _refuse_alike(study: Study, firsts: Sequence[Job]) -> None:
 
 def processes_of(wanted: int | None, jobs: Sequence[Job]) -> int | None:
     """How many processes may run them; None for as many as there are cores."""
-    alone = any(backend_of(job.config).alone for job in {job.arm: job for job in jobs}.values())
+    firsts = {job.arm: job for job in jobs}.values()
+    alone = any(RunConfig(job.config).backend.alone for job in firsts)
     if alone and (wanted or 1) > 1:
         raise ConfigError(
             f"jobs={wanted}: must be 1 where times are measured: runs would slow each other down"
@@ -202,7 +204,7 @@ def unused_words(
     backend = command.choices.get("backend")
     if "scale=full" in command.words and backend not in _scales():
         told.append(f"scale=full changes nothing: backend={backend} takes all of the study anyway")
-    backends = [backend_of(job.config) for job in jobs if not job.again]
+    backends = [RunConfig(job.config).backend for job in jobs if not job.again]
     unread = [set(backend.unread) for backend in backends]
     everywhere = set.intersection(*unread) if unread else set()
     return told + [

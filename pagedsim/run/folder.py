@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.run.backend import Settings
-from pagedsim.run.composition import flat
+from pagedsim.run.objects import flat
 from pagedsim.user_error import shown
 
 _NAME = "config.yaml"
@@ -55,7 +55,7 @@ def full_disk_named(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else writes to the folder meanwhile; raises ConfigError if somebody does already."""
+    """Lock the folder; raises ConfigError if another run has it."""
     try:
         import fcntl
 

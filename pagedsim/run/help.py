@@ -49,7 +49,7 @@ GROUPS = {
     "stack": "what software takes beside the kernels, where step times come from data sheets",
     "cost": "how long a step takes",
     "workload": "which requests arrive, and when",
-    "predictor": "who tells policies how long answers will be",
+    "predictor": "predicted lengths of answers, for policies",
     "fleet": "how many replicas there are, and how they differ",
     "router": "which replica gets a request",
     "backend": "what carries the steps out: simulated time, a real engine, or a server over HTTP",
@@ -398,7 +398,7 @@ def policies_page() -> str:
 
 
 def _policy_lines() -> Iterator[str]:
-    yield "policy=NAME      which request goes first, and who is admitted"
+    yield "policy=NAME      which request goes first, and which are admitted"
     for name, kind in POLICIES.items():
         yield ""
         yield from _entry(name, kind)
@@ -408,7 +408,7 @@ def _policy_lines() -> Iterator[str]:
         yield ""
         yield from _offered_entry(name)
     yield ""
-    yield "policy.victim=NAME   who yields memory, under any of them"
+    yield "policy.victim=NAME   which request yields memory, under any of them"
     for name, (meaning, _) in VICTIMS.items():
         yield from hanging(f"  {name}", _INDENT, meaning)
     yield ""

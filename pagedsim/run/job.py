@@ -85,7 +85,7 @@ class Failure:
     """The same for all that failed alike."""
     trace: str = ""
     expected: bool = True
-    """Whether the reason says it all; if not, somebody will want the traceback."""
+    """Whether the reason is complete; if not, the traceback is offered."""
     when: str = ""
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
         if job.again and not parts.drawn:
             return Repeated()
         recorder.requests = len(parts.workload)
-        parts.stage.run(parts.workload, recorder)
+        parts.run.run(parts.workload, recorder)
         with full_disk_named(job.folder):
             return _finish(job, parts, recorder)
     except Stopped:
@@ -121,26 +121,26 @@ def run_job(job: Job, recorder: StoppableRecorder) -> Outcome:
 
 
 def _finish(job: Job, parts: Parts, recorder: StoppableRecorder, partial: bool = False) -> Run:
-    """Make the tables and write them; who is still alive is in them as unfinished."""
-    parts.stage.leave_off(recorder)
+    """Write the tables; requests that are still alive are in them as unfinished."""
+    parts.run.leave_off(recorder)
     requests, steps = recorder.requests_table(), recorder.steps()
-    for name in parts.stage.unknown():
+    for name in parts.run.unknown():
         place = requests.schema.get_field_index(name)
         nothing = pa.nulls(requests.num_rows, requests.schema.types[place])
         requests = requests.set_column(place, name, nothing)
-    for name, values in parts.stage.step_columns().items():
+    for name, values in parts.run.step_columns().items():
         assert isinstance(steps, Steps)  # a fleet has none
         steps = steps.append_column(name, values)
-    for name, values in parts.stage.request_columns(requests["request"].to_pylist()).items():
+    for name, values in parts.run.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
     summary = _summary(parts, job.config.get("study"), requests, steps, recorder.time)
     summary |= {"partial": partial, "notices": as_records(notices(parts, requests))}
-    summary |= parts.stage.told()
-    if facts := parts.stage.facts():
+    summary |= parts.run.extra_summary()
+    if facts := parts.run.facts():
         summary["machine"] = facts
     write_run(job.folder, requests, steps, summary, recorder.preemptions_table())
     if not partial:
-        parts.stage.leave(job.folder, parts.workload, requests)
+        parts.run.leave(job.folder, parts.workload, requests)
     return Run(job.arm, job.number, job.folder, job.config, summary)
 
 
@@ -148,10 +148,10 @@ def _summary(
     parts: Parts, study: object, requests: pa.Table, steps: Batches, end: float
 ) -> Settings:
     """The summary, with all percentiles that the settings of the study name."""
-    stage = parts.stage
+    run = parts.run
     known: Settings = {"end": end, "slo": parts.slo, "reader": parts.reader}
     known["percentiles"] = further_percentiles(study)
-    return summarise(requests, steps, **(known | stage.sizes() | dict(stage.work(steps))))
+    return summarise(requests, steps, **(known | run.sizes() | dict(run.work(steps))))
 
 
 def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
@@ -160,7 +160,7 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     scheduler = parts.scheduler
     more = remarks(scheduler.policy, workload) if scheduler else ()
     told = (*workload.notices, *more)
-    found = [notice_of(text) for text in (*told, *parts.stage.notices())]
+    found = [notice_of(text) for text in (*told, *parts.run.notices())]
     finished = requests.filter(pc.equal(requests["state"], "finished"))
     wanted = workload.output_len[np.asarray(finished["request"].to_numpy())]
     short = int(np.count_nonzero(np.asarray(finished["output_tokens"].to_numpy()) < wanted))
@@ -174,7 +174,7 @@ def notices(parts: Parts, requests: pa.Table) -> list[Notice]:
     queued = _queued_at_the_end(requests) if workload.mode == "open" and scheduler else 0
     if queued > max(OVERLOAD * rows, FEW):
         cause = "an overload: latencies grow with the length of the run"
-        if parts.stage.outages:
+        if parts.run.outages:
             cause = "an overload, or the work that outages of replicas left (fleet.failures)"
         what = f"requests had not begun when the last one arrived, {cause}"
         found.append(Notice(what, queued, rows))

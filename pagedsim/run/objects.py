@@ -162,7 +162,7 @@ def _call(where: str, target: str, settings: dict[str, Any]) -> Any:
 
 
 def _what(error: BaseException) -> str:
-    """An error of somebody else's code in one line, with the file where it was raised."""
+    """An error of a user's code in one line, with the file where it was raised."""
     text = " ".join(str(error).split())
     trace, place = error.__traceback__, ""
     while trace is not None:
@@ -177,6 +177,16 @@ def _what(error: BaseException) -> str:
 
 def _a(name: str) -> str:
     return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
+
+
+def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys and their values."""
+    if not isinstance(settings, Mapping) or not settings:
+        return {prefix[:-1]: settings}
+    found: dict[str, Any] = {}
+    for key, inner in settings.items():
+        found |= flat(inner, f"{prefix}{key}.")
+    return found
 
 
 # -- the kinds of a study's fields -----------------------------------------------------------------

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
-from pagedsim.build import inner_policy, make_policy, policies
-from pagedsim.core import Batching, ConfigError, Policy, PolicyWrapper, Preemption, Scheduler
+from pagedsim.core import ConfigError, Policy, PolicyWrapper, Scheduler
 from pagedsim.core.errors import stranger
 from pagedsim.core.policy import Need
 from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.qoe import Reader
-from pagedsim.metrics.slo import Slo, refuse_strangers, slo_of
-from pagedsim.run.backend import Backend, Settings, Stage
-from pagedsim.run.objects import make, said_of, seeded, takes
-from pagedsim.server import ServerSpec
+from pagedsim.metrics.slo import Slo, refuse_strangers
+from pagedsim.run.backend import BackendRun, RunConfig, Settings
+from pagedsim.run.objects import make
 from pagedsim.workload import Workload
 from policies.drr import DRR
 from policies.slo import SLO
@@ -31,7 +27,7 @@ class Parts:
     """The objects of one run."""
 
     workload: Workload
-    stage: Stage
+    run: BackendRun
     slo: Slo | None
     reader: Reader
     drawn: bool
@@ -39,118 +35,41 @@ class Parts:
 
     @property
     def scheduler(self) -> Scheduler | None:
-        """What plans the run's steps; None where nobody here sees it."""
-        return self.stage.scheduler if self.stage.ours else None
+        """The scheduler of the run; None for a server elsewhere."""
+        return self.run.scheduler if self.run.ours else None
 
 
-def build(config: Settings, seed: int, workload: Workload | None = None) -> Parts:
-    """The objects that a configuration describes; a `workload` that is there is not made anew."""
-    slo = slo_of(config["slo"])
-    reader = Reader(**config.get("qoe", {}))  # a configuration of before has none
-    backend = backend_of(config)
+def build(settings: Settings, seed: int, workload: Workload | None = None) -> Parts:
+    """The objects that a configuration describes; a `workload` given is used instead of its own."""
+    config = RunConfig(settings, seed)
+    slo, reader, backend = config.slo, config.reader, config.backend
     if not backend.fleets:
         refuse_fleet(config, "this backend is one server; backend=sim simulates many")
-    stage = backend.stage(config, seed)
+    run = config.prepare()
     # Last, since a long trace takes longest to read.
-    workload = workload or backend.workload(config, seed)
-    stage.refuse(workload)
-    if not backend.elsewhere:
-        refuse_unmet(policy_of(config["policy"]), workload)
+    workload = workload or config.workload()
+    run.refuse(workload)
+    for policy in run.policies:
+        refuse_unmet(policy, workload)
     if slo is not None:
         refuse_strangers(slo, workload.clients)
-    return Parts(workload, stage, slo, reader, workload.drawn or stage.drawn)
+    return Parts(workload, run, slo, reader, workload.drawn or run.drawn)
 
 
-def refuse_fleet(config: Settings, why: str) -> None:
+def refuse_fleet(config: RunConfig, why: str) -> None:
     """Raise ConfigError for several replicas where there must be one server."""
-    settings = config.get("fleet")
+    settings = config.settings.get("fleet")
     if settings and not make("fleet", settings, FleetSpec).alone:
         key = "pools" if settings.get("pools") else "replicas"
         raise ConfigError(f"fleet.{key}={settings[key]}: {why}")
 
 
-def backend_of(config: Settings) -> Backend:
-    """Where a configuration's requests are served."""
-    return make("backend", config["backend"], Backend)
-
-
-_OF_MEMORY = (
-    *("block_size", "blocks", "cpu_blocks", "swap_space_gib"),
-    *("gpu_memory_utilization", "kv_layout"),
-)
-"""Settings of the group `memory` that are the server's; others are its class's own."""
-_OTHERS = ("kind", "reserved_gib")
-"""The class, and what the simulator's hardware is taken to leave."""
-
-
-def server_of(config: Mapping[str, Any], seed: int = 0) -> ServerSpec:
-    """Of the groups policy, preemption, batching, memory and server, and the keys beside them.
-
-    A policy that draws at random has the run's `seed` added to its own.
-    """
-    memory = config["memory"]
-    if not isinstance(memory, dict):
-        raise ConfigError(f"memory={memory}: must be a mapping of settings")
-    said = {key: memory[key] for key in _OF_MEMORY if key in memory}
-    more = {key: memory[key] for key in memory if key not in (*_OF_MEMORY, *_OTHERS)}
-    with said_of("server", config["server"]), said_of("memory", memory):
-        return ServerSpec(
-            policy=policy_of(config["policy"], seed),
-            preemption=_preemption(config["preemption"]),
-            batching=make("batching", config["batching"], Batching),
-            **config["server"],
-            memory=memory.get("kind", "paged"),
-            memory_settings=more,
-            **said,
-            tensor_parallel=config["tensor_parallel"],
-            pipeline_parallel=config["pipeline_parallel"],
-            expert_parallel=config["expert_parallel"],
-            kv_cache_dtype=config["kv_cache_dtype"],
-            quantization=config["quantization"],
-        )
-
-
-def policy_of(settings: Any, seed: int = 0) -> Policy:
-    """What the group `policy` describes, `of` and `victim` included."""
-    if not isinstance(settings, Mapping):
-        return make("policy", settings, Policy)  # says what is wrong
-    said = {key: value for key, value in settings.items() if key != "victim"}
-    with said_of("policy", settings):
-        return make_policy(_inside("policy", said, seed), victim=settings.get("victim"))
-
-
-def _inside(where: str, settings: Mapping[str, Any], seed: int) -> Policy:
-    """The policy that settings describe, and whatever it stands around, to any depth."""
-    said = dict(seeded(where, settings, seed))
-    with said_of(where, said):
-        of = said.get("of")
-        if isinstance(of, str):
-            inner_policy(of)  # says what is wrong with it
-            path = policies().get(of)
-            target = of if path is None else f"{path.__module__}.{path.__qualname__}"
-            said["of"] = _inside(f"{where}.of", {"_target_": target}, seed)
-        elif isinstance(of, Mapping) and "_target_" in of:
-            said["of"] = _inside(f"{where}.of", of, seed)
-        return make(where, said, Policy)
-
-
-def _preemption(settings: Any) -> Any:
-    """The preemption, or how to make it once there are prices."""
-    if isinstance(settings, dict) and "_target_" in settings:
-        with said_of("preemption", {"_target_": None}):
-            if takes(settings["_target_"], "prices"):
-                return partial(_priced, settings)
-    return make("preemption", settings, Preemption)
-
-
-def _priced(settings: Settings, prices: Any) -> Preemption:
-    return make("preemption", settings, Preemption, prices=prices)
-
+# -- what a policy requires of the requests --------------------------------------------------------
 
 LACKS: Mapping[Need, tuple[Callable[[Workload], bool], str]] = {
     "predictor": (
         lambda workload: bool(np.isnan(workload.predicted_len).all()),
-        "goes by predicted lengths, and nobody predicts any; "
+        "goes by predicted lengths, and none are predicted; "
         "choose predictor=oracle, noisy, bucket or rank",
     ),
     "deadline": (

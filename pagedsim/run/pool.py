@@ -20,15 +20,14 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from pagedsim.run.backend import StoppableRecorder
+from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, Outcome, run_job
-from pagedsim.run.parts import backend_of
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Both ask to stop: a Ctrl-C, and a batch system whose time is up."""
 
 Done = Callable[[Job, Outcome], None]
-"""Told of every outcome as it comes."""
+"""Called with every outcome as it comes."""
 
 
 class _NotBegun(KeyboardInterrupt):
@@ -73,12 +72,12 @@ def run_jobs(jobs: Sequence[Job], processes: int, done: Done) -> bool:
     One process means this one. Interrupted, the runs under way write what they have.
     """
     shown = jobs and on_terminal() and not inside_a_worker()
-    board = Board(len(jobs), backend_of(jobs[0].config).alone) if shown else None
+    board = Board(len(jobs), RunConfig(jobs[0].config).backend.alone) if shown else None
     over: list[Job] = []
 
     def told(job: Job, outcome: Outcome) -> None:
         done(job, outcome)
-        over.append(job)  # last, so that who is stopped in between is told again
+        over.append(job)  # last: a job that is interrupted in between is reported again
 
     gc.freeze()  # what is imported stays: runs need not look through it, nor processes copy it
     if processes <= 1 or len(jobs) <= 1:
@@ -142,7 +141,7 @@ def _outcome(future: Future[Outcome]) -> Outcome:
     try:
         return future.result()
     except BrokenProcessPool:
-        _kill()  # those that are left would finish their runs for nobody
+        _kill()  # the results of the others would be lost
         return Failure("a process died, perhaps for want of memory; fewer jobs= take less")
 
 
@@ -304,7 +303,7 @@ class _Bar(BarColumn):
 
 
 def on_terminal() -> bool:
-    """Whether anybody would see a bar."""
+    """Whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 

@@ -17,7 +17,7 @@ from pagedsim.report.replicas import replica_listings
 from pagedsim.report.timeline import write_timeline
 from pagedsim.run.job import Failure
 from pagedsim.run.runs import Runs, changed_note, goes_on
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 from pagedsim.tracking import Tracked, track
 from pagedsim.user_error import Interruption, shown
 
@@ -27,7 +27,7 @@ BlockSizes = Mapping[float, Sequence[int]]
 
 @dataclass(frozen=True)
 class Published:
-    """What was told."""
+    """What was published."""
 
     result: Result
     arms: Arms | None
@@ -38,10 +38,10 @@ class Published:
 
 
 def publish(study: Study, runs: Runs) -> Published | None:
-    """Read what came out and tell it everywhere; None where there is nothing to be told yet."""
+    """Analyse the runs and publish the result; None if there is nothing to publish yet."""
     folder = runs.command.folder
     try:
-        reading = study.read(runs)
+        reading = study.analyse(runs)
         if reading is None:
             return None
         arms = arms_of(study, runs) if study.keeps_tables and runs.finished else None
@@ -135,7 +135,7 @@ def _seed_notes(runs: Runs, arms: Arms | None) -> Iterator[str]:
         )
 
 
-def _result(study: Study, runs: Runs, reading: Reading, arms: Arms | None) -> Result:
+def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> Result:
     replicas = replica_listings(arms) if arms is not None and reading.compares else []
     return Result(
         name=runs.command.experiment,
@@ -189,7 +189,7 @@ def block_size_notes(sizes: BlockSizes) -> Iterator[str]:
 
 
 def _clear(folder: Path) -> None:
-    """Take away what an earlier part of the study has told; other arms may have been in it."""
+    """Remove what an earlier part of the study has published; it may have had other arms."""
     for name in (REPORT, COMPARISON, TIMELINE):
         (folder / name).unlink(missing_ok=True)
     for picture in (folder / "plots").glob("*.png"):
@@ -206,7 +206,7 @@ def _say_before(runs: Runs) -> None:
         runs.say(f"note: {changed_note(runs.changed)}")
 
 
-def _write_table(reading: Reading, arms: Arms | None, folder: Path) -> None:
+def _write_table(reading: Analysis, arms: Arms | None, folder: Path) -> None:
     if reading.table is not None:
         write_rows(reading.table, folder / COMPARISON)
     elif arms is not None and keys_of(arms.metrics):
@@ -214,7 +214,7 @@ def _write_table(reading: Reading, arms: Arms | None, folder: Path) -> None:
 
 
 def _track(
-    study: Study, runs: Runs, result: Result, reading: Reading, arms: Arms | None
+    study: Study, runs: Runs, result: Result, reading: Analysis, arms: Arms | None
 ) -> Tracked:
     """What the tracker was given, or why it took nothing, which hides no result."""
     settings = runs.config["tracking"]
@@ -234,7 +234,7 @@ def _track(
 
 
 def _say_where(
-    runs: Runs, reading: Reading, report: Path | None, arms: Arms | None, tracked: Tracked
+    runs: Runs, reading: Analysis, report: Path | None, arms: Arms | None, tracked: Tracked
 ) -> None:
     """Where to look."""
     folder = runs.command.folder

@@ -18,7 +18,7 @@ from pagedsim.run.check import (
     processes_of,
     unused_words,
 )
-from pagedsim.run.command import Command
+from pagedsim.run.compose import Command
 from pagedsim.run.folder import claimed, keep_configuration
 from pagedsim.run.job import Job, error_of, lines_of
 from pagedsim.run.multirun import record_job
@@ -72,7 +72,7 @@ class Execution:
         self.published: Published | None = None
 
     def execute(self) -> None:
-        """All of it; raises what is wrong, once what there is has been told."""
+        """All of it; raises errors of runs once the results of the others are published."""
         check_backend(self.study, self.command)
         jobs = self._begin()
         self._run(jobs)
@@ -82,7 +82,7 @@ class Execution:
 
     def _begin(self) -> list[Job]:
         """The first jobs, once all of them are known to make sense."""
-        arms = self.study.ask(self.runs)
+        arms = self.study.next_runs(self.runs)
         jobs = self.runs.jobs_of(arms, self.study.key_of)
         self._processes = processes_of(self.command.config["jobs"], jobs)
         if refused := check_arms(self.study, jobs):
@@ -110,10 +110,10 @@ class Execution:
             self.runs.interrupted = True
 
     def _next(self) -> list[Job]:
-        """What the study asks for now; what cannot be configured is told as failed."""
+        """The next jobs; arms that cannot be configured count as failed."""
         while True:
             failed = len(self.runs.failed)
-            arms = self.study.ask(self.runs)
+            arms = self.study.next_runs(self.runs)
             jobs = self.runs.jobs_of(arms, self.study.key_of)
             if jobs or len(self.runs.failed) == failed:
                 return jobs

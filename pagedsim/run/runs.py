@@ -14,7 +14,7 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.notice import Notice, of_one_kind
 from pagedsim.run.backend import Settings
-from pagedsim.run.command import Command
+from pagedsim.run.compose import Command
 from pagedsim.run.job import Arm, Failure, Job, Outcome, Repeated, failure_of
 from pagedsim.run.pool import inside_a_worker, run_jobs
 from pagedsim.run.store import Store, recipe
@@ -65,7 +65,7 @@ class Runs:
         return f"{done or 'none'} of {self.wanted} runs {'is' if done == 1 else 'are'} complete"
 
     def say(self, text: str) -> None:
-        """Tell whoever waits what has happened."""
+        """Print a line, unless quiet."""
         if not self.quiet:
             print(text, flush=True)
 
@@ -114,7 +114,7 @@ class Runs:
     def serve(self, jobs: Sequence[Job], processes: int | None, store: Store) -> bool:
         """Run what is not there; what one of them does wrong stops no other.
 
-        `processes`: None for as many as there are cores. Returns whether somebody asked to stop;
+        `processes`: None for as many as there are cores. Returns whether it was asked to stop;
         `interrupted` says whether anything is missing by that.
         """
         self.jobs += jobs
@@ -162,7 +162,7 @@ class Runs:
         """Those that are complete under each seed that all arms have, arm by arm.
 
         Means over other seeds would hold one arm's luck against another's. An arm without any
-        run, or seeds that no two arms share, hold back nobody.
+        run, or seeds that no two arms share, exclude no other.
         """
         seeds = [{seed for one, seed in self.finished if one == arm} for arm in self._arms]
         shared = set.intersection(*seeds) if seeds else set()

@@ -21,21 +21,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pagedsim.config import CARRIED
-from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan
+from pagedsim.core import ConfigError, Policy, Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.plans import described
 from pagedsim.run.backend import (
     Backend,
+    BackendRun,
+    RunConfig,
     Settings,
-    Stage,
     StoppableRecorder,
     Stopped,
     refuse_sessions,
 )
-from pagedsim.run.objects import draws, make, said_of, takes
-from pagedsim.run.parts import server_of
+from pagedsim.run.objects import draws, said_of, takes
 from pagedsim.server import MOST_THREADS, ServerSpec
-from pagedsim.sim.model import ModelShape
 from pagedsim.workload import Workload
 from pagedsim.workload.tokens import Prompts
 
@@ -122,7 +121,7 @@ class Engine(Backend):
         wanted = settings.get("requests") or self.limit
         return {**settings, "requests": min(wanted, self.limit)}
 
-    def stage(self, config: Settings, seed: int) -> Serving:
+    def prepare(self, config: RunConfig) -> Serving:
         try:
             from pagedsim.engine.arguments import Arguments
             from pagedsim.engine.assemble import check_split, device_of
@@ -132,13 +131,13 @@ class Engine(Backend):
             device = device_of(self.device)
         if self.clock == "cpu" and device.type != "cpu":
             raise ConfigError(f"backend.clock=cpu: must be wall on {device.type}")
-        if self.clock == "cpu" and (ranks := config["tensor_parallel"]) > 1:
+        if self.clock == "cpu" and (ranks := config.settings["tensor_parallel"]) > 1:
             raise ConfigError(
                 f"backend.clock=cpu: must be wall with tensor_parallel={ranks}, since it does not "
                 "see what other processes compute"
             )
         model, name = self._model(config)
-        server = self._server(config, seed)
+        server = self._server(config)
         with said_of(
             "backend", {"load_format": None, "model_impl": None, "generation_config": None}
         ):
@@ -154,29 +153,29 @@ class Engine(Backend):
                 server=server,
             )
         check_split(arguments)
-        return Serving(arguments, name, seed, CLOCKS[self.clock]())
+        return Serving(arguments, name, config.seed, CLOCKS[self.clock]())
 
-    def _server(self, config: Settings, seed: int) -> ServerSpec:
-        server = server_of(config, seed)
+    def _server(self, config: RunConfig) -> ServerSpec:
+        server = config.server
         if (kind := server.memory) not in ("paged", "prefix"):
             raise ConfigError(f"memory.kind={kind}: backend=engine has paged and prefix")
         if server.blocks is not None or self.cache_tokens is None:
             return server
         return replace(server, blocks=max(self.cache_tokens // server.block_size, 1))
 
-    def _model(self, config: Settings) -> tuple[Any, str]:
+    def _model(self, config: RunConfig) -> tuple[Any, str]:
         """What to load, and its name: one given to this backend, or what the group `model` says.
 
         A shape alone gets random weights, but for those that the engine has weights of.
         """
         if self.model is not None:
             return self.model, self.model
-        settings = config["model"]
+        settings = config.settings["model"]
         if isinstance(settings, dict) and "config" in settings:  # a config.json, or its folder
             path = Path(str(settings["config"])).expanduser()
             folder = str(path.parent if path.suffix == ".json" else path)
             return folder, folder
-        shape = make("model", settings, ModelShape)
+        shape = config.model
         if shape.name in CARRIED:
             return shape.name, shape.name
         from pagedsim.engine.models.shaped import shaped_config
@@ -184,7 +183,7 @@ class Engine(Backend):
         return shaped_config(shape), f"{shape.name}, random weights"
 
 
-class Serving(Stage):
+class Serving(BackendRun):
     """One engine in real time; it is made when the run begins, and gone when it ends."""
 
     def __init__(self, arguments: Arguments, name: str, seed: int, clock: WallClock) -> None:
@@ -199,8 +198,14 @@ class Serving(Stage):
         self._failures: list[str] = []
 
     @property
+    def policies(self) -> Sequence[Policy]:
+        policy = self.arguments.server.policy
+        assert isinstance(policy, Policy)
+        return (policy,)
+
+    @property
     def drawn(self) -> bool:
-        return draws(self.arguments.server.policy)
+        return any(map(draws, self.policies))
 
     def run(self, workload: Workload, recorder: StoppableRecorder) -> None:
         from pagedsim.engine.drive import drive
@@ -427,7 +432,7 @@ NAP = 0.1
 def the_machine(stopping: Callable[[], bool]) -> Iterator[None]:
     """Wait until no other run of an engine is under way here: each would slow the other down.
 
-    Once `stopping` says yes, nobody is waited for.
+    It waits no longer once `stopping` returns true.
     """
     try:
         import fcntl

@@ -9,23 +9,19 @@ import numpy as np
 
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_flag, require_number, shown, unknown
-from pagedsim.fleet.spec import FleetSpec, Pool
-from pagedsim.run.backend import Backend, Settings
-from pagedsim.run.objects import make, said_of, seeded
-from pagedsim.run.parts import server_of
-from pagedsim.run.pools import configured, without_configurations
-from pagedsim.run.simulation import FleetStage, Place, Simulation
+from pagedsim.fleet.spec import Pool
+from pagedsim.run.backend import Backend, RunConfig, Settings
+from pagedsim.run.simulation import FleetRun, Place, Simulation
+from pagedsim.server import ServerSpec
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.cost import CostModel, Decodes
 from pagedsim.sim.cost.base import refuse_attributes
-from pagedsim.sim.hardware import Hardware
-from pagedsim.sim.model import ModelShape
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.sizing import sized
 from pagedsim.sim.tiering import tiered
+from pagedsim.sim.tiers import Tiers
 from pagedsim.workload import Workload
-from policies.routing.router import Router
 
 PHASES = ("prefill", "decode")
 
@@ -45,7 +41,7 @@ class Simulated(Backend):
     copy_efficiency: float | None = 0.9
     """The part of the GPU's bandwidth that copies of its blocks reach; None: they take no time."""
     power: EnergyRoofline | None = None
-    """What GPUs draw; None: no energy is told."""
+    """What GPUs draw; None: energy is not reported."""
     only: str | None = None
     """The one of `PHASES` that is done here, as if another server did the other; None: both."""
 
@@ -70,55 +66,68 @@ class Simulated(Backend):
         ones = np.ones_like(whole.output_len)
         return replace(whole, output_len=ones, notices=(*whole.notices, told))
 
-    def stage(self, config: Settings, seed: int) -> Simulation | FleetStage:
-        settings = config.get("fleet")  # a configuration of before has none
-        spec = (
-            FleetSpec()
-            if settings is None
-            else make("fleet", without_configurations(settings), FleetSpec)
-        )
-        if spec.alone:
-            return self.simulation(config, seed)
+    def prepare(self, config: RunConfig) -> Simulation | FleetRun:
+        if config.fleet.alone:
+            return self.simulation(config)
         places = [
             place
-            for name, pool in spec.kinds.items()
-            for place in self._places(name, pool, config, seed)
+            for name, pool in config.fleet.kinds.items()
+            for place in self._places(name, pool, config)
         ]
-        router = make("router", seeded("router", config["router"], seed), Router)
-        return FleetStage(spec, places, router, seed)
+        return FleetRun(config.fleet, places, config.router, config.seed)
 
-    def simulation(self, config: Settings, seed: int) -> Simulation:
+    def simulation(self, config: RunConfig) -> Simulation:
         """One server."""
-        server, memory = server_of(config, seed), config["memory"]
-        model = make("model", config["model"], ModelShape)
-        hardware = make("hardware", config["hardware"], Hardware)
-        with said_of("memory", memory):
-            replica = Replica.of(server, model, hardware)
-        cost = make("cost", config["cost"], CostModel, replica=replica)
+        server = config.server
+        with config.errors_of("memory"):
+            replica = Replica.of(server, config.model, config.hardware)
+        cost = config.cost(replica)
         refuse_attributes(cost)
         if self.only == "decode":
             cost = Decodes(cost)
-        with said_of("server", config["server"]), said_of("memory", memory):
+        with config.errors_of("server", "memory"):
             server, tiers = tiered(server.priced(cost.prices()), replica, cost)
-            server = sized(server, replica, memory.get("reserved_gib", 0.5))
-            beams = Beams(self.beam_turnover, seed)
-            return Simulation(self, replica, cost, server, beams, tiers)
+            reserved = config.settings["memory"].get("reserved_gib", 0.5)
+            return self._simulation(replica, cost, sized(server, replica, reserved), config, tiers)
 
-    def _like(self, one: Simulation, config: Settings, seed: int) -> Simulation:
-        """Another such server, with a policy and a memory of its own."""
-        server = server_of(config, seed).priced(one.cost.prices())
-        server, tiers = tiered(server, one.replica, one.cost, one.tiers)
-        server = server.of_sizes(one.server.sizes())
-        beams = Beams(self.beam_turnover, seed)
-        return Simulation(self, one.replica, one.cost, server, beams, tiers)
+    def _simulation(
+        self,
+        replica: Replica,
+        cost: CostModel,
+        server: ServerSpec,
+        config: RunConfig,
+        tiers: Tiers | None,
+    ) -> Simulation:
+        copy_seconds = 0.0
+        if self.copy_efficiency is not None:  # a block is read, and written elsewhere on the GPU
+            bandwidth = replica.hardware.bandwidth * self.copy_efficiency
+            copy_seconds = 2 * replica.block_bytes / bandwidth
+        return Simulation(
+            replica,
+            cost,
+            server,
+            Beams(self.beam_turnover, config.seed),
+            tiers,
+            fast_forward=self.fast_forward,
+            overlap=self.overlap,
+            copy_seconds=copy_seconds,
+            power=self.power,
+            decodes_only=self.only == "decode",
+        )
 
-    def _places(self, name: str, pool: Pool, config: Settings, seed: int) -> Iterator[Place]:
+    def _places(self, name: str, pool: Pool, config: RunConfig) -> Iterator[Place]:
         """The replicas of a pool; what fits and what a step takes is worked out once for all."""
-        own = configured(config, name)
         try:
-            first = self.simulation(own, seed)
+            first = self.simulation(config.pool(name))
         except PagedsimError as error:
             raise ConfigError(f"fleet.pools.{name}: {error}" if name else str(error)) from error
         for index in range(pool.replicas):
-            simulation = self._like(first, own, seed) if index else first
+            simulation = self._like(first, config.pool(name)) if index else first
             yield Place(f"{name or 'replica'}-{index}", name, pool.role, simulation)
+
+    def _like(self, one: Simulation, config: RunConfig) -> Simulation:
+        """Another such server, with a policy and a memory of its own."""
+        server = config.server.priced(one.cost.prices())
+        server, tiers = tiered(server, one.replica, one.cost, one.tiers)
+        server = server.of_sizes(one.server.sizes())
+        return self._simulation(one.replica, one.cost, server, config, tiers)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pagedsim.core import ConfigError, RequestId, policy_validation
+from pagedsim.core import ConfigError, Policy, RequestId, policy_validation
 from pagedsim.fleet.failures import Drawn
 from pagedsim.fleet.front import Front
 from pagedsim.fleet.member import Unit
@@ -19,42 +19,54 @@ from pagedsim.metrics.lanes import ReplicaFacts
 from pagedsim.metrics.recorder import Lane
 from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN, Span
-from pagedsim.run.backend import Settings, Stage, StoppableRecorder
+from pagedsim.run.backend import BackendRun, Settings, StoppableRecorder
 from pagedsim.run.objects import draws
 from pagedsim.server import ServerSpec
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.cost import CostModel
 from pagedsim.sim.cost.work import total_work
+from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiers import Tiers
 from pagedsim.workload import Workload
 from policies.routing.router import Router
 
-if TYPE_CHECKING:
-    from pagedsim.run.simulated import Simulated
 
-
-class Simulation(Stage):
+class Simulation(BackendRun):
     """One replica in simulated time."""
 
     def __init__(
         self,
-        backend: Simulated,
         replica: Replica,
         cost: CostModel,
         server: ServerSpec,
         beams: Beams,
         tiers: Tiers | None = None,
+        *,
+        fast_forward: bool = True,
+        overlap: bool = False,
+        copy_seconds: float = 0.0,
+        power: EnergyRoofline | None = None,
+        decodes_only: bool = False,
     ) -> None:
         """`server` has all its sizes, and `tiers` what its memory may have below the GPU."""
-        self.backend = backend
         self.replica = replica
         self.cost = cost
         self.server = server
         self.scheduler = server.scheduler()
-        self.beams = beams
         self.tiers = tiers
+        self.fast_forward = fast_forward
+        self.power = power
+        self.decodes_only = decodes_only
+        """Whether prompts are computed by another server."""
+        self.settings: Settings = {
+            "overlap": overlap,
+            "copy_seconds": copy_seconds,
+            "beams": beams,
+            "tiers": tiers,
+        }
+        """The arguments of a `Server` beside its scheduler and its costs."""
 
     @property
     def drawn(self) -> bool:
@@ -66,28 +78,10 @@ class Simulation(Stage):
             workload,
             self.cost,
             recorder,
-            fast_forward=self.backend.fast_forward,
+            fast_forward=self.fast_forward,
             way=self.cost.server_seconds,
             **self.settings,
         )
-
-    @property
-    def settings(self) -> Settings:
-        """What a `Server` takes beside its scheduler and its costs."""
-        return {
-            "overlap": self.backend.overlap,
-            "copy_seconds": self._copy_seconds,
-            "beams": self.beams,
-            "tiers": self.tiers,
-        }
-
-    @property
-    def _copy_seconds(self) -> float:
-        """Reading a block and writing it elsewhere on the GPU."""
-        if self.backend.copy_efficiency is None:
-            return 0.0
-        bandwidth = self.replica.hardware.bandwidth * self.backend.copy_efficiency
-        return 2 * self.replica.block_bytes / bandwidth
 
     def work(self, steps: Batches) -> Mapping[str, float | None]:
         done, hardware = total_work(self.replica, steps), self.replica.hardware
@@ -98,9 +92,9 @@ class Simulation(Stage):
             "peak_bandwidth": hardware.bandwidth,
             "euros_per_hour": self.replica.euros_per_hour,
         }
-        if self.backend.only == "decode":  # steps have prompts that were computed elsewhere
+        if self.decodes_only:  # steps have prompts that were computed elsewhere
             return known | {"flops": None, "bytes": None}
-        if (power := self.backend.power) is not None:
+        if (power := self.power) is not None:
             known["joules"] = power.joules(self.replica, steps)
             known["idle_watts"] = power.idle_watts(self.replica)
         return known
@@ -133,8 +127,8 @@ class Place:
         )
 
 
-class FleetStage(Stage):
-    """Many replicas in simulated time, and who sends requests to them."""
+class FleetRun(BackendRun):
+    """Many replicas in simulated time behind a router."""
 
     def __init__(self, spec: FleetSpec, places: Sequence[Place], router: Router, seed: int) -> None:
         self.spec = spec
@@ -150,6 +144,12 @@ class FleetStage(Stage):
         self._refuse_misfits()
 
     @property
+    def policies(self) -> Sequence[Policy]:
+        """One of each pool."""
+        each = {place.pool: place.simulation.scheduler.policy for place in self.places}
+        return tuple(each.values())
+
+    @property
     def drawn(self) -> bool:
         failing = isinstance(self.spec.dying, Drawn)
         lossy = self.spec.link is not None and self.spec.link.failure_rate > 0
@@ -157,7 +157,7 @@ class FleetStage(Stage):
         return failing or lossy or any(map(draws, (self.router, *policies)))
 
     def _refuse_misfits(self) -> None:
-        """Raise ConfigError for who could not hand over, or take over, what it has to."""
+        """Raise ConfigError for a replica that cannot send, or receive, migrated requests."""
         moving = self.router.migrates_every is not None
         if self.spec.link is None and (moving or any(one.role == "prefill" for one in self.places)):
             raise ConfigError(
@@ -232,7 +232,7 @@ class FleetStage(Stage):
 
     def _unit(self, place: Place) -> Unit:
         one = place.simulation
-        settings = {"fast_forward": one.backend.fast_forward, **one.settings}
+        settings = {"fast_forward": one.fast_forward, **one.settings}
         return Unit(
             place.name,
             place.role,
@@ -277,19 +277,19 @@ class FleetStage(Stage):
         spans, roster = [], self._front.roster
         for place, there, down in zip(self.places, roster.there(), roster.down(), strict=True):
             one = place.simulation
-            watts = one.backend.power.idle_watts(one.replica) if one.backend.power else None
+            watts = one.power.idle_watts(one.replica) if one.power else None
             spans += [Span(*when, True, watts, one.replica.euros_per_hour) for when in there]
             spans += [Span(*when, False) for when in down]
         return spans
 
-    def told(self) -> Settings:
+    def extra_summary(self) -> Settings:
         handover = self._front.handover if self._front is not None else None
         if handover is None:
             return {}
         return {"transfers": {**handover.fabric.facts(), "migrations": handover.migrations}}
 
     def leave_off(self, recorder: StoppableRecorder) -> None:
-        """Those who are served, on their way between replicas, or wait in front of them."""
+        """Record the requests in replicas, between them, and in the queue in front of them."""
         if self._front is None:
             return
         told: set[RequestId] = set()

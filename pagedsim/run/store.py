@@ -51,7 +51,7 @@ class Store(ABC):
         """Mark the run as complete, unless what it was made of has changed meanwhile.
 
         `made_of` is the recipe from before the run. Which code ran is not known where it was
-        edited since, so such a run is made again by whoever goes on with the study.
+        edited since, so such a run is made again when the study is resumed.
         """
 
 
@@ -225,7 +225,7 @@ def _imported(module: str, file: Path) -> Iterator[str]:
     inside = module if file.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # whoever imports it will be told
+    except (SyntaxError, ValueError):  # the import reports it
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import DEFAULT_METRICS
 from pagedsim.metrics.result import PUBLISHED, Listing, Row
 from pagedsim.report.pictures import Drawing
@@ -17,22 +18,22 @@ BackendName = Literal["sim", "engine", "http"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What a study's runs come to."""
+class Analysis:
+    """The results of a study, computed from its runs."""
 
     finding: Sequence[str]
-    """Sentences, the most telling first."""
+    """Sentences, the most important first."""
     rows: Sequence[Row] = ()
     """Numbers, beside those that were published."""
     beside: tuple[str, str] = PUBLISHED
-    """What the two are called: that which ours is held against, and ours."""
+    """The headings of the two columns: the reference, and ours."""
     listings: Sequence[Listing] = ()
     notes: Sequence[str] = ()
     data: Mapping[str, object] = field(default_factory=dict)
     """All numbers, as plain lists and mappings: for result.json, and to draw from."""
     drawings: Mapping[str, Drawing] = field(default_factory=dict)
     compares: bool = False
-    """Whether the arms side by side are what is to be shown."""
+    """Whether the table of arms is the main result."""
     headline: Sequence[str] | None = None
     """The pictures that stand for the result; None: all that are drawn."""
     table: Sequence[Mapping[str, object]] | None = None
@@ -40,68 +41,76 @@ class Reading:
     again: Mapping[str, str] = field(default_factory=dict)
     """Further commands that a reader may want, by what each does."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """What is missing, and why, beyond runs that failed."""
+    """Missing results beside failed runs, and the reasons."""
     used: Mapping[str, str] = field(default_factory=dict)
-    """How to go on with what was found: a word, and what to type or to open."""
+    """Next steps: a label, and what to type or to open."""
     wrong: Mapping[str, Failure] = field(default_factory=dict)
-    """What makes the command fail although the rest could be told, by whose it is."""
+    """Failures, by arm, that set the exit code although the results are published."""
+
+
+_RENAMED = {"ask": "next_runs", "read": "analyse"}
 
 
 class Study(ABC):
-    """One kind of experiment; `study._target_` names it, and its settings are its fields.
+    """One kind of experiment; `study._target_` names its class, and its fields are the settings.
 
-    Whoever writes one says what runs (`ask`) and what is found (`read`). Checks, processes, keeping
-    runs and going on with them, files, the report and Weights & Biases are the runner's.
+    A subclass says which arms run (`next_runs`) and what they show (`analyse`). The runner does the
+    rest: checks, processes, storage and reuse of runs, files, the report, Weights & Biases.
     """
 
     title: str
     question: str
 
     backends: ClassVar[Sequence[BackendName]] = ("sim", "engine")
-    """Those that can serve it."""
+    """The supported backends."""
     why: ClassVar[str] = ""
-    """Why no other, for the error that says so."""
+    """Why the others are not supported, for the error message."""
     whole: ClassVar[bool] = True
-    """Whether it can be read only when every run is complete."""
+    """Whether `analyse` requires every run to be complete."""
     asks: ClassVar[bool] = True
-    """Whether it has anything run; else it only reads, or works something out."""
+    """Whether it has runs of its own; other studies read earlier runs, or compute a result."""
     keeps_tables: ClassVar[bool] = True
-    """Whether tables of requests and steps stay; a search of hundreds of runs keeps summaries."""
+    """Whether tables of requests and steps are kept; a search of hundreds keeps summaries alone."""
     reads: ClassVar[Sequence[str] | None] = None
-    """The keys that it reads, where all other settings are those of the runs that it takes up."""
+    """The keys that take effect in a study of earlier runs; the others are those of the runs."""
     one_server: ClassVar[bool] = False
-    """Whether it reads runs as those of a single server, so that a fleet has nothing to look for in
-    it."""
+    """Whether it is about a single server, so that a fleet is refused."""
     idle: ClassVar[Mapping[str, str]] = {}
-    """Keys and groups that change nothing of what it finds, and why."""
+    """Keys and groups without effect on the result, and the reasons."""
     source: str = ""
-    """Where published numbers are from."""
+    """The source of published numbers."""
     metrics: Sequence[str] = DEFAULT_METRICS
     """The columns of comparisons."""
     baseline: str | None = None
-    """The arm that the others are held against; None: the first."""
+    """The arm with which the others are compared; None: the first."""
     swept: str | None = None
     """The setting that the arms vary, where they are points of a sweep."""
 
-    def ask(self, runs: Runs) -> Sequence[Arm]:
-        """What is to run next, given what has run: again after each round, until there is nothing.
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        for old, new in _RENAMED.items():
+            if old in vars(cls):
+                raise ConfigError(f"{cls.__name__}.{old}: is called {new}")
 
-        The same runs must give the same answer, since this is how a stopped study goes on. Raises
-        ConfigError for what cannot be.
+    def next_runs(self, runs: Runs) -> Sequence[Arm]:
+        """The arms to run next, given all completed runs; called after each round until empty.
+
+        It must be a function of the runs: this is how an interrupted study resumes. Raises
+        ConfigError for arms that cannot be run.
         """
         return ()
 
     def check(self, jobs: Sequence[Job]) -> None:
-        """Raise ConfigError for what is wrong with the first arms, once they are configured."""
+        """Raise ConfigError for invalid settings of the first arms, once they are configured."""
 
     @abstractmethod
-    def read(self, runs: Runs) -> Reading | None:
-        """What came out; None where nothing can be said yet."""
+    def analyse(self, runs: Runs) -> Analysis | None:
+        """The results; None if there are too few runs for any."""
 
     def key_of(self, arm: str) -> str:
         """The setting that an arm comes from, for an error about it."""
         return f"study.arms.{arm}"
 
     def progress(self, runs: Runs) -> str:
-        """How far it is, for whoever stopped it."""
+        """How far it is, for the message after an interruption."""
         return runs.progress

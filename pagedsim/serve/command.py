@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed
-from pagedsim.run.command import group_of
+from pagedsim.run.compose import group_of
 
 ENGINE = "pagedsim.run.serving.Engine"
 

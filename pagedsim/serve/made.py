@@ -11,7 +11,7 @@ from pagedsim.config import Serve
 from pagedsim.core import ConfigError, Policy, PolicyWrapper
 from pagedsim.core.errors import not_installed, require_number, require_whole, shown
 from pagedsim.engine.observer import Observer
-from pagedsim.run.parts import backend_of, policy_of
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.serving import Serving
 from pagedsim.run.simulation import Simulation
 from pagedsim.serve.paced import PacedEngine
@@ -47,8 +47,10 @@ def made(
     require_whole("answer_tokens", config["answer_tokens"], 1)
     if config["name"] == "":
         raise ConfigError("name='': must not be empty; null is the model's own")
-    _refuse_unpredicted(policy_of(config["policy"]))
-    stage = backend_of(dict(config)).stage(dict(config), config["seed"])
+    run_config = RunConfig(dict(config), config["seed"])
+    stage = run_config.prepare()
+    for policy in stage.policies:
+        _refuse_unpredicted(policy)
     if isinstance(stage, Simulation):
         engine: Served = PacedEngine(
             stage.scheduler,

@@ -13,7 +13,7 @@ from pagedsim.engine import engine
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.threads import Threads
-from pagedsim.run.backend import Backend
+from pagedsim.run.backend import Backend, RunConfig
 from pagedsim.run.serving import Engine
 
 
@@ -67,7 +67,7 @@ def test_the_setting_of_studies_and_of_the_server_is_the_engine_s(
     hydra: None, composed: dict[str, Any]
 ) -> None:
     backend: Backend = Engine(threads=2)
-    stage: Any = backend.stage(composed, 0)
+    stage: Any = backend.prepare(RunConfig(composed))
     assert stage.arguments.num_threads == 2
 
 

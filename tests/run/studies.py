@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import Settings, StoppableRecorder
-from pagedsim.run.command import Command
+from pagedsim.run.compose import Command
 from pagedsim.run.job import Arm, Job, run_job
 from pagedsim.run.objects import make
 from pagedsim.run.runner import Execution
@@ -48,7 +48,7 @@ def served(study: Study, folder: Path, words: Sequence[str]) -> Runs:
     """The runs of a study, round after round in this process, and nothing made of them."""
     runs = Runs(command(folder, *words))
     store = Tables() if study.keeps_tables else Summaries()
-    while jobs := runs.jobs_of(study.ask(runs), study.key_of):
+    while jobs := runs.jobs_of(study.next_runs(runs), study.key_of):
         runs.serve(jobs, 1, store)
         if runs.interrupted:
             break

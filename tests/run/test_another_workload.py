@@ -12,10 +12,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from pagedsim.core import ConfigError
-from pagedsim.run.backend import Settings
-from pagedsim.run.command import key_of
+from pagedsim.run.backend import RunConfig, Settings
+from pagedsim.run.compose import key_of
 from pagedsim.run.help import experiments
-from pagedsim.run.parts import backend_of
 from pagedsim.run.runner import Execution, begun
 
 Call = Callable[..., tuple[int, str, str]]
@@ -45,7 +44,7 @@ def study(*words: str) -> Execution:
 def first_arms(execution: Execution) -> list[tuple[Settings, set[str]]]:
     """The configurations of the first arms, each with the keys that the arm itself sets."""
     study, runs = execution.study, execution.runs
-    arms = study.ask(runs)
+    arms = study.next_runs(runs)
     own = {
         arm.name: {*(key_of(change) for change in arm.overrides), *(arm.changes or ())}
         for arm in arms
@@ -95,7 +94,7 @@ def test_an_arm_serves_a_trace_as_it_is_but_for_its_own_changes(name: str, trace
         else:
             assert any(key.partition(".")[0] == "workload" for key in own), "an arm's own"
     for config in as_it_is[:1]:
-        made = backend_of(config).workload(config, 0)
+        made = RunConfig(config).workload()
         assert made.rate == pytest.approx(1 / GAP, rel=0.01)
 
 
@@ -134,7 +133,7 @@ def test_the_experiments_own_workload_keeps_what_it_sets() -> None:
 @HYDRA
 def test_options_fitted_for_another_model_are_refused() -> None:
     execution = study("experiment=placement", "model=llama-3.1-70b", "tracking=none")
-    jobs = execution.runs.jobs_of(execution.study.ask(execution.runs), execution.study.key_of)
+    jobs = execution.runs.jobs_of(execution.study.next_runs(execution.runs), execution.study.key_of)
     with pytest.raises(ConfigError, match=r"study\.arms: must be given for model=llama-3.1-70b"):
         execution.study.check(jobs)
 
@@ -143,7 +142,7 @@ def test_options_fitted_for_another_model_are_refused() -> None:
 def test_own_options_bring_nothing_of_the_example() -> None:
     arms = 'study.arms={a: ["tensor_parallel=2"]}'
     execution = study("experiment=placement", "model=llama-3.1-70b", arms, "tracking=none")
-    assert {arm.name.partition(",")[0] for arm in execution.study.ask(execution.runs)} == {
+    assert {arm.name.partition(",")[0] for arm in execution.study.next_runs(execution.runs)} == {
         *("prefill", "decode", "both"),
     }
 

@@ -12,8 +12,8 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
-from pagedsim.run import composition
-from pagedsim.run.composition import Composition
+from pagedsim.run import compose as composing
+from pagedsim.run.compose import Composition
 
 pytestmark = pytest.mark.usefixtures("hydra")
 WORDS = ["experiment=fcfs_vs_priority", "workload.rate=6", "+workload.extra={a: 1}"]
@@ -28,7 +28,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
         asked.append(overrides)
         return compose(root, overrides=overrides)
 
-    monkeypatch.setattr(composition, "compose", noted)
+    monkeypatch.setattr(composing, "compose", noted)
     yield asked
 
 
@@ -49,7 +49,8 @@ def made(words: Sequence[str] = WORDS) -> Composition:
         (["memory.block_size=8", "workload.rate=3"], []),
         (["memory.block_size=8", "policy=vtc"], []),
         (["backend=engine"], [["backend=engine"]]),  # an option of `scale` goes by it
-        (["fleet=prefill_decode"], [["fleet=prefill_decode"]]),  # it chooses a router, too
+        (["fleet=prefill_decode"], []),
+        (["cost=blis-llama-3.1-8b-tp2"], []),
         (["study.metrics=[ttft]", "workload.extra={a: {b: [1, 2]}}"], []),
         (["slo.ttft=1", "server.max_seqs=${memory.block_size}"], []),
         (["workload=sharegpt", "predictor=noisy"], [["workload=sharegpt", "predictor=noisy"]]),

@@ -16,7 +16,7 @@ from pagedsim.run import pool
 from pagedsim.run.job import Arm
 from pagedsim.run.runner import Execution
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading, Study
+from pagedsim.run.study import Analysis, Study
 from pagedsim.user_error import UserError
 from tests.run.studies import carried_out, command
 
@@ -34,13 +34,13 @@ class Steps(Study):
     rounds: Sequence[Sequence[str]] = ((), ("server.max_seqs=4",), ("server.max_seqs=8",))
     whole = False
 
-    def ask(self, runs: Runs) -> list[Arm]:
+    def next_runs(self, runs: Runs) -> list[Arm]:
         known = {job.arm for job in runs.jobs if runs.settled(job)}
         left = [n for n in range(len(self.rounds)) if f"round {n}" not in known]
         return [Arm(f"round {n}", self.rounds[n]) for n in left[:1]]
 
-    def read(self, runs: Runs) -> Reading:
-        return Reading(finding=[f"{len(runs.finished)} runs."])
+    def analyse(self, runs: Runs) -> Analysis:
+        return Analysis(finding=[f"{len(runs.finished)} runs."])
 
 
 def test_rounds_go_on_until_nothing_is_asked_for(tmp_path: Path) -> None:

@@ -24,45 +24,45 @@ def parts(*overrides: str) -> Parts:
 
 
 def test_the_longest_request_is_the_model_s() -> None:
-    assert parts().stage.scheduler.max_model_len == 4096
+    assert parts().run.scheduler.max_model_len == 4096
 
 
 def test_or_what_the_memory_holds() -> None:
     made = parts("memory.blocks=100", "memory.block_size=8")
-    assert made.stage.scheduler.max_model_len == 800
+    assert made.run.scheduler.max_model_len == 800
 
 
 @pytest.mark.parametrize("memory", ["paged", "reserved_max", "reserved_pow2"])
 def test_the_longest_request_leaves_room_for_its_own_activations(memory: str) -> None:
     """A step of 131,072 tokens takes so much of an A10 that no such request fits beside it."""
     made = parts("model=llama-3.1-8b", "hardware=a10", f"memory={memory}")
-    longest = made.stage.scheduler.max_model_len
+    longest = made.run.scheduler.max_model_len
     assert 1024 < longest < 131_072
-    assert made.stage.scheduler.memory.longest >= longest
-    assert made.stage.scheduler.max_batched_tokens >= longest
+    assert made.run.scheduler.memory.longest >= longest
+    assert made.run.scheduler.max_batched_tokens >= longest
 
 
 def test_a_given_length_gives_the_rest_to_the_blocks() -> None:
     short = parts("model=llama-3.1-8b", "hardware=a10", "server.max_model_len=2048")
     auto = parts("model=llama-3.1-8b", "hardware=a10")
-    assert short.stage.scheduler.memory.total > auto.stage.scheduler.memory.total
+    assert short.run.scheduler.memory.total > auto.run.scheduler.memory.total
 
 
 def test_a_reservation_is_of_the_length_that_was_settled() -> None:
     made = parts("memory=reserved_max", "memory.blocks=1500")
-    assert made.stage.scheduler.max_model_len == 1024  # the largest run of a buddy system of 1,500
-    assert made.stage.scheduler.memory.max_model_len == 1024  # type: ignore[attr-defined]
+    assert made.run.scheduler.max_model_len == 1024  # the largest run of a buddy system of 1,500
+    assert made.run.scheduler.memory.max_model_len == 1024  # type: ignore[attr-defined]
 
 
 def test_a_cpu_pool_only_where_something_swaps() -> None:
-    assert parts().stage.scheduler.memory.cpu_total == 0
+    assert parts().run.scheduler.memory.cpu_total == 0
     block = 16 * 2 * 32 * 4096 * 2  # tokens, keys and values, layers, hidden, bytes
-    assert parts("preemption=swap").stage.scheduler.memory.cpu_total == 4 * 2**30 // block
-    assert parts("preemption=swap", "memory.cpu_blocks=7").stage.scheduler.memory.cpu_total == 7
+    assert parts("preemption=swap").run.scheduler.memory.cpu_total == 4 * 2**30 // block
+    assert parts("preemption=swap", "memory.cpu_blocks=7").run.scheduler.memory.cpu_total == 7
 
 
 def test_cheapest_gets_the_cost_model_s_prices() -> None:
-    assert hasattr(parts("preemption=cheapest").stage.scheduler.preemption, "prices")
+    assert hasattr(parts("preemption=cheapest").run.scheduler.preemption, "prices")
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified", "static"])
@@ -95,7 +95,7 @@ def named(policy: Policy) -> list[str]:
 )
 def test_a_policy_stands_around_another_to_any_depth(of: str, names: list[str]) -> None:
     made = parts("policy=aging", f"policy.of={of}", "predictor=oracle")
-    assert named(made.stage.scheduler.policy) == names
+    assert named(made.run.scheduler.policy) == names
 
 
 # -- objects ---------------------------------------------------------------------------------------

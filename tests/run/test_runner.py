@@ -38,13 +38,13 @@ TABLES = Tables()
 
 def jobs(folder: Path, *overrides: str, plan: Study = PLAN) -> list[Job]:
     runs = Runs(command(folder, *QUICK, *overrides))
-    return runs.jobs_of(plan.ask(runs), plan.key_of)
+    return runs.jobs_of(plan.next_runs(runs), plan.key_of)
 
 
 def told(plan: Study, *words: str) -> list[str]:
     """The words that change nothing, as the runner tells of them."""
     runs = Runs(command(Path("out"), *words))
-    arms = plan.ask(runs)
+    arms = plan.next_runs(runs)
     lines = unused_words(plan, runs.command, arms, runs.jobs_of(arms, plan.key_of))
     return [line.partition(" changes nothing")[0] for line in lines]
 

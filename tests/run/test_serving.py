@@ -19,9 +19,9 @@ from pagedsim.core import ConfigError, Scheduler, StepPlan
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
 from pagedsim.run import serving
-from pagedsim.run.backend import StoppableRecorder
+from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, run_job
-from pagedsim.run.parts import backend_of, build
+from pagedsim.run.parts import build
 from pagedsim.run.serving import Serving
 from pagedsim.server import CACHE_DTYPES
 from tests.workload.files import MOONCAKE, written
@@ -137,7 +137,7 @@ def test_keys_and_values_in_8_bits(tmp_path: Path) -> None:
     for name in ("auto", "fp8_e5m2"):
         words = f"kv_cache_dtype={name}", "memory.blocks=null", "memory.block_size=16"
         settings = {**configured(*words), "backend": SIMULATED}
-        blocks.append(backend_of(settings).stage(settings, 0).scheduler.memory.total)
+        blocks.append(RunConfig(settings).prepare().scheduler.memory.total)
     assert blocks[1] // 2 == blocks[0]
 
 
@@ -213,7 +213,7 @@ def test_a_model_by_its_shape_gets_random_weights(tmp_path: Path) -> None:
 )
 def test_which_model_is_served(words: tuple[str, ...], served: str) -> None:
     config = configured(*words)
-    stage = backend_of(config).stage(config, 0)
+    stage = RunConfig(config).prepare()
     assert isinstance(stage, Serving) and stage.name == served
 
 
@@ -295,7 +295,7 @@ def test_what_cannot_be_is_one_line(overrides: tuple[str, ...], line: str, tmp_p
 def test_a_shared_beginning_is_as_much_shorter_as_the_prompts(tmp_path: Path) -> None:
     words = ("+workload.prefixes.tokens=64",)
     shorter, whole = (
-        backend_of(config).workload(config, 0)
+        RunConfig(config).workload()
         for config in (configured(*words), configured(*words, "backend.shrink=1"))
     )
     assert shorter.prompts is not None and whole.prompts is not None
@@ -312,7 +312,7 @@ def test_the_blocks_of_a_trace_are_as_long_as_they_are(tmp_path: Path) -> None:
         compose("config", overrides=[word for word in words if "rate" not in word]), resolve=True
     )
     with pytest.raises(ConfigError, match=r"backend\.shrink=16: must be 1 where prompts are b"):
-        backend_of(config).workload(config, 0)
+        RunConfig(config).workload()
 
 
 def test_errors_name_settings_of_the_command_line(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
 
 def test_stages_are_cheap_until_they_run() -> None:
     """A study builds every arm before anything runs; no model is loaded for that."""
-    stage = build(configured("model=opt-175b", "scale=full"), seed=0).stage
+    stage = build(configured("model=opt-175b", "scale=full"), seed=0).run
     assert isinstance(stage, Serving)
     assert not hasattr(stage, "scheduler")
 
@@ -390,4 +390,4 @@ def test_sessions_are_refused_since_their_answers_stand_in_their_prompts(limit: 
     overrides = ["experiment=single", "workload=agents", "backend=engine", f"backend.limit={limit}"]
     config: Any = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
     with pytest.raises(ConfigError, match="turns of sessions, and backend=engine cannot"):
-        backend_of(config).traffic(config["workload"], 0)
+        RunConfig(config).backend.traffic(config["workload"], 0)

@@ -10,8 +10,8 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
+from pagedsim.run.compose import single
 from pagedsim.run.job import Job
-from pagedsim.run.typed import single
 from tests.run.studies import command
 
 pytestmark = pytest.mark.usefixtures("hydra")

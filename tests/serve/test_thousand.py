@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from pagedsim.core import Request, SamplingParams
 from pagedsim.metrics.recorder import Recorder
-from pagedsim.run.parts import backend_of
+from pagedsim.run.backend import RunConfig
 from pagedsim.run.simulation import Simulation
 from pagedsim.serve.made import made
 from pagedsim.sim.simulate import simulate
@@ -80,7 +80,7 @@ def configured(words: Sequence[str]) -> dict[str, Any]:
 
 def simulated(config: dict[str, Any], rows: Sequence[Row]) -> list[Times]:
     """What `experiment=single` finds of these requests."""
-    stage = backend_of(config).stage(config, 0)
+    stage = RunConfig(config).prepare()
     assert isinstance(stage, Simulation)
     recorder = Recorder()
     simulate(stage.scheduler, Rows(rows), stage.cost, recorder, **stage.settings)

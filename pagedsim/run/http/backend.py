@@ -20,8 +20,9 @@ from pagedsim.metrics.jsons import write_json
 from pagedsim.metrics.tables import TOKEN_TIMES
 from pagedsim.run.backend import (
     Backend,
+    BackendRun,
+    RunConfig,
     Settings,
-    Stage,
     StoppableRecorder,
     Stopped,
     refuse_sessions,
@@ -70,7 +71,7 @@ class Http(Backend):
         if self.extra is not None and not isinstance(self.extra, Mapping):
             raise ConfigError(f"extra={self.extra}: must be a mapping of fields to values")
 
-    def stage(self, config: Settings, seed: int) -> Sending:
+    def prepare(self, config: RunConfig) -> Sending:
         if find_spec("aiohttp") is None:
             raise not_installed("backend=http", "serve", "aiohttp")
         way = Way(
@@ -82,7 +83,7 @@ class Http(Backend):
             timeout=self.timeout,
             extra=self.extra or {},
         )
-        return Sending(way, config, seed)
+        return Sending(way, config.settings, config.seed)
 
     def traffic(self, settings: Settings, seed: int) -> Workload:
         workload = super().traffic(settings, seed)
@@ -126,7 +127,7 @@ class Way:
         return Bodies(self.address.model, contents, self.endpoint, self.as_ids, self.extra)
 
 
-class Sending(Stage):
+class Sending(BackendRun):
     """A run against a server elsewhere. Nothing is known of its steps."""
 
     ours = False

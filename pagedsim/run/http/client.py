@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PATIENCE = 10.0
 """Seconds that a server has to say what it serves."""
 KEY = "OPENAI_API_KEY"
-"""The variable of the environment with a key, which is sent and told nowhere else."""
+"""The variable of the environment with a key, which is sent to this server alone, never printed."""
 MOST_READ = 1 << 20
 """Bytes of what it says that are read."""
 
@@ -197,7 +197,7 @@ class Answer:
         text = choice.get("text") if delta is None else _said(delta)
         if reason := choice.get("finish_reason"):
             self.reason = str(reason)
-        # Who speaks, and why it ends, are told in events of their own by some servers: no tokens.
+        # Some servers send the role and the finish reason in events of their own: no tokens.
         # Else a token may have no text yet, such as half of a letter.
         if not text and (reason or (delta is not None and "role" in delta)):
             return

@@ -229,7 +229,7 @@ class Load:
     async def run(
         self, left: Callable[[Seen], None], stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        """Send all and wait for their answers; `left` is told of each that has one, or an error.
+        """Send all and wait for their answers; `left` gets each that has one, or an error.
 
         Ends early, with some in `running`, once `stopping`, which is asked now and then, says so.
         """

@@ -13,7 +13,7 @@ from experiments.fidelity.parity import Parity
 from experiments.fidelity.validate import Validated
 from pagedsim.core import ConfigError
 from pagedsim.run.job import Arm
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 from pagedsim.user_error import UserError
 from tests.experiments.fidelity.test_validate import LENGTHS, OWN
 from tests.experiments.fidelity.test_validate import WORDS as SMALL
@@ -52,9 +52,9 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ConfigError("the engine has blocks=7, not 8")
         return []
 
-    def read(self: Validated) -> Reading:
+    def read(self: Validated) -> Analysis:
         error = 0.5 if "policy=priority" in self.overrides else 0.01
-        return Reading(finding=[], notes=["it is uneven"], data=result(error))
+        return Analysis(finding=[], notes=["it is uneven"], data=result(error))
 
     monkeypatch.setattr(Validated, "complete", True)
     monkeypatch.setattr(Validated, "ask", ask)

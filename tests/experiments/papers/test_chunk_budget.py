@@ -20,7 +20,7 @@ from experiments.papers.chunk_budget import (
 )
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
-from pagedsim.run.command import Command
+from pagedsim.run.compose import Command
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
 from tests.run.studies import carried_out, run_of
@@ -65,7 +65,7 @@ def searched(study: ChunkBudget, sustains: Mapping[str, float], seeds: int = 1) 
     """Its runs, where each budget meets the objective up to a rate; the wait is what misses it in
     "512", and a gap in the other."""
     runs = Runs(Command([], {"seed": 0, "seeds": seeds}, Path()))
-    while arms := study.ask(runs):
+    while arms := study.next_runs(runs):
         for arm in arms:
             (seed,) = arm.seeds or ()
             rate = arm.changes["workload.rate"]

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from experiments.papers.reproduction import Reproduction
 from pagedsim.metrics.arms import Run
-from pagedsim.run.command import Command
+from pagedsim.run.compose import Command
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
-from pagedsim.run.study import Reading
+from pagedsim.run.study import Analysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class Figure(Reproduction):
     def arms(self) -> Mapping[str, Sequence[str]]:
         return {"a": ["policy=fcfs"], "b": ["policy=fcfs"]}
 
-    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Reading:
-        return Reading(finding=["Nothing."], rows=[], notes=[f"arms {', '.join(runs)}"])
+    def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
+        return Analysis(finding=["Nothing."], rows=[], notes=[f"arms {', '.join(runs)}"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ def asked(folder: Path, *words: str) -> tuple[list[str], str]:
     settings: Any = OmegaConf.to_container(OmegaConf.create(given.config), resolve=True)
     study = make("study", settings["study"], Study)
     assert isinstance(study, Zoo)
-    arms = study.ask(Runs(given, quiet=True))
+    arms = study.next_runs(Runs(given, quiet=True))
     return [arm.name for arm in arms], "\n".join(study.notes_of_left_out())
 
 
@@ -133,7 +133,7 @@ def test_who_lacks_what_it_needs_is_left_out_with_the_reason(hydra: None, tmp_pa
     assert "set workload.client=, or workload.client_column= of a trace" in left_out
     assert "SLO goes by priorities, and all requests have the same" in left_out
     assert "LongestPrefix goes by what prompts have in common" in left_out
-    assert "SRPT goes by predicted lengths, and nobody predicts any" in left_out
+    assert "SRPT goes by predicted lengths, and none are predicted" in left_out
 
 
 def test_longest_prefix_needs_a_cache(hydra: None, tmp_path: Path) -> None:
