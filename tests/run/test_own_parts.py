@@ -559,7 +559,7 @@ def test_what_is_checked_is_the_same_object_and_ours_stay_as_they_are() -> None:
     assert scheduler.memory is own
     assert isinstance(own, PagedMemory) and type(own).__name__ == "Mine"
     assert type(vet(own, MEMORY)) is type(own)
-    with pytest.raises(AnswerError, match=r"Mine\.lacking gave -1"):
+    with pytest.raises(AnswerError, match=r"Mine\.blocks_needed gave -1"):
         own.blocks_needed(Request("a", prompt=5), 5)
 
 

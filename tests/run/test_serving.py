@@ -22,7 +22,7 @@ from pagedsim.run import serving
 from pagedsim.run.backend import RunConfig, StoppableRecorder
 from pagedsim.run.job import Failure, Interrupted, Job, run_job
 from pagedsim.run.parts import build
-from pagedsim.run.serving import Serving
+from pagedsim.run.serving import Serving, the_machine
 from pagedsim.server import CACHE_DTYPES
 from tests.workload.files import MOONCAKE, written
 
@@ -344,10 +344,10 @@ def test_one_engine_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A second one waits, and gives up waiting when it is asked to stop."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     asked = iter([False, False, True])
-    with serving.the_machine(lambda: False), serving.the_machine(lambda: next(asked)):
+    with the_machine(lambda: False), the_machine(lambda: next(asked)):
         pass
     assert next(asked, None) is None
-    with serving.the_machine(lambda: False):  # free again
+    with the_machine(lambda: False):  # free again
         pass
 
 
