@@ -65,8 +65,8 @@ def test_a_hook_has_two_users_or_a_reason(hook: str) -> None:
         if isinstance(node, ast.ClassDef)
         and any(isinstance(one, ast.FunctionDef) and one.name == hook for one in node.body)
     ]
-    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    reasons = page.partition("## The hooks of a policy")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/decisions/core.md").read_text(encoding="utf-8")
+    reasons = page.partition("## Hooks with one user")[2].partition("\n## ")[0]
     assert (len(users) >= 2) != (f"- `{hook}`: " in reasons), users
 
 
