@@ -73,7 +73,7 @@ def test_every_path_of_the_table_is_one_of_the_server(server: Server) -> None:
 
 
 def test_every_field_that_is_named_is_taken() -> None:
-    _, rest = TEXT.split("\n## What policies go by\n")
+    _, rest = TEXT.split("\n## Fields that policies use\n")
     section = rest.split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     names = re.search(r"Further fields .*?: (.*)\. Nobody", section)
