@@ -868,4 +868,4 @@ def test_a_router_that_names_nobody(call: Call, tmp_path: Path) -> None:
         "        return None\n"
     )
     words = f"{SINGLE} fleet.replicas=2 router._target_=nobodys.Nobody"
-    assert one_line(call(*words.split())).startswith("Nobody.route gave None, nobody")
+    assert one_line(call(*words.split())).startswith("Nobody.route returned None")

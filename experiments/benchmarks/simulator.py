@@ -59,7 +59,7 @@ from experiments.benchmarks.harness import (
 )
 from pagedsim.build import make_memory, make_router, make_scheduler
 from pagedsim.core import Policy
-from pagedsim.fleet.member import Unit
+from pagedsim.fleet.replica import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.files import write_run
 from pagedsim.metrics.lanes import ReplicaFacts

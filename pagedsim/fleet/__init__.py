@@ -1,1 +1,1 @@
-"""Many servers that look like one: who gets a request, and what then goes on between them."""
+"""Simulation of a fleet: many replicas behind a router."""

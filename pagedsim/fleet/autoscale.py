@@ -1,11 +1,11 @@
-"""Replicas start and stop by rule, with what there is to do."""
+"""Autoscaling: start and stop replicas by their load."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import simpy
 
@@ -17,15 +17,10 @@ from pagedsim.core.errors import (
     shown,
     unknown,
 )
-from pagedsim.fleet.chore import SHORTEST, Chore
-from pagedsim.fleet.front import STAGES
-from pagedsim.fleet.roster import Standing
+from pagedsim.fleet.dispatcher import MIN_INTERVAL_S, PHASES, BackgroundProcess, Dispatcher
+from pagedsim.fleet.replica import ReplicaHandle, ReplicaState
 from policies.routing.llumnix import freeness
 from policies.routing.router import Replica
-
-if TYPE_CHECKING:
-    from pagedsim.fleet.front import Front
-    from pagedsim.fleet.member import Member
 
 
 def _kv_use(replica: Replica) -> float:
@@ -37,32 +32,33 @@ RULES: dict[str, Callable[[Replica], float]] = {
     "kv": _kv_use,
     "freeness": freeness,
 }
-"""What is looked at, by name: the mean over all replicas, of which one that starts is empty."""
+"""The metric of each rule, averaged over replicas; a starting replica counts as empty."""
 LESS_IS_BUSIER = ("freeness",)
 
 
 @dataclass(frozen=True)
 class Autoscale:
-    """When to start another replica, and when to stop one.
+    """Thresholds for starting and stopping replicas.
 
-    Where prefill and decode are apart, this goes for the replicas of each role by themselves. At
-    each look at most one starts or stops. It starts the first that is off, or takes the last
-    that drains back; it stops the last that is up, which serves those that it has to their end.
+    With prefill-decode disaggregation the replicas of each role are scaled separately. At each
+    interval at most one replica per role starts or stops: scaling up returns the last draining
+    replica to service, or else starts the first one that is off; scaling down drains the last
+    replica that is up.
     """
 
     rule: str
-    """`queue`: requests that wait, those in front of the router too; `kv`: the part of its blocks
-    in use; `freeness`: Llumnix's, free blocks less those that the queue wants, a request."""
+    """`queue`: waiting requests, including those queued at the router; `kv`: share of KV blocks in
+    use; `freeness`: Llumnix's, free blocks less those that the queue needs, per request."""
     up: float
-    """One more replica where the mean is beyond it."""
+    """Start a replica if the mean is beyond this."""
     down: float
-    """One less where the mean is on the other side of it."""
+    """Stop a replica if the mean is on the other side of this."""
     least: int = 1
-    """So many there are of each role at least, and in the beginning."""
+    """Minimum number of replicas of each role, and the initial one."""
     every: float = 10.0
-    """Seconds from one look to the next."""
+    """Seconds between decisions."""
     start: float = 60.0
-    """Seconds that a replica takes to start; it is paid for, and takes no requests yet."""
+    """Seconds that a replica takes to start; it costs money, but receives no requests yet."""
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -76,11 +72,12 @@ class Autoscale:
                 f"rule={self.rule}"
             )
         require_whole("autoscale.least", self.least, 1)
-        require_number("autoscale.every", self.every, SHORTEST)
+        require_number("autoscale.every", self.every, MIN_INTERVAL_S)
         require_number("autoscale.start", self.start, 0)
 
     def wanted(self, replicas: Sequence[Replica], held: float) -> int:
-        """How many more there should be: 1, 0 or -1. `held` requests wait in front of them."""
+        """The change in the number of replicas: 1, 0 or -1; `held` requests are queued at the
+        router."""
         count = len(replicas)
         if count < self.least:
             return 1
@@ -93,8 +90,7 @@ class Autoscale:
 
 
 def autoscale_of(settings: Any, replicas: Mapping[str, int]) -> Autoscale | None:
-    """What `fleet.autoscale` says, of so many replicas of each role; raises ConfigError for what
-    cannot be."""
+    """The setting `fleet.autoscale`, validated against the number of replicas of each role."""
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
@@ -115,53 +111,59 @@ def autoscale_of(settings: Any, replicas: Mapping[str, int]) -> Autoscale | None
     return made
 
 
-def scale(front: Front, rule: Autoscale) -> None:
-    """Have replicas start and stop; all but the first few of each role are off until then."""
-    for role in dict.fromkeys(member.role for member in front.members):
-        mine = [member for member in front.members if member.role == role]
-        for member in mine[rule.least :]:
-            front.roster.put(member, Standing.OFF)
-        front.environment.process(_look(front, rule, mine))
+def scale(dispatcher: Dispatcher, rule: Autoscale) -> None:
+    """Start autoscaling; initially all but the first replicas of each role are off."""
+    for role in dict.fromkeys(replica.role for replica in dispatcher.replicas):
+        mine = [replica for replica in dispatcher.replicas if replica.role == role]
+        for replica in mine[rule.least :]:
+            dispatcher.states.put(replica, ReplicaState.OFF)
+        dispatcher.environment.process(_scale_periodically(dispatcher, rule, mine))
 
 
-def _held(front: Front, role: str) -> float:
-    """Requests that are held in front, as the share of one role: they count evenly for all replicas
-    that may take them."""
-    there = Counter(one.role for one in front.roster.those(Standing.UP, Standing.STARTING))
+def _held(dispatcher: Dispatcher, role: str) -> float:
+    """The share of one role in the requests queued at the router, which count evenly for all
+    replicas that can serve them."""
+    there = Counter(
+        one.role for one in dispatcher.states.in_state(ReplicaState.UP, ReplicaState.STARTING)
+    )
     share = 0.0
-    for stage in STAGES:
-        if able := role in (stage, "both") and there[stage] + there["both"]:
-            share += front.held_for(stage) * there[role] / able
+    for phase in PHASES:
+        if able := role in (phase, "both") and there[phase] + there["both"]:
+            share += dispatcher.held_for(phase) * there[role] / able
     return share
 
 
-def _look(
-    front: Front, rule: Autoscale, members: Sequence[Member]
+def _scale_periodically(
+    dispatcher: Dispatcher, rule: Autoscale, replicas: Sequence[ReplicaHandle]
 ) -> Generator[simpy.Event, None, None]:
-    chore, roster, now = Chore(front), front.roster, 0.0
+    background, states, now = BackgroundProcess(dispatcher), dispatcher.states, 0.0
 
-    def those(*standings: Standing) -> list[Member]:
-        return [member for member in members if roster[member] in standings]
+    def in_state(*which: ReplicaState) -> list[ReplicaHandle]:
+        return [replica for replica in replicas if states[replica] in which]
 
     while True:
         now += rule.every
-        yield from chore.until(now)
-        for draining in those(Standing.DRAINING):
-            front.stop_if_drained(draining)
-        there = [front.view(one) for one in those(Standing.UP, Standing.STARTING)]
-        more = rule.wanted(there, _held(front, members[0].role))
+        yield from background.until(now)
+        for draining in in_state(ReplicaState.DRAINING):
+            dispatcher.stop_if_drained(draining)
+        there = [dispatcher.view(one) for one in in_state(ReplicaState.UP, ReplicaState.STARTING)]
+        more = rule.wanted(there, _held(dispatcher, replicas[0].role))
         if more > 0:
-            if draining_ones := those(Standing.DRAINING):
-                front.up(draining_ones[-1])
-            elif off := those(Standing.OFF):
-                roster.put(off[0], Standing.STARTING)
-                front.environment.process(_starts(front, off[0], rule.start))
-        elif more < 0 and (up := those(Standing.UP)):
-            front.drain(up[-1])
+            if draining_ones := in_state(ReplicaState.DRAINING):
+                dispatcher.bring_up(draining_ones[-1])
+            elif off := in_state(ReplicaState.OFF):
+                states.put(off[0], ReplicaState.STARTING)
+                dispatcher.environment.process(_starts(dispatcher, off[0], rule.start))
+        elif more < 0 and (up := in_state(ReplicaState.UP)):
+            dispatcher.drain(up[-1])
 
 
-def _starts(front: Front, member: Member, seconds: float) -> Generator[simpy.Event, None, None]:
-    roster, began = front.roster, front.environment.now
-    yield front.environment.timeout(seconds)
-    if roster[member] is Standing.STARTING and roster.since(member) == began:  # it did not die
-        front.up(member)
+def _starts(
+    dispatcher: Dispatcher, replica: ReplicaHandle, seconds: float
+) -> Generator[simpy.Event, None, None]:
+    states, began = dispatcher.states, dispatcher.environment.now
+    yield dispatcher.environment.timeout(seconds)
+    if (
+        states[replica] is ReplicaState.STARTING and states.since(replica) == began
+    ):  # no failure since
+        dispatcher.bring_up(replica)

@@ -1,4 +1,4 @@
-"""Replicas die, with everything that is on them, and come back empty."""
+"""Failure injection: replicas fail with all their state and restart with a cold cache."""
 
 from __future__ import annotations
 
@@ -6,33 +6,29 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import simpy
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import refuse_settings, require_number, require_whole, shown
-from pagedsim.fleet.chore import Chore
-from pagedsim.fleet.roster import Standing
-
-if TYPE_CHECKING:
-    from pagedsim.fleet.front import Front
-    from pagedsim.fleet.member import Member
+from pagedsim.fleet.dispatcher import BackgroundProcess, Dispatcher
+from pagedsim.fleet.replica import ReplicaHandle, ReplicaState
 
 Outage = tuple[float, float]
-"""When a replica dies, and for how many seconds."""
+"""Time of a failure, and seconds until the restart."""
 
 
 class Failures(Protocol):
-    """What `fleet.failures` describes."""
+    """A source of outages."""
 
     def of(self, index: int, seed: int) -> Iterator[Outage]:
         """The outages of a replica, in order."""
 
 
 @dataclass(frozen=True)
-class Named:
-    """Failures that are written down."""
+class ListedOutages:
+    """Outages listed in the configuration."""
 
     outages: Mapping[int, Sequence[Outage]]
 
@@ -41,15 +37,15 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Failures by chance: both times are exponential, each replica's its own."""
+class RandomOutages:
+    """Random outages: exponential times between failures and to repair, independent per replica."""
 
     mean_between: float
-    """Seconds from when a replica is up until it dies."""
+    """Mean time between failures, in seconds."""
     mean_repair: float
-    """Seconds until it is up again."""
+    """Mean time to repair, in seconds."""
     seed: int = 0
-    """Beside the run's."""
+    """Added to the run's seed."""
 
     def __post_init__(self) -> None:
         for key in ("mean_between", "mean_repair"):
@@ -66,13 +62,13 @@ class Drawn:
 
 
 def failures_of(settings: Any, replicas: int) -> Failures | None:
-    """What `fleet.failures` says, of so many replicas; raises ConfigError for what cannot be."""
+    """The setting `fleet.failures`, validated against the number of replicas."""
     if settings is None:
         return None
     if isinstance(settings, Mapping):
         given = {str(key): value for key, value in settings.items()}
-        refuse_settings("failures", given, Drawn, "failures")
-        return Drawn(**given)
+        refuse_settings("failures", given, RandomOutages, "failures")
+        return RandomOutages(**given)
     if not isinstance(settings, Sequence) or isinstance(settings, str):
         raise ConfigError(
             f"failures={shown(settings)}: must be a list, such as [{{replica: 0, at: 30, for: 20}}]"
@@ -80,7 +76,7 @@ def failures_of(settings: Any, replicas: int) -> Failures | None:
         )
     outages: dict[int, list[Outage]] = {}
     for row, one in enumerate(settings):
-        index, outage = _named(f"failures[{row}]", one, replicas)
+        index, outage = _listed(f"failures[{row}]", one, replicas)
         outages.setdefault(index, []).append(outage)
     for index, mine in outages.items():
         mine.sort()
@@ -90,10 +86,10 @@ def failures_of(settings: Any, replicas: int) -> Failures | None:
                     f"failures: replica {index} dies at {following:g} s, and is down from {at:g} "
                     f"to {at + seconds:g} s: its outages must not overlap"
                 )
-    return Named(outages)
+    return ListedOutages(outages)
 
 
-def _named(where: str, settings: Any, replicas: int) -> tuple[int, Outage]:
+def _listed(where: str, settings: Any, replicas: int) -> tuple[int, Outage]:
     keys = ("replica", "at", "for")
     if not isinstance(settings, Mapping) or {str(key) for key in settings} != set(keys):
         raise ConfigError(f"{where}={shown(settings)}: must have {', '.join(keys)}, and no more")
@@ -103,7 +99,7 @@ def _named(where: str, settings: Any, replicas: int) -> tuple[int, Outage]:
 
 
 def _joined(outages: Iterator[Outage]) -> Iterator[Outage]:
-    """The same outages, those that follow each other without a pause as one."""
+    """The same outages, adjacent ones merged."""
     one: Outage | None = None
     for at, seconds in outages:
         if one is None or at > _after(sum(one)):
@@ -117,29 +113,31 @@ def _joined(outages: Iterator[Outage]) -> Iterator[Outage]:
 
 
 def _after(end: float) -> float:
-    """Up to when an outage begins together with the end of another, as far as numbers are exact."""
+    """The end of an outage plus a rounding tolerance, within which the next one is adjacent."""
     return end * (1 + 1e-9)
 
 
-def fail(front: Front, failures: Failures, seed: int) -> None:
-    """Have replicas die when it is their time."""
-    for member in front.members:
-        outages = failures.of(member.index, seed)
-        front.environment.process(_dies(front, member, outages))
+def fail(dispatcher: Dispatcher, failures: Failures, seed: int) -> None:
+    """Start failure injection."""
+    for replica in dispatcher.replicas:
+        outages = failures.of(replica.index, seed)
+        dispatcher.environment.process(_fail_periodically(dispatcher, replica, outages))
 
 
-def _dies(
-    front: Front, member: Member, outages: Iterator[Outage]
+def _fail_periodically(
+    dispatcher: Dispatcher, replica: ReplicaHandle, outages: Iterator[Outage]
 ) -> Generator[simpy.Event, None, None]:
-    chore, roster = Chore(front), front.roster
+    background, states = BackgroundProcess(dispatcher), dispatcher.states
     for at, seconds in _joined(outages):
-        yield from chore.until(at)
-        if front.over:
+        yield from background.until(at)
+        if dispatcher.finished:
             return
-        standing = roster[member]
-        if standing is Standing.OFF:
-            continue  # what is not there cannot die
-        front.lose(member, Standing.OFF if standing is Standing.DRAINING else Standing.DOWN)
-        yield from chore.until(at + seconds)
-        if roster[member] is Standing.DOWN:
-            front.up(member)
+        state = states[replica]
+        if state is ReplicaState.OFF:
+            continue  # a replica that is off cannot fail
+        dispatcher.crash(
+            replica, ReplicaState.OFF if state is ReplicaState.DRAINING else ReplicaState.DOWN
+        )
+        yield from background.until(at + seconds)
+        if states[replica] is ReplicaState.DOWN:
+            dispatcher.bring_up(replica)

@@ -1,48 +1,217 @@
-"""What replicas send each other: bytes over links that others use, too, in simulated time."""
+"""The network between replicas: links shared by concurrent transfers, in simulated time."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import inf
 from random import Random
+from typing import Protocol
 
 import simpy
 
 from pagedsim.core.errors import require_flag, require_number, require_whole, unknown
-from pagedsim.fleet.lanes import SHARING, Link, Route, Sharing
-from pagedsim.sim.environment import Environment
+from pagedsim.sim.environment import NORMAL, Environment
 
+
+class Link:
+    """A unidirectional link of one or more channels; `bandwidth` is of a channel, in bytes/s."""
+
+    def __init__(self, environment: Environment, bandwidth: float, channels: int = 1) -> None:
+        self.environment = environment
+        self.bandwidth = bandwidth
+        self.channels = channels
+        self.turn = simpy.Resource(environment, capacity=channels)
+        self.bytes = 0.0  # transferred in all
+        self._users = 0  # transfers that use it or wait for it
+        self._idle = deque([-inf] * channels)  # idle channels, and since when each is
+        self._filled = -inf  # when the last idle channel was taken
+        self._spent = -inf  # idle time up to here was used by layer-wise transfers, after the fact
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that one channel takes for all bytes transferred."""
+        return self.bytes / self.bandwidth
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when a channel has been idle until now; None if all are busy."""
+        if self._idle:
+            return max(self._idle[0], self._spent)
+        return self._spent if self._filled == self.environment.now else None
+
+    def spend(self, nbytes: float, until: float) -> None:
+        """Account for bytes sent in idle time, which is used up to `until`."""
+        self.bytes += nbytes
+        self._spent = until
+
+    def take(self) -> None:
+        """Register a transfer."""
+        self._users += 1
+        if self._idle:
+            self._spent = max(self._spent, self._idle.popleft())
+            self._filled = self.environment.now if not self._idle else -inf
+
+    def give(self) -> None:
+        """Unregister a transfer."""
+        self._users -= 1
+        if self._users < self.channels:
+            self._idle.append(self.environment.now)
+
+
+Route = Sequence[Link]
+"""The links that a transfer occupies at the same time."""
+
+
+class Sharing(Protocol):
+    """A discipline that shares links among transfers."""
+
+    def carry(self, route: Route, nbytes: float) -> Generator[simpy.Event, None, None]:
+        """Send bytes over a route; ends when the last byte is sent."""
+
+
+class Fifo:
+    """First come, first served, at full bandwidth; a transfer that waits for its second link keeps
+    the first one."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def carry(self, route: Route, nbytes: float) -> Generator[simpy.Event, None, None]:
+        """Wait for a channel of each link in turn. All transfers take outgoing links before
+        incoming ones, so there is no deadlock."""
+        with ExitStack() as turns:
+            for link in route:
+                yield turns.enter_context(link.turn.request())
+            seconds = nbytes / min(link.bandwidth for link in route)
+            yield self._environment.at(self._environment.now + seconds, NORMAL)
+
+
+@dataclass(eq=False)
+class Flow:
+    """A transfer that shares its links."""
+
+    route: Route
+    left: float
+    """Bytes still to be sent."""
+    sent: simpy.Event
+    rate: float = 0.0
+    """Current rate, in bytes/s."""
+    end: float = field(default=0.0)
+    """Its end at this rate."""
+
+    @property
+    def most(self) -> float:
+        """Its rate on idle links."""
+        return min(link.bandwidth for link in self.route)
+
+
+class Fair:
+    """All transfers at once, at max-min fair rates, recomputed whenever one starts or ends."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._flows: list[Flow] = []
+        self._at = 0.0  # time of the last update of `left`
+        self._round = 0  # version of the rates
+
+    def carry(self, route: Route, nbytes: float) -> Generator[simpy.Event, None, None]:
+        """Send bytes along with all other transfers."""
+        flow = Flow(route, nbytes, self._environment.event())
+        self._advance()
+        self._flows.append(flow)
+        self._divide()
+        try:
+            yield flow.sent
+        finally:
+            if flow in self._flows:  # interrupted
+                self._advance()
+                self._flows.remove(flow)
+                self._divide()
+
+    def _advance(self) -> None:
+        now = self._environment.now
+        for flow in self._flows:
+            flow.left = max(flow.left - flow.rate * (now - self._at), 0.0)
+        self._at = now
+
+    def _divide(self) -> None:
+        """Recompute the rates, and schedule the first end at these rates."""
+        self._round += 1
+        if not self._flows:
+            return
+        divide(self._flows)
+        for flow in self._flows:
+            flow.end = self._at + flow.left / flow.rate
+        first, this = min(flow.end for flow in self._flows), self._round
+        event = self._environment.at(first, NORMAL)
+        event.callbacks.append(lambda _: self._end(this))
+
+    def _end(self, version: int) -> None:
+        if version != self._round:  # rates have changed since
+            return
+        now = self._environment.now
+        over = [flow for flow in self._flows if flow.end <= now]
+        self._advance()
+        self._flows = [flow for flow in self._flows if flow.end > now]
+        self._divide()
+        for flow in over:
+            flow.sent.succeed()
+
+
+def divide(flows: Sequence[Flow]) -> None:
+    """Set max-min fair rates: all rates rise together; a flow stops when one of its links is full,
+    or at the bandwidth of one channel."""
+    room = {link: link.channels * link.bandwidth for flow in flows for link in flow.route}
+    rising = list(flows)
+    while rising:
+        users = Counter(link for flow in rising for link in flow.route)
+        share = {link: room[link] / count for link, count in users.items()}
+        level = min(*share.values(), *(flow.most for flow in rising))
+        full = {link for link, one in share.items() if one <= level}
+        stops = [f for f in rising if f.most <= level or not full.isdisjoint(f.route)]
+        for flow in stops:
+            flow.rate = level
+            for link in flow.route:
+                room[link] -= level
+        rising = [flow for flow in rising if flow not in stops]
+
+
+SHARING: dict[str, type[Fifo] | type[Fair]] = {"fifo": Fifo, "fair": Fair}
+"""By the value of the setting `sharing`."""
 TOPOLOGIES = ("nic", "shared")
 
 
 @dataclass(frozen=True)
 class Network:
-    """How replicas are joined, in the units of data sheets: 1 GB is 1e9 bytes."""
+    """The network between replicas, in the units of data sheets: 1 GB is 1e9 bytes."""
 
     bandwidth_gb_s: float
-    """Of a lane, one way."""
+    """Of a channel, in one direction."""
     latency_us: float = 0.0
-    """From the last byte sent until it is there."""
+    """From sending the last byte to its arrival."""
     topology: str = "nic"
-    """`nic`: every replica has a link out and a link in, and a transfer takes one of each;
-    `shared`: one link carries everything."""
+    """`nic`: each replica has an outgoing and an incoming link, and a transfer occupies one of
+    each; `shared`: one link carries all transfers."""
     lanes: int = 1
-    """Transfers that a link carries at once, each at the full bandwidth."""
+    """Channels of a link: concurrent transfers, each at the full bandwidth."""
     sharing: str = "fifo"
-    """What happens where more come: `fifo`, they go one after the other; `fair`, all go at once,
-    and none could have more but at the cost of one that has no more than it (max-min)."""
+    """Among more transfers than channels: `fifo`, one after the other; `fair`, all at once at
+    max-min fair rates."""
     layerwise: bool = False
-    """Whether layers are sent as they are computed, the last of them when the step is over."""
+    """Whether layers are sent as they are computed, the last one after the step."""
     node_replicas: int = 1
-    """Replicas in one node, by their numbers; among themselves they have links of their own."""
+    """Consecutive replicas in one node, which are connected by links of their own."""
     node_gb_s: float = 450.0
-    """Of these, as of an H100's NVLink."""
+    """Bandwidth of these; the default is that of an H100's NVLink."""
     failure_rate: float = 0.0
-    """The part of attempts of which nothing arrives."""
+    """Probability that an attempt fails."""
     timeout_s: float = 1.0
-    """So long after the last byte was sent, that is known."""
+    """Time after the last byte until a failure is detected."""
     retries: int = 3
-    """Attempts after the first."""
+    """Maximum number of attempts after the first."""
 
     def __post_init__(self) -> None:
         for key in ("bandwidth_gb_s", "node_gb_s"):
@@ -60,29 +229,29 @@ class Network:
 
 @dataclass
 class Usage:
-    """What all transfers came to."""
+    """Statistics of all transfers."""
 
     transfers: int = 0
     bytes: float = 0.0
-    """Of those that arrived."""
+    """Of transfers that arrived."""
     seconds: float = 0.0
-    """From when they were asked for until they were there, or given up."""
+    """From their start until they arrived or were given up."""
     waiting_s: float = 0.0
-    """What of that was for other transfers."""
+    """Of these, the time spent waiting for other transfers."""
     retries: int = 0
     lost: int = 0
-    """Given up, or cut off when a replica died or the request ended."""
+    """Given up, or cancelled when a replica failed or the request ended."""
 
 
 class Fabric:
-    """The links of some replicas, in one environment."""
+    """The links between the replicas of a simulation."""
 
     def __init__(self, environment: Environment, network: Network, seed: int = 0) -> None:
         self.environment = environment
         self.network = network
         self.usage = Usage()
         self.links: dict[tuple[str, int], Link] = {}
-        """By what they are and whose: those that were used."""
+        """By kind and replica; links are created on first use."""
         self._sharing: Sharing = SHARING[network.sharing](environment)
         self._dice = Random(f"link/{seed}")
 
@@ -95,12 +264,12 @@ class Fabric:
         since: float | None = None,
         layers: int = 1,
     ) -> Generator[simpy.Event, None, bool]:
-        """Send bytes from a replica to another; whether they arrive.
+        """Send bytes from one replica to another; returns whether they arrive.
 
-        Layer by layer, what was computed since `since` has been sent while it was, as far as the
-        links were idle: all but the last of `layers` at most. So alone on its links a transfer is
-        over when `nbytes` could have been sent since then, or a layer since now, whichever is
-        later. Whoever interrupts the process gives the links to others.
+        With layer-wise transfer, what was computed since `since` has been sent meanwhile as far as
+        the links were idle, up to all but the last of `layers`. So on idle links a transfer ends
+        when `nbytes` could have been sent since then, or one layer since now, whichever is later.
+        Interrupting the process frees the links.
         """
         network, usage, began = self.network, self.usage, self.environment.now
         route = self.route(source, target)
@@ -135,7 +304,7 @@ class Fabric:
         return self._link("out", source), self._link("in", target)
 
     def facts(self) -> dict[str, float]:
-        """What all transfers came to, for a summary; `busy_s` is that of the busiest link."""
+        """Statistics for a summary; `busy_s` is that of the busiest link."""
         busy = max((link.busy_s for link in self.links.values()), default=0.0)
         return {**vars(self.usage), "busy_s": busy}
 
@@ -147,7 +316,7 @@ class Fabric:
         return self.links[what, whose]
 
     def _sent_before(self, route: Route, nbytes: float, since: float | None, layers: int) -> float:
-        """Bytes that went while they were computed."""
+        """Bytes that were sent while they were computed."""
         if since is None or not self.network.layerwise or not route:
             return 0.0
         begin, rate = since, min(link.bandwidth for link in route)
@@ -161,7 +330,7 @@ class Fabric:
         return sent
 
     def _carry(self, route: Route, nbytes: float) -> Generator[simpy.Event, None, None]:
-        """One attempt, until its last byte is sent."""
+        """One attempt, up to its last byte."""
         if not route or not nbytes:
             return
         began, alone = self.environment.now, nbytes / min(link.bandwidth for link in route)

@@ -1,7 +1,6 @@
-"""Where prefill and decode go: the arithmetic of DistServe's search for a placement.
+"""Placement of prefill and decode on GPUs: the arithmetic of DistServe's placement search.
 
-What one server of each kind sustains within the objective is found elsewhere; here servers are
-chosen by that, and counted.
+The goodput of one server of each kind is an input; this module chooses and counts servers.
 """
 
 from __future__ import annotations
@@ -12,27 +11,27 @@ from itertools import product
 from math import ceil
 
 SLACK = 1e-9
-"""Of a server: what rounding may ask for too much."""
+"""Rounding tolerance, as a fraction of a server."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A way to split a model over GPUs, and what one such server sustains."""
+    """A parallelism configuration of a model, and the goodput of one such server."""
 
     name: str
     gpus: int
     goodput: float
-    """Requests a second within the objective; 0 where no rate meets it."""
+    """Requests/s within the SLO; 0 if no rate meets it."""
     euros_per_hour: float | None = None
-    """Of one server; None where its GPUs have no price."""
+    """Of one server; None if its GPUs have no price."""
 
     @property
     def per_gpu(self) -> float:
-        """Requests a second and GPU."""
+        """Requests/s per GPU."""
         return self.goodput / self.gpus
 
     def servers(self, rate: float) -> int:
-        """How many sustain a rate.
+        """The number of servers that sustain a rate.
 
         >>> Option("TP 2", gpus=2, goodput=4.0).servers(10.0)
         3
@@ -42,32 +41,32 @@ class Option:
 
 @dataclass(frozen=True)
 class Share:
-    """Servers of one kind."""
+    """A number of servers of one kind."""
 
     option: Option
     servers: int
 
     @property
     def gpus(self) -> int:
-        """Of all of them."""
+        """GPUs of these servers."""
         return self.servers * self.option.gpus
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Who serves a rate: servers that do both phases, or some for each."""
+    """The servers for a request rate: of both phases, or some for each phase."""
 
     rate: float
     shares: Sequence[Share]
 
     @property
     def gpus(self) -> int:
-        """Of all servers."""
+        """GPUs of all servers."""
         return sum(share.gpus for share in self.shares)
 
     @property
     def per_gpu(self) -> float:
-        """Requests a second and GPU."""
+        """Requests/s per GPU."""
         return self.rate / self.gpus
 
     @property
@@ -82,13 +81,14 @@ class Placement:
 
 
 def best(options: Iterable[Option]) -> Option | None:
-    """The one that sustains most a GPU, of these that with the fewest; None if none does any."""
+    """The option with the highest goodput per GPU, on ties the smallest; None if all are 0."""
     able = [option for option in options if option.goodput > 0]
     return max(able, key=lambda option: (option.per_gpu, -option.gpus), default=None)
 
 
 def placed(rate: float, *kinds: Iterable[Option]) -> Placement | None:
-    """The best option of each kind, as often as the rate takes; None where a kind has none."""
+    """As many servers of the best option of each kind as the rate needs; None if a kind has
+    none."""
     shares = []
     for options in kinds:
         if (option := best(options)) is None:
@@ -98,8 +98,8 @@ def placed(rate: float, *kinds: Iterable[Option]) -> Placement | None:
 
 
 def limit(*kinds: Iterable[Option]) -> float:
-    """Requests a second and GPU of the best options of each kind, in the best proportion; 0 where
-    a kind has none.
+    """Requests/s per GPU of the best options of each kind, in the ideal proportion; 0 if a kind has
+    none.
 
     >>> limit([Option("prefill", 1, 6.0)], [Option("decode", 1, 3.0)])  # one of 6/s, two of 3/s
     2.0
@@ -112,8 +112,8 @@ def limit(*kinds: Iterable[Option]) -> float:
 def pair(
     prefill: Iterable[Option], decode: Iterable[Option], gpus: int | None = None
 ) -> Placement | None:
-    """The best of one server for each phase, at the rate that both sustain, with so many GPUs
-    together at most."""
+    """The best pair of one server for each phase, at the rate that both sustain, on at most `gpus`
+    GPUs in total."""
     pairs = [
         Placement(min(one.goodput, other.goodput), (Share(one, 1), Share(other, 1)))
         for one, other in product(prefill, decode)

@@ -1,4 +1,4 @@
-"""A fleet, as a configuration describes it."""
+"""The configuration of a fleet."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from pagedsim.core.errors import (
     unknown,
 )
 from pagedsim.fleet.autoscale import Autoscale, autoscale_of
+from pagedsim.fleet.dispatcher import MAX_RETRIES
 from pagedsim.fleet.failures import Failures, failures_of
-from pagedsim.fleet.front import MAX_RETRIES
-from pagedsim.fleet.handover import AFTER_DEATH, RESEND
+from pagedsim.fleet.kv_migration import AFTER_DEATH, RESEND
 from pagedsim.fleet.link import Network
 
 ROLES = ("both", "prefill", "decode")
-"""What a replica may do."""
-MOST = 10_000
-"""Replicas: more is a slip."""
+"""Phases that a replica serves."""
+MAX_REPLICAS = 10_000
+"""A larger number is taken for a mistake."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Replicas that are alike."""
+    """Identical replicas."""
 
     replicas: int = 1
     role: str = "both"
     set: Any = ()
-    """What differs from the rest of the configuration, in the words of the command line."""
+    """Overrides of the configuration, in command-line syntax."""
 
     def __post_init__(self) -> None:
-        require_whole("replicas", self.replicas, 1, MOST)
+        require_whole("replicas", self.replicas, 1, MAX_REPLICAS)
         if self.role not in ROLES:
             raise ConfigError(f"role={self.role}: unknown; {choices(str(self.role), ROLES)}")
         if not isinstance(self.set, Sequence) or isinstance(self.set, str):
@@ -50,28 +50,28 @@ class Pool:
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """How many replicas there are, and how they differ."""
+    """The replicas of a fleet, and how they are connected, fail and scale."""
 
     replicas: int = 1
-    """Where all are alike."""
+    """Number of identical replicas."""
     pools: Any = None
-    """By name, where they are not; `replicas` then says nothing."""
+    """Pools of different replicas by name, in place of `replicas`."""
     staleness: float = 0.0
-    """A router sees a replica as it was, at most so many seconds ago."""
+    """Maximum age of the counts that a router reads, in seconds."""
     link: Network | None = None
-    """What replicas send keys and values over; None: each keeps its own."""
+    """The network for KV-cache migration; None: there is none."""
     on_receiver_death: str = RESEND
-    """`resend`: keys and values that were on their way to a replica that died are sent to another
-    one; `recompute`: they are computed again."""
+    """When the target of a migration fails: `resend` the KV cache to another replica, or
+    `recompute` it."""
     max_retries: int = MAX_RETRIES
-    """A request under which replicas died more often than this is rejected."""
+    """A request set back by more replica failures is rejected."""
     failures: Any = None
-    """Which replicas die, and when: see `failures.py`."""
+    """Failure injection: see `failures.py`."""
     autoscale: Any = None
-    """When replicas start and stop: see `autoscale.py`."""
+    """Autoscaling: see `autoscale.py`."""
 
     def __post_init__(self) -> None:
-        require_whole("replicas", self.replicas, 1, MOST)
+        require_whole("replicas", self.replicas, 1, MAX_REPLICAS)
         require_number("staleness", self.staleness, 0)
         if self.pools is not None and self.replicas != 1:
             raise ConfigError(
@@ -82,12 +82,12 @@ class FleetSpec:
         require_whole("max_retries", self.max_retries, 0)
         if self.on_receiver_death not in AFTER_DEATH:
             raise unknown("on_receiver_death", str(self.on_receiver_death), AFTER_DEATH)
-        self._refuse_lonely_roles()
-        self._refuse_changes_that_cannot_be()
+        self._refuse_unpaired_roles()
+        self._validate_changes()
 
     @cached_property
     def kinds(self) -> Mapping[str, Pool]:
-        """The pools by name; "" where all are alike."""
+        """The pools by name; "" for identical replicas."""
         if self.pools is None:
             return {"": Pool(self.replicas)}
         if not isinstance(self.pools, Mapping) or not self.pools:
@@ -99,22 +99,22 @@ class FleetSpec:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one server, for which nothing of a fleet is needed."""
+        """Whether it is a single server, without routing, failures or autoscaling."""
         return self.pools is None and self.replicas == 1 and not self.changes
 
     @property
     def changes(self) -> bool:
-        """Whether replicas come and go."""
+        """Whether replicas fail, start or stop."""
         return self.failures is not None or self.autoscale is not None
 
     @cached_property
     def dying(self) -> Failures | None:
-        """Which replicas die, and when."""
+        """The validated setting `failures`."""
         return failures_of(self.failures, self._count)
 
     @cached_property
     def scaling(self) -> Autoscale | None:
-        """When replicas start and stop."""
+        """The validated setting `autoscale`."""
         counts = Counter[str]()
         for pool in self.kinds.values():
             counts[pool.role] += pool.replicas
@@ -124,12 +124,12 @@ class FleetSpec:
     def _count(self) -> int:
         return sum(pool.replicas for pool in self.kinds.values())
 
-    def _refuse_changes_that_cannot_be(self) -> None:
-        """Raise ConfigError for failures, or a rule, of replicas that there are not."""
+    def _validate_changes(self) -> None:
+        """Raise ConfigError for invalid settings `failures` and `autoscale`."""
         _ = self.dying, self.scaling
 
-    def _refuse_lonely_roles(self) -> None:
-        """Raise ConfigError where prompts or decodes have nobody to compute them."""
+    def _refuse_unpaired_roles(self) -> None:
+        """Raise ConfigError for prefill replicas without decode replicas, or the reverse."""
         roles = {pool.role for pool in self.kinds.values()}
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
             if role in roles and not roles & {other, "both"}:

@@ -1,4 +1,4 @@
-"""What a router sees of a fleet: exact, or as it was."""
+"""The views of replicas that a router reads: current, or stale by a bounded time."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any, overload
 
 from pagedsim.core import Request, policy_validation
 from pagedsim.core.memory.prefix_index import PrefixIndex
-from pagedsim.fleet.member import Member
+from pagedsim.fleet.replica import ReplicaHandle
 from pagedsim.sim.step import step
 from policies.routing.router import Replica, Replicas
 
 
-class Seen:
-    """A replica as it is at this moment: the router's `Replica`. Whoever shows it to a router has
-    brought it to the present."""
+class ReplicaView:
+    """The current state of a replica: the router's `Replica`. The dispatcher advances the replica
+    to the current time before a router reads it."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
-        self.index = member.index
-        self.name = member.name
-        self.role: str = member.role
-        scheduler = member.scheduler
+    def __init__(self, replica: ReplicaHandle) -> None:
+        self._replica = replica
+        self.index = replica.index
+        self.name = replica.name
+        self.role: str = replica.role
+        scheduler = replica.scheduler
         self._here = scheduler.requests
-        self._walked = (-1, -1)  # the step and the arrivals of the last walk over who waits
+        self._walked = (-1, -1)  # step and arrivals at the last sum over waiting requests
         self._wanted = 0
         self.max_seqs = scheduler.max_seqs
         self.max_batched_tokens = scheduler.max_batched_tokens
         self.block_size = scheduler.memory.block_size
         self.total_blocks = scheduler.memory.total
 
-    def settle(self) -> None:
-        """Bring it to the present."""
-        if self._member.behind:
-            self._member.settle()
+    def catch_up(self) -> None:
+        """Advance the replica to the current time."""
+        if self._replica.lagging:
+            self._replica.catch_up()
 
     @property
     def seen_at(self) -> float | None:
-        """The time as of which its counts are seen; None: as they are now."""
+        """The time of its counts; None: current."""
         return None
 
     def renews(self, changed: float) -> float | None:
@@ -51,186 +51,186 @@ class Seen:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their admission, those on their way to it included."""
-        return len(self._member.scheduler.waiting) + len(self._member.coming)
+        """Requests that wait for admission, those migrating to it included."""
+        return len(self._replica.scheduler.waiting) + len(self._replica.incoming)
 
     @property
     def running(self) -> int:
         """Requests in its batch."""
-        return len(self._member.scheduler.running)
+        return len(self._replica.scheduler.running)
 
     @property
     def swapped(self) -> int:
-        """Requests whose memory is on the CPU."""
-        return len(self._member.scheduler.swapped)
+        """Requests swapped out to CPU memory."""
+        return len(self._replica.scheduler.swapped)
 
     @property
     def requests(self) -> int:
-        """All of these together."""
-        return len(self._here) + len(self._member.coming)
+        """All requests: waiting, running and swapped."""
+        return len(self._here) + len(self._replica.incoming)
 
     @property
     def free_blocks(self) -> int:
-        """GPU blocks that can be handed out."""
-        return self._member.scheduler.memory.free
+        """GPU blocks that can be allocated."""
+        return self._replica.scheduler.memory.free
 
     @property
     def wanted_blocks(self) -> int:
-        """Blocks that those who wait would take. Costs a walk over them, once a step."""
-        member = self._member
-        state = member.scheduler.queues.step, member.account.arrivals
+        """Blocks that waiting requests need. Linear in their number, once per step."""
+        replica = self._replica
+        state = replica.scheduler.queues.step, replica.load.arrivals
         if state != self._walked:
-            blocks_for = member.scheduler.memory.blocks_for
+            blocks_for = replica.scheduler.memory.blocks_for
             self._walked = state
-            self._wanted = sum(blocks_for(one.num_tokens) for one in member.scheduler.waiting)
-        return self._wanted + sum([blocks for blocks, _ in member.coming.values()])
+            self._wanted = sum(blocks_for(one.num_tokens) for one in replica.scheduler.waiting)
+        return self._wanted + sum([blocks for blocks, _ in replica.incoming.values()])
 
     @property
     def owed_tokens(self) -> int:
-        """Prompt tokens that are still to be computed."""
-        member = self._member
-        if not member.scheduler.requests:
-            # A step ahead, who is preempted twice within a step is counted by a token too many.
-            member.account.wanted = 0
-        return member.account.owed(member.clock.now)
+        """Prefill tokens still to be computed."""
+        replica = self._replica
+        if not replica.scheduler.requests:
+            # With async scheduling, a request preempted twice in a step counts one token too many.
+            replica.load.uncomputed = 0
+        return replica.load.owed(replica.clock.now)
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens that those who decode have in memory."""
-        return self._member.scheduler.clock.context
+        """KV-cache tokens of decoding requests."""
+        return self._replica.scheduler.clock.context
 
     @property
     def predicted_tokens(self) -> float:
-        """Tokens that all who are here will still generate, as far as anybody says."""
-        clock = self._member.scheduler.clock
-        here = max(self._member.account.promised - clock.generated_in_all, 0.0)
-        return here + sum([left for _, left in self._member.coming.values()])
+        """Remaining output tokens of all requests, as predicted."""
+        clock = self._replica.scheduler.clock
+        here = max(self._replica.load.predicted_output - clock.generated_in_all, 0.0)
+        return here + sum([left for _, left in self._replica.incoming.values()])
 
     @property
     def batch(self) -> Collection[Request]:
-        """The requests that run, in the order of the batch."""
-        return self._member.scheduler.running.keys()
+        """The running requests, in batch order."""
+        return self._replica.scheduler.running.keys()
 
     def cached_tokens(self, request: Request) -> int:
-        """Leading tokens of a request that its prefix cache has."""
-        memory = self._member.scheduler.memory
+        """Length of the longest prefix of a request in its prefix cache, in tokens."""
+        memory = self._replica.scheduler.memory
         return len(memory.lookup(request)) * memory.block_size
 
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
-        """How long a step takes it that computes `tokens` of a prompt after `cached` ones."""
-        cost = self._member.cost
+        """Duration of a step that prefills `tokens` tokens after `cached` ones."""
+        cost = self._replica.cost
         answer = cost.step_seconds(step(tokens, cached=cached))
         return policy_validation.seconds(cost, "step_seconds", answer)
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        """How long a step of decodes takes it."""
-        cost = self._member.cost
+        """Duration of a decode step."""
+        cost = self._replica.cost
         return policy_validation.seconds(
             cost, "decode_seconds", cost.decode_seconds(sequences, context)
         )
 
 
-def _as_it_was(name: str) -> Any:
+def _sampled(name: str) -> Any:
     return property(lambda self: self.counts()[name])
 
 
-class Stale(Seen):
-    """A replica as it was when it was last looked at, which is not long ago.
+class StaleReplicaView(ReplicaView):
+    """The state of a replica at its last sample, at most `staleness` seconds ago.
 
-    What its cache holds is known exactly: real ones tell that as it happens, and counts now and
-    then.
+    The contents of its prefix cache are current: real servers publish cache events as they happen,
+    and counts periodically.
     """
 
-    def __init__(self, member: Member, staleness: float) -> None:
-        super().__init__(member)
+    def __init__(self, replica: ReplicaHandle, staleness: float) -> None:
+        super().__init__(replica)
         self._staleness = staleness
-        self._looked = -inf
+        self._sampled_at = -inf
         self._counts: dict[str, Any] = {}
 
     @property
     def seen_at(self) -> float | None:
         self.counts()
-        return self._looked
+        return self._sampled_at
 
     def renews(self, changed: float) -> float | None:
-        if self._looked > changed or not self._fresh_enough(self._member.clock.now):
+        if self._sampled_at > changed or not self._fresh_enough(self._replica.clock.now):
             return None
-        due = self._looked + self._staleness
-        while self._fresh_enough(due):  # the sum was rounded down
+        due = self._sampled_at + self._staleness
+        while self._fresh_enough(due):  # the sum may have been rounded down
             due = nextafter(due, inf)
         return due
 
     def _fresh_enough(self, now: float) -> bool:
-        return now - self._looked < self._staleness
+        return now - self._sampled_at < self._staleness
 
     def counts(self) -> Mapping[str, Any]:
-        """What was seen then; looked at again if that is too long ago."""
-        now = self._member.clock.now
+        """The sampled counts; sampled anew once they are too old."""
+        now = self._replica.clock.now
         if not self._fresh_enough(now):
-            self._looked = now
-            self.settle()
+            self._sampled_at = now
+            self.catch_up()
             self._counts = {name: seen.fget(self) for name, seen in _COUNTS.items()}
             self._counts["batch"] = tuple(self._counts["batch"])
         return self._counts
 
-    waiting = _as_it_was("waiting")
-    running = _as_it_was("running")
-    swapped = _as_it_was("swapped")
-    requests = _as_it_was("requests")
-    free_blocks = _as_it_was("free_blocks")
-    wanted_blocks = _as_it_was("wanted_blocks")
-    owed_tokens = _as_it_was("owed_tokens")
-    stored_tokens = _as_it_was("stored_tokens")
-    predicted_tokens = _as_it_was("predicted_tokens")
-    batch = _as_it_was("batch")
+    waiting = _sampled("waiting")
+    running = _sampled("running")
+    swapped = _sampled("swapped")
+    requests = _sampled("requests")
+    free_blocks = _sampled("free_blocks")
+    wanted_blocks = _sampled("wanted_blocks")
+    owed_tokens = _sampled("owed_tokens")
+    stored_tokens = _sampled("stored_tokens")
+    predicted_tokens = _sampled("predicted_tokens")
+    batch = _sampled("batch")
 
     def cached_tokens(self, request: Request) -> int:
-        self.settle()
+        self.catch_up()
         return super().cached_tokens(request)
 
 
 _COUNTS = {
-    name: getattr(Seen, name)
-    for name in vars(Stale)
-    if isinstance(getattr(Seen, name, None), property)
+    name: getattr(ReplicaView, name)
+    for name in vars(StaleReplicaView)
+    if isinstance(getattr(ReplicaView, name, None), property)
 }
 
 
 class Candidates(Replicas):
-    """Some of the replicas, as a router sees them."""
+    """The replicas that a router may choose from."""
 
     def __init__(
         self,
-        views: Sequence[Seen],
-        everybody: Sequence[Seen],
+        views: Sequence[ReplicaView],
+        everybody: Sequence[ReplicaView],
         role: str,
         index: Callable[[], PrefixIndex],
     ) -> None:
-        """`index` is of the caches of everybody, made when it is first asked for."""
+        """`index` covers the prefix caches of all replicas, and is built on first use."""
         self._views = views
         self._index = index
-        self._everybody = everybody
+        self._all = everybody
         self._role: str = role
 
     @property
     def role(self) -> str:
-        """What is to be done there."""
+        """The phase to be routed."""
         return self._role
 
     @property
     def seen_at(self) -> float | None:
-        """The time as of which they are seen; None: they are seen as they are now."""
+        """The time of their counts; None: current."""
         return self._views[0].seen_at if self._views else None
 
     @property
     def everybody(self) -> Sequence[Replica]:
-        """All that are alive, whatever their role."""
-        return self._everybody
+        """All replicas that are up, whatever their role."""
+        return self._all
 
     def cached_tokens(self, request: Request) -> Sequence[int]:
-        """Leading tokens of a request that the prefix cache of each has, in their order."""
+        """Length of the longest cached prefix of a request on each replica, in tokens."""
         for view in self._views:
-            view.settle()
+            view.catch_up()
         found = self._index().tokens(request)
         return [found[view.index] for view in self._views]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from pagedsim.core import ConfigError, Policy, RequestId, policy_validation
-from pagedsim.fleet.failures import Drawn
-from pagedsim.fleet.front import Front
-from pagedsim.fleet.member import Unit
+from pagedsim.fleet.dispatcher import Dispatcher
+from pagedsim.fleet.failures import RandomOutages
+from pagedsim.fleet.replica import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.lanes import ReplicaFacts
@@ -137,7 +137,7 @@ class FleetRun(BackendRun):
         self.seed = seed
         self.scheduler = places[0].simulation.scheduler
         self._lanes: Sequence[Lane] = ()
-        self._front: Front | None = None
+        self._dispatcher: Dispatcher | None = None
         for place in places:
             if not place.simulation.cost.by_totals:
                 raise ConfigError("cost: times of recorded steps are one server's, not a fleet's")
@@ -151,7 +151,7 @@ class FleetRun(BackendRun):
 
     @property
     def drawn(self) -> bool:
-        failing = isinstance(self.spec.dying, Drawn)
+        failing = isinstance(self.spec.dying, RandomOutages)
         lossy = self.spec.link is not None and self.spec.link.failure_rate > 0
         policies = [place.simulation.scheduler.policy for place in self.places]
         return failing or lossy or any(map(draws, (self.router, *policies)))
@@ -227,8 +227,8 @@ class FleetRun(BackendRun):
             begins=self._begin,
         )
 
-    def _begin(self, front: Front) -> None:
-        self._front = front
+    def _begin(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
 
     def _unit(self, place: Place) -> Unit:
         one = place.simulation
@@ -257,25 +257,25 @@ class FleetRun(BackendRun):
         }
 
     def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
-        front = self._front
+        dispatcher = self._dispatcher
         made: dict[str, pa.Array] = {}
-        if front is not None and front.handover is not None:
-            seen = [front.handover.journeys.get(one) for one in ids]
+        if dispatcher is not None and dispatcher.migration is not None:
+            seen = [dispatcher.migration.records.get(one) for one in ids]
             made |= {
                 "came_from": pa.array([one and one.source for one in seen], pa.int32()),
-                "left": pa.array([one and one.left for one in seen], pa.float64()),
-                "boarded": pa.array([one and one.boarded for one in seen], pa.float64()),
+                "left": pa.array([one and one.ready for one in seen], pa.float64()),
+                "boarded": pa.array([one and one.attached for one in seen], pa.float64()),
             }
-        if front is not None and self.spec.dying is not None:
-            made["retries"] = pa.array([front.retries[one] for one in ids], pa.int32())
+        if dispatcher is not None and self.spec.dying is not None:
+            made["retries"] = pa.array([dispatcher.retries[one] for one in ids], pa.int32())
         return made
 
     def _spans(self) -> list[Span] | None:
         """When replicas were there, and when they were dead."""
-        if self._front is None:  # the run was stopped
+        if self._dispatcher is None:  # the run was stopped
             return None
-        spans, roster = [], self._front.roster
-        for place, there, down in zip(self.places, roster.there(), roster.down(), strict=True):
+        spans, states = [], self._dispatcher.states
+        for place, there, down in zip(self.places, states.paid(), states.down(), strict=True):
             one = place.simulation
             watts = one.power.idle_watts(one.replica) if one.power else None
             spans += [Span(*when, True, watts, one.replica.euros_per_hour) for when in there]
@@ -283,22 +283,22 @@ class FleetRun(BackendRun):
         return spans
 
     def extra_summary(self) -> Settings:
-        handover = self._front.handover if self._front is not None else None
-        if handover is None:
+        migration = self._dispatcher.migration if self._dispatcher is not None else None
+        if migration is None:
             return {}
-        return {"transfers": {**handover.fabric.facts(), "migrations": handover.migrations}}
+        return {"transfers": {**migration.fabric.facts(), "migrations": migration.migrations}}
 
     def leave_off(self, recorder: StoppableRecorder) -> None:
         """Record the requests in replicas, between them, and in the queue in front of them."""
-        if self._front is None:
+        if self._dispatcher is None:
             return
         told: set[RequestId] = set()
-        for member, lane in zip(self._front.members, self._lanes, strict=True):
-            for request in member.alive:
+        for replica, lane in zip(self._dispatcher.replicas, self._lanes, strict=True):
+            for request in replica.alive:
                 if request.id not in told:
                     told.add(request.id)
                     lane.left(request)
-        for request, _ in self._front.held:
+        for request, _ in self._dispatcher.held:
             recorder.left(request)
 
     def work(self, steps: Batches) -> Mapping[str, float | None]:

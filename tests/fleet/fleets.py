@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from pagedsim.core import Scheduler
 from pagedsim.core.source import Source
-from pagedsim.fleet.front import Front
-from pagedsim.fleet.member import Unit
+from pagedsim.fleet.dispatcher import Dispatcher
+from pagedsim.fleet.replica import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import CostModel
@@ -35,8 +35,8 @@ def whole(
     layers: int = 1,
     server: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> tuple[Front, Recorder]:
-    """The front of a fleet that has served everything, and what was recorded.
+) -> tuple[Dispatcher, Recorder]:
+    """The dispatcher of a fleet that has served everything, and what was recorded.
 
     `token_bytes` are those of each replica, or of all.
     """
@@ -55,8 +55,8 @@ def whole(
         for index, one in enumerate(schedulers)
     ]
     lanes = [recorder.lane() for _ in units]
-    front = simulate_fleet(units, source, router, lanes, recorder, **settings)
-    return front, recorder
+    dispatcher = simulate_fleet(units, source, router, lanes, recorder, **settings)
+    return dispatcher, recorder
 
 
 class Watching(RoundRobin):

@@ -9,10 +9,10 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fleet.autoscale import Autoscale, autoscale_of
-from pagedsim.fleet.failures import Named
-from pagedsim.fleet.front import Front
+from pagedsim.fleet.dispatcher import Dispatcher
+from pagedsim.fleet.failures import ListedOutages
 from pagedsim.fleet.link import Network
-from pagedsim.fleet.roster import Standing
+from pagedsim.fleet.replica import ReplicaState
 from policies.routing.central import Central
 from policies.routing.least_requests import LeastRequests
 from policies.routing.round_robin import RoundRobin
@@ -28,13 +28,13 @@ def test_one_starts_where_many_wait_and_drains_where_few_do() -> None:
     """Five requests of four steps come at once, to one that serves one at a time."""
     jobs = Jobs([(0.0, 3, 4)] * 5 + [(6.0, 3, 4), (30.0, 3, 1)])
     rule = Autoscale("queue", up=2.0, down=0.5, every=2.0, start=3.0)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(), scheduler()], jobs, LeastRequests(), Constant(), autoscale=rule
     )
     requests = recorder.requests_table()
     assert requests["replica"].to_pylist() == [0, 0, 0, 0, 0, 1, 0]
     assert requests["finished"].to_pylist() == [4.0, 8.0, 12.0, 16.0, 20.0, 10.0, 31.0]
-    there = front.roster.there()
+    there = dispatcher.states.paid()
     assert there[0] == [(0.0, float("inf"))]
     # It is paid for from its start. Until 16 s one waits at two, which is no less than 0.5.
     assert there[1] == [(2.0, 18.0)]
@@ -44,7 +44,7 @@ def test_who_drains_serves_what_it_has_and_gets_no_more() -> None:
     """At 4 s nobody waits, so the second stops; what it has goes on until 12.5 s."""
     jobs = Jobs([(0.0, 3, 2)] * 3 + [(2.5, 3, 10), (4.5, 3, 1), (5.0, 3, 1)])
     rule = Autoscale("queue", up=1.0, down=0.75, every=2.0, start=0.0)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(), scheduler(max_seqs=9)],
         jobs,
         LeastRequests(),
@@ -54,14 +54,14 @@ def test_who_drains_serves_what_it_has_and_gets_no_more() -> None:
     requests = recorder.requests_table()
     assert requests["replica"].to_pylist() == [0, 0, 0, 1, 0, 0]
     assert requests["finished"].to_pylist()[3] == 12.5
-    assert front.roster.there()[1] == [(2.0, 12.5)]
+    assert dispatcher.states.paid()[1] == [(2.0, 12.5)]
 
 
 @pytest.mark.parametrize(("rule", "up", "down"), [("kv", 0.5, 0.1), ("freeness", 8.0, 30.0)])
 def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> None:
     jobs = Jobs([(0.1 * n, 40, 10) for n in range(90)])
     made = Autoscale(rule, up=up, down=down, every=1.0, start=1.0)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(max_seqs=8) for _ in range(3)],
         jobs,
         LeastRequests(),
@@ -70,21 +70,21 @@ def test_memory_that_fills_starts_another(rule: str, up: float, down: float) -> 
     )
     assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
     assert set(recorder.requests_table()["replica"].to_pylist()) == {0, 1, 2}
-    assert front.roster.there()[2]
+    assert dispatcher.states.paid()[2]
 
 
 def test_the_dead_are_replaced() -> None:
     jobs = Jobs([(float(n), 3, 2) for n in range(30)])
     rule = Autoscale("queue", up=100.0, down=0.1, every=1.0, start=2.0)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(), scheduler()],
         jobs,
         RoundRobin(),
         Constant(0.1),
         autoscale=rule,
-        failures=Named({0: [(5.5, 1000.0)]}),
+        failures=ListedOutages({0: [(5.5, 1000.0)]}),
     )
-    assert front.roster.there()[1] == [(6.0, float("inf"))]
+    assert dispatcher.states.paid()[1] == [(6.0, float("inf"))]
     assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
 
@@ -93,11 +93,11 @@ def test_the_last_that_drains_is_taken_back() -> None:
     long, short = [(0.0, 3, 40)] * 3, [(12.25, 3, 4)] * 6
     rule = Autoscale("queue", up=1.0, down=0.5, every=5.0, start=50.0, least=1)
 
-    def begin(front: Front) -> None:
-        for member in front.members:
-            front.up(member)
+    def begin(dispatcher: Dispatcher) -> None:
+        for replica in dispatcher.replicas:
+            dispatcher.bring_up(replica)
 
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler() for _ in range(3)],
         Jobs([*long, *short]),
         RoundRobin(),
@@ -105,8 +105,10 @@ def test_the_last_that_drains_is_taken_back() -> None:
         autoscale=rule,
         begins=begin,
     )
-    up = [front.roster._past[index] for index in (1, 2)]
-    back = [[begin for what, begin, _ in one if what is Standing.UP and begin > 0] for one in up]
+    up = [dispatcher.states._past[index] for index in (1, 2)]
+    back = [
+        [begin for what, begin, _ in one if what is ReplicaState.UP and begin > 0] for one in up
+    ]
     assert back[1] == [15.0] and (not back[0] or back[0][0] > 15.0)
     assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
@@ -115,50 +117,50 @@ def test_a_replica_that_dies_while_it_starts_is_up_when_it_is_repaired() -> None
     """It starts at 2 and would be up at 5, but dies at 3 and is repaired at 9."""
     jobs = Jobs([*[(0.0, 3, 4)] * 8, (6.0, 3, 4), (9.5, 3, 4)])
     rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=3.0)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(), scheduler()],
         jobs,
         LeastRequests(),
         Constant(),
         autoscale=rule,
-        failures=Named({1: [(3.0, 6.0)]}),
+        failures=ListedOutages({1: [(3.0, 6.0)]}),
     )
     rows = recorder.requests_table().to_pylist()
-    assert front.roster.down()[1] == [(3.0, 9.0)]
+    assert dispatcher.states.down()[1] == [(3.0, 9.0)]
     assert [row["request"] for row in rows if row["replica"]] == [9]
-    assert front.roster.there()[1][:2] == [(2.0, 3.0), (9.0, front.roster.there()[1][1][1])]
+    assert dispatcher.states.paid()[1][:2] == [(2.0, 3.0), (9.0, dispatcher.states.paid()[1][1][1])]
 
 
 def test_a_replica_that_dies_in_the_moment_in_which_it_starts_is_down_until_it_is_repaired() -> (
     None
 ):
     """It is off at 6, starts at 10, and dies then; it would be up at 13."""
-    front, _ = whole(
+    dispatcher, _ = whole(
         [scheduler(), scheduler()],
         Jobs([(0.0, 3, 1), *[(7.0, 3, 4)] * 8]),
         LeastRequests(),
         Constant(),
         autoscale=Autoscale("queue", up=2.0, down=0.1, every=5.0, start=3.0),
-        failures=Named({1: [(6.0, 1.0), (10.0, 5.0)]}),
+        failures=ListedOutages({1: [(6.0, 1.0), (10.0, 5.0)]}),
     )
-    assert front.roster.down()[1] == [(10.0, 15.0)]
+    assert dispatcher.states.down()[1] == [(10.0, 15.0)]
 
 
 def test_a_replica_that_died_while_it_started_and_starts_again_takes_its_time_again() -> None:
     """It starts at 2, dies at 2.5, is up at 3.5, stops at 4 and starts again at 6: until 16."""
     rule = Autoscale("queue", up=1.0, down=0.75, every=2.0, start=10.0)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(), scheduler()],
         Jobs([(0.0, 3, 1)] * 5 + [(4.5, 3, 1)] * 20 + [(13.0, 3, 1), (17.0, 3, 1)]),
         LeastRequests(),
         Constant(),
         autoscale=rule,
-        failures=Named({1: [(2.5, 1.0)]}),
+        failures=ListedOutages({1: [(2.5, 1.0)]}),
     )
-    assert front.roster.there()[1][:3] == [
+    assert dispatcher.states.paid()[1][:3] == [
         (2.0, 2.5),
         (3.5, 4.0),
-        (6.0, front.roster.there()[1][2][1]),
+        (6.0, dispatcher.states.paid()[1][2][1]),
     ]
     assert recorder.requests_table()["replica"].to_pylist()[25:] == [0, 1]
 
@@ -168,10 +170,10 @@ def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:
     way; at 7.5 that has ended, too."""
     rule = Autoscale("queue", up=99.0, down=0.5, every=2.5)
 
-    def begin(front: Front) -> None:
-        front.up(front.members[1])
+    def begin(dispatcher: Dispatcher) -> None:
+        dispatcher.bring_up(dispatcher.replicas[1])
 
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(batching="unified", async_scheduling=True) for _ in range(2)],
         Jobs([(0.0, 3, 12), (0.0, 3, 5)]),
         RoundRobin(),
@@ -180,13 +182,13 @@ def test_a_replica_a_step_ahead_stops_when_its_last_step_has_ended() -> None:
         begins=begin,
     )
     assert recorder.requests_table()["finished"].to_pylist() == [12.0, 5.0]
-    assert front.roster.there()[1] == [(0.0, 7.5)]
+    assert dispatcher.states.paid()[1] == [(0.0, 7.5)]
 
 
 def test_each_role_has_a_rule_of_its_own() -> None:
     """One replica of each role is up at first; prompts wait, and a second one starts for them."""
     rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=1.0)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(max_seqs=4) for _ in range(4)],
         Jobs([(0.5 * n, 8, 2) for n in range(40)]),
         RoundRobin(),
@@ -195,16 +197,16 @@ def test_each_role_has_a_rule_of_its_own() -> None:
         autoscale=rule,
         network=Network(1.0),
     )
-    first = [spans[0][0] if spans else None for spans in front.roster.there()]
+    first = [spans[0][0] if spans else None for spans in dispatcher.states.paid()]
     assert first[0] == first[2] == 0.0
-    assert first[1] and not front.roster.there()[3]
+    assert first[1] and not dispatcher.states.paid()[3]
     assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
 
 def test_what_waits_to_decode_starts_a_replica_that_decodes() -> None:
     """Prompts are computed at once; one of four slots is free for those that decode."""
     rule = Autoscale("queue", up=2.0, down=0.1, every=2.0, start=1.0)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(max_seqs=8) for _ in range(4)],
         Jobs([(0.0, 8, 20)] * 8),
         Central(slots=1),
@@ -213,7 +215,7 @@ def test_what_waits_to_decode_starts_a_replica_that_decodes() -> None:
         autoscale=rule,
         network=Network(1.0),
     )
-    first = [spans[0][0] if spans else None for spans in front.roster.there()]
+    first = [spans[0][0] if spans else None for spans in dispatcher.states.paid()]
     assert first[3] and (first[1] is None or first[3] > first[1])
     assert recorder.requests_table()["state"].unique().to_pylist() == ["finished"]
 
@@ -226,7 +228,7 @@ def test_held_requests_count_once_where_two_roles_may_take_them(
     starts, fewer than two each."""
     roles = ("prefill", "prefill", "decode", "decode", "both", "both")
     rule = Autoscale("queue", up=up, down=0.1, every=0.5, start=0.25)
-    front, _ = whole(
+    dispatcher, _ = whole(
         [scheduler(max_seqs=4, batching="unified") for _ in roles],
         Jobs([(0.0, 8, 6)] * 7),
         Central(slots=1),
@@ -235,7 +237,7 @@ def test_held_requests_count_once_where_two_roles_may_take_them(
         autoscale=rule,
         network=Network(1e9),
     )
-    there = front.roster.there()
+    there = dispatcher.states.paid()
     began = [spans[0][0] if spans else None for spans in (there[1], there[5])]
     assert [at == 0.5 for at in began] == starts
 

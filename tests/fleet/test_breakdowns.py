@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from pagedsim.fleet.failures import Drawn as Breakdowns
+from pagedsim.fleet.failures import RandomOutages as Breakdowns
 from policies.routing.round_robin import RoundRobin
 from tests.fleet.fleets import served
 from tests.fleet.theory import SEEDS, Drawn, Floats, agrees, one_at_a_time

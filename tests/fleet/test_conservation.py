@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.autoscale import Autoscale
-from pagedsim.fleet.failures import Drawn
-from pagedsim.fleet.handover import AFTER_DEATH
+from pagedsim.fleet.failures import RandomOutages
+from pagedsim.fleet.kv_migration import AFTER_DEATH
 from pagedsim.fleet.link import Network
 from pagedsim.workload import Sessions
 from policies.routing.central import Central
@@ -79,7 +79,7 @@ rules = st.sampled_from(
         Autoscale("freeness", up=3.0, down=6.0, every=0.1, start=0.5),
     ]
 )
-chances = st.sampled_from([None, Drawn(0.7, 0.2), Drawn(2.0, 1.0, seed=3)])
+chances = st.sampled_from([None, RandomOutages(0.7, 0.2), RandomOutages(2.0, 1.0, seed=3)])
 fleets = st.fixed_dictionaries(
     {
         "kinds": st.lists(replicas, min_size=1, max_size=5),
@@ -140,7 +140,7 @@ def holds(fleet: dict[str, Any]) -> None:
     schedulers = [made(**kind) for kind in kinds]
     jobs = load(fleet)
     names = ("staleness", "failures", "autoscale", "seed", "network", "on_receiver_death")
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         schedulers,
         jobs,
         ROUTERS[fleet["router"]](),
@@ -163,17 +163,19 @@ def holds(fleet: dict[str, Any]) -> None:
     for before, after in pairwise(("arrival", "scheduled", "first_token", "finished")):
         early, late = (requests.filter(finished)[name].to_numpy() for name in (before, after))
         assert (early <= late).all()
-    assert front.apart is not None or not front.here  # who lives apart is not heard of
-    assert not front.held
-    assert front.handover is None or not front.handover.waiting
-    for member in front.members:
-        assert not member.coming and not member.bell
+    assert (
+        dispatcher.lazy is not None or not dispatcher.num_requests
+    )  # a lazily advanced replica reports no departures
+    assert not dispatcher.held
+    assert dispatcher.migration is None or not dispatcher.migration.waiting
+    for replica in dispatcher.replicas:
+        assert not replica.incoming and not replica.notifier
     for scheduler in schedulers:
         scheduler.check()
         assert not scheduler.held
         assert scheduler.memory.used == 0
         assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
-    for lane, there in zip(recorder.lanes, front.roster.there(), strict=True):
+    for lane, there in zip(recorder.lanes, dispatcher.states.paid(), strict=True):
         table = lane.own_steps().table()
         starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
         assert (starts <= ends).all()

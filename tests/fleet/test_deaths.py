@@ -15,10 +15,10 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.core.errors import AnswerError
-from pagedsim.fleet.failures import Named, Outage
-from pagedsim.fleet.front import Front
+from pagedsim.fleet.dispatcher import Dispatcher
+from pagedsim.fleet.failures import ListedOutages, Outage
 from pagedsim.fleet.link import Network
-from pagedsim.fleet.member import Member
+from pagedsim.fleet.replica import ReplicaHandle
 from policies.routing.central import Central
 from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Event, Move, Replica, Replicas, Router
@@ -41,34 +41,34 @@ def served(
     roles: tuple[str, ...] = APART,
     router: Router | None = None,
     **more: Any,
-) -> tuple[Front, list[dict[str, Any]]]:
+) -> tuple[Dispatcher, list[dict[str, Any]]]:
     schedulers = schedulers or [scheduler() for _ in roles]
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         schedulers,
         Jobs(rows),
         router or RoundRobin(),
         Constant(),
         roles,
         token_bytes=1.0,
-        failures=Named(deaths),
+        failures=ListedOutages(deaths),
         **{"network": NETWORK, **more},
     )
     for one in schedulers:
         one.check()
         assert not one.held and one.memory.used == 0
-    assert all(not member.coming and not member.bell for member in front.members)
+    assert all(not replica.incoming and not replica.notifier for replica in dispatcher.replicas)
     rows_out: list[dict[str, Any]] = recorder.requests_table().to_pylist()
     assert [row["state"] for row in rows_out] == ["finished"] * len(rows)
     assert [row["output_tokens"] for row in rows_out] == [output for _, _, output in rows]
-    return front, rows_out
+    return dispatcher, rows_out
 
 
 def test_what_is_sent_to_a_replica_that_dies_is_sent_to_another() -> None:
     """On its way from 1 to 1.5, it is sent to replica 2 from 1.25 on, and decodes twice there."""
     router = Watching()
-    front, [row] = served({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], router=router)
+    dispatcher, [row] = served({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], router=router)
     assert (row["replica"], row["first_token"], row["finished"]) == (2, 1.0, 3.75)
-    assert front.retries[0] == 0
+    assert dispatcher.retries[0] == 0
     assert router.seen[1:4] == [
         (1.0, "Placed", 0, 1),
         (1.25, "Left", 0, 1),
@@ -79,29 +79,29 @@ def test_what_is_sent_to_a_replica_that_dies_is_sent_to_another() -> None:
 def test_or_it_is_computed_again_with_the_tokens_that_it_has() -> None:
     """From 1.25 to 2.25 it computes its prompt and the first token again, which gives the second;
     half a second and a byte later the last."""
-    front, [row] = served({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], on_receiver_death="recompute")
+    dispatcher, [row] = served({1: [(1.25, 9.0)]}, [(0.0, 4, 3)], on_receiver_death="recompute")
     assert (row["replica"], row["first_token"], row["finished"]) == (2, 1.0, 2.25 + 5 / 8 + 1.0)
-    assert front.retries[0] == 1
+    assert dispatcher.retries[0] == 1
 
 
 @pytest.mark.parametrize("way", ["resend", "recompute"])
 def test_what_its_source_took_along_begins_anew(way: str) -> None:
     """The source is back at 2, and computes the prompt from then on."""
-    front, [row] = served({0: [(1.25, 0.75)]}, [(0.0, 4, 3)], on_receiver_death=way)
+    dispatcher, [row] = served({0: [(1.25, 0.75)]}, [(0.0, 4, 3)], on_receiver_death=way)
     assert (row["first_token"], row["finished"]) == (3.0, 5.5)
-    assert front.retries[0] == 1
+    assert dispatcher.retries[0] == 1
 
 
 def test_both_ends_die() -> None:
-    front, [row] = served({0: [(1.25, 0.75)], 1: [(1.25, 9.0)]}, [(0.0, 4, 3)])
+    dispatcher, [row] = served({0: [(1.25, 0.75)], 1: [(1.25, 9.0)]}, [(0.0, 4, 3)])
     assert (row["replica"], row["first_token"], row["finished"]) == (2, 3.0, 5.5)
-    assert front.retries[0] == 1
+    assert dispatcher.retries[0] == 1
 
 
 def test_a_source_that_dies_when_all_has_arrived_takes_nothing_along() -> None:
-    front, [row] = served({0: [(1.75, 9.0)]}, [(0.0, 4, 3)])
+    dispatcher, [row] = served({0: [(1.75, 9.0)]}, [(0.0, 4, 3)])
     assert (row["first_token"], row["finished"]) == (1.0, 3.5)
-    assert front.retries[0] == 0
+    assert dispatcher.retries[0] == 0
 
 
 def test_what_waits_for_memory_at_a_replica_that_dies_goes_elsewhere() -> None:
@@ -109,10 +109,10 @@ def test_what_waits_for_memory_at_a_replica_that_dies_goes_elsewhere() -> None:
     schedulers = [scheduler(), scheduler(blocks=4), scheduler()]
     rows = [(0.0, 8, 6), (0.0, 8, 3)]
     router = First()
-    front, [one, other] = served({1: [(3.25, 20.0)]}, rows, schedulers, router=router)
+    dispatcher, [one, other] = served({1: [(3.25, 20.0)]}, rows, schedulers, router=router)
     # From the beginning: a step of prompt, a second on the way, decodes.
-    assert (one["first_token"], front.retries[0]) == (4.25, 1)
-    assert (other["finished"], front.retries[1]) == (3.25 + 1.0 + 2.0, 0)
+    assert (one["first_token"], dispatcher.retries[0]) == (4.25, 1)
+    assert (other["finished"], dispatcher.retries[1]) == (3.25 + 1.0 + 2.0, 0)
     assert {one["replica"], other["replica"]} == {2}
 
 
@@ -129,22 +129,22 @@ def test_what_waits_for_a_seat_at_a_replica_that_dies_is_lost() -> None:
     """Its keys and values are there, and nowhere else."""
     schedulers = [scheduler(), scheduler(max_seqs=1), scheduler()]
     rows = [(0.0, 4, 9), (0.0, 4, 3)]
-    front, [_, other] = served({1: [(3.25, 20.0)]}, rows, schedulers, router=First())
-    assert front.retries == {0: 1, 1: 1}
+    dispatcher, [_, other] = served({1: [(3.25, 20.0)]}, rows, schedulers, router=First())
+    assert dispatcher.retries == {0: 1, 1: 1}
     assert other["first_token"] == 4.25
 
 
 def test_what_waits_for_a_replica_that_decodes_waits_until_one_is_back() -> None:
     roles = ("prefill", "decode")
-    front, [row] = served({1: [(0.5, 3.0)]}, [(0.0, 4, 3)], roles=roles)
-    assert (row["first_token"], row["finished"], front.retries[0]) == (1.0, 3.5 + 0.5 + 2.0, 0)
+    dispatcher, [row] = served({1: [(0.5, 3.0)]}, [(0.0, 4, 3)], roles=roles)
+    assert (row["first_token"], row["finished"], dispatcher.retries[0]) == (1.0, 3.5 + 0.5 + 2.0, 0)
 
 
 def test_what_waits_for_a_replica_that_decodes_is_lost_with_its_source() -> None:
     roles = ("prefill", "decode")
     deaths = {0: [(2.0, 1.0)], 1: [(0.5, 5.0)]}
-    front, [row] = served(deaths, [(0.0, 4, 3)], roles=roles)
-    assert (row["first_token"], front.retries[0]) == (4.0, 1)
+    dispatcher, [row] = served(deaths, [(0.0, 4, 3)], roles=roles)
+    assert (row["first_token"], dispatcher.retries[0]) == (4.0, 1)
     assert row["finished"] == 5.5 + 0.5 + 2.0
 
 
@@ -163,8 +163,12 @@ BOTH = ("both", "both")
 @pytest.mark.parametrize("at", [2.5, 2.9, 3.05])
 def test_a_target_that_dies_while_a_request_moves_leaves_it_where_it_is(at: float) -> None:
     """Copies go from 2.25 on, and the last one from 3 to 3.125, for which it has parted."""
-    front, [row] = served({1: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
-    assert (row["replica"], front.retries[0], front.handover and front.handover.migrations) == (
+    dispatcher, [row] = served({1: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (
+        row["replica"],
+        dispatcher.retries[0],
+        dispatcher.migration and dispatcher.migration.migrations,
+    ) == (
         *(0, 0),
         0,
     )
@@ -173,21 +177,21 @@ def test_a_target_that_dies_while_a_request_moves_leaves_it_where_it_is(at: floa
 
 @pytest.mark.parametrize("at", [2.5, 2.9, 3.05])
 def test_a_source_that_dies_while_a_request_moves_takes_it_along(at: float) -> None:
-    front, [row] = served({0: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
-    assert (row["replica"], front.retries[0]) == (1, 1)
+    dispatcher, [row] = served({0: [(at, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (row["replica"], dispatcher.retries[0]) == (1, 1)
     assert row["finished"] == at + 8.0
 
 
 def test_a_source_that_dies_after_a_move_takes_nothing_along() -> None:
-    front, [row] = served({0: [(3.5, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
-    assert (row["replica"], front.retries[0], row["finished"]) == (1, 0, 8.125)
+    dispatcher, [row] = served({0: [(3.5, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (row["replica"], dispatcher.retries[0], row["finished"]) == (1, 0, 8.125)
 
 
 def test_a_move_that_was_lost_leaves_no_journey() -> None:
     """It boards at 3.125, and the replica to which it moved dies at 4."""
-    front, [row] = served({1: [(4.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
-    assert (row["replica"], front.retries[0], row["finished"]) == (0, 1, 12.0)
-    assert front.handover is not None and not front.handover.journeys
+    dispatcher, [row] = served({1: [(4.0, 20.0)]}, [(0.0, 4, 8)], roles=BOTH, router=Moves())
+    assert (row["replica"], dispatcher.retries[0], row["finished"]) == (0, 1, 12.0)
+    assert dispatcher.migration is not None and not dispatcher.migration.records
 
 
 class WatchedMoves(Moves):
@@ -254,7 +258,7 @@ def test_a_router_cannot_move_a_request_to_a_replica_that_is_down() -> None:
 def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, state: str) -> None:
     """It is sent to replica 1 from 1 on and thrice more; each time that dies before it is there."""
     deaths = [(1.25 + n, 0.5) for n in range(3)]
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler(), scheduler()],
         Jobs([(0.0, 4, 3), (5.0, 4, 1)]),
         RoundRobin(),
@@ -262,7 +266,7 @@ def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, sta
         ("prefill", "decode"),
         token_bytes=1.0,
         network=NETWORK,
-        failures=Named({1: deaths}),
+        failures=ListedOutages({1: deaths}),
         max_retries=most,
     )
     row, other = recorder.requests_table().to_pylist()
@@ -270,8 +274,8 @@ def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, sta
     assert row["finished"] == (3.75 + 0.5 + 2.0 if state == "finished" else 3.25)
     if state == "rejected":
         assert row["reason"] == "replicas died under it more than 2 times (fleet.max_retries)"
-    for member in front.members:
-        assert not member.scheduler.held and member.scheduler.memory.used == 0
+    for replica in dispatcher.replicas:
+        assert not replica.scheduler.held and replica.scheduler.memory.used == 0
 
 
 @pytest.mark.parametrize(("most", "states"), [
@@ -281,17 +285,17 @@ def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, sta
 ])  # fmt: skip
 def test_a_run_whose_replicas_die_too_often_ends(most: int, states: list[str]) -> None:
     """Two deaths find request 0 at work; request 1 needs one step, between the two."""
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler()],
         Jobs([(0.0, 4, 4), (1.5, 4, 1)]),
         RoundRobin(),
         Constant(),
-        failures=Named({0: [(1.25, 0.5), (4.25, 0.5)]}),
+        failures=ListedOutages({0: [(1.25, 0.5), (4.25, 0.5)]}),
         max_retries=most,
     )
     rows = recorder.requests_table().to_pylist()
     assert [row["state"] for row in rows] == states
-    assert front.retries[0] == most
+    assert dispatcher.retries[0] == most
 
 
 def test_what_is_sent_again_goes_before_what_could_go_later() -> None:
@@ -339,46 +343,59 @@ def test_lost_requests_go_between_those_that_came_before_and_after_them() -> Non
 def test_a_draining_replica_stops_when_nothing_is_held_there(at: float) -> None:
     """Nothing is computed there from 1 on, and all is sent at 1.5."""
 
-    def drains(front: Front) -> None:
-        front.environment.at(at).callbacks.append(lambda _: front.drain(front.members[0]))
+    def drains(dispatcher: Dispatcher) -> None:
+        dispatcher.environment.at(at).callbacks.append(
+            lambda _: dispatcher.drain(dispatcher.replicas[0])
+        )
 
-    front, _ = served({}, [(0.0, 4, 3)], begins=drains)
-    assert front.roster.there()[0] == [(0.0, 1.5)]
+    dispatcher, _ = served({}, [(0.0, 4, 3)], begins=drains)
+    assert dispatcher.states.paid()[0] == [(0.0, 1.5)]
 
 
 def test_a_draining_replica_serves_what_is_on_its_way_to_it() -> None:
-    def drains(front: Front) -> None:
-        front.environment.at(1.25).callbacks.append(lambda _: front.drain(front.members[1]))
+    def drains(dispatcher: Dispatcher) -> None:
+        dispatcher.environment.at(1.25).callbacks.append(
+            lambda _: dispatcher.drain(dispatcher.replicas[1])
+        )
 
-    front, [row] = served({}, [(0.0, 4, 3)], begins=drains)
+    dispatcher, [row] = served({}, [(0.0, 4, 3)], begins=drains)
     assert (row["replica"], row["finished"]) == (1, 3.5)
-    assert front.roster.there()[1] == [(0.0, 3.5)]
+    assert dispatcher.states.paid()[1] == [(0.0, 3.5)]
 
 
 def test_a_draining_replica_serves_what_waits_for_its_memory() -> None:
     """Request 0 has all memory of replica 1; request 1 waits for it from 1 on."""
     schedulers, rows = [scheduler(), scheduler(blocks=4)], [(0.0, 8, 6), (0.0, 8, 3)]
 
-    def drains(front: Front) -> None:
-        front.environment.at(3.25).callbacks.append(lambda _: front.drain(front.members[1]))
+    def drains(dispatcher: Dispatcher) -> None:
+        dispatcher.environment.at(3.25).callbacks.append(
+            lambda _: dispatcher.drain(dispatcher.replicas[1])
+        )
 
-    front, found = served({}, rows, schedulers, roles=("prefill", "decode"), begins=drains)
-    assert front.roster.there()[1] == [(0.0, found[1]["finished"])]
+    dispatcher, found = served({}, rows, schedulers, roles=("prefill", "decode"), begins=drains)
+    assert dispatcher.states.paid()[1] == [(0.0, found[1]["finished"])]
 
 
 def test_a_draining_replica_stops_when_a_move_to_it_is_given_up() -> None:
     """The request ends at 3 where it is, while it is copied."""
 
-    def drains(front: Front) -> None:
-        front.environment.at(2.5).callbacks.append(lambda _: front.drain(front.members[1]))
+    def drains(dispatcher: Dispatcher) -> None:
+        dispatcher.environment.at(2.5).callbacks.append(
+            lambda _: dispatcher.drain(dispatcher.replicas[1])
+        )
 
-    front, [row] = served({}, [(0.0, 4, 3)], roles=BOTH, router=Moves(), begins=drains)
+    dispatcher, [row] = served({}, [(0.0, 4, 3)], roles=BOTH, router=Moves(), begins=drains)
     assert (row["replica"], row["finished"]) == (0, 3.0)
-    assert front.roster.there()[1] == [(0.0, 3.0)]
+    assert dispatcher.states.paid()[1] == [(0.0, 3.0)]
 
 
-def _does(what: Callable[[Member], None], member: Member, _: object) -> None:
-    what(member)
+def _drain(dispatcher: Dispatcher, at: float, replica: int) -> None:
+    event = dispatcher.environment.at(at)
+    event.callbacks.append(lambda _: dispatcher.drain(dispatcher.replicas[replica]))
+
+
+def _does(what: Callable[[ReplicaHandle], None], replica: ReplicaHandle, _: object) -> None:
+    what(replica)
 
 
 def test_a_replica_that_was_off_comes_back_with_a_cold_cache() -> None:
@@ -387,9 +404,11 @@ def test_a_replica_that_was_off_comes_back_with_a_cold_cache() -> None:
             for request, output in super().requests():
                 yield Request(request.id, range(8), arrival=request.arrival), output
 
-    def begin(front: Front) -> None:
-        for at, what in ((2.0, front.drain), (3.0, front.up)):
-            front.environment.at(at).callbacks.append(partial(_does, what, front.members[0]))
+    def begin(dispatcher: Dispatcher) -> None:
+        for at, what in ((2.0, dispatcher.drain), (3.0, dispatcher.bring_up)):
+            dispatcher.environment.at(at).callbacks.append(
+                partial(_does, what, dispatcher.replicas[0])
+            )
 
     made = make_memory("prefix", blocks=16, block_size=4)
     one = make_scheduler(memory=made, batching="unified")

@@ -9,7 +9,7 @@ import pytest
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError, PagedsimError, Request, Scheduler
-from pagedsim.fleet.failures import Drawn, Named, failures_of
+from pagedsim.fleet.failures import ListedOutages, RandomOutages, failures_of
 from pagedsim.metrics.steps import FleetSteps
 from policies.routing.least_requests import LeastRequests
 from policies.routing.round_robin import RoundRobin
@@ -28,7 +28,11 @@ def test_what_is_lost_begins_anew_elsewhere() -> None:
     router = Watching()
     jobs = Jobs([(0.0, 3, 6), (0.25, 3, 6)])
     requests, steps = served(
-        [scheduler(), scheduler()], jobs, router, Constant(), failures=Named({0: [(2.5, 10.0)]})
+        [scheduler(), scheduler()],
+        jobs,
+        router,
+        Constant(),
+        failures=ListedOutages({0: [(2.5, 10.0)]}),
     )
     assert requests["replica"].to_pylist() == [1, 1]
     assert requests["output_tokens"].to_pylist() == [6, 6]
@@ -51,12 +55,12 @@ def test_outages_back_to_back_are_one() -> None:
     """Replica 0 is down from 1.5 to 6, and what was lost waits for it all the time."""
     rows = [{"replica": 0, "at": 1.5, "for": 2.5}, {"replica": 0, "at": 4.0, "for": 2}]
     made = failures_of(rows, 1)
-    front, recorder = whole(
+    dispatcher, recorder = whole(
         [scheduler()], Jobs([(0.0, 3, 4)]), RoundRobin(), Constant(), failures=made
     )
     [row] = recorder.requests_table().to_pylist()
-    assert (row["first_token"], row["finished"], front.retries[0]) == (7.0, 10.0, 1)
-    assert front.roster.down() == [[(1.5, 6.0)]]
+    assert (row["first_token"], row["finished"], dispatcher.retries[0]) == (7.0, 10.0, 1)
+    assert dispatcher.states.down() == [[(1.5, 6.0)]]
 
 
 def test_outages_back_to_back_are_one_in_any_numbers() -> None:
@@ -65,8 +69,8 @@ def test_outages_back_to_back_are_one_in_any_numbers() -> None:
         settings = [{"replica": 0, "at": at, "for": seconds} for at, seconds in rows]
         made = failures_of(settings, 1)
         jobs = Jobs([(0.0, 3, 4)])
-        front, _ = whole([scheduler()], jobs, RoundRobin(), Constant(), failures=made)
-        assert front.retries[0] == 1 and len(front.roster.down()[0]) == 1
+        dispatcher, _ = whole([scheduler()], jobs, RoundRobin(), Constant(), failures=made)
+        assert dispatcher.retries[0] == 1 and len(dispatcher.states.down()[0]) == 1
 
 
 def test_a_router_cannot_name_a_replica_that_is_down() -> None:
@@ -82,7 +86,7 @@ def test_a_router_cannot_name_a_replica_that_is_down() -> None:
     jobs = Jobs([(0.0, 3, 4), (2.0, 3, 4)])
     schedulers = [scheduler(), scheduler()]
     with pytest.raises(PagedsimError, match=r"Faithful.route gave .*: must be one of the replicas"):
-        served(schedulers, jobs, Faithful(), Constant(), failures=Named({0: [(1.5, 9.0)]}))
+        served(schedulers, jobs, Faithful(), Constant(), failures=ListedOutages({0: [(1.5, 9.0)]}))
 
 
 def test_who_finds_nobody_alive_waits_in_the_order_of_arrival() -> None:
@@ -92,7 +96,7 @@ def test_who_finds_nobody_alive_waits_in_the_order_of_arrival() -> None:
         jobs,
         RoundRobin(),
         Constant(),
-        failures=Named({0: [(1.5, 8.5)]}),
+        failures=ListedOutages({0: [(1.5, 8.5)]}),
     )
     assert requests["state"].unique().to_pylist() == ["finished"]
     assert requests["first_token"].to_pylist() == [11.0, 15.0, 19.0]
@@ -110,7 +114,11 @@ def test_a_replica_comes_back_empty(ahead: bool) -> None:
 
     jobs = Same([(0.0, 16, 2), (10.0, 16, 2), (20.0, 16, 2)])
     requests, _ = served(
-        [scheduler(**kind)], jobs, RoundRobin(), Constant(), failures=Named({0: [(15.0, 1.0)]})
+        [scheduler(**kind)],
+        jobs,
+        RoundRobin(),
+        Constant(),
+        failures=ListedOutages({0: [(15.0, 1.0)]}),
     )
     assert requests["cached_tokens"].to_pylist() == [0, 12, 0]
 
@@ -136,7 +144,7 @@ def test_a_crash_finds_it_in_any_state(kind: dict[str, Any], at: float, overlap:
         RoundRobin(),
         Constant(block=0.3),
         server={"overlap": overlap},
-        failures=Named({0: [(at, 1.0), (at + 7.0, 2.0)], 1: [(at + 3.5, 0.5)]}),
+        failures=ListedOutages({0: [(at, 1.0), (at + 7.0, 2.0)], 1: [(at + 3.5, 0.5)]}),
     )
     requests = recorder.requests_table()
     assert requests["request"].to_pylist() == list(range(12))
@@ -154,7 +162,7 @@ def test_a_crash_finds_it_in_any_state(kind: dict[str, Any], at: float, overlap:
 
 def test_failures_by_chance_are_of_the_seed_and_each_replicas_own() -> None:
     def first(index: int, seed: int) -> list[tuple[float, float]]:
-        outages = Drawn(100.0, 10.0).of(index, seed)
+        outages = RandomOutages(100.0, 10.0).of(index, seed)
         return [next(outages) for _ in range(2000)]
 
     assert first(0, 1) == first(0, 1)
@@ -178,16 +186,16 @@ class First(Router):
 
 def test_a_run_that_only_fails_is_ended() -> None:
     """Failures go on for ever, and nobody is served."""
-    with pytest.raises(PagedsimError, match="1 in front, for First names nobody"):
+    with pytest.raises(PagedsimError, match=r"1 at the router \(First returned no replica\)"):
         jobs = Jobs([(0.0, 3, 4), (0.0, 3, 4)])
-        served([scheduler()], jobs, First(), failures=Drawn(10.0, 1.0))
+        served([scheduler()], jobs, First(), failures=RandomOutages(10.0, 1.0))
 
 
 def test_it_goes_on_though_nobody_is_served_for_long() -> None:
     """Four outages pass while nobody is here, and while a user thinks."""
     jobs = Jobs([(0.0, 3, 4), (0.0, 3, 4)], "closed", users=1, think_time=100.0)
     outages = [(20.0 * n, 1.0) for n in range(1, 5)]
-    requests, _ = served([scheduler()], jobs, RoundRobin(), failures=Named({0: outages}))
+    requests, _ = served([scheduler()], jobs, RoundRobin(), failures=ListedOutages({0: outages}))
     assert requests["state"].unique().to_pylist() == ["finished"]
 
 
@@ -234,7 +242,7 @@ def test_a_recorder_takes_the_last_step_back(glides: bool) -> None:
             jobs,
             LeastRequests(),
             Constant(),
-            failures=Named({0: [(died, 1.0)]}),
+            failures=ListedOutages({0: [(died, 1.0)]}),
             server={"fast_forward": glides},
         )
         assert steps.replicas[0].num_rows == rows

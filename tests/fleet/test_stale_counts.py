@@ -215,5 +215,5 @@ class Never(Router):
 
 
 def test_renewals_end_where_the_router_holds_a_request_for_ever() -> None:
-    with pytest.raises(PagedsimError, match="1 in front, for Never names nobody"):
+    with pytest.raises(PagedsimError, match=r"1 at the router \(Never returned no replica\)"):
         finished([(0.0, 3, 4), (2.5, 3, 4)], Never(), 2.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import PagedsimError, Request, Scheduler
-from pagedsim.fleet.failures import Named
+from pagedsim.fleet.failures import ListedOutages
 from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Refusal, Replica, Replicas, Router
 from tests.fleet.fleets import served
@@ -99,7 +99,7 @@ class Answers(Router):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (None, "Answers.route gave None, nobody: a router after which requests may wait says so"),
+        (None, "Answers.route returned None: a router that queues requests must set holds = True"),
         ("replica-0", "Answers.route gave 'replica-0': must be one of the replicas"),
     ],
 )
@@ -111,7 +111,7 @@ def test_an_answer_that_is_none_is_refused(answer: object, said: str) -> None:
 def test_who_names_nobody_of_an_idle_fleet_is_refused() -> None:
     router = Answers(None)
     router.holds = True  # type: ignore[misc]
-    with pytest.raises(PagedsimError, match="gave None, nobody, although all are idle"):
+    with pytest.raises(PagedsimError, match="returned None although every replica is idle"):
         served([scheduler(), scheduler()], Jobs([(0.0, 4, 3)]), router)
 
 
@@ -137,5 +137,5 @@ def test_kept_sums_begin_anew_where_a_replica_has_died(died: float) -> None:
     one = scheduler(memory="prefix", batching="unified", max_batched_tokens=24)
     router = Watches([one])
     jobs = Alike([(0.37 * n, 20, 24) for n in range(40)])
-    served([one], jobs, router, Constant(), failures=Named({0: [(died, 0.25)]}))
+    served([one], jobs, router, Constant(), failures=ListedOutages({0: [(died, 0.25)]}))
     assert router.looks > 40

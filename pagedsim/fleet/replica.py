@@ -1,0 +1,331 @@
+"""A replica of a fleet: its server with the fleet's bookkeeping, and the states of all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+from typing import Any
+
+import simpy
+
+from pagedsim.core import Request, RequestId, Scheduler, StepPlan
+from pagedsim.fleet.replica_load import ReplicaLoad, ReplicaRecorder, predicted
+from pagedsim.sim.ahead import AheadServer
+from pagedsim.sim.cost import CostModel
+from pagedsim.sim.environment import Environment
+from pagedsim.sim.server import Server
+
+ARRIVAL_BATCH = 128
+"""Arrivals that an independently simulated replica collects before it processes them."""
+
+Waiter = tuple[simpy.Event, Request | None]
+"""An event, and the request that retries a reservation or admission on it, if any."""
+
+
+class StepNotifier:
+    """Condition variable notified at the end of each step of a replica.
+
+    It wakes waiters in order, but skips requests whose retry is certain to fail: where many
+    requests wait for memory, only one of them is next.
+    """
+
+    def __init__(self, environment: Environment, scheduler: Scheduler) -> None:
+        self._environment = environment
+        self._queues = scheduler.queues
+        self._waiting: list[Waiter] = []
+        self._first: Any = None  # order of the next request to get memory; None: not looked up
+
+    def __bool__(self) -> bool:
+        """Whether there are waiters."""
+        return bool(self._waiting)
+
+    def wait(self, request: Request | None = None) -> simpy.Event:
+        """The next notification; for a blocked `request` the next after which it may succeed."""
+        event = self._environment.event()
+        self._waiting.append((event, request))
+        return event
+
+    def drop(self, request: Request | None = None) -> None:
+        """Remove the waiter of a request, or all waiters."""
+        kept = [one for one in self._waiting if request is not None and one[1] is not request]
+        self._waiting = kept
+
+    def notify(self) -> None:
+        """Wake the waiters, after the events already scheduled for now."""
+        if self._waiting:
+            notified, self._waiting = self._waiting, []
+            event = self._environment.event()
+            event.callbacks.append(lambda _: self._wake(notified))
+            event.succeed()
+
+    def _wake(self, notified: Sequence[Waiter]) -> None:
+        tried, blocked, again, self._first = False, False, False, None
+        for waiter in notified:
+            event, request = waiter
+            # One request always retries: the queue may have changed in ways not tracked here.
+            if request is not None and tried and self._still_blocked(request):
+                self._waiting.append(waiter)
+                blocked = True
+                continue
+            tried = tried or request is not None
+            _fire(event)
+            if request is not None and self._waiting and self._waiting[-1][1] is request:
+                blocked = True
+            else:
+                self._first = None  # the state has changed
+                again = again or blocked
+        if again:  # a request that was tried before its turn may succeed now
+            self.notify()
+
+    def _still_blocked(self, request: Request) -> bool:
+        """Whether a retry is certain to fail."""
+        queues = self._queues
+        if request.id in queues.holdings.standing:
+            return queues.seats + request.width > queues.max_seqs
+        asking = queues.holdings.asking
+        if request.id not in asking:
+            return False
+        if not queues.ranked:
+            return request.id != next(iter(asking))
+        if self._first is None:
+            rivals = (*(one.of for one in asking.values()), *queues.swapped)
+            self._first = min(map(queues.order, rivals))
+        return bool(queues.order(request) > self._first)
+
+
+def _fire(event: simpy.Event) -> None:
+    """Process an event immediately, ahead of the events already scheduled for now."""
+    callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+    event._ok, event._value = True, None
+    for callback in callbacks:
+        callback(event)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The components of a replica, before it is placed in a simulation."""
+
+    name: str
+    role: str
+    scheduler: Scheduler
+    cost: CostModel
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `Server`."""
+    token_bytes: float = 0.0
+    """KV bytes of a token on each of its GPUs."""
+    layers: int = 1
+    """Layers of the model."""
+
+
+class ReplicaHandle:
+    """A running replica."""
+
+    def __init__(
+        self,
+        index: int,
+        unit: Unit,
+        clock: Environment,
+        recorder: ReplicaRecorder,
+        independent: bool = False,
+    ) -> None:
+        """`clock` is the fleet's environment. An `independent` replica has an environment of its
+        own and is advanced to the fleet's time only when it is read or receives a request."""
+        self.clock = clock
+        self.own = environment = Environment() if independent else clock
+        self.index = index
+        self.name = unit.name
+        self.role = unit.role
+        self.unit = unit
+        self.scheduler = unit.scheduler
+        self.cost = unit.cost
+        self.load = ReplicaLoad(recorder)
+        kind = AheadServer if unit.scheduler.async_scheduling else Server
+        self.server = kind(environment, unit.scheduler, unit.cost, self.load, **unit.settings)
+        self.server.undo = self.load.undo
+        self.sampled: Callable[[StepPlan], None] | None = None
+        """Callback for steps that complete prompts, on a prefill replica."""
+        self.incoming: dict[RequestId, tuple[int, float]] = {}
+        """Requests migrating to this replica: blocks not reserved yet, and predicted remaining
+        output tokens."""
+        self.arrived: list[tuple[float, Request, int]] = []
+        """Arrivals that are not processed yet."""
+        self.notifier = StepNotifier(environment, unit.scheduler)
+
+    @property
+    def due(self) -> float:
+        """Time of the next event at the replica."""
+        queue = self.own._queue
+        return queue[0][0] if queue else inf
+
+    @property
+    def lagging(self) -> bool:
+        """Whether the replica has events before the fleet's current time."""
+        return bool(self.arrived) or self.due < self.clock._now
+
+    def catch_up(self) -> None:
+        """Advance the replica to the fleet's current time."""
+        self._process_arrivals()
+        if self.own is not self.clock:
+            self.own.run_to(self.clock._now)
+
+    def close(self) -> None:
+        """Declare that no further requests arrive."""
+        self._process_arrivals()
+        self.server.close()
+
+    def run_to_end(self) -> None:
+        """Serve the remaining requests, in the replica's own environment."""
+        self.own.horizon = inf
+        self.own.run(self.server.process)
+
+    def submit(self, request: Request, output_len: int) -> None:
+        """A request arrives now."""
+        if self.own is self.clock:
+            self._add(request, output_len)
+            return
+        # Batching keeps the working set of a replica in the processor's caches.
+        self.arrived.append((self.clock.now, request, output_len))
+        if len(self.arrived) == ARRIVAL_BATCH:
+            self._process_arrivals()
+
+    def _process_arrivals(self) -> None:
+        arrived, self.arrived = self.arrived, []
+        for time, request, output_len in arrived:
+            self.own.run_to(time)
+            self._add(request, output_len)
+
+    def _add(self, request: Request, output_len: int) -> None:
+        self.load.arrived(request)
+        self.server.submit(request, output_len)
+
+    def crash(self) -> list[Request]:
+        """Drop all state of the replica now; returns the requests that it served."""
+        lost = self.server.crash()
+        self.load.clear()
+        self.incoming.clear()
+        self.notifier.drop()
+        return lost
+
+    def expect(self, request: Request) -> None:
+        """Register a request that migrates to this replica."""
+        blocks = self.scheduler.memory.blocks_for(request.num_tokens)
+        left = max(predicted(request) - request.generated, 0.0)
+        self.incoming[request.id] = blocks, left
+
+    def room_reserved(self, request: Request) -> None:
+        """The blocks of an incoming request are reserved."""
+        self.incoming[request.id] = 0, self.incoming[request.id][1]
+
+    def cancel_expected(self, request: Request) -> None:
+        """An incoming request was attached, or its migration has ended."""
+        self.incoming.pop(request.id, None)
+
+    @property
+    def alive(self) -> list[Request]:
+        """Requests that are served here, have just arrived, or hold blocks here in migration."""
+        away = [request for request in self.scheduler.held if request.alive]
+        arrived = [request for _, request, _ in self.arrived]
+        return [*self.scheduler.requests.values(), *away, *arrived]
+
+    # -- step boundaries ---------------------------------------------------------------------------
+
+    def boundary(self, request: Request | None = None) -> simpy.Event:
+        """The end of the next step, or the next release of memory between steps; for a blocked
+        `request` the next after which it may succeed."""
+        self.server.outside = self
+        return self.notifier.wait(request)
+
+    def waits_for(self, plan: StepPlan) -> bool:
+        """Whether the end of this step has to be reported."""
+        return bool(self.notifier or (self.sampled and plan.chunks))
+
+    def committed(self, plan: StepPlan) -> None:
+        """The step has ended now."""
+        if self.sampled and plan.chunks:
+            self.sampled(plan)
+        self.notifier.notify()
+
+    def hand_off(self, sampled: Callable[[StepPlan], None]) -> None:
+        """Register the callback that migrates requests after their first token."""
+        self.sampled = sampled
+        self.server.outside = self
+
+    def release(self, request: Request) -> None:
+        """Free the blocks held here for a request in migration."""
+        self.scheduler.release_reservation(request)
+        self.notifier.notify()
+        self.server.wake()
+
+
+class ReplicaState(Enum):
+    """The state of a replica in the fleet."""
+
+    UP = "up"  # receives requests
+    STARTING = "starting"  # will receive requests
+    DRAINING = "draining"  # finishes its requests and receives no others
+    DOWN = "down"  # has failed and will restart
+    OFF = "off"  # not needed
+
+
+PAID = (ReplicaState.UP, ReplicaState.STARTING, ReplicaState.DRAINING)
+"""States in which a replica costs money."""
+Span = tuple[float, float]
+"""Begin and end, in seconds of the run."""
+
+
+class ReplicaStates:
+    """The state of each replica, with its history; all are up at first."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        replicas: Sequence[ReplicaHandle],
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called when the set of replicas that receive requests changes."""
+        self.replicas = replicas
+        self._changed = changed
+        self._environment = environment
+        self._state = [ReplicaState.UP for _ in replicas]
+        self._since = [0.0 for _ in replicas]
+        self._past: list[list[tuple[ReplicaState, float, float]]] = [[] for _ in replicas]
+
+    def __getitem__(self, replica: ReplicaHandle) -> ReplicaState:
+        return self._state[replica.index]
+
+    def since(self, replica: ReplicaHandle) -> float:
+        """Time of the last change of state."""
+        return self._since[replica.index]
+
+    def in_state(self, *states: ReplicaState) -> list[ReplicaHandle]:
+        """The replicas in one of these states, by index."""
+        return [one for one in self.replicas if self._state[one.index] in states]
+
+    def put(self, replica: ReplicaHandle, state: ReplicaState) -> None:
+        """Change the state of a replica now."""
+        now, index, before = self._environment.now, replica.index, self[replica]
+        self._past[index].append((before, self._since[index], now))
+        self._state[index], self._since[index] = state, now
+        if ReplicaState.UP in (before, state):
+            self._changed()
+
+    def paid(self) -> list[list[Span]]:
+        """The spans in which each replica costs money; the current one ends at infinity."""
+        return [self._spans(one, *PAID) for one in self.replicas]
+
+    def down(self) -> list[list[Span]]:
+        """The spans in which each replica was down."""
+        return [self._spans(one, ReplicaState.DOWN) for one in self.replicas]
+
+    def _spans(self, replica: ReplicaHandle, *states: ReplicaState) -> list[Span]:
+        spans: list[Span] = []
+        current = (self[replica], self._since[replica.index], inf)
+        for state, begin, end in (*self._past[replica.index], current):
+            if state not in states or begin == end:
+                continue
+            if spans and spans[-1][1] == begin:
+                begin = spans.pop()[0]
+            spans.append((begin, end))
+        return spans
