@@ -163,9 +163,8 @@ def holds(fleet: dict[str, Any]) -> None:
     for before, after in pairwise(("arrival", "scheduled", "first_token", "finished")):
         early, late = (requests.filter(finished)[name].to_numpy() for name in (before, after))
         assert (early <= late).all()
-    assert (
-        dispatcher.lazy is not None or not dispatcher.num_requests
-    )  # a lazily advanced replica reports no departures
+    # With lazy advancement, replicas do not report departures to the dispatcher.
+    assert dispatcher.lazy is not None or not dispatcher.num_requests
     assert not dispatcher.held
     assert dispatcher.migration is None or not dispatcher.migration.waiting
     for replica in dispatcher.replicas:
