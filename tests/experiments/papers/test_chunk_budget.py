@@ -84,7 +84,7 @@ def searched(study: ChunkBudget, sustains: Mapping[str, float], seeds: int = 1) 
 
 def test_a_search_ends_at_the_rate_that_is_sustained() -> None:
     of = study(capacity=CAPACITY)
-    reading = of.read(searched(of, {"first": 1.3, "512": 3.9}, seeds=2))
+    reading = of.analyse(searched(of, {"first": 1.3, "512": 3.9}, seeds=2))
     rows = {row.what: row for row in reading.rows}
     gain = rows["small: the largest gain of a budget"]
     assert gain.ours == pytest.approx(3, rel=0.05) and gain.published == 2.0
@@ -107,7 +107,7 @@ def test_objectives_share_their_runs() -> None:
 
 def test_where_nothing_is_sustained_no_number_is_told() -> None:
     of = study(capacity=CAPACITY)
-    reading = of.read(searched(of, {"first": 0.0, "512": 3.9}))
+    reading = of.analyse(searched(of, {"first": 0.0, "512": 3.9}))
     assert [row.what for row in reading.rows] == ["small, strict: 512 / first"]
     assert math.isnan(reading.rows[0].ours)
 

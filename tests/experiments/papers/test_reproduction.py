@@ -49,13 +49,13 @@ def with_runs(*words: str, changed: Sequence[str] = ()) -> Runs:
 
 def test_notes_of_the_analysis_come_before_those_of_the_runs() -> None:
     notes = ["arms a, b", "it is hot", "in 1 of 2 runs it rains"]
-    assert Figure().read(with_runs("model=tiny")).notes == notes
+    assert Figure().analyse(with_runs("model=tiny")).notes == notes
     *_, changed = with_runs(changed=["a", "b", "c", "d", "e"]).notices()
     assert changed.startswith("the code or a file of a, b, c and 2 more changed on the way")
 
 
 def test_overrides_that_change_the_comparison_are_named_first() -> None:
     alike = ("experiment=x", "seeds=2", "tracking=none", "workload.rate=2", "~study.loads")
-    assert Limited().read(with_runs(*alike)).notes[0] == "arms a, b"
-    note = Limited().read(with_runs(*alike, "model=tiny", "study.sizes=[1]")).notes[0]
+    assert Limited().analyse(with_runs(*alike)).notes[0] == "arms a, b"
+    note = Limited().analyse(with_runs(*alike, "model=tiny", "study.sizes=[1]")).notes[0]
     assert note == "model=tiny, study.sizes=[1]: published for another model"
