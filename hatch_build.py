@@ -37,7 +37,7 @@ INTERPRETED = {
     "pagedsim/core/errors.py",  # mypyc derives no class from ValueError
     "pagedsim/core/symbolic_prompt.py",  # mypyc derives no class from Sequence
     "pagedsim/core/policy_validation.py",  # as sampling.py: it validates
-    "pagedsim/core/vetting.py",  # as policy_validation.py; and it makes classes
+    "pagedsim/core/contracts.py",  # as policy_validation.py; and it makes classes
     "pagedsim/core/sampling.py",  # it validates its own arguments
     "pagedsim/core/policy.py",  # whatever a user's class may do with it is to work
 }

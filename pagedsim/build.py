@@ -32,46 +32,41 @@ from pagedsim.core import (
     TieredMemory,
     Unified,
 )
+from pagedsim.core.contracts import BATCHING, MEMORY, vet
 from pagedsim.core.errors import refuse_settings, unknown
 from pagedsim.core.policy_validation import refuse_signatures
-from pagedsim.core.vetting import BATCHING, MEMORY, vet
 from policies.admission import Cap, Reserve
 from policies.aging import Aging
 from policies.continuum import Continuum
-from policies.drr import DRR
-from policies.edf import EDF
-from policies.fcfs import FCFS
-from policies.hrrn import HRRN
+from policies.fairness import DRR, VTC
 from policies.longest_prefix import LongestPrefix
 from policies.ltr import LTR
-from policies.mlfq import MLFQ, SkipJoin
+from policies.mlfq import MLFQ, PLAS, SkipJoin
+from policies.ordering import EDF, FCFS, HRRN, SJF, SRPT, Priority
 from policies.past_future import PastFuture
-from policies.plas import PLAS
 from policies.preemption import Cheapest, Recompute, Swap
-from policies.priority import Priority
-from policies.routing.central import Central
 from policies.routing.conductor import Conductor
 from policies.routing.dynamo import Dynamo
-from policies.routing.least_requests import LeastRequests
-from policies.routing.least_tokens import LeastTokens
-from policies.routing.least_work import LeastWork
 from policies.routing.llm_d import LlmD
 from policies.routing.llumnix import Llumnix
 from policies.routing.lmetric import LMetric
-from policies.routing.power_of_two import PowerOfTwo
 from policies.routing.preble import Preble
 from policies.routing.prefix_aware import PrefixAware
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Router
+from policies.routing.simple import (
+    Central,
+    LeastRequests,
+    LeastTokens,
+    LeastWork,
+    PowerOfTwo,
+    RoundRobin,
+    Uniform,
+)
 from policies.routing.splitwise import Splitwise
 from policies.routing.sticky import Sticky
-from policies.routing.uniform import Uniform
 from policies.routing.vllm_dp import VllmDP
-from policies.sjf import SJF
 from policies.slo import SLO
-from policies.srpt import SRPT
 from policies.victims import VictimRule
-from policies.vtc import VTC
 
 T = TypeVar("T")
 
@@ -137,6 +132,25 @@ ROUTERS: Mapping[str, type[Router]] = {
     "splitwise": Splitwise,
     "conductor": Conductor,
 }
+
+_MOVED = {
+    **{
+        f"policies.{name}": "policies.ordering"
+        for name in ("edf", "fcfs", "hrrn", "priority", "sjf", "srpt")
+    },
+    **dict.fromkeys(("policies.drr", "policies.vtc"), "policies.fairness"),
+    "policies.plas": "policies.mlfq",
+    "policies.victims": "policies.victims",
+    **{
+        f"policies.routing.{name}": "policies.routing.simple"
+        for name in (
+            *("central", "least_requests", "least_tokens", "least_work"),
+            *("power_of_two", "round_robin", "uniform"),
+        )
+    },
+}
+"""Former modules: their paths stand in configurations of recorded runs."""
+_RENAMED = {"Yields": "VictimRule"}
 
 
 @cache
@@ -293,8 +307,14 @@ def _class(kind: str, name: object, known: Mapping[str, type[T]], base: type[Any
     return found
 
 
+def current_path(path: str) -> str:
+    """The dotted path of a class of `policies`, whose module may have had another name."""
+    module, _, name = path.rpartition(".")
+    return f"{_MOVED[module]}.{_RENAMED.get(name, name)}" if module in _MOVED else path
+
+
 def _by_path(kind: str, path: str, base: type[Any]) -> Any:
-    module, _, attribute = path.rpartition(".")
+    module, _, attribute = current_path(path).rpartition(".")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:

@@ -9,12 +9,12 @@ from pagedsim.core.request import Rank
 
 
 class Aging(PolicyWrapper):
-    """As `of`, but each second of waiting is worth `rate` of its ranks, so that nobody starves.
+    """As the policy inside, but each second of waiting is worth `rate` ranks: no request starves.
 
-    A request whose rank is d worse than another's goes first if it came d / `rate` seconds sooner:
-    all gain alike, so that the order of two changes neither with the time nor in the queue. Of a
-    rank of several numbers the last one ages, among those whose others are equal: `ltr`'s urgent
-    stay before all, who `longest_prefix` puts off stays behind, and `drr` keeps its turns.
+    A request whose rank is d worse than another's goes first if it arrived d / `rate` seconds
+    sooner. All ranks gain at the same rate, so the order of two requests does not change with time.
+    Of a tuple the last number ages: requests that are urgent in `ltr` stay first, those that
+    `longest_prefix` defers stay last, and `drr` keeps its turns.
     """
 
     def __init__(self, of: Policy | None = None, rate: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""Sessions keep what they have in memory while their tools run."""
+"""Sessions keep their prefixes in memory while their tools run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pagedsim.core.request import State
 
 
 class Continuum(Policy):
-    """Sessions go in the order in which they began, and before all others who come back in time:
-    for that long nobody new gets the memory that they left in the prefix cache.
+    """Sessions in order of their beginning, those that return in time before all others: until then
+    their blocks in the prefix cache are pinned against new admissions.
 
     In time is within `ttl` seconds of the last answer and then, once some of its client's sessions
-    have come back, within the mean of how long the last `window` of these took.
+    have returned, within the mean gap of the last `window` returns.
     """
 
     paper = "Li et al., Continuum, 2025 (2511.02230)"
@@ -27,7 +27,7 @@ class Continuum(Policy):
     def __init__(self, ttl: float = 2.0, window: int = 100) -> None:
         self.ttl = require_number("ttl", ttl, low=0)
         self.window = require_whole("window", window, 1)
-        self._began: dict[str, float] = {}  # when each session first came
+        self._began: dict[str, float] = {}  # first arrival by session
         # When the last answer of each session ended, unless a request of it came since.
         self._answered: dict[str, float] = {}
         self._until: dict[str, float] = {}
@@ -35,15 +35,15 @@ class Continuum(Policy):
         self._ranks: dict[Request, tuple[bool, float]] = {}
 
     def time_to_live(self, client: str) -> float:
-        """Seconds for which the memory of a client's sessions is kept."""
+        """Seconds for which the blocks of a client's sessions are pinned."""
         gaps = self._gaps.get(client)
         return sum(gaps) / len(gaps) if gaps else self.ttl
 
     def rank(self, request: Request, state: ServerState) -> tuple[bool, float]:
         if request not in self._ranks:  # it arrives
-            came, session = request.arrival or 0.0, request.session
+            arrival, session = request.arrival or 0.0, request.session
             late = session is None or state.now > self._until.get(session, -inf)
-            began = came if session is None else self._began.setdefault(session, came)
+            began = arrival if session is None else self._began.setdefault(session, arrival)
             self._ranks[request] = (late, began)
         return self._ranks[request]
 
@@ -66,5 +66,5 @@ class Continuum(Policy):
                 self._answered[session] = now
         elif isinstance(event, Arrived) and session in self._answered:
             gap = now - self._answered.pop(session)
-            if gap >= 0:  # else it came while the answer was computed, and waited for no tool
+            if gap >= 0:  # otherwise it arrived during the answer, and waited for no tool
                 self._gaps[request.client].append(gap)

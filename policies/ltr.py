@@ -7,13 +7,12 @@ from math import inf
 
 from pagedsim.core import Admitted, Event, Left, Policy, Preempted, Request, ServerState
 from pagedsim.core.errors import require_flag, require_whole
-from pagedsim.core.events import Arrived
-from pagedsim.core.policy import RankChanges
-from policies.due import Due
+from pagedsim.core.policy import Arrived, RankChanges
+from policies.mlfq import Due
 
 
 class LTR(Policy):
-    """The lowest predicted rank goes first; who was idle for long goes before all for a while.
+    """The lowest predicted rank goes first; after a long idle time a request is first for a while.
 
     Waiting, running and swapped requests are one order. A request that was in no step for `starve`
     steps is urgent until it has generated `period` more tokens. A prediction need only order
@@ -28,8 +27,8 @@ class LTR(Policy):
         self.starve = require_whole("starve", starve, 1)
         self.period = require_whole("period", period, 1)
         self.displacing = require_flag("displace", displace)
-        self._idle: dict[Request, int] = {}  # since which step, of those who are in none
-        self._urgent: dict[Request, int] = {}  # up to how many tokens, of those who are
+        self._idle: dict[Request, int] = {}  # by request not in a plan: since which step
+        self._urgent: dict[Request, int] = {}  # by urgent request: up to how many tokens
         self._due = Due()  # by the number of the step
         self._step = 0
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from pagedsim.core import Event, Left, Policy, Request, ServerState
 from pagedsim.core.errors import require_number, require_whole
 from pagedsim.core.request import State
-from policies.refusal import Refusal
+from policies.admission import Refusal
 
 Need = tuple[float, int, int]
 """Tokens that a request will still generate and keep, as it does all but the last; tokens that it
@@ -21,7 +21,7 @@ class PastFuture(Refusal):
 
     Lengths are predicted ones, or else drawn from the last `window` outputs, among those that are
     longer than what a request has said already. `reserve` is the share of memory that stays free.
-    With exact lengths nobody is ever preempted.
+    With exact lengths no request is ever preempted.
     """
 
     paper = "Gong et al., Past-Future Scheduler, ASPLOS 2025 (2507.10150)"
@@ -34,7 +34,7 @@ class PastFuture(Refusal):
         self.reserve = require_number("reserve", reserve, 0, below=1)
         self.seed = require_whole("seed", seed)
         self._outputs: deque[int] = deque(maxlen=self.window)
-        self._lengths: dict[Request, float] = {}  # what answers are taken to come to
+        self._lengths: dict[Request, float] = {}  # assumed output lengths
 
     def refuses(self, request: Request, state: ServerState) -> float | None:
         there = [*state.running, *state.swapped]
@@ -44,7 +44,7 @@ class PastFuture(Refusal):
         if excess <= 0:
             return None
         # While the batch decodes, a newcomer would have a token less at its peak with each step;
-        # until somebody says more than was thought.
+        # until an output exceeds its assumed length.
         if not all(one.decoding for one in there):
             return 1
         return int(min(ceil(excess / request.width), min(left for left, _, _ in needs)))
@@ -65,7 +65,7 @@ class PastFuture(Refusal):
         return needs
 
     def _length(self, request: Request, state: ServerState) -> float:
-        """What its answer will come to: more than it has said already, if it may."""
+        """Its assumed output length, above what it has generated."""
         said, length = request.generated, request.predicted_len
         if length is None or length <= said:
             longer = [one for one in self._outputs if one > said]
@@ -82,7 +82,7 @@ class PastFuture(Refusal):
 
 
 def _peak(needs: list[Need]) -> float:
-    """Tokens in memory at most: when somebody ends, with those who are still there then."""
+    """The peak of tokens in memory, over the ends of all requests."""
     peak = held = sequences = 0.0
     for left, tokens, width in sorted(needs, key=itemgetter(0), reverse=True):
         held += tokens

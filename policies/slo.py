@@ -13,7 +13,7 @@ TARGETS = {0.0: 1.0, 1.0: 10.0}
 
 
 class SLO(Policy):
-    """Whose first token is due soonest goes first: arrival plus what its class may wait.
+    """The earliest due first token goes first: arrival plus the target of its class.
 
     `targets` has the seconds of each `priority`; of one that is not there, those of the next less
     urgent. With `shed` a request that waited longer than that before it began is rejected.

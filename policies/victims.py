@@ -1,4 +1,4 @@
-"""Who yields its memory, on top of any order."""
+"""Rules for the choice of victims, on top of any order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cost = Callable[[Request, ServerState], float]
 
 
 def remaining(request: Request, state: ServerState) -> float:
-    """Tokens that a request will still generate, as far as anybody knows."""
+    """Tokens that a request will still generate, by its prediction or its limit."""
     if request.predicted_len is None:
         return state.longest_output(request) - request.generated
     return request.predicted_len - request.generated
@@ -40,9 +40,9 @@ VICTIMS: Mapping[str, tuple[str, Cost | None]] = {
 
 
 class VictimRule(PolicyWrapper):
-    """A policy with another rule of who yields.
+    """A policy with another choice of victims.
 
-    Where it displaces, only those yield who rank behind the needy one, or else itself.
+    With displacement, only requests that rank behind the needy one are victims, or itself.
     """
 
     def __init__(self, of: Policy, victim: str) -> None:
@@ -55,7 +55,7 @@ class VictimRule(PolicyWrapper):
     def choose_victim(
         self, running: Sequence[Request], needy: Request, state: ServerState
     ) -> Request:
-        if self.displacing:  # or the victim would push out who got its memory, again and again
+        if self.displacing:  # otherwise victims would preempt each other for ever
             first = rank_key(self, state, needy)
             behind = [one for one in running if rank_key(self, state, one) > first]
             running = behind or ([needy] if needy in running else running)

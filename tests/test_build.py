@@ -26,9 +26,8 @@ from pagedsim.core import (
     ServerState,
     Unified,
 )
-from policies.fcfs import FCFS
+from policies.ordering import FCFS, Priority
 from policies.preemption import Cheapest, Swap
-from policies.priority import Priority
 
 
 def says(message: str) -> Any:
@@ -188,17 +187,17 @@ def test_a_path_that_leads_nowhere() -> None:
     with says("policy=no.such.Thing: cannot be imported: No module named 'no'"):
         make_policy("no.such.Thing")
     with says(
-        "policy=policies.fcfs.LCFS: cannot be imported: "
-        "module 'policies.fcfs' has no attribute 'LCFS'"
+        "policy=policies.ordering.LCFS: cannot be imported: "
+        "module 'policies.ordering' has no attribute 'LCFS'"
     ):
-        make_policy("policies.fcfs.LCFS")
+        make_policy("policies.ordering.LCFS")
 
 
 def test_a_path_to_something_else() -> None:
     with says("policy=pagedsim.core.PagedMemory: must be a subclass of Policy"):
         make_policy("pagedsim.core.PagedMemory")
-    with says("policy=policies.fcfs.__doc__: must be a subclass of Policy"):
-        make_policy("policies.fcfs.__doc__")
+    with says("policy=policies.ordering.__doc__: must be a subclass of Policy"):
+        make_policy("policies.ordering.__doc__")
 
 
 @pytest.mark.parametrize(
@@ -242,3 +241,16 @@ def test_cheapest_takes_prices() -> None:
     preemption = make_preemption("cheapest", prices=prices)
     assert isinstance(preemption, Cheapest)
     assert preemption.prices is prices
+
+
+@pytest.mark.parametrize(
+    ("former", "current"),
+    [
+        ("policies.fcfs.FCFS", FCFS),
+        ("policies.priority.Priority", Priority),
+        ("policies.vtc.VTC", POLICIES["vtc"]),
+        ("policies.plas.PLAS", POLICIES["plas"]),
+    ],
+)
+def test_former_paths_of_policies_are_found(former: str, current: type[Policy]) -> None:
+    assert type(make_policy(former)) is current

@@ -82,7 +82,7 @@ def test_the_settings_of_the_manual_page_are_the_configuration_s(call: Call) -> 
 def test_info_works(tmp_path: Path) -> None:
     done = command(tmp_path, "--info", "config")
     assert done.returncode == 0
-    assert "policies.fcfs.FCFS" in done.stdout
+    assert "policies.ordering.FCFS" in done.stdout
 
 
 # -- a run -----------------------------------------------------------------------------------------

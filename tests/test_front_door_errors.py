@@ -289,7 +289,7 @@ VALUES = {
     ),
     "added key of a policy": (
         f"{SINGLE} +policy.displace=true",
-        "policy.displace: no such setting of policy._target_=policies.fcfs.FCFS; it takes none",
+        "policy.displace: no such setting of policy._target_=policies.ordering.FCFS; it takes none",
     ),
     "added seed of the workload": (
         f"{SINGLE} +workload.seed=77",
@@ -848,8 +848,8 @@ FLEETS = {
     ),
     "unknown router": (f"{SINGLE} router=prefix_awar", "router=prefix_awar: unknown; did you mean"),
     "a router that is none": (
-        f"{SINGLE} fleet.replicas=2 router._target_=policies.fcfs.FCFS",
-        "router._target_=policies.fcfs.FCFS: makes a FCFS, must make a Router",
+        f"{SINGLE} fleet.replicas=2 router._target_=policies.ordering.FCFS",
+        "router._target_=policies.ordering.FCFS: makes a FCFS, must make a Router",
     ),
     "unknown setting": (f"{SINGLE} fleet.replicas=2 +fleet.foo=3", "fleet.foo: no such setting of"),
 }

@@ -8,8 +8,8 @@ import pytest
 
 from pagedsim.core import ConfigError, Scheduler, Unified
 from pagedsim.server import ServerSpec
+from policies.ordering import Priority
 from policies.preemption import Cheapest
-from policies.priority import Priority
 
 
 class Free:

@@ -135,7 +135,7 @@ def full_batch(model: LoadedModel, running: int, steps: int, ahead: bool) -> LLM
     for number in range(running):
         length = rng.randint(64, LONGEST - steps - 64)
         engine.add_request(number, [rng.randrange(250) for _ in range(length)], params)
-    while engine.scheduler.clock.riders < running:
+    while engine.scheduler.clock.requests < running:
         engine.step()
     return engine
 

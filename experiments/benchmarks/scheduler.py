@@ -101,7 +101,7 @@ def full_batch(batching: str, memory: str, running: int, steps: int) -> Schedule
         prompt = 384 + number % 128  # so that blocks fill at different steps
         tokens = range(prompt) if memory == "prefix" else prompt
         scheduler.add(Request(number, tokens), now=0.0)
-    while scheduler.clock.riders < running:
+    while scheduler.clock.requests < running:
         scheduler.commit(scheduler.plan(0.0), 0.0)
     return scheduler
 

@@ -71,8 +71,7 @@ from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.workload import Workload, chat_sessions, synthetic, trace
-from policies.fcfs import FCFS
-from policies.priority import Priority
+from policies.ordering import FCFS, Priority
 
 # -- the event loop --------------------------------------------------------------------------------
 

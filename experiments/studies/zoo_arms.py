@@ -11,7 +11,7 @@ from pagedsim.core import ConfigError, Memory, Policy, PrefixMemory
 from pagedsim.run.backend import RunConfig, Settings, policy_of
 from pagedsim.run.parts import build, unmet
 from pagedsim.workload import Workload
-from policies.refusal import Refusal
+from policies.admission import Refusal
 
 
 def every_policy(predictors: Sequence[str]) -> dict[str, list[str]]:

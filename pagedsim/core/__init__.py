@@ -1,6 +1,6 @@
 """The scheduler: plain Python, no clock, no torch, no I/O. Start reading at `scheduler.py`."""
 
-from pagedsim.core.answer import Continuation
+from pagedsim.core.batch_state import ServerState
 from pagedsim.core.batching import Batching, OneByOne, PrefillFirst, Static, Unified
 from pagedsim.core.errors import (
     ConfigError,
@@ -9,7 +9,6 @@ from pagedsim.core.errors import (
     PlanError,
     RequestError,
 )
-from pagedsim.core.events import Admitted, Arrived, Event, Left, Preempted
 from pagedsim.core.memory import (
     Fit,
     Memory,
@@ -22,12 +21,21 @@ from pagedsim.core.memory import (
     TieredMemory,
     Usage,
 )
-from pagedsim.core.plan import Chunk, Rejection, StepPlan
-from pagedsim.core.policy import Policy, PolicyWrapper, Preemption, PreemptionMode
+from pagedsim.core.plan import Chunk, Continuation, Rejection, StepPlan
+from pagedsim.core.policy import (
+    Admitted,
+    Arrived,
+    Event,
+    Left,
+    Policy,
+    PolicyWrapper,
+    Preempted,
+    Preemption,
+    PreemptionMode,
+)
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.sampling import SamplingParams
 from pagedsim.core.scheduler import Scheduler
-from pagedsim.core.state import ServerState
 
 __all__ = [
     "Admitted",

@@ -1,4 +1,4 @@
-"""Whether those who wait go on waiting: what lets a driver skip steps that decide nothing."""
+"""Forecast how many steps admit no request, so that a driver can fast-forward over them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pagedsim.core.request import Request
 
 
 class AdmissionForecast:
-    """Tells for how long nobody gets in while the batch decodes.
+    """The number of decode steps before another admission is possible.
 
-    Memory and seats only become scarcer then. So a request that was not admitted stays in the
-    queue, unless another becomes the head of it or the policy changes its answer. Where neither
-    can be ruled out beforehand, both are checked in each step, which costs less than to plan it:
-    in the order in which the batching would ask, before or after the batch has grown.
+    Memory and seats only become scarcer while the batch decodes. So a request that was not admitted
+    stays in the queue, unless another becomes the head of it or the policy changes its answer. If
+    either may happen, both are checked in each step, which costs less than to plan it: in the order
+    of the batching's own checks, before or after the batch has grown.
     """
 
     def __init__(self, queues: Queues, batching: Batching) -> None:
@@ -23,57 +23,57 @@ class AdmissionForecast:
         self._queues = queues
         self._batching = batching
         self._displacing = queues.displacing
-        self._sure = not queues.shedding and _constant(policy, self._displacing)
-        self._in_order = not self._displacing or not queues.ranked or _keeps_order(policy)
-        self._first: Request | None = None  # who is looked at
-        self._refused = False  # whether it fits, and the policy did not let it in
+        self._constant = not queues.rejecting and _constant(policy, self._displacing)
+        self._stays_sorted = not self._displacing or not queues.ranked or _stays_sorted(policy)
+        self._first: Request | None = None  # the head of the queue, if it is checked in each step
+        self._refused = False  # whether it fits, and the policy did not admit it
 
-    def stretch(self, plan: StepPlan, limit: int) -> int:
-        """For how many steps after `plan`, up to `limit`, nobody gets in, if each `lasts`."""
+    def steps(self, plan: StepPlan, limit: int) -> int:
+        """Steps after `plan`, up to `limit`, that admit no request as long as each `repeats`."""
         queues, waiting = self._queues, self._queues.waiting
         self._first = None
-        if queues.holdings.asking and self._may_reserve():
+        if queues.reservations.awaiting_memory and self._may_reserve():
             return 0
         if not (plan.waiting or len(waiting) or queues.swapped):
             return limit
         closed = self._batching.closed(plan)
         if closed is not None:
             return 0 if queues.swapped or self._displacing else min(limit, closed)
-        if queues.seats >= queues.max_seqs and not (self._displacing or queues.shedding):
+        if queues.seats >= queues.max_seqs and not (self._displacing or queues.rejecting):
             return limit
         if not waiting.settled or (waiting and queues.memory.hit_may_change(waiting.head)):
             return 0
         self._refused = queues.refused_in == plan.number
-        if not self._sure or self._refused:
-            if queues.others or not self._in_order or (self._displacing and queues.prefilling):
+        if not self._constant or self._refused:
+            if queues.others or not self._stays_sorted or (self._displacing and queues.prefilling):
                 return 0
             self._first = waiting.head
-        if self._displacing and waiting and self._pushes_out(waiting.head):
-            return 0  # as soon as growth takes the room that it had behind a swapped request
+        if self._displacing and waiting and self._may_preempt_last(waiting.head):
+            return 0  # as soon as growth takes the room that it has behind a swapped request
         return limit
 
     def _may_reserve(self) -> bool:
-        """Whether a request that lacks memory to come here could get it in a later step."""
-        asking = self._queues.holdings.asking.values()
-        return not self._sure or any(self._queues.memory.hit_may_change(one) for one in asking)
+        """Whether a refused reservation could be granted in a later step."""
+        refused = self._queues.reservations.awaiting_memory.values()
+        return not self._constant or any(self._queues.memory.hit_may_change(one) for one in refused)
 
-    def lasts(self, plan: StepPlan) -> bool:
-        """Give the batch memory for one more step like `plan`, in which no request is admitted.
+    def repeats(self, plan: StepPlan) -> bool:
+        """Allocate the memory of one more step like `plan`, if it admits no request.
 
-        False if there is none: that step is to be planned. If the batch has grown by then,
-        `Queues.grown_in` says so.
+        False if it may, or if memory is lacking: that step is to be planned. If the batch has grown
+        by then, `Queues.grown_in` is set.
         """
         queues, batching, first = self._queues, self._batching, self._first
         if first is None:
             return batching.grow(queues, plan)
         try:
-            if not self._keeps_order(first) or self._displaces(first):
+            if not self._remains_head(first) or self._preempts(first):
                 return False
             if not batching.grows_first:
-                return not self._starts(first) and batching.grow(queues, plan)
+                return not self._leaves_queue(first) and batching.grow(queues, plan)
             if not batching.grow(queues, plan):
                 return False
-            if self._starts(first):
+            if self._leaves_queue(first):
                 queues.grown_in = queues.step
                 return False
         except TypeError:
@@ -81,7 +81,7 @@ class AdmissionForecast:
             raise
         return True
 
-    def _keeps_order(self, first: Request) -> bool:
+    def _remains_head(self, first: Request) -> bool:
         """Whether `first` is the head of the queue in the next step, too."""
         queues = self._queues
         if not queues.expiring:
@@ -92,28 +92,28 @@ class AdmissionForecast:
             queues.waiting.arrange()
         return queues.waiting.head is first
 
-    def _displaces(self, first: Request) -> bool:
-        return self._displacing and self._pushes_out(first)
+    def _preempts(self, first: Request) -> bool:
+        return self._displacing and self._may_preempt_last(first)
 
-    def _starts(self, first: Request) -> bool:
-        """Whether the head of the queue leaves it, or is another by now."""
+    def _leaves_queue(self, first: Request) -> bool:
+        """Whether the head of the queue leaves it, or has changed."""
         queues = self._queues
         if queues.expiring and queues.seats < queues.max_seqs:
             queues.waiting.arrange()
             if queues.waiting.head is not first:
                 return True
-        if queues.shedding and self._batching.refused(queues, first):
+        if queues.rejecting and self._batching.refused(queues, first):
             return True
         return self._refused and self._batching.fits(queues, first) and queues.admits(first)
 
-    def _pushes_out(self, request: Request) -> bool:
-        """Whether who waits may push out the last of the batch."""
+    def _may_preempt_last(self, request: Request) -> bool:
+        """Whether a waiting request may preempt the last of the batch."""
         queues = self._queues
         return queues.may_preempt(request, next(reversed(queues.running)))
 
 
 def _constant(policy: Policy, displacing: bool) -> bool:
-    """Whether no order, and no answer about it, changes by itself while the batch decodes."""
+    """Whether no order, and no answer of the policy, changes while the batch decodes."""
     if displacing and overrides(policy, "may_preempt"):
         return False
     if not overrides(policy, "rank") or policy.rank_changes == "never":
@@ -121,6 +121,6 @@ def _constant(policy: Policy, displacing: bool) -> bool:
     return policy.rank_changes in ("while running", "while decoding") and not displacing
 
 
-def _keeps_order(policy: Policy) -> bool:
-    """Whether the batch stays in its order of rank while it decodes, unless ranks are stale."""
+def _stays_sorted(policy: Policy) -> bool:
+    """Whether the batch stays sorted by rank while it decodes, unless ranks are stale."""
     return policy.rank_changes in ("never", "when stale", "while decoding")

@@ -1,4 +1,4 @@
-"""What classes need where the package is compiled; where it is not, nothing happens here."""
+"""What classes need in a compiled package; in an interpreted one it has no effect."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr as mypyc_attr
 else:
 
-    def mypyc_attr(**said):
+    def mypyc_attr(**settings):
         """Leave the class as it is."""
         return lambda kind: kind
 
 
-def apart(root: type) -> None:
-    """Let an abstract class and those derived from it each know what is an instance of it.
+def own_abc_registry(root: type) -> None:
+    """Give an abstract class and its subclasses a registry of instances each.
 
-    Those that are compiled share that knowledge with all others, so that `isinstance` errs from
-    the second time on; and nothing says of them that `root` is abstract.
+    Compiled ones share one, so that `isinstance` errs from the second call on; and `root` is not
+    marked as abstract.
     """
     if "_abc_impl" in vars(root):  # made by Python
         return

@@ -1,4 +1,4 @@
-"""What can go wrong in the core, as types that a caller may want to tell apart."""
+"""The errors of the core, and the checks that raise them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class PagedsimError(Exception):
-    """Base of every error that pagedsim raises on purpose; its text is one clear line."""
+    """Base of every error that pagedsim raises on purpose; its text is one line."""
 
 
 class ConfigError(PagedsimError, ValueError):
@@ -23,11 +23,11 @@ class RequestError(PagedsimError, ValueError):
 
 
 class AnswerError(PagedsimError, ValueError):
-    """A hook of a part, such as a cost model or a router, gave an answer that is not allowed."""
+    """A hook of a component, such as a cost model or a router, returned an invalid value."""
 
 
 class PolicyError(AnswerError):
-    """A policy's hook gave an answer that is none."""
+    """A policy's hook returned an invalid value."""
 
 
 class PlanError(PagedsimError, RuntimeError):
@@ -89,7 +89,7 @@ def is_whole(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value as it would be written: what is a text can be told from a number."""
+    """A value as it would be written in a configuration, so that texts differ from numbers."""
     return repr(value) if isinstance(value, str) else " ".join(str(value).split())
 
 
@@ -100,11 +100,11 @@ def plain(answer: Any) -> Any:
 
 
 _LONGEST = 120
-"""Characters of an answer that an error prints."""
+"""Characters of a return value that an error prints."""
 
 
 def printed(answer: object) -> str:
-    """An answer of a user's code as an error prints it: one line, of bounded length."""
+    """A return value of user code as an error prints it: one line, of bounded length."""
     try:
         text = " ".join(repr(answer).split())
     except Exception as error:
@@ -126,8 +126,8 @@ def _bounds(
     if low is not None and high is not None:
         return f" from {_plain(low)} to {_plain(high)}"
     words = {"of at least": low, "above": above, "at most": high, "below": below}
-    told = [f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None]
-    return f" {', '.join(told)}" if told else ""
+    stated = [f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None]
+    return f" {', '.join(stated)}" if stated else ""
 
 
 def _plain(bound: float) -> str:
@@ -140,14 +140,14 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
 
 
 def not_installed(what: str, extra: str, *packages: str | None) -> ConfigError:
-    """The error where packages that `what` needs are not there; `extra` is what brings them."""
+    """The error for packages that `what` needs and that are missing; `extra` installs them."""
     which = f"{' and '.join(map(str, packages))}, which {'is' if len(packages) == 1 else 'are'}"
     install = f"pip install -c constraints.txt '.[{extra}]'"
     return ConfigError(f"{what}: needs {which} not installed: {install}")
 
 
 def choices(name: str, known: Iterable[str]) -> str:
-    """What there is instead of a name that is not there, the nearest first."""
+    """The names to choose from instead of an unknown one, the nearest first."""
     names = sorted(set(known))
     lower = {one.lower(): one for one in names}
     close = get_close_matches(name.lower(), lower, n=1)
@@ -156,8 +156,8 @@ def choices(name: str, known: Iterable[str]) -> str:
     return f"{hint}choose from {', '.join(each)}"
 
 
-def stranger(where: str, client: str, clients: Iterable[str]) -> ConfigError:
-    """That what stands at `where` is of a client whom a workload has not."""
+def unknown_client(where: str, client: str, clients: Iterable[str]) -> ConfigError:
+    """The error for a client at `where` that the workload does not have."""
     known = sorted(filter(None, set(clients)))
     there = choices(client, known) if known else "it has none with a name"
     return ConfigError(f"{where}: no such client in the workload; {there}")
@@ -170,10 +170,10 @@ def refuse_settings(
     where: str = "",
     hidden: Container[str] = (),
 ) -> None:
-    """Raise ConfigError for a setting that `maker` does not take, or that it lacks.
+    """Raise ConfigError for a setting that `maker` does not accept, or a missing one.
 
-    `what` is made by `maker` of the settings that stand under `where`. `hidden` are parameters
-    that are set elsewhere, so that no error offers them.
+    `maker` builds `what` from the settings under `where`. `hidden` parameters are set elsewhere,
+    so errors do not offer them.
     """
     inside, names = f"{where}." if where else "", set(given)
     parameters = signature(maker).parameters.values()

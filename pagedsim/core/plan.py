@@ -1,12 +1,22 @@
-"""One step's work: what the scheduler decided, and all that an executor needs to carry it out."""
+"""One step's work, and the executor's answer to it.
+
+A `StepPlan` is what the scheduler decided, and all that an executor needs to carry it out. Its
+chunks are the work of requests that do not decode yet. A new request computes its prompt and
+samples at its end. So does one that was preempted by recompute, with its generated tokens as part
+of its prompt. Only a *group* of several sequences differs: it is rebuilt without sampling, sequence
+after sequence, all but the last token of each (the common prefix once), and then continues with an
+ordinary decode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
+from pagedsim.core.errors import PlanError
+from pagedsim.core.memory import Memory
 from pagedsim.core.memory.base import Copies, Move
-from pagedsim.core.request import Request
+from pagedsim.core.request import Request, RequestId
 
 
 class Chunk:
@@ -55,9 +65,9 @@ class PreemptionCause(NamedTuple):
 
     request: Request
     by: Request | None
-    """The request that gains by it; None where the preempted one itself lacked the memory."""
+    """The request that gains memory by it; None if the preempted one itself lacked memory."""
     displaced: bool
-    """Whether `by` is a waiting request that ranks before it; else memory ran out."""
+    """Whether `by` is a waiting request that ranks before it; otherwise memory ran out."""
     wanted: str
     """What `by` needs the memory for: its next `block`, or its `prompt`."""
     swapped: bool
@@ -65,10 +75,10 @@ class PreemptionCause(NamedTuple):
 
 
 class DecodeList(Protocol):
-    """Who knows who decodes."""
+    """Provides the decoding requests of a plan on demand."""
 
     def decoding_at(self, version: int) -> Sequence[Request]:
-        """Those of the batch that decode, in its order, which is still of this version."""
+        """The decoding requests in the order of the batch, which must still be of this version."""
 
 
 class StepPlan:
@@ -115,7 +125,7 @@ class StepPlan:
         self.now = now
         self.ahead = ahead
 
-        # Most steps have none of these, so an empty tuple stands there until one has.
+        # Most steps have none of these, so they start as an empty tuple.
         self.moves: Sequence[Move] = ()
         """Between the GPU and the tiers below it, one after another, before anything else: to the
         GPU what the cache found below, down what it forgets or (write-through) has learned."""
@@ -127,7 +137,7 @@ class StepPlan:
         """(CPU block, GPU block): complete before the forward pass."""
         self.chunks: list[Chunk] = []
         self._decodes: Sequence[Request] = ()
-        self._decode_list: DecodeList | None = None  # who knows them, as long as nobody has asked
+        self._decode_list: DecodeList | None = None  # provides `decodes` until they are read
         self._version = 0
 
         self.preemptions: tuple[PreemptionCause, ...] = ()
@@ -162,16 +172,16 @@ class StepPlan:
         self.free_cpu_blocks = 0
 
         self.ending: Sequence[Request] = ()
-        """Reach their full length with it; known when it is launched."""
+        """Requests that reach their full length with it; set by `dispatch`."""
         self.gone: tuple[Request, ...] = ()
-        """Left the scheduler alive since it was planned: what it computes for them is lost."""
+        """Detached or withdrawn since it was planned: what it computes for them is lost."""
 
     @property
     def decodes(self) -> Sequence[Request]:
-        """Those of the batch that decode, in its order.
+        """The decoding requests, in the order of the batch.
 
-        In most steps of a simulation nobody asks for them, so there they are put together when
-        somebody does, before the step is committed (see `Scheduler.lasting_plans`).
+        Most steps of a simulation do not need them, so the list is built when it is first read,
+        before the step is committed (see `Scheduler.lasting_plans`).
         """
         self.materialise_decodes()
         return self._decodes
@@ -181,24 +191,24 @@ class StepPlan:
         self._decodes, self._decode_list = requests, None
 
     def materialise_decodes(self) -> None:
-        """Find out who decodes, for whoever will ask when the batch has changed."""
+        """Build the list of decoding requests before the batch changes."""
         if self._decode_list is not None:
             self._decodes, self._decode_list = self._decode_list.decoding_at(self._version), None
 
     def decode(self, decode_list: DecodeList, version: int, count: int, context: int) -> None:
-        """Plan a token for all who decode; they are so many sequences, and attend to so much."""
+        """Plan a token for all decoding requests, of so many sequences and context tokens."""
         if count:
             self._decode_list, self._version = decode_list, version
         self.decode_count, self.decode_context = count, context
 
     @property
     def preempted(self) -> tuple[Request, ...]:
-        """Lost their memory to others that needed it, in order."""
+        """Requests preempted for lack of memory, in order."""
         return tuple([one.request for one in self.preemptions if not one.displaced])
 
     @property
     def displaced(self) -> tuple[Request, ...]:
-        """Lost their place to a waiting request that ranks before them."""
+        """Requests preempted by a waiting request that ranks before them."""
         return tuple([one.request for one in self.preemptions if one.displaced])
 
     @property
@@ -209,7 +219,7 @@ class StepPlan:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was decided either: nothing can be until somebody comes or ends."""
+        """Whether the step has no effect at all: none will until a request arrives or ends."""
         return self.empty and not (self.took_memory or self.rejected)
 
     @property
@@ -224,12 +234,12 @@ class StepPlan:
 
     @property
     def took_memory(self) -> bool:
-        """Whether anybody lost its place in this step; such a step admits nobody."""
+        """Whether any request was preempted; such a step admits none."""
         return bool(self.preemptions)
 
     @property
     def touched(self) -> list[Request]:
-        """Everybody whose memory it reads, writes or moves."""
+        """All requests whose memory it reads, writes or moves."""
         chunked = (chunk.request for chunk in self.chunks)
         moved = (*self.held, *self.resumed, *(one.request for one in self.preemptions))
         return list(dict.fromkeys((*self.decodes, *chunked, *moved)))
@@ -253,3 +263,155 @@ class StepPlan:
             self.prefill_attention -= chunk.length * chunk.context
             self.prefill_pairs -= chunk.pairs
         return sum(chunk.length for chunk in mine)
+
+
+def rebuilds(request: Request) -> bool:
+    """Whether it is a preempted group whose generated tokens are recomputed."""
+    return request.width > 1 and request.generated > 0
+
+
+def prefill_tokens(request: Request, memory: Memory) -> int:
+    """Tokens to compute in all, if nothing is cached."""
+    if request.width == 1 or not rebuilds(request):
+        return request.num_tokens
+    alone = request.num_tokens - 1
+    return alone + (request.width - 1) * (alone - memory.common(request))
+
+
+def prefill_left(request: Request, memory: Memory) -> int:
+    """The part of `prefill_tokens` that is still to be computed."""
+    done = request._rebuilt if rebuilds(request) else request._prefilled
+    return prefill_tokens(request, memory) - done
+
+
+def stored(request: Request, memory: Memory) -> int:
+    """Tokens in memory that a preemption by recompute would discard."""
+    if not rebuilds(request):
+        return request.computed
+    alone = request.computed
+    return alone + (request.width - 1) * max(alone - memory.common(request), 0)
+
+
+def span(request: Request) -> int:
+    """Tokens that each of its sequences has in memory after its prefill."""
+    if request.width == 1 or not rebuilds(request):
+        return request.num_tokens
+    return request.num_tokens - 1
+
+
+def next_chunk(request: Request, count: int) -> Chunk:
+    """The chunk of the next `count` prefill tokens of one sequence."""
+    start = request._prefilled
+    return Chunk(request, start, count, start + count == request.num_tokens)
+
+
+def rebuilding(request: Request, count: int, memory: Memory) -> Iterator[Chunk]:
+    """The chunks of the next `count` prefill tokens of a group that is rebuilt."""
+    last, common = request.num_tokens - 1, memory.common(request)
+    begin = 0  # of this sequence's share in the work
+    for sequence in range(request.width):
+        first = common if sequence else 0
+        low = max(request._rebuilt - begin, 0)
+        high = min(request._rebuilt + count - begin, last - first)
+        if low < high:
+            yield Chunk(request, first + low, high - low, samples=False, sequence=sequence)
+        begin += last - first
+
+
+class Continuation(NamedTuple):
+    """The sampled tokens of a request with several sequences.
+
+    New sequence i continues old sequence `parents[i]` with `tokens[i]`; an old sequence that no
+    new one continues has ended. Without `parents` each sequence continues itself.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+Tokens = Mapping["RequestId", int | Continuation]
+
+
+def sampled_in(plan: StepPlan) -> list[Request]:
+    """The requests that a plan samples for, except those that have ended or left since."""
+    there = [request for request in _samplers(plan) if request.finish_reason is None]
+    return [request for request in there if request not in plan.gone] if plan.gone else there
+
+
+def samples(plan: StepPlan, request: Request) -> bool:
+    """Whether a plan samples for a request."""
+    if request in plan.gone:
+        return False
+    if request in plan.decodes:
+        return True
+    return any(chunk.samples and chunk.request is request for chunk in plan.chunks)
+
+
+def _samplers(plan: StepPlan) -> list[Request]:
+    return [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.samples)]
+
+
+def refuse_answer(
+    plan: StepPlan,
+    tokens: Tokens | None,
+    finished: Mapping[RequestId, str],
+    with_tokens: bool,
+    decoding: int | None,
+) -> None:
+    """Raise PlanError unless these answer the plan.
+
+    `with_tokens`: whether earlier answers had tokens; `decoding`: how many requests decode already,
+    None for a plan that was dispatched before.
+    """
+    sampled = {request.id: request for request in sampled_in(plan)}
+    problem = _unexpected(plan, tokens or {}, finished)
+    if tokens is None:
+        if with_tokens and sampled:
+            problem = "no tokens are reported, though those of earlier steps were"
+    elif decoding and not with_tokens:
+        problem = f"tokens are reported, though {decoding} requests decoded without reported tokens"
+    elif missing := sampled.keys() - tokens.keys():
+        problem = f"no tokens for requests {sorted(missing, key=str)}"
+    else:
+        for request in sampled.values():
+            if decoding is not None and request.generated and not request.outputs:
+                problem = (
+                    f"request {request.id!r} gets tokens, though its earlier ones were not reported"
+                )
+            elif wrong := _mismatch(request, tokens[request.id]):
+                problem = f"request {request.id!r} got {wrong}"
+    if problem:
+        raise PlanError(f"plan {plan.number}: {problem}")
+
+
+def refuse_parents(plan: StepPlan, parents: Mapping[RequestId, Sequence[int]]) -> None:
+    """Raise PlanError unless these are valid parents of decoding groups."""
+    groups = {request.id: request for request in plan.decodes if request.width > 1}
+    for name, chosen in parents.items():
+        problem = "decodes no sequences that could" if name not in groups else None
+        if not problem:
+            problem = _mismatch(groups[name], Continuation(chosen, chosen))
+        if problem:
+            raise PlanError(
+                f"plan {plan.number}: request {name!r}, parents {tuple(chosen)}: {problem}"
+            )
+
+
+def _unexpected(plan: StepPlan, tokens: Tokens, finished: Mapping[RequestId, str]) -> str | None:
+    # An answer may include a request that was aborted while the step ran.
+    planned = {request.id for request in _samplers(plan)}
+    unexpected = (tokens.keys() | finished.keys()) - planned
+    return f"requests {sorted(unexpected, key=str)} sampled nothing in it" if unexpected else None
+
+
+def _mismatch(request: Request, answer: int | Continuation) -> str | None:
+    tokens, parents = answer if isinstance(answer, Continuation) else ((answer,), None)
+    if parents is None:
+        if len(tokens) == request.width:
+            return None
+        return f"{len(tokens)} tokens for {request.width} sequences"
+    if not 0 < len(parents) == len(tokens) <= request.width:
+        return f"{len(tokens)} tokens for {len(parents)} of at most {request.width} sequences"
+    if not set(parents) <= set(range(request.width)):
+        return f"parents {tuple(parents)}, of {request.width} sequences"
+    return None

@@ -1,7 +1,15 @@
-"""The policy interface: which request runs first, which yields its memory, and how.
+"""The policy interface: which request runs first, which is preempted, and how.
 
 A policy sees what a real server knows about a request, and never the length that its output will
 have. Override the hooks that your idea needs; each has a default.
+
+The order of events is the same in the simulator and in the engine. `Admitted` and `Preempted` are
+delivered while a step is planned, in the order of its decisions; `Left` when the step has ended,
+and `Arrived` with the next plan, before its decisions, since an engine cannot look at new requests
+while a step runs. So a request that arrives during a step is observed after the departures at the
+end of it, with an earlier `now`: that of `Arrived` may go back, that of all other events never
+does. Arrivals are in order of time among themselves, and the events of one request in that of its
+life.
 """
 
 from __future__ import annotations
@@ -10,13 +18,45 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
+from pagedsim.core.batch_state import ServerState
 from pagedsim.core.errors import ConfigError, PolicyError, is_number, plain, printed, shown
-from pagedsim.core.events import Event
 from pagedsim.core.plan import StepPlan
 from pagedsim.core.request import Key, Rank, Request
-from pagedsim.core.state import ServerState
+
+
+class Arrived(NamedTuple):
+    """A request joined the waiting queue, or came with its keys and values and need not wait."""
+
+    request: Request
+    now: float
+
+
+class Admitted(NamedTuple):
+    """A request joined the batch: for the first time, or again after it was preempted."""
+
+    request: Request
+    now: float
+
+
+class Preempted(NamedTuple):
+    """A request lost its memory and its place in the batch."""
+
+    request: Request
+    now: float
+
+
+class Left(NamedTuple):
+    """A request finished, was aborted, was rejected, or goes on elsewhere: `request.state` says
+    which."""
+
+    request: Request
+    now: float
+
+
+Event = Arrived | Admitted | Preempted | Left
+
 
 RankChanges = Literal[
     "never", "when stale", "while decoding", "while running", "with time", "always"
@@ -25,91 +65,91 @@ Need = Literal["predictor", "deadline", "client", "prompts", "priority", "sessio
 
 
 class PreemptionMode(Enum):
-    """What becomes of the tokens that a preempted request had in memory."""
+    """What becomes of the KV blocks of a preempted request."""
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
 
 
 class Preemption:
-    """Decides between recompute and swap where the policy does not; here: always recompute."""
+    """The choice between recompute and swap, unless the policy decides; here: always recompute."""
 
     swaps = False
-    """Whether it may ever answer SWAP, so that the memory must be able to."""
+    """Whether it may ever return SWAP, so that the memory must support it."""
 
     def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode:
-        """Recompute or swap?"""
+        """Recompute or swap."""
         return PreemptionMode.RECOMPUTE
 
 
 class Policy:
     """First come, first served; the base of every other policy.
 
-    Requests of equal rank go in the order of their arrival. A question may be asked twice in a
-    step, and where nothing hangs on its answer not at all: what a policy goes by changes in
-    `observe` and `served`, not in answers.
+    Requests of equal rank go in the order of their arrival. A hook may be called twice in a step,
+    and not at all where nothing depends on its value: a policy changes its state in `observe` and
+    `served` alone.
     """
 
     paper: ClassVar[str] = ""
-    """Where its rule comes from."""
+    """The source of its rule."""
 
     needs: ClassVar[tuple[Need, ...]] = ()
-    """What requests must carry for it to be more than first come, first served."""
+    """The request fields without which it is first come, first served."""
 
     rank_changes: RankChanges = "always"
-    """When `rank` may change for a given request. The scheduler asks for a rank again only where
-    this says that it may be out of date, so an honest answer is what makes a policy fast:
+    """When `rank` may change for a given request. The scheduler calls `rank` again only where
+    the last value may be out of date by this, so an accurate value makes a policy fast:
     "never" (a priority), "when stale" (as the hook `stale` says), "while decoding" (by the same
     amount for all that decode in a step: tokens left), "while running", "with time" (by `speed`,
     and when stale), "always", which ranks the whole queue anew in every step with a free seat."""
 
     by_client = False
-    """Whether each client has a queue of its own, in order of arrival, and `rank` is asked of the
-    first in each alone, before every admission. What others of the client rank does not matter."""
+    """Whether each client has a queue of its own, in order of arrival, and `rank` is called for the
+    head of each alone, before every admission. The ranks of the others do not matter."""
 
     displacing: bool | None = False
-    """Whether `may_preempt` is to be asked at all. None leaves it to the batching: vLLM 0.6.6 let
+    """Whether `may_preempt` is called at all. None leaves it to the batching: vLLM 0.6.6 let
     waiting requests push out running ones, vLLM 0.33 does not."""
 
     sorts_late = False
-    """Whether new arrivals stay behind all others until a step admits nobody. vLLM 0.6.6 does so
+    """Whether new arrivals stay behind all others until a step admits none. vLLM 0.6.6 does so
     with priorities; under `batching=prefill_first` it costs urgent requests a step or two."""
 
     def rank(self, request: Request, state: ServerState) -> Rank:
-        """Which request runs first: smaller is sooner. A number, or a tuple of numbers.
+        """The rank of a request, smaller first: a number, or a tuple of numbers.
 
         Not overridden: first come, first served.
         """
         return 0.0
 
     def stale(self, state: ServerState) -> bool | Collection[Request]:
-        """Whether any rank given before has changed, or whose; asked before a step whose plan goes
-        by ranks, by "when stale" and "with time". Of the latter, otherwise than with the time."""
+        """Whether ranks have changed, or the requests whose ranks have; called before a step whose
+        plan depends on ranks, with "when stale" and "with time" (there: other than with time)."""
         return True
 
     def speed(self, request: Request, state: ServerState) -> float:
-        """What its rank, a number, gains in a second; asked of those who wait, "with time"."""
+        """The change of a numeric rank per second; called for waiting requests, "with time"."""
         return 0.0
 
     def admit(self, request: Request, state: ServerState) -> bool:
-        """May it start, given that it fits? A no holds back all that rank behind it.
+        """Whether it may start, given that it fits. False holds back all that rank behind it.
 
-        It may be asked again in every step, so an answer must not cost anything.
+        It may be called in every step, so it must be cheap.
         """
         return True
 
     def should_reject(self, request: Request, state: ServerState) -> str | None:
-        """Why the first in the queue, who has not run yet, is not served at all; None: it is."""
+        """A reason to reject the head of the queue, which has not run yet, or None."""
         return None
 
     def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
-        """May `waiting`, which does not fit, push out `running`, the last in rank?"""
+        """Whether `waiting`, which does not fit, may preempt `running`, the last in rank."""
         return rank_key(self, state, waiting) < rank_key(self, state, running)
 
     def choose_victim(
         self, running: Sequence[Request], needy: Request, state: ServerState
     ) -> Request:
-        """Whose memory is taken so that `needy` can go on? Default: the last in rank.
+        """The request to preempt so that `needy` can continue. Default: the last in rank.
 
         `running` are the candidates in the order of the batch. Under `prefill_first` they are
         those behind `needy`; under `unified` all that run, `needy` among them.
@@ -119,34 +159,34 @@ class Policy:
         return max(running, key=partial(rank_key, self, state))
 
     def swap_or_recompute(self, victim: Request, state: ServerState) -> PreemptionMode | None:
-        """Recompute or swap? None: as `preemption=` says."""
+        """Recompute or swap; None leaves it to `preemption=`."""
         return None
 
     def pin_prefix_for(self, request: Request, state: ServerState) -> float:
-        """For how many seconds may nobody new have what the request, which is finished, leaves in
-        the prefix cache? Those who run already may, as soon as nothing else is free."""
+        """Seconds to pin a finished request's blocks in the prefix cache against new admissions.
+        Running requests may evict them once no other block is free."""
         return 0.0
 
     def observe(self, event: Event) -> None:
-        """Told of who arrives, joins the batch, is preempted, and leaves, if overridden."""
+        """Called on arrivals, admissions, preemptions and departures, if overridden."""
 
     def served(self, plan: StepPlan, state: ServerState) -> None:
-        """Told of each step that was carried out, if overridden; steps are then not skipped.
+        """Called after each step, if overridden; steps are then not fast-forwarded.
 
         Each of its chunks and decodes got what the plan says. With `async_scheduling` the next
-        step is planned by then, and `request.generated` counts the tokens that are under way;
+        step is planned by then, and `request.generated` counts tokens in flight;
         `request.sampled_count` does not.
         """
 
 
 class PolicyWrapper(Policy):
-    """A policy around another: what it does not decide itself, `of` decides.
+    """A policy around another: hooks that it does not override are those of `inner`.
 
     That goes for `rank_changes`, `by_client`, `displacing` and `sorts_late`, too.
     """
 
     def __init__(self, of: Policy | None = None) -> None:
-        """Without `of`, around first come, first served."""
+        """`of` is the policy to wrap; by default first come, first served."""
         if of is not None and not isinstance(of, Policy):
             raise ConfigError(
                 f"of={shown(of)}: must be a policy: its name, the path of its class, "
@@ -160,7 +200,7 @@ class PolicyWrapper(Policy):
             "displacing": of.displacing,
             "sorts_late": of.sorts_late,
         }
-        vars(self).update((name, said) for name, said in inherited.items() if name not in own)
+        vars(self).update((name, value) for name, value in inherited.items() if name not in own)
 
     def rank(self, request: Request, state: ServerState) -> Rank:
         return self.inner.rank(request, state)
@@ -203,7 +243,7 @@ class PolicyWrapper(Policy):
 
 
 def overrides(policy: Policy, hook: str) -> bool:
-    """Whether a policy, or one that it stands around, has a hook of its own."""
+    """Whether a policy, or one that it wraps, overrides a hook."""
     while isinstance(policy, PolicyWrapper) and getattr(type(policy), hook) is getattr(
         PolicyWrapper, hook
     ):
@@ -212,7 +252,7 @@ def overrides(policy: Policy, hook: str) -> bool:
 
 
 def hook_of(policy: Policy, hook: str) -> str:
-    """Class and hook that answered, where a wrapper passes a call on to the policy inside."""
+    """The class and hook whose value was returned, through all wrappers."""
     while isinstance(policy, PolicyWrapper) and (
         getattr(type(policy), hook) is getattr(PolicyWrapper, hook)
     ):
@@ -224,7 +264,7 @@ def hook_of(policy: Policy, hook: str) -> str:
 
 
 def rank_of(policy: Policy, request: Request, state: ServerState) -> Rank:
-    """A rank as a policy gives it, for those around it; PolicyError unless it is one."""
+    """A checked rank of a policy, for its wrappers; PolicyError unless it is valid."""
     return _plain_rank(policy, request, policy.rank(request, state))
 
 
@@ -239,7 +279,7 @@ def rank_key(policy: Policy, state: ServerState, request: Request) -> Key:
 
 
 def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
-    """What its rank gains in a second, a finite number."""
+    """The change of its rank per second, a finite number."""
     speed = policy.speed(request, state)
     own: Any = _own(speed)
     if not is_number(own):
@@ -250,7 +290,7 @@ def speed_of(policy: Policy, state: ServerState, request: Request) -> float:
 
 
 def _plain_rank(policy: Policy, request: Request, rank: object) -> Rank:
-    """A rank in Python's own numbers; PolicyError unless it is a number or some numbers."""
+    """A rank in Python's own numbers; PolicyError unless it is a number or a tuple of numbers."""
     own = tuple(map(_own, rank if type(rank) is tuple else (rank,)))
     if not own or any(not isinstance(part, Real) or part != part for part in own):
         name, given = hook_of(policy, "rank"), printed(rank)
@@ -261,8 +301,8 @@ def _plain_rank(policy: Policy, request: Request, rank: object) -> Rank:
 
 
 def _own(number: Any) -> Any:
-    """NumPy's numbers and fractions as Python's own, which compiled code asks for; what is no
-    number as it is."""
+    """NumPy's numbers and fractions as Python's own, which compiled code requires; other values
+    unchanged."""
     if type(number) is float or type(number) is int:
         return number
     number = plain(number)

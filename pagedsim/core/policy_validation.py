@@ -1,4 +1,4 @@
-"""Slips in a policy: what its class says that nobody asks, and answers that are none."""
+"""Validation of a policy class (unknown hooks, wrong signatures) and of the values of its hooks."""
 
 from __future__ import annotations
 
@@ -31,24 +31,27 @@ RENAMED: Final = {
     "victim": "choose_victim",
     "keep": "swap_or_recompute",
     "lingers": "pin_prefix_for",
+    "refuse_misfits": "validate_limits",
+    "wavers": "hit_may_change",
+    "lacking": "blocks_needed",
 }
 """Hooks by their former names."""
 
 LONGEST: Final = 1e9
-"""Seconds that anything may take: more, and clocks lose the milliseconds of the steps after it."""
+"""The longest duration: beyond it, floats lose the milliseconds of later steps."""
 
 
-def refuse_slips(policy: Policy) -> None:
-    """Raise ConfigError for what a class says that nobody asks.
+def validate_policy(policy: Policy) -> None:
+    """Raise ConfigError for a class whose hooks would not be called, or not as it expects.
 
-    That is a hook that takes `now`, as some did before all of them got `state`, or too few or too
-    many arguments, a method that is called nearly like a hook, and a `rank_changes` that is none.
+    That is a hook with a former or a misspelled name, one with other arguments than `Policy` has,
+    or an invalid `rank_changes`, `needs` or flag.
     """
     name = type(policy).__name__
     if isinstance(policy, PolicyWrapper):
         if not hasattr(policy, "inner"):
             raise ConfigError(f"{name}.inner: is not set; __init__ must call super().__init__")
-        refuse_slips(policy.inner)
+        validate_policy(policy.inner)
     if policy.rank_changes not in get_args(RankChanges):
         known = ", ".join(map(repr, get_args(RankChanges)))
         raise ConfigError(f"{name}.rank_changes={policy.rank_changes!r}: must be one of {known}")
@@ -74,7 +77,7 @@ def refuse_renamed(part: object, base: type) -> None:
 
 
 def _refuse_needs(policy: Policy) -> None:
-    """Raise ConfigError for `needs` that do not exist, and for flags that are no flags."""
+    """Raise ConfigError for unknown `needs`, and for flags that are not booleans."""
     name, known = type(policy).__name__, get_args(Need)
     needs: Any = policy.needs
     if not isinstance(needs, (tuple, list, frozenset, set)) or any(n not in known for n in needs):
@@ -89,7 +92,7 @@ def _refuse_needs(policy: Policy) -> None:
 
 
 def refuse_signatures(part: object, base: type) -> None:
-    """Raise ConfigError for a hook of a part that cannot be called as `base` says that it is."""
+    """Raise ConfigError for a hook that cannot be called with the arguments of `base`."""
     for hook, stated in vars(base).items():
         own = getattr(type(part), hook, stated)
         if hook.startswith("_") or own is stated:
@@ -102,27 +105,27 @@ def refuse_signatures(part: object, base: type) -> None:
 
 
 def _refuse_arguments(name: str, own: object, stated: Callable[..., object]) -> None:
-    """Raise ConfigError for a hook of that name that cannot be called as the `stated` one is."""
+    """Raise ConfigError for a hook that cannot be called with the arguments of the `stated` one."""
     if not callable(own):
         raise ConfigError(f"{name}={printed(own)}: must be a method")
     hook = name.rpartition(".")[2]
-    asked = list(signature(stated).parameters)[1:]
+    passed = list(signature(stated).parameters)[1:]
     takes = signature(own)
-    if "now" in takes.parameters and "state" in asked:
+    if "now" in takes.parameters and "state" in passed:
         raise ConfigError(f"{name} takes now: it must take state, and state.now is the time")
     try:
-        takes.bind(*asked)
+        takes.bind(*passed)
     except TypeError:
         plain = [one.replace(annotation=one.empty) for one in takes.parameters.values()]
         given = ", ".join(filter(None, ("self", str(Signature(plain))[1:-1])))
-        wanted = ", ".join(("self", *asked))
+        wanted = ", ".join(("self", *passed))
         raise ConfigError(f"{name}({given}): must be {hook}({wanted})") from None
 
 
 def flag(policy: Policy, hook: str, answer: object) -> bool:
-    """The answer of a hook as it is; PolicyError unless it is true or false.
+    """The value of a hook as a bool; PolicyError unless it is true or false.
 
-    A word such as "no" would be true, and None, of a hook that forgot to answer, false.
+    A word such as "no" would be true, and None, of a hook without a return, false.
     """
     if answer is True or answer is False:
         return bool(answer)
@@ -133,7 +136,7 @@ def flag(policy: Policy, hook: str, answer: object) -> bool:
 
 
 def reason(policy: Policy, hook: str, answer: object) -> str | None:
-    """The answer of a hook as it is; PolicyError unless it is a text that says why, or None."""
+    """The value of a hook; PolicyError unless it is a text with the reason, or None."""
     if answer is None or (isinstance(answer, str) and answer):
         return answer
     raise PolicyError(
@@ -142,9 +145,9 @@ def reason(policy: Policy, hook: str, answer: object) -> str | None:
 
 
 def seconds(part: object, hook: str, answer: object) -> float:
-    """The answer of a hook as a float; AnswerError unless it is from 0 to `LONGEST`.
+    """The value of a hook in seconds; AnswerError unless it is from 0 to `LONGEST`.
 
-    Hot code calls it only for what is not such a float already.
+    Hot code calls it only for values that are not such floats already.
     """
     if type(answer) is float and 0.0 <= answer <= LONGEST:
         return answer
@@ -157,7 +160,7 @@ def seconds(part: object, hook: str, answer: object) -> float:
 
 
 def lines(part: object, hook: str, answer: object) -> list[str]:
-    """The answer of a hook; AnswerError unless it is a list of texts."""
+    """The value of a hook; AnswerError unless it is a list of texts."""
     if isinstance(answer, (list, tuple)) and all(isinstance(one, str) for one in answer):
         return list(answer)
     name = f"{type(part).__name__}.{hook}"

@@ -1,30 +1,54 @@
-"""The queues with their moves: what a batching composes a step from.
+"""The queues under a policy, with the moves between them: what a batching composes a step from.
 
 A move changes the queues and the memory, and writes into the plan what an executor must do for it.
-Where somebody is to be chosen, it asks the policy.
+The policy decides the order, the victims and the admissions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from pagedsim.core import policy_validation
-from pagedsim.core.errors import PolicyError, printed
-from pagedsim.core.events import Admitted, Arrived, Left, Preempted
-from pagedsim.core.holdings import Placeholder
+from pagedsim.core.batch_state import BatchState, Limits, ServerState
+from pagedsim.core.errors import PolicyError, plain, printed
 from pagedsim.core.memory import Copies, Memory
-from pagedsim.core.places import Limits
-from pagedsim.core.plan import PreemptionCause, Rejection, StepPlan
-from pagedsim.core.policy import Policy, Preemption, PreemptionMode, hook_of, overrides
-from pagedsim.core.policy_validation import flag
-from pagedsim.core.prefill import next_chunk, rebuilding, rebuilds, span
-from pagedsim.core.ranked import RankedBatchState
+from pagedsim.core.plan import (
+    PreemptionCause,
+    Rejection,
+    StepPlan,
+    next_chunk,
+    rebuilding,
+    rebuilds,
+    span,
+)
+from pagedsim.core.policy import (
+    Admitted,
+    Arrived,
+    Left,
+    Policy,
+    Preempted,
+    Preemption,
+    PreemptionMode,
+    hook_of,
+    overrides,
+    rank_key,
+    speed_of,
+)
+from pagedsim.core.policy_validation import flag, seconds
 from pagedsim.core.request import Request, State
-from pagedsim.core.waiting import Queue, RankedQueue
+from pagedsim.core.reservations import Placeholder
+from pagedsim.core.waiting_queue import (
+    ClientQueues,
+    DriftingQueue,
+    LateQueue,
+    Queue,
+    RankedQueue,
+    Ranking,
+)
 
 
-class Queues(RankedBatchState):
+class Queues(BatchState):
     """The queues of one server under its policy, with the moves between them."""
 
     def __init__(
@@ -36,32 +60,201 @@ class Queues(RankedBatchState):
         sorts_late: bool = False,
         displacing: bool = False,
     ) -> None:
-        """`sorts_late`: who waits takes its place only when the queue is put in order.
+        """`sorts_late`: arrivals take their place by rank only when the queue is sorted.
 
-        `displacing`: who waits may push out who runs.
+        `displacing`: waiting requests may preempt running ones.
         """
-        super().__init__(memory, limits, policy, sorts_late)
+        self.policy = policy
+        self.hooks: Any = policy  # untyped: answers are checked before they are used
         self.preemption = preemption
-        self.asked: Any = preemption  # as `hooks`
+        self.preemption_hooks: Any = preemption
+        self.state = ServerState(self)
+        self.ranked = overrides(policy, "rank")
+        self.order = partial(rank_key, policy, self.state)
+        self.sorts_late = sorts_late
         self.displacing = displacing
+        self.expiring = policy.rank_changes in ("always", "when stale", "with time") and (
+            self.ranked or overrides(policy, "stale")
+        )
+        """Whether ranks may change between two steps."""
+        super().__init__(memory, self._waiting_queue(sorts_late), limits)
         self.spare = 0
         """Blocks that an admission must leave free."""
         self.observing = overrides(policy, "observe")
         self.admitting = overrides(policy, "admit")
-        self.shedding = overrides(policy, "should_reject")
-        self.guarding = overrides(policy, "pin_prefix_for")
+        self.rejecting = overrides(policy, "should_reject")
+        self.pinning = overrides(policy, "pin_prefix_for")
         self.steady = type(self.waiting) in (Queue, RankedQueue) and not (
             self.observing or self.expiring
         )
-        """Whether who comes and is not the first in the queue changes nothing for the next step."""
+        """Whether an arrival that is not the head of the queue leaves the next step as it is."""
         self.feasible: Request | None = None  # the last head of waiting found to be
-        self.refused_in = -1  # the last step in which the policy did not let the first in
+        self.favoured: Request | None = None  # it preempted running requests, and is next
+        self.refused_in = -1  # the last step in which the policy did not admit the head
         self.grown_in = -1  # the last step for which the batch had grown before it was planned
+        self._asked_in = -1  # the last step for which stale ranks were looked up
 
-    # -- who waits ---------------------------------------------------------------------------------
+    def _waiting_queue(self, sorts_late: bool) -> Queue:
+        """The queue for the policy's order; without one, first come, first served."""
+        if not self.ranked:
+            return Queue()
+        if self.policy.by_client:
+            return ClientQueues(self.order)
+        if sorts_late:
+            return LateQueue(self.order)
+        if self.policy.rank_changes == "with time":
+            speed = partial(speed_of, self.policy, self.state)
+            return DriftingQueue(self.order, speed, lambda: self.now)
+        return RankedQueue(self.order)
+
+    def refuse_mixed_ranks(self, newcomer: Request | None = None) -> None:
+        """Raise PolicyError if ranks cannot be compared: some are numbers, and some tuples."""
+        first: dict[bool, Request] = {}
+        for request in (*self.requests.values(), *((newcomer,) if newcomer else ())):
+            first.setdefault(isinstance(self.order(request)[0], tuple), request)
+        if len(first) > 1:
+            gave = " and ".join(f"{self.order(one)[0]!r} for {one!r}" for one in first.values())
+            name = hook_of(self.policy, "rank")
+            raise PolicyError(f"{name} gave {gave}: must be numbers for all, or tuples for all")
+
+    # -- order by rank ---------------------------------------------------------------------------
+
+    def renew_order(self) -> None:
+        """Sort the waiting queue by the ranks at the beginning of a step.
+
+        What the step does later, such as evicting cached blocks, changes no rank in it.
+        """
+        self.expire()
+        if self.seats < self.max_seqs and not self.sorts_late:
+            self.waiting.arrange()
+
+    def expire(self) -> bool:
+        """Look up, once a step, which ranks have changed; returns whether any has."""
+        if self._asked_in == self.step:
+            return False
+        self._asked_in = self.step
+        stale = self._stale()
+        if stale is True:
+            self._expire_all()
+            return True
+        return stale is not False and self._move_all(stale)
+
+    def _stale(self) -> object:
+        """Which ranks have changed, by `rank_changes` or by the hook `stale`."""
+        changes = self.policy.rank_changes
+        if changes == "always" or (changes == "with time" and self.sorts_late):
+            return True
+        return self.hooks.stale(self.state) if changes in ("when stale", "with time") else False
+
+    def _expire_all(self) -> None:
+        self.waiting.expire()
+        self.invalidate_order()
+        self.ranking = None
+
+    def _move_all(self, stale: object) -> bool:
+        """Move requests with changed ranks to their places; returns whether there were any."""
+        if isinstance(own := plain(stale), bool):
+            if own:
+                self._expire_all()
+            return own
+        if not isinstance(stale, Collection) or not all(isinstance(one, Request) for one in stale):
+            name = hook_of(self.policy, "stale")
+            raise PolicyError(f"{name} gave {printed(stale)}: must be true, false, or requests")
+        if not stale:
+            return False
+        running, ranking = self.running, self.ranking
+        for request in stale:
+            if request in running:
+                self.invalidate_order()
+                if ranking is not None:
+                    ranking.move(request)
+            elif request.state is State.WAITING and self._is_here(request):
+                self.waiting.move(request)
+        return True
+
+    def _is_here(self, request: Request) -> bool:
+        return self.requests.get(request.id) is request
+
+    def rank_running(self) -> None:
+        """Sort the batch by rank, if its order may have changed."""
+        changes = self.policy.rank_changes
+        if changes in ("never", "when stale") and self.ranking is None:
+            self.ranking = Ranking(self.order, self.running)
+        elif changes in ("while running", "with time") or (
+            changes == "while decoding" and self.prefilling
+        ):
+            self.invalidate_order()
+        if self._running_sorted != self._seated:
+            self._sort_running()
+
+    def _sort_running(self) -> None:
+        ranking = self.ranking
+        batch = sorted(self.running, key=self.order) if ranking is None else list(ranking)
+        self.running.clear()
+        self.running.update(dict.fromkeys(batch))
+        self._unnumbered = self._seated
+        self._seated += len(batch)
+        self._running_sorted = self._seated
+        self._decoding = (-1, ())
+
+    # -- order between waiting, swapped and migrating requests -----------------------------------
+
+    def next_swapped(self) -> Request:
+        """The swapped request to resume first."""
+        return min(self.swapped, key=self.order) if self.ranked else self.swapped[0]
+
+    def swapped_first(self) -> bool:
+        """Whether swapped requests come before waiting ones."""
+        return bool(self.swapped) and self._before_waiting(self.swapped)
+
+    def _before_waiting(self, some: Iterable[Request]) -> bool:
+        """Whether the first of `some`, which go before arrivals, comes before the waiting queue."""
+        if not self.waiting:
+            return True
+        if self.ranked:
+            self.waiting.arrange()
+        if self.waiting.head is self.favoured:
+            return False
+        if not self.ranked:
+            return True
+        return min(map(self.order, some)) < self.order(self.waiting.head)
+
+    def migrating_first(self) -> bool:
+        """Whether a deferred migration comes before waiting requests."""
+        found = self.reservations
+        if not (found.awaiting_memory or found.awaiting_seat):
+            return False
+        some = (*found.awaiting_memory.values(), *found.awaiting_seat.values())
+        return self._before_waiting([placeholder.request for placeholder in some])
+
+    @property
+    def others(self) -> bool:
+        """Whether swapped or migrating requests are to join the batch."""
+        found = self.reservations
+        return bool(self.swapped or found.awaiting_memory or found.awaiting_seat)
+
+    def others_first(self) -> bool:
+        """Whether swapped or migrating requests come before waiting ones."""
+        return self.swapped_first() or self.migrating_first()
+
+    def next_to_reserve(self, placeholder: Placeholder) -> bool:
+        """Whether no other request comes before it for memory."""
+        if self.waiting and self.waiting.head is self.favoured:
+            return False
+        if placeholder.tables:
+            return True  # a partial reservation is completed first
+        rivals = [*self.reservations.awaiting_memory.values(), placeholder]
+        if any(rival.tables for rival in rivals):
+            return False
+        if not self.ranked:
+            return rivals[0] is placeholder and not self.swapped
+        others = (*(rival.request for rival in rivals), *self.swapped)
+        return self.order(placeholder.request) <= min(map(self.order, others))
+
+    # -- waiting requests --------------------------------------------------------------------------
 
     def excess(self, request: Request) -> str | None:
-        """Why a request is beyond what this server may serve, or None."""
+        """Why a request exceeds the limits of this server, or None."""
         if request.prompt_len > self.max_model_len:
             return f"prompt of {request.prompt_len} tokens: max_model_len is {self.max_model_len}"
         most = request.params.max_tokens
@@ -81,7 +274,7 @@ class Queues(RankedBatchState):
         return None
 
     def outgrown(self, request: Request) -> str | None:
-        """Why a request that may have run elsewhere is beyond what this server may serve."""
+        """Why a request that may have run elsewhere exceeds the limits of this server, or None."""
         if reason := self.excess(request):
             return reason
         if request.generated and request.num_tokens >= (limit := self.limit_of(request)):
@@ -89,25 +282,25 @@ class Queues(RankedBatchState):
         return None
 
     def admits(self, request: Request) -> bool:
-        """Whether the policy lets a request start."""
+        """Whether the policy admits a request."""
         if not self.admitting or flag(self.policy, "admit", self.hooks.admit(request, self.state)):
             return True
         self.refused_in = self.step
         return False
 
     def may_preempt(self, waiting: Request, running: Request) -> bool:
-        """Whether the policy lets a waiting request push out a running one."""
+        """Whether the policy lets a waiting request preempt a running one."""
         answer = self.hooks.may_preempt(waiting, running, self.state)
         return flag(self.policy, "may_preempt", answer)
 
     def reject(self, plan: StepPlan, reason: str) -> None:
-        """The head of waiting can never be served."""
+        """Reject the head of waiting."""
         request = self.waiting.pop()
         plan.rejected = (*plan.rejected, Rejection(request, reason))
         self.leave(request, State.REJECTED, reason, self.now)
 
     def start(self, plan: StepPlan, count: int, hit: Sequence[int]) -> None:
-        """The head of waiting joins the batch and computes `count` tokens after its `hit`."""
+        """Admit the head of waiting; it computes `count` tokens after its `hit`."""
         request = self.waiting.pop()
         cached = len(hit) * self.memory.block_size if hit else 0
         tokens = cached + count
@@ -119,7 +312,7 @@ class Queues(RankedBatchState):
             request.scheduled_at = self.now
             request.cached_tokens = cached
             plan.hits = (*plan.hits, (request, cached))
-        self.seat(request)
+        self.add_to_batch(request)
         self.prefilling[request] = None
         if request.width == 1:
             plan.add_chunk(next_chunk(request, count))
@@ -128,7 +321,7 @@ class Queues(RankedBatchState):
         if self.observing:
             self.policy.observe(Admitted(request, self.now))
 
-    # -- who runs ----------------------------------------------------------------------------------
+    # -- running requests --------------------------------------------------------------------------
 
     def advance(self, plan: StepPlan, request: Request, count: int) -> None:
         """Plan the next `count` tokens of a request in the batch that does not decode yet."""
@@ -139,31 +332,31 @@ class Queues(RankedBatchState):
             plan.add_chunk(next_chunk(request, count))
 
     def grow(self, plan: StepPlan, spare: int) -> bool:
-        """Give all that decode the memory for their next token, if that leaves `spare` blocks.
+        """Allocate the next token of all decoding requests, if that leaves `spare` blocks free.
 
-        If not, nothing is done, and the batching has to find out who yields.
+        If not, nothing is done, and the batching has to choose victims.
         """
         clock, memory = self.clock, self.memory
         due = clock.memory.get(clock.tick)
-        forked = clock.width > clock.riders
+        forked = clock.width > clock.requests
         if memory.with_tokens:
-            self.number()  # a prefix cache goes by it
+            self.number_seats()  # the prefix cache registers blocks in this order
         if due is None:
             return memory.grow((), spare, plan.copies, forked)
         if not memory.grow(due, spare, plan.copies, forked):
             return False
-        clock.attended(due, memory.stride(forked))
+        clock.reschedule(due, memory.stride(forked))
         return True
 
     def extend(self, plan: StepPlan, request: Request) -> None:
-        """Give a decoding request the memory for its next token, if it lacks any."""
+        """Allocate the next token of a decoding request, if it has no room for it."""
         need = self.memory.need(request)
         if need is not None and need <= request.num_tokens:
             self.memory.extend(request, request.num_tokens, plan.copies)
-            self.clock.moved(request, need)
+            self.clock.memory_need_changed(request, need)
 
     def decode(self, plan: StepPlan) -> None:
-        """Plan one token for every decoding sequence, those held back left out."""
+        """Plan one token for every decoding sequence, except those held back."""
         clock = self.clock
         plan.decode(self, clock.version, clock.width, clock.context)
         if plan.held:
@@ -172,10 +365,10 @@ class Queues(RankedBatchState):
             plan.decode_count -= sum(r.width for r in held)
             plan.decode_context -= sum(r.width * r.num_tokens for r in held)
 
-    # -- who yields --------------------------------------------------------------------------------
+    # -- preemption --------------------------------------------------------------------------------
 
     def choose_victim(self, candidates: Sequence[Request], needy: Request) -> Request:
-        """The policy's victim, who must be one of the candidates."""
+        """The policy's victim, one of the candidates."""
         victim: object = self.hooks.choose_victim(candidates, needy, self.state)
         if not isinstance(victim, Request) or victim not in candidates:
             raise PolicyError(
@@ -187,19 +380,19 @@ class Queues(RankedBatchState):
     def preempt(
         self, plan: StepPlan, victim: Request, by: Request | None = None, displaced: bool = False
     ) -> int:
-        """Take a running request's memory. Returns tokens that this step had planned for it.
+        """Preempt a running request. Returns the tokens that this step had planned for it.
 
-        `by` is the request that needs the memory, perhaps the victim itself; `displaced`: it waits
-        and ranks before the victim.
+        `by` is the request that needs the memory, perhaps the victim itself; `displaced`: `by` is
+        waiting and ranks before the victim.
         """
         wanted = "block" if by is not None and by.decoding else "prompt"
         given_back = plan.drop_chunks(victim)
         victim.preemptions += 1
-        keep = self._keep(victim)
-        gains, swapped = None if by is victim else by, keep is PreemptionMode.SWAP
+        mode = self._mode(victim)
+        gains, swapped = None if by is victim else by, mode is PreemptionMode.SWAP
         cause = PreemptionCause(victim, gains, displaced, wanted, swapped)
         plan.preemptions = (*plan.preemptions, cause)
-        self.unseat(victim)
+        self.remove_from_batch(victim)
         self.memory.retract(victim, victim.computed)
         if swapped:
             pairs = self.memory.swap_out(victim, plan.copies)
@@ -217,26 +410,27 @@ class Queues(RankedBatchState):
             self.policy.observe(Preempted(victim, self.now))
         return given_back
 
-    def _keep(self, victim: Request) -> PreemptionMode:
+    def _mode(self, victim: Request) -> PreemptionMode:
         memory = self.memory
         if not memory.cpu_total or victim.computed == 0 or not memory.cpu_room(victim):
             return PreemptionMode.RECOMPUTE
-        of: Policy | Preemption = self.policy
-        keep: object = self.hooks.swap_or_recompute(victim, self.state)
-        if keep is None:
-            of = self.preemption
-            keep = self.asked.swap_or_recompute(victim, self.state)
-        if isinstance(keep, PreemptionMode):
-            return keep
+        source: Policy | Preemption = self.policy
+        mode: object = self.hooks.swap_or_recompute(victim, self.state)
+        if mode is None:
+            source = self.preemption
+            mode = self.preemption_hooks.swap_or_recompute(victim, self.state)
+        if isinstance(mode, PreemptionMode):
+            return mode
         hook = "swap_or_recompute"
-        name = hook_of(of, hook) if isinstance(of, Policy) else f"{type(of).__name__}.{hook}"
+        kind = type(source).__name__
+        name = hook_of(source, hook) if isinstance(source, Policy) else f"{kind}.{hook}"
         allowed = ", ".join(map(str, PreemptionMode))
-        raise PolicyError(f"{name} gave {printed(keep)}: must be one of {allowed}")
+        raise PolicyError(f"{name} gave {printed(mode)}: must be one of {allowed}")
 
-    # -- who comes back ----------------------------------------------------------------------------
+    # -- resumption --------------------------------------------------------------------------------
 
     def resume(self, plan: StepPlan, request: Request, count: int) -> None:
-        """Bring a request back from the CPU; `count` tokens of it are computed in this step."""
+        """Swap a request in; it computes `count` tokens in this step."""
         self.swapped.remove(request)
         pairs = self.memory.swap_in(request)
         splits: Copies = {}
@@ -247,9 +441,9 @@ class Queues(RankedBatchState):
         plan.swap_in = [*plan.swap_in, *pairs]
         plan.resumed = (*plan.resumed, request)
         request.swapped_blocks += len(pairs)
-        self.seat(request)
+        self.add_to_batch(request)
         if request.ready:
-            self.clock.board(request)
+            self.clock.join(request)
         else:
             self.prefilling[request] = None
             self.advance(plan, request, count)
@@ -257,12 +451,12 @@ class Queues(RankedBatchState):
             self.policy.observe(Admitted(request, self.now))
 
     def hold_back(self, request: Request) -> None:
-        """Who came back to decode is left out of this step: its token will not be in memory."""
+        """Leave a resumed request out of this step: its token will not be in memory."""
         need = self.memory.need(request)
         self.memory.retract(request, request.computed)
-        self.clock.moved(request, need)
+        self.clock.memory_need_changed(request, need)
 
-    # -- who goes on elsewhere, or comes from there ------------------------------------------------
+    # -- migration ---------------------------------------------------------------------------------
 
     def detach(self, request: Request) -> int:
         output_len = super().detach(request)
@@ -277,40 +471,38 @@ class Queues(RankedBatchState):
         return output_len
 
     def reserve(self, placeholder: Placeholder, tokens: int, margin: int) -> bool:
-        """Memory for `tokens` tokens of who is to come, if it is its turn and there is room."""
-        holdings = self.holdings
-        if holdings.covers(placeholder, tokens):
-            holdings.asking.pop(placeholder.id, None)
+        """Allocate `tokens` tokens for a migrating request, if it is its turn and there is room."""
+        found = self.reservations
+        if found.covers(placeholder, tokens):
+            found.awaiting_memory.pop(placeholder.id, None)
             return True
-        if self.next_to_hold(placeholder) and holdings.fill(placeholder, tokens, margin):
+        if self.next_to_reserve(placeholder) and found.fill(placeholder, tokens, margin):
             return True
-        holdings.asking[placeholder.id] = placeholder
+        found.awaiting_memory[placeholder.id] = placeholder
         return False
 
     def attach(self, placeholder: Placeholder, output_len: int | None) -> None:
         super().attach(placeholder, output_len)
         if self.observing:
-            self.policy.observe(Arrived(placeholder.of, self.now))
-            self.policy.observe(Admitted(placeholder.of, self.now))
+            self.policy.observe(Arrived(placeholder.request, self.now))
+            self.policy.observe(Admitted(placeholder.request, self.now))
 
-    # -- who leaves --------------------------------------------------------------------------------
+    # -- departure ---------------------------------------------------------------------------------
 
     def guarded(self, hit: Sequence[int]) -> int:
-        """Free blocks that nobody new may have beside its `hit`; none where nobody runs, or there
-        might be nothing to do."""
-        return self.memory.guarded(hit) if self.guarding and self.running else 0
+        """Free blocks that are pinned against admissions, except those of a `hit`; 0 while no
+        request runs, or the server might stand still."""
+        return self.memory.guarded(hit) if self.pinning and self.running else 0
 
     def leave(self, request: Request, state: State, reason: str, now: float) -> None:
-        """Who was taken out is served no more, and gives up all that it holds."""
-        if self.guarding and state is State.FINISHED:
-            self._guard(request, now)
+        """End a request that was taken out, and free its memory."""
+        if self.pinning and state is State.FINISHED:
+            self._pin(request, now)
         self.end(request, state, reason, now)
         if self.observing:
             self.policy.observe(Left(request, now))
 
-    def _guard(self, request: Request, now: float) -> None:
-        """What it leaves in the cache is kept for as long as the policy says."""
-        seconds = self.hooks.pin_prefix_for(request, self.state)
-        self.memory.guard(
-            request, now + policy_validation.seconds(self.policy, "pin_prefix_for", seconds)
-        )
+    def _pin(self, request: Request, now: float) -> None:
+        """Pin a finished request's prefix blocks for as long as the policy says."""
+        answer = self.hooks.pin_prefix_for(request, self.state)
+        self.memory.guard(request, now + seconds(self.policy, "pin_prefix_for", answer))

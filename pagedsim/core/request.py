@@ -1,4 +1,4 @@
-"""A request: what the client sent, and how far the server has come with it."""
+"""A request: what its client sent, and its progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagedsim.core.sampling import SamplingParams
 RequestId = int | str
 
 Rank = float | tuple[float, ...]
-"""What a policy says of a request: the smaller goes first."""
+"""A policy's rank of a request: the smaller goes first."""
 
 Key = tuple[Rank, float, int]
 """What requests are sorted by: rank, then arrival, then the order in which they were added."""
@@ -24,17 +24,17 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 _UNHASHED: list[Hashable] = []
-"""The hashes of whoever was never asked for them: so many wait that each list would count."""
+"""The hashes of all requests that were never hashed: one list each would take much memory."""
 
 
 class State(Enum):
-    """Where a request is. The first five are alive; a request never leaves the last three."""
+    """The state of a request. The first five are live; the last three are final."""
 
     NEW = "new"
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"
-    AWAY = "away"  # it has left a scheduler alive, and is on its way to another
+    AWAY = "away"  # detached or withdrawn, on its way to another scheduler
     FINISHED = "finished"
     ABORTED = "aborted"
     REJECTED = "rejected"
@@ -105,13 +105,13 @@ class Request(DecodeEntry):
         turn: int = 0,
         answer: Sequence[int] | None = None,
     ) -> None:
-        """`prompt` is its token ids, or just their number where nobody needs to know them.
+        """`prompt` is its token ids, or its length if token ids are irrelevant (simulation).
 
         A smaller `priority` is more urgent; `arrival` defaults to the time of `Scheduler.add`;
         `predicted_len` is a predictor's guess of the output length, `deadline` a point in time.
         It is the `turn`th, from 1 on, of a `session`: a conversation, or an agent's program.
-        `answer` is what it will say where no executor tells the tokens, so that a prefix cache
-        finds it in prompts that quote it: at least as long as it will be, and hidden from policies.
+        `answer` is its output in a simulation, so that a prefix cache finds it in prompts that
+        quote it: at least as long as the output, and hidden from policies.
         """
         self.id = id
         self.prompt: Sequence[int] | None = None
@@ -149,24 +149,22 @@ class Request(DecodeEntry):
 
         self.tables: Sequence[list[int]] = ()  # GPU block ids, one list a sequence
         self.cpu_tables: Sequence[list[int]] = ()  # where they are while swapped out
-        self.outputs: Sequence[list[int]] = ()  # sampled ids a sequence, where they are told
+        self.outputs: Sequence[list[int]] = ()  # reported token ids by sequence
 
         self._answer = answer
-        self._rebuilt = 0  # of a group's work to compute its lost memory again, what is done
+        self._rebuilt = 0  # recomputed tokens of a group that is rebuilt
         self._order = 0
         self._key: Key = (0, 0, 0)
         self._seat = 0  # place in the running batch
         self._hashes = _UNHASHED  # chain keys of its full blocks, for the prefix cache
         self._hashed_by = 0  # tokens of such a block
-        self._mark: object = None  # what is in the keys of blocks that are its own
-        self._registered = 0  # of its blocks, those that the prefix cache knows
-        self._split_at = (
-            0  # length at which a fork's shared last block must be split; 0: nothing shared
-        )
+        self._mark: object = None  # in the keys of blocks with unknown tokens
+        self._registered = 0  # number of its blocks in the prefix cache
+        self._split_at = 0  # length at which a shared last block must be split; 0: none
 
     @property
     def sampled_count(self) -> int:
-        """Of the tokens generated, how many an executor has told of."""
+        """Number of generated tokens whose ids the executor has reported."""
         return len(self.outputs[0]) if self.outputs else 0
 
     @property
@@ -176,11 +174,11 @@ class Request(DecodeEntry):
 
     @property
     def alive(self) -> bool:
-        """Whether it is still to be served."""
+        """Whether it has not ended yet."""
         return self.finish_reason is None
 
     def afresh(self) -> Request:
-        """The same request as it came, of which nothing is served yet."""
+        """A new request with the same client-side fields."""
         return Request(
             self.id,
             self.prompt_len if self.prompt is None else self.prompt,
@@ -201,12 +199,12 @@ class Request(DecodeEntry):
         if end <= self.prompt_len:
             return tuple(self.prompt[start:end])
         offset = self.prompt_len
-        generated = self._said[max(start - offset, 0) : end - offset]
+        generated = self._output[max(start - offset, 0) : end - offset]
         return (*self.prompt[start:], *generated)
 
     @property
-    def _said(self) -> Sequence[int]:
-        """What its first sequence says, as far as that is known; perhaps more than it will say."""
+    def _output(self) -> Sequence[int]:
+        """Known output tokens of its first sequence, perhaps beyond its end."""
         return self.outputs[0] if self.outputs else self._answer or ()
 
     def __repr__(self) -> str:
@@ -216,7 +214,7 @@ class Request(DecodeEntry):
 
 
 def _plain(prompt: Any) -> Sequence[int]:
-    """Token ids as Python's own numbers, since those of NumPy or torch would look different."""
+    """Token ids as Python's own numbers, since NumPy's and torch's hash differently."""
     if hasattr(prompt, "tolist"):
         return cast(Sequence[int], prompt.tolist())
     if isinstance(prompt, list | tuple) and any(type(token) is not int for token in prompt):

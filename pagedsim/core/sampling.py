@@ -1,4 +1,4 @@
-"""What a client asks of the sampler, and of the scheduler: how many sequences, how many tokens."""
+"""The sampling settings of a request, and its number of sequences and tokens."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether tokens are more or less probable for having been said."""
-        said = self.presence_penalty != 0 or self.frequency_penalty != 0
-        return said or self.repetition_penalty != 1
+        """Whether tokens that occurred become more or less probable."""
+        additive = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return additive or self.repetition_penalty != 1
 
     @property
     def looks_back(self) -> bool:
-        """Whether what comes next depends on what was sampled beyond being computed from it.
+        """Whether the next step needs the sampled tokens beyond computing from them.
 
         So with penalties, and with sequences that end, or are replaced, one by one.
         """

@@ -1,46 +1,45 @@
-"""The scheduler as an executor sees it: add and abort; plan, then commit, or launch and tell.
+"""The scheduler as an executor sees it: add and abort; plan, then commit, or dispatch and complete.
 
-How requests come and go is the gate's affair (`gate.py`).
+It decides which requests run, wait or are preempted, and how. It reads no clock (`now` is an
+argument) and does no work itself: an executor carries each plan out and commits it. The moves
+between the queues are in `queues.py`, how a step is composed of them in `batching/`, and requests
+that continue at another scheduler in `migration.py`; the policy decides which request runs first.
 
-It decides who runs, who waits, and who yields its memory and how. It reads no clock (`now` is an
-argument) and does no work itself: an executor carries each plan out and commits it. Who is where,
-and the moves between, is the queues' affair (`queues.py`); how a step is composed of these moves
-is the batching's (`batching/`); which request runs first is the policy's.
-
-With `async_scheduling` a step is planned while the one before it runs: `dispatch` says that a plan
-is under way and every request in it is a token longer, `complete`, later, which tokens these are,
-and which requests have ended. So whatever the tokens decide is known one step late. `commit` is
-both at once.
+With `async_scheduling` a step is planned while the one before it runs: `dispatch` starts a plan,
+from when on every request in it is a token longer; `complete` reports later which tokens these are,
+and which requests have ended. So whatever depends on tokens is known one step late. `commit` is
+both.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
 from pagedsim.core.admission_forecast import AdmissionForecast
-from pagedsim.core.answer import Tokens, refuse_answer, refuse_parents, sampled_in
+from pagedsim.core.batch_state import Limits
 from pagedsim.core.batching import Batching
 from pagedsim.core.compiled import mypyc_attr
-from pagedsim.core.errors import PlanError, require_flag, require_whole
-from pagedsim.core.gate import Gate
-from pagedsim.core.integrity import check_places
+from pagedsim.core.contracts import BATCHING, MEMORY, vet
+from pagedsim.core.errors import ConfigError, PlanError, RequestError, require_flag, require_whole
+from pagedsim.core.integrity import check_state
 from pagedsim.core.memory import Memory
-from pagedsim.core.misfits import refuse_misfits
-from pagedsim.core.places import Limits
-from pagedsim.core.plan import StepPlan
-from pagedsim.core.policy import Policy, Preemption, overrides
+from pagedsim.core.migration import Migration
+from pagedsim.core.plan import StepPlan, Tokens, refuse_answer, refuse_parents, sampled_in
+from pagedsim.core.policy import Arrived, Policy, Preemption, overrides
+from pagedsim.core.policy_validation import refuse_renamed, validate_policy
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, RequestId, State
-from pagedsim.core.vetting import BATCHING, MEMORY, vet
 
 _by_seat = attrgetter("_seat")
+_NEW: Final = State.NEW
 _FINISHED: Final = State.FINISHED
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Scheduler(Gate):
+class Scheduler:
     """One server's queues and memory, under one policy.
 
     >>> from pagedsim.core import PagedMemory, PrefillFirst
@@ -71,7 +70,7 @@ class Scheduler(Gate):
 
         `max_batched_tokens` bounds the tokens that one step computes (only a group of sequences
         that is rebuilt, alone, under `prefill_first` may take more); without it, the batching
-        chooses. With `async_scheduling` one plan may be made before the last is told of.
+        chooses. With `async_scheduling` one plan may be made before the last is completed.
         """
         require_whole("max_seqs", max_seqs, 1)
         require_flag("async_scheduling", async_scheduling)
@@ -85,26 +84,32 @@ class Scheduler(Gate):
         self.max_batched_tokens = max_batched_tokens
         self.async_scheduling = async_scheduling
         limits = Limits(max_seqs, max_batched_tokens, self.max_model_len, async_scheduling)
-        refuse_misfits(limits, memory, policy, preemption)
+        _validate_settings(limits, memory, policy, preemption)
         how = batching.sorts_late(policy), batching.displacing(policy)
         queues = Queues(memory, limits, policy, preemption, *how)
-        batching.refuse_misfits(queues)
+        batching.validate_limits(queues)
         queues.spare = batching.spare(queues)
         memory.claim(queues.end_of)
         memory.async_results = async_scheduling
 
-        super().__init__(queues, policy, batching)
-        # For whoever looks from outside, each the same object as that of the queues.
+        self.queues = queues
+        self.policy = policy
+        self.batching = batching
+        self.memory: Memory = memory
+        self.migration = Migration(queues, batching)
+        # Views for drivers, each the same object as that of the queues.
+        self.requests: dict[RequestId, Request] = queues.requests
         self.clock = queues.clock
         self.waiting = queues.waiting
         self.running = queues.running
         self.swapped = queues.swapped
 
         self._forecast = AdmissionForecast(queues, batching)
+        self._pending_events: deque[Arrived] = deque()  # not delivered to the policy yet
         self._watched = overrides(policy, "served")
         self.lasting_plans = True
-        """Whether a plan's `decodes` can be asked for when it has been committed, too. Whoever
-        drives the scheduler and never does so saves time by saying so."""
+        """Whether a plan's `decodes` may be read after it has been committed. A driver that never
+        does so saves time by clearing it."""
         self._tiered = bool(memory.tiers)
 
     def __repr__(self) -> str:
@@ -114,49 +119,176 @@ class Scheduler(Gate):
 
     @property
     def now(self) -> float:
-        """The time that was last told."""
+        """The time of the last call."""
         return self.queues.now
 
     @property
     def unfinished(self) -> int:
-        """Requests that are not served to the end yet."""
+        """Number of live requests."""
         return len(self.requests)
 
     @property
     def in_flight(self) -> Collection[StepPlan]:
-        """The plans that were launched and are not told of, the oldest first."""
+        """The plans that were dispatched and are not completed, the oldest first."""
         return self.queues.in_flight
 
     @property
     def runnable(self) -> bool:
-        """Whether there is anybody whom a plan could serve."""
+        """Whether any request is waiting, running or swapped."""
         return bool(self.running or self.waiting or self.swapped)
 
     @property
     def looks_back(self) -> bool:
-        """Whether somebody is served whose next tokens depend on its last ones beyond being
-        computed from them, so that a plan must wait until everything is told."""
+        """Whether any live request needs its sampled tokens before the next step can be planned:
+        with penalties, or several sequences."""
         return bool(self.queues.looking_back)
+
+    @property
+    def pending(self) -> StepPlan | None:
+        """The plan that is neither committed nor dispatched."""
+        return self.queues.pending
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether anything has happened since the plan, beyond requests that queued up behind
+        others, so that the next step cannot repeat it."""
+        return self.queues.disturbed
+
+    # -- arrival and departure -------------------------------------------------------------------
+
+    def add(self, request: Request, now: float, output_len: int | None = None) -> None:
+        """Queue a request: a new one, or one that is away and computes all its tokens again.
+
+        In a simulation `output_len` is the length at which its output ends, which no policy sees;
+        an engine leaves it out and reports finished requests to `commit`. Either way it ends at its
+        `max_tokens` and at `max_model_len`.
+
+        The policy observes it with the next plan: an engine cannot look at arrivals while a step
+        runs, and the policy must see the same in a simulation.
+        """
+        queues = self.queues
+        if request.id in self.requests or queues.reservations.placeholders:
+            queues.require_absent(request)
+        if output_len is not None:
+            queues.require_output_left(request, output_len)
+        if request.state is not _NEW:
+            self._require_away(request)
+            queues.count_lost(request)
+        queues.now = now
+        waiting = queues.waiting
+        first = waiting.head if queues.steady and len(waiting) else None
+        try:
+            queues.enter(request, output_len)
+        except TypeError:
+            queues.refuse_mixed_ranks(request)
+            raise
+        if first is None or waiting.head is not first or queues.looking_back:
+            queues.disturbed = True
+        if queues.observing:
+            self._pending_events.append(Arrived(request, now))
+
+    def _deliver_events(self) -> None:
+        """Let the policy observe arrivals."""
+        while self._pending_events:
+            self.policy.observe(self._pending_events.popleft())
+
+    def abort(self, request_id: RequestId, now: float) -> Request:
+        """End a request in any queue, and free all that it holds here.
+
+        One that is away is ended as well; a reservation at another scheduler is to be released
+        there.
+        """
+        request = self.requests.get(request_id)
+        if request is None:
+            return self._abort_away(request_id, now)
+        self._deliver_events()
+        queues = self.queues
+        in_batch = request in queues.running
+        queues.materialise_decodes()
+        queues.take_out(request)
+        if in_batch:
+            self.memory.retract(request, request.computed)
+        queues.disturbed = True
+        queues.leave(request, State.ABORTED, "abort", now)
+        return request
+
+    def _abort_away(self, request_id: RequestId, now: float) -> Request:
+        placeholder = self.queues.reservations.placeholders.get(request_id)
+        if placeholder is None:
+            raise RequestError(f"cannot abort request {request_id!r}: not known, or ended already")
+        request = placeholder.request
+        if request.state is not State.AWAY:
+            raise RequestError(
+                f"cannot abort request {request_id!r}: it is {request.state.value} at another "
+                "scheduler; abort it there, and release its reservation here"
+            )
+        self.migration.release_reservation(request)
+        request.state, request.finish_reason, request.finished_at = State.ABORTED, "abort", now
+        return request
+
+    def crash(self, now: float) -> list[Request]:
+        """Lose everything at once: all requests are aborted, all reservations released, plans in
+        flight will not be completed, and the prefix cache is empty.
+
+        Returns the aborted requests, in the order of `requests`.
+        """
+        self.queues.pending = None
+        lost = [self.abort(name, now) for name in list(self.requests)]
+        for request in self.migration.held:
+            self.migration.release_reservation(request)
+        self.queues.in_flight.clear()
+        self.queues.copies = {}
+        self.memory.forget()
+        return lost
+
+    def withdraw(self, request: Request, now: float) -> int:
+        """Take a live request out of any queue, so that it can be added to another scheduler.
+
+        Its KV blocks are freed; generated tokens are kept and recomputed as part of its prompt. Its
+        part in a step that is in flight is lost. Returns `output_len` for `add`: the length at
+        which its output would have ended here.
+        """
+        queues = self.queues
+        queues.require_present(request)
+        self._deliver_events()
+        queues.now = now
+        queues.materialise_decodes()
+        output_len = queues.withdraw(request)
+        queues.discard_from_plans(request)
+        return output_len
+
+    def infeasible(self, request: Request) -> str | None:
+        """Why a request can never be served, or None."""
+        if request.generated and request.id not in self.requests:
+            return self.queues.outgrown(request)
+        return self.batching.infeasible(self.queues, request)
+
+    def _require_away(self, request: Request) -> None:
+        """Raise RequestError for a request that is not new, and not away or too long by now."""
+        if request.state is not State.AWAY:
+            raise RequestError(f"request {request.id!r} was {request.state.value} already")
+        if request.generated and (reason := self.queues.outgrown(request)):
+            raise RequestError(f"request {request.id!r}: {reason}")
 
     # -- a step ----------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan:
-        """Decide the next step. It must be committed, or launched, before another is planned."""
+        """Decide the next step. It must be committed, or dispatched, before another is planned."""
         queues = self.queues
-        if self.pending is not None:
-            raise PlanError(f"plan {self.pending.number} is not committed yet")
+        if queues.pending is not None:
+            raise PlanError(f"plan {queues.pending.number} is not committed yet")
         in_flight = queues.in_flight
         if in_flight and len(in_flight) > self.async_scheduling:
-            raise PlanError(f"plan {in_flight[0].number} is not told of yet")
+            raise PlanError(f"plan {in_flight[0].number} is not completed yet")
         queues.now = now
-        self.disturbed = False
+        queues.disturbed = False
         plan = StepPlan(queues.step, now, bool(in_flight))
         if queues.copies:
             plan.copies, queues.copies = queues.copies, {}
         try:
             if self._pending_events:
                 self._deliver_events()
-            if queues.guarding:
+            if queues.pinning:
                 self.memory.unguard(now)
             if queues.expiring:
                 queues.renew_order()
@@ -175,7 +307,7 @@ class Scheduler(Gate):
         queues.step += 1
         if self.lasting_plans or self._watched or self.async_scheduling or memory.with_tokens:
             plan.materialise_decodes()
-        self.pending = plan
+        queues.pending = plan
         return plan
 
     def commit(
@@ -188,26 +320,28 @@ class Scheduler(Gate):
     ) -> list[Request]:
         """The step was carried out and ended at `now`. Returns the requests that it finished.
 
-        An engine tells the sampled `tokens` of every request that sampled, and which are
-        `finished` and why; a simulation tells neither, but of beams their `parents`, as a
-        `Continuation` has them.
+        An engine reports the sampled `tokens` of every request that sampled, and which are
+        `finished` and why; a simulation reports neither, but of beams their `parents`, as in a
+        `Continuation`.
         """
-        if plan is not self.pending:
+        queues = self.queues
+        if plan is not queues.pending:
             self._refuse_stale(plan)
-        if self.queues.in_flight:
-            raise PlanError(f"plan {self.queues.in_flight[0].number} is not told of yet")
+        if queues.in_flight:
+            raise PlanError(f"plan {queues.in_flight[0].number} is not completed yet")
         if tokens is not None or finished or parents or self.memory.with_tokens:
-            self._check_answer(plan, tokens, finished, parents, self.clock.riders)
-        self.pending = None
-        self.queues.dispatch(plan)
+            self._check_answer(plan, tokens, finished, parents, self.clock.requests)
+        queues.pending = None
+        queues.dispatch(plan)
         return self._complete(plan, now, tokens, finished, parents)
 
     def dispatch(self, plan: StepPlan) -> None:
-        """The step is under way: everybody in it counts as a token longer from now on."""
+        """Start a step: every request in it counts as a token longer from now on."""
         self._refuse_stale(plan)
-        self.pending = None
-        self.queues.dispatch(plan)
-        self.queues.in_flight.append(plan)
+        queues = self.queues
+        queues.pending = None
+        queues.dispatch(plan)
+        queues.in_flight.append(plan)
 
     def complete(
         self,
@@ -217,20 +351,20 @@ class Scheduler(Gate):
         finished: Mapping[RequestId, str] | None = None,
         parents: Mapping[RequestId, Sequence[int]] | None = None,
     ) -> list[Request]:
-        """A step that was launched has ended; the rest is as `commit` has it.
+        """End a step that was dispatched; arguments and result are those of `commit`.
 
-        Requests that ended before it, or were aborted, need not be told of.
+        Requests that ended before it, or were aborted, may be left out.
         """
         in_flight = self.queues.in_flight
         if not in_flight or plan is not in_flight[0]:
-            raise PlanError(f"plan {plan.number} was not launched, or is not the next to tell of")
+            raise PlanError(f"plan {plan.number} is not in flight, or not the next to complete")
         if tokens is not None or finished or parents or self.memory.with_tokens:
             self._check_answer(plan, tokens, finished, parents, None)
         in_flight.popleft()
         return self._complete(plan, now, tokens, finished, parents)
 
     def expect_tokens(self) -> None:
-        """The executor will tell sampled tokens; otherwise that is found out when it first does."""
+        """Declare that the executor reports sampled tokens; by default its first answer decides."""
         self.memory.with_tokens = True
 
     def _check_answer(
@@ -241,7 +375,7 @@ class Scheduler(Gate):
         parents: Mapping[RequestId, Sequence[int]] | None,
         riders: int | None,
     ) -> None:
-        """Raise PlanError unless the answer fits the plan, before anything of it is believed."""
+        """Raise PlanError unless the answer fits the plan, before any of it is applied."""
         if parents:
             if tokens is not None:
                 raise PlanError(f"plan {plan.number}: parents go with their tokens")
@@ -258,7 +392,7 @@ class Scheduler(Gate):
         finished: Mapping[RequestId, str] | None,
         parents: Mapping[RequestId, Sequence[int]] | None,
     ) -> list[Request]:
-        """All that `dispatch` could not know: when the step ended, and what was sampled."""
+        """Apply what `dispatch` could not know: when the step ended, and what was sampled."""
         queues = self.queues
         queues.now = now
         for chunk in plan.chunks:
@@ -270,7 +404,7 @@ class Scheduler(Gate):
             for request in sampled_in(plan):
                 queues.append(request, tokens[request.id])
         if parents:
-            queues.descend(parents)
+            queues.continue_from(parents)
         if self._watched:
             self.policy.served(plan, queues.state)
         if not finished:
@@ -281,18 +415,18 @@ class Scheduler(Gate):
     def _end(
         self, some: Sequence[Request], now: float, stopped: Mapping[Request, str] | None = None
     ) -> list[Request]:
-        """These have come to their ends, but for those who have been aborted meanwhile.
+        """Finish requests at their ends, except those that were aborted meanwhile.
 
-        Some were `stopped` before they were as long as they can be, and why.
+        `stopped` has the reasons of those that ended before their maximum length.
         """
         queues, ended = self.queues, []
         for request in some:
             if request.finish_reason is None:
                 ended.append(request)
         if ended:
-            self.disturbed = True  # what they held is free: a plan made before knew nothing of it
+            queues.disturbed = True  # their memory is free, which a plan made before could not use
         if len(ended) > 1:  # in the order of the batch: the prefix cache evicts in that of release
-            queues.number()
+            queues.number_seats()
             ended.sort(key=_by_seat)
         for request in ended:
             queues.take_out(request)
@@ -301,20 +435,21 @@ class Scheduler(Gate):
         return ended
 
     def _refuse_stale(self, plan: StepPlan) -> None:
-        if plan is self.pending:
+        pending = self.queues.pending
+        if plan is pending:
             return
-        if self.pending is None:
+        if pending is None:
             expected = "it was committed already, or is not this scheduler's"
-        elif self.pending.number == plan.number:
+        elif pending.number == plan.number:
             expected = "it is another scheduler's"
         else:
-            expected = f"the plan to commit is {self.pending.number}"
+            expected = f"the plan to commit is {pending.number}"
         raise PlanError(f"plan {plan.number} is stale: {expected}")
 
-    # -- many steps at once ----------------------------------------------------------------------
+    # -- fast-forward ----------------------------------------------------------------------------
 
     def uneventful(self, plan: StepPlan, limit: int = 64) -> int:
-        """How many steps after `plan` would be the same, if nobody arrives and nobody aborts.
+        """How many steps after `plan` would be the same, unless a request arrives or is aborted.
 
         In these the whole batch decodes, no request ends, and the policy has nothing to decide:
         `fast_forward` may be called that many times instead of `commit` and `plan`. With
@@ -322,24 +457,24 @@ class Scheduler(Gate):
         `complete_ahead` replace `plan`, `dispatch` and `complete`, until a request ends.
         """
         queues = self.queues
-        if self.disturbed or not plan.decode_count or plan.chunks:
+        if queues.disturbed or not plan.decode_count or plan.chunks:
             return 0
-        if plan is not self.pending:
+        if plan is not queues.pending:
             alone = len(queues.in_flight) == 1 and plan is queues.in_flight[0]
             if not alone or self._tiered or plan.decodes is not queues.decoding():
                 return 0
             if plan.ending:
-                limit = 1  # who ends is in the next step, too, and leaves when that is under way
+                limit = 1  # an ending request is in the next step, too, and leaves during it
         elif queues.in_flight:
             return 0
         if self.memory.with_tokens or self._watched:
             return 0
         if plan.held or plan.copies or plan.swap_in or plan.took_memory or plan.rejected:
             return 0
-        limit = self._forecast.stretch(plan, limit)
+        limit = self._forecast.steps(plan, limit)
         after, ends = self.clock.tick + 1, self.clock.ends
         for tick in range(after, after + limit):
-            if tick in ends:  # which does not show in a step that is planned before
+            if tick in ends:  # not visible in a step that is planned ahead
                 return tick - after + bool(queues.in_flight)
         return limit
 
@@ -348,13 +483,13 @@ class Scheduler(Gate):
 
         If not, the plan is merely committed, and another is to be planned as usual.
         """
-        if plan is not self.pending:
-            self._refuse_stale(plan)
         queues, memory = self.queues, self.memory
+        if plan is not queues.pending:
+            self._refuse_stale(plan)
         queues.now = now
         self.clock.tick += 1
-        if not self._forecast.lasts(plan):
-            self.pending = None
+        if not self._forecast.repeats(plan):
+            queues.pending = None
             return False
         plan.number = queues.step
         plan.now = now
@@ -366,10 +501,10 @@ class Scheduler(Gate):
         return True
 
     def grow_ahead(self, plan: StepPlan, now: float) -> bool:
-        """While `plan` is under way, take the memory for the same step again, if there is any."""
+        """While `plan` is in flight, allocate the memory of the same step again if it fits."""
         queues = self.queues
         queues.now = now
-        return self._forecast.lasts(plan)
+        return self._forecast.repeats(plan)
 
     @property
     def ends_next(self) -> bool:
@@ -377,7 +512,7 @@ class Scheduler(Gate):
         return self.clock.tick + 1 in self.clock.ends
 
     def fast_forward_ahead(self, plan: StepPlan, now: float) -> Sequence[Request]:
-        """Memory is taken: dispatch the same step again, which begins `now`, in place of `plan`.
+        """With its memory allocated, dispatch the same step again, begun `now`, in place of `plan`.
 
         Returns the requests that `plan` brings to their ends, for `complete_ahead`.
         """
@@ -392,7 +527,7 @@ class Scheduler(Gate):
         clock.tick += 1
         ending, plan.ending = plan.ending, ()
         if clock.tick in clock.ends:
-            queues.come_to_ends(plan)
+            queues.note_ends(plan)
         return ending
 
     def complete_ahead(self, ending: Sequence[Request], now: float) -> list[Request]:
@@ -405,4 +540,38 @@ class Scheduler(Gate):
 
     def check(self) -> None:
         """Raise IntegrityError if an invariant is broken. Costs a walk over everything."""
-        check_places(self.queues)
+        check_state(self.queues)
+
+
+def _validate_settings(
+    limits: Limits, memory: Memory, policy: Policy, preemption: Preemption
+) -> None:
+    """Raise ConfigError for settings that do not go together."""
+    require_whole("max_model_len", limits.max_model_len, 1)
+    require_whole("max_batched_tokens", limits.max_batched_tokens, 1)
+    validate_policy(policy)
+    refuse_renamed(preemption, Preemption)
+    require_flag(f"{type(preemption).__name__}.swaps", preemption.swaps)
+    if policy.displacing is False and overrides(policy, "may_preempt"):
+        raise ConfigError(
+            f"{type(policy).__name__} overrides may_preempt, which is never called: "
+            "set displacing = True"
+        )
+    if overrides(policy, "pin_prefix_for") and not memory.can_guard:
+        raise ConfigError(
+            f"{type(policy).__name__} pins blocks of a prefix cache, which "
+            f"{type(memory).__name__} does not have: choose memory=prefix"
+        )
+    if limits.max_model_len > memory.longest:
+        raise ConfigError(
+            f"max_model_len={limits.max_model_len}: memory of {memory.total} blocks × "
+            f"{memory.block_size} tokens holds no request longer than {memory.longest}; "
+            "lower max_model_len or give more blocks"
+        )
+    if preemption.swaps and not memory.can_swap:
+        raise ConfigError(
+            f"preemption that swaps needs paged memory: {type(memory).__name__} "
+            "keeps what it reserved until the end; choose preemption=recompute"
+        )
+    if preemption.swaps and not memory.cpu_total:
+        raise ConfigError("preemption that swaps needs cpu_blocks: at least 1, not 0")

@@ -1,59 +1,143 @@
-"""What an executor is fed with, whether it simulates or serves."""
+"""The workload that drives an executor, simulated or real, and the due times of its requests."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from typing import Literal, Protocol
 
 from pagedsim.core.request import Request
 
 Job = tuple[Request, int]
-"""A request, and the length that its output will have."""
+"""A request, and the length of its output."""
 
 Mode = Literal["open", "closed", "burst"]
 
 
 class Turns(Protocol):
-    """Which requests of a workload go on from others; each is known by its id, a number."""
+    """Dependencies between the requests of a workload, identified by number."""
 
     def after(self, row: int) -> Sequence[int]:
-        """Those that must have left before it is sent."""
+        """Requests that must have ended before it is sent."""
 
     def followers(self, row: int) -> Sequence[int]:
-        """Those that wait for it."""
+        """Requests that depend on it."""
 
     def pause(self, row: int) -> float:
-        """Seconds between the last answer that it waits for and its arrival."""
+        """Seconds between the last answer that it depends on and its arrival."""
 
 
 class Source(Protocol):
-    """A workload, as far as an executor needs to know."""
+    """A workload, as an executor sees it."""
 
     @property
     def mode(self) -> Mode:
-        """At their times, each user after an answer, or all at once."""
+        """Arrivals at given times, by users in closed loop, or all at once."""
 
     @property
     def users(self) -> int | None:
-        """How many ask, where they wait for answers."""
+        """Number of concurrent users in a closed loop."""
 
     @property
     def think_time(self) -> float:
-        """Seconds between an answer and the next question."""
+        """Seconds between an answer and the user's next request."""
 
     @property
     def turns(self) -> Turns | None:
-        """Which requests wait for answers to others; None where none does.
+        """Dependencies between requests; None without any.
 
-        These arrive no sooner than they say, and all of them no sooner than those before them.
+        A request with dependencies arrives no sooner than its own time, and no request arrives
+        before an earlier one in the list.
         """
 
     def requests(self) -> Iterator[Job]:
-        """The requests in order of arrival, made one by one."""
+        """The requests in order of arrival, generated lazily."""
 
 
 def arrives(request: Request, now: float) -> None:
-    """The request arrives now, and so much later falls due as it was to arrive before."""
+    """Set the arrival to now, and shift the deadline with it."""
     if request.deadline is not None:
         request.deadline += now - (request.arrival or 0.0)
     request.arrival = now
+
+
+class Agenda:
+    """The requests of a workload with sessions, each due once its dependencies have ended.
+
+    The driver reads `at`, the time of the next request, calls `take` for it then, and reports each
+    ended request to `left`. Times never go back. In a closed loop a user takes a session at a time,
+    whose requests must be next to each other.
+    """
+
+    def __init__(self, source: Source, turns: Turns) -> None:
+        self._turns = turns
+        self._jobs = source.requests()
+        self._next: Job | None = next(self._jobs, None)
+        self._closed, self._pause = source.mode == "closed", source.think_time
+        self._due: list[tuple[float, int, Job]] = []  # a heap
+        # Requests with open dependencies: the earliest time, and the job.
+        self._held: dict[int, tuple[float, Job]] = {}
+        # By dependent request: how many dependencies have ended, and when the last did.
+        self._answered: dict[int, tuple[int, float]] = {}
+        self._open: Counter[str | None] = Counter()  # live requests of each session
+        for _ in range(source.users or 1 if self._closed else 0):
+            self._begin(0.0)
+
+    @property
+    def at(self) -> float | None:
+        """Time of the next request; None if all others have open dependencies, or none is left."""
+        while not self._closed and self._next is not None:
+            arrival = self._next[0].arrival or 0.0
+            if self._due and self._due[0][0] < arrival:
+                break
+            self._read(arrival)
+        return self._due[0][0] if self._due else None
+
+    @property
+    def over(self) -> bool:
+        """Whether all requests have been taken."""
+        return self.at is None and not self._held and self._next is None
+
+    def take(self) -> Job:
+        """The next request; it arrives at its time."""
+        due, _, job = heappop(self._due)
+        arrives(job[0], due)
+        return job
+
+    def left(self, request: Request, now: float) -> None:
+        """Report that a request has ended, in whatever way."""
+        for row in self._turns.followers(int(request.id)):
+            count, last = self._answered.get(row, (0, 0.0))
+            self._answered[row] = count + 1, max(last, now)
+            if row in self._held:
+                self._settle(row, *self._held.pop(row))
+        if self._closed:
+            self._open[request.session] -= 1
+            if not self._open[request.session]:
+                del self._open[request.session]
+                self._begin(now + self._pause)
+
+    def _begin(self, now: float) -> None:
+        """Start the next session of a user."""
+        session = None if self._next is None else self._next[0].session
+        while (job := self._next) is not None and job[0].session == session:
+            self._open[session] += 1
+            self._read(now)
+
+    def _read(self, earliest: float) -> None:
+        """Read the next request, which arrives at that time or later."""
+        assert self._next is not None
+        job, self._next = self._next, next(self._jobs, None)
+        self._settle(int(job[0].id), earliest, job)
+
+    def _settle(self, row: int, earliest: float, job: Job) -> None:
+        """Schedule a request, or hold it until its dependencies have ended."""
+        waits = len(self._turns.after(row))
+        count, last = self._answered.get(row, (0, 0.0))
+        if count < waits:
+            self._held[row] = earliest, job
+            return
+        self._answered.pop(row, None)
+        due = max(earliest, last + self._turns.pause(row)) if waits else earliest
+        heappush(self._due, (due, row, job))

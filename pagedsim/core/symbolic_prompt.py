@@ -1,8 +1,8 @@
-"""Tokens of which it is known what they share with whom, and nothing else.
+"""Symbolic prompts: which spans are shared with other requests is known, token ids are not.
 
-A prefix cache asks only which prompts begin alike. So a prompt is a few runs, each the beginning
-of a *stream* of made-up tokens: a shared system prompt is one stream, the rest of a prompt is a
-stream that nobody else has. A hundred million tokens of prompts are then a few numbers a request.
+A prefix cache needs only equality of prefixes. So a prompt is a few runs, each the beginning of a
+*stream* of made-up tokens: a shared system prompt is one stream, the rest of a prompt is a stream
+of its own. A hundred million tokens of prompts are then a few numbers a request.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class SymbolicPrompt(Sequence[int]):
         self.streams = [stream for stream, _ in kept]
         """Of each run."""
         self.ends = list(accumulate(length for _, length in kept))
-        """How many tokens there are up to the end of each run."""
+        """Tokens up to the end of each run."""
 
     @classmethod
     def up_to(cls, streams: list[int], ends: list[int]) -> SymbolicPrompt:
-        """Runs by where each ends, none of them empty; all are Python's own numbers."""
+        """Nonempty runs by their ends, in Python's own numbers."""
         made = cls.__new__(cls)
         made.streams, made.ends = streams, ends
         return made
 
     @classmethod
     def blocks(cls, streams: Sequence[int], block: int, length: int) -> SymbolicPrompt:
-        """`length` tokens in runs of `block`, a run a stream; the last may be shorter."""
+        """`length` tokens in runs of `block` tokens, one per stream; the last may be shorter."""
         count = -(-length // block)
         block, length = int(block), int(length)
         return cls.up_to(list(map(int, streams[:count])), [*range(block, length, block), length])
@@ -93,7 +93,7 @@ class SymbolicPrompt(Sequence[int]):
         return tuple(zip(self.streams, lengths, strict=True))
 
     def __add__(self, more: SymbolicPrompt) -> SymbolicPrompt:
-        """These tokens and then others."""
+        """The concatenation."""
         length = len(self)
         ends = self.ends + [length + end for end in more.ends]
         return SymbolicPrompt.up_to(self.streams + more.streams, ends)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pagedsim.core import Request
+from pagedsim.core.contracts import vet
 from pagedsim.core.source import Job, Mode
-from pagedsim.core.vetting import vet
 from pagedsim.fidelity.external_log import Log
 from pagedsim.run.backend import Settings
 from pagedsim.run.objects import make

@@ -14,7 +14,7 @@ import simpy
 
 from pagedsim.core import PagedsimError, Request, RequestId, State
 from pagedsim.core.errors import AnswerError, RequestError, printed, require_flag
-from pagedsim.core.memory.prefix_index import PrefixIndex
+from pagedsim.core.memory.prefix import PrefixIndex
 from pagedsim.core.source import Job
 from pagedsim.fleet.kv_migration import KVMigration
 from pagedsim.fleet.replica import ReplicaHandle, ReplicaState, ReplicaStates
@@ -379,7 +379,7 @@ class Dispatcher:
         state, scheduler = self.states[replica], replica.scheduler
         if state is not ReplicaState.DRAINING or scheduler.unfinished or scheduler.in_flight:
             return
-        if not (scheduler.held or replica.incoming):  # blocks of requests in migration
+        if not (scheduler.migration.held or replica.incoming):  # blocks of requests in migration
             scheduler.memory.forget()
             self.states.put(replica, ReplicaState.OFF)
 

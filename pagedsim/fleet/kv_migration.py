@@ -134,7 +134,7 @@ class KVMigration:
 
     def _detach(self, request: Request, source: ReplicaHandle, since: float) -> None:
         now = self.environment.now
-        source.scheduler.detach(request, now)
+        source.scheduler.migration.detach(request, now)
         source.load.migrated_out(request)
         self.waiting.append(Prefilled(request, source, since, now))
         self.dispatcher.route_held()
@@ -169,7 +169,7 @@ class KVMigration:
             self.dispatcher.dismiss(request, State.FINISHED, "length", source.load.recorder)
             return
         target.room_reserved(request)
-        tokens = target.scheduler.kv_transfer(request).tokens
+        tokens = target.scheduler.migration.kv_transfer(request).tokens
         if not (yield from self._send(transfer, tokens, since)):
             self._finish(transfer)
             target.cancel_expected(request)
@@ -194,7 +194,9 @@ class KVMigration:
 
     def _reserve(self, transfer: Transfer) -> Wait:
         """Wait until its blocks are reserved at the target."""
-        while not transfer.target.scheduler.reserve(transfer.request, self.environment.now):
+        while not transfer.target.scheduler.migration.reserve(
+            transfer.request, self.environment.now
+        ):
             yield from self._wait(transfer, transfer.target.boundary(transfer.request))
 
     def _send(
@@ -214,7 +216,7 @@ class KVMigration:
         """Wait until it is attached at the target."""
         request, target = transfer.request, transfer.target
         output_len = self.dispatcher.output_len(request)
-        while not target.scheduler.attach(request, self.environment.now, output_len):
+        while not target.scheduler.migration.attach(request, self.environment.now, output_len):
             yield from self._wait(transfer, target.boundary(request))
         target.cancel_expected(request)
         target.load.migrated_in(request)
@@ -312,7 +314,7 @@ class KVMigration:
         scheduler = replica.scheduler
         here = scheduler.requests.get(request.id) is request
         decodes = here and request.state is State.RUNNING and request.decoding
-        return decodes and request.generated > scheduler.queues.under_way(request)
+        return decodes and request.generated > scheduler.queues.tokens_in_flight(request)
 
     def _move(self, transfer: Transfer) -> Wait:
         """Copy the KV cache while the request decodes, then pause it for the last copy."""
@@ -326,10 +328,10 @@ class KVMigration:
             self._release_target(transfer)
             return
         transfer.ready, transfer.decodes = self.environment.now, False
-        source.scheduler.detach(request, transfer.ready)
+        source.scheduler.migration.detach(request, transfer.ready)
         source.load.migrated_out(request)
         if self._has_room(transfer):
-            tokens = target.scheduler.kv_transfer(request, carried).tokens
+            tokens = target.scheduler.migration.kv_transfer(request, carried).tokens
             if (yield from self._send(transfer, tokens)):
                 yield from self._arrive(transfer)
                 self.migrations += 1
@@ -356,7 +358,7 @@ class KVMigration:
         for copy in range(MAX_COPIES):
             if not self._has_room(transfer):
                 return 0
-            parcel = target.scheduler.kv_transfer(request, carried)
+            parcel = target.scheduler.migration.kv_transfer(request, carried)
             if copy == MAX_COPIES - 1 or (copy and parcel.blocks <= LAST_BLOCKS):
                 break
             reached = request.computed
@@ -370,7 +372,9 @@ class KVMigration:
     def _has_room(self, transfer: Transfer) -> bool:
         """Whether the target can reserve the blocks that a request has by now."""
         try:
-            return transfer.target.scheduler.reserve(transfer.request, self.environment.now)
+            return transfer.target.scheduler.migration.reserve(
+                transfer.request, self.environment.now
+            )
         except RequestError:  # it has reached the maximum length there
             return False
 
@@ -378,6 +382,6 @@ class KVMigration:
         """Free the blocks reserved at the target."""
         target, request = transfer.target, transfer.request
         target.cancel_expected(request)
-        if any(one is request for one in target.scheduler.held):
+        if any(one is request for one in target.scheduler.migration.held):
             target.release(request)
         self.dispatcher.stop_if_drained(target)

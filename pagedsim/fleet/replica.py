@@ -82,9 +82,9 @@ class StepNotifier:
     def _still_blocked(self, request: Request) -> bool:
         """Whether a retry is certain to fail."""
         queues = self._queues
-        if request.id in queues.holdings.standing:
+        if request.id in queues.reservations.awaiting_seat:
             return queues.seats + request.width > queues.max_seqs
-        asking = queues.holdings.asking
+        asking = queues.reservations.awaiting_memory
         if request.id not in asking:
             return False
         if not queues.ranked:
@@ -225,7 +225,7 @@ class ReplicaHandle:
     @property
     def alive(self) -> list[Request]:
         """Requests that are served here, have just arrived, or hold blocks here in migration."""
-        away = [request for request in self.scheduler.held if request.alive]
+        away = [request for request in self.scheduler.migration.held if request.alive]
         arrived = [request for _, request, _ in self.arrived]
         return [*self.scheduler.requests.values(), *away, *arrived]
 
@@ -254,7 +254,7 @@ class ReplicaHandle:
 
     def release(self, request: Request) -> None:
         """Free the blocks held here for a request in migration."""
-        self.scheduler.release_reservation(request)
+        self.scheduler.migration.release_reservation(request)
         self.notifier.notify()
         self.server.wake()
 

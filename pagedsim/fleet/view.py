@@ -7,7 +7,7 @@ from math import inf, nextafter
 from typing import Any, overload
 
 from pagedsim.core import Request, policy_validation
-from pagedsim.core.memory.prefix_index import PrefixIndex
+from pagedsim.core.memory.prefix import PrefixIndex
 from pagedsim.fleet.replica import ReplicaHandle
 from pagedsim.sim.step import step
 from policies.routing.router import Replica, Replicas
@@ -223,7 +223,7 @@ class Candidates(Replicas):
         return self._views[0].seen_at if self._views else None
 
     @property
-    def everybody(self) -> Sequence[Replica]:
+    def all_replicas(self) -> Sequence[Replica]:
         """All replicas that are up, whatever their role."""
         return self._all
 

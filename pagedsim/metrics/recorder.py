@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.compiled import mypyc_attr
-from pagedsim.core.prefill import prefill_left
+from pagedsim.core.plan import prefill_left
 from pagedsim.metrics.columns import PACKED, Numbers, Sparse, Words
 from pagedsim.metrics.preemptions import Absence, preemptions_table
 from pagedsim.metrics.service import service_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedsim.core.errors import ConfigError, choices, require_number, stranger
+from pagedsim.core.errors import ConfigError, choices, require_number, unknown_client
 
 Latencies = Mapping[str, NDArray[np.float64]]
 Mask = NDArray[np.bool_]
@@ -71,7 +71,7 @@ def refuse_strangers(slo: Slo, clients: Iterable[str]) -> None:
     there = set(clients)
     for client in slo.clients:
         if not client or client not in there:
-            raise stranger(f"slo.clients.{client}", client, there)
+            raise unknown_client(f"slo.clients.{client}", client, there)
 
 
 def _own(where: str, bounds: object, whole: Slo) -> Slo:

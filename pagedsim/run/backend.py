@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from pagedsim.build import inner_policy, make_policy, policies
 from pagedsim.core import Batching, ConfigError, Policy, Preemption, RequestId, Scheduler, StepPlan
+from pagedsim.core.contracts import vet
 from pagedsim.core.policy_validation import refuse_signatures
-from pagedsim.core.vetting import vet
 from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.qoe import Reader
 from pagedsim.metrics.recorder import Lane, Recorder

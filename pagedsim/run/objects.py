@@ -11,10 +11,11 @@ from inspect import isabstract, signature
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from pagedsim.build import current_path
 from pagedsim.core import ConfigError, PagedsimError, PolicyWrapper
+from pagedsim.core.contracts import raised_in_hook
 from pagedsim.core.errors import is_number, is_whole, refuse_settings, require_whole, unknown
 from pagedsim.core.policy_validation import refuse_signatures
-from pagedsim.core.vetting import raised_in_hook
 
 T = TypeVar("T")
 
@@ -104,7 +105,7 @@ def draws(part: object) -> bool:
 
 def locate(path: str) -> Callable[..., Any]:
     """The class or function at a dotted path; raises ConfigError where there is none."""
-    parts = path.split(".")
+    parts = current_path(path).split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:cut])
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedsim.core import ConfigError, Policy, PolicyWrapper, Scheduler
-from pagedsim.core.errors import stranger
+from pagedsim.core.errors import unknown_client
 from pagedsim.core.policy import Need
 from pagedsim.fleet.spec import FleetSpec
 from pagedsim.metrics.qoe import Reader
@@ -16,10 +16,9 @@ from pagedsim.metrics.slo import Slo, refuse_strangers
 from pagedsim.run.backend import BackendRun, RunConfig, Settings
 from pagedsim.run.objects import make
 from pagedsim.workload import Workload
-from policies.drr import DRR
+from policies.fairness import DRR, VTC
 from policies.slo import SLO
 from policies.victims import VictimRule
-from policies.vtc import VTC
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def refuse_unmet(policy: Policy, workload: Workload) -> None:
     for where, one in _with_key(policy):
         for client in one.weights if isinstance(one, (VTC, DRR)) else ():
             if not client or client not in there:
-                raise stranger(f"{where}.weights.{client}", client, there)
+                raise unknown_client(f"{where}.weights.{client}", client, there)
 
 
 def remarks(policy: Policy, workload: Workload) -> Iterator[str]:

@@ -165,9 +165,9 @@ class FleetRun(BackendRun):
             )
         self._refuse_strangers(moving)
         for place in self.places:
-            gate = place.simulation.scheduler
-            gives = gate.detach_error if moving or place.role == "prefill" else None
-            takes = gate.attach_error if moving or place.role == "decode" else None
+            migration = place.simulation.scheduler.migration
+            gives = migration.detach_error if moving or place.role == "prefill" else None
+            takes = migration.attach_error if moving or place.role == "decode" else None
             if reason := gives or takes:
                 why = "its router moves requests" if moving else f"role={place.role}"
                 raise ConfigError(f"fleet.pools.{place.pool or place.name}: {why}: {reason}")

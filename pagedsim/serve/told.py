@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagedsim.core import Request, Scheduler, StepPlan
-from pagedsim.core.answer import sampled_in
+from pagedsim.core.plan import sampled_in
 from pagedsim.engine.observer import Observer
 from pagedsim.sim.server import Costs
 

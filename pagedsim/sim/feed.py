@@ -10,8 +10,7 @@ from math import inf
 import simpy
 
 from pagedsim.core import Request
-from pagedsim.core.agenda import Agenda
-from pagedsim.core.source import Job, Source, arrives
+from pagedsim.core.source import Agenda, Job, Source, arrives
 from pagedsim.sim.arrivals import Arrivals
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Entrance

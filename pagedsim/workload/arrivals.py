@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.core.contracts import SWITCH, WRONG, Contract, Rule, vet
 from pagedsim.core.errors import require_number, require_whole, unknown
-from pagedsim.core.vetting import SWITCH, WRONG, Contract, Rule, vet
 from pagedsim.workload.limits import LATEST
 
 Mode = Literal["open", "closed", "burst"]

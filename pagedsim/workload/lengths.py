@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pagedsim.core import ConfigError
+from pagedsim.core.contracts import SWITCH, WRONG, Contract, Rule, vet, whole
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.core.vetting import SWITCH, WRONG, Contract, Rule, vet, whole
 from pagedsim.workload.limits import LONGEST, Tokens
 from pagedsim.workload.lognormal import caps_left, sigma_of, solve_mu
 from pagedsim.workload.settings import make

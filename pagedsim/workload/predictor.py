@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pagedsim.core.contracts import SWITCH, WRONG, Contract, Rule
 from pagedsim.core.errors import require_number, require_whole
-from pagedsim.core.vetting import SWITCH, WRONG, Contract, Rule
 from pagedsim.workload.limits import LONGEST
 from pagedsim.workload.streams import stream
 from pagedsim.workload.workload import Workload

@@ -1,1 +1,1 @@
-"""Routers: who of a fleet gets a request. One a file, each built from the hooks of `router.py`."""
+"""Routers: which replica of a fleet gets a request, by the hooks of `router.py`."""

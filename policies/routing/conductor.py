@@ -7,7 +7,7 @@ from math import ceil, inf
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, unknown
 from policies.routing.router import Answer, Refusal, Replica, Replicas, Router
-from policies.routing.seconds import prefill_backlog
+from policies.routing.simple import prefill_backlog
 
 REFUSES = ("predicted", "now", "late")
 """When a request is refused for the answers' sake; see `Conductor`."""
@@ -24,7 +24,7 @@ class Conductor(Router):
     one that is to decode would be too slow with it; "now", on arrival, by those who decode now;
     "predicted", on arrival, by those who will when it comes to decode: those whose prompts are
     computed before, less those that decode for longer than `stay` seconds then. Requests are taken
-    to be spread evenly, as the paper does. Who decodes is the fastest with the request.
+    to be spread evenly, as the paper does. The decode replica is the fastest with the request.
     """
 
     paper = "Qin et al., Mooncake, FAST 2025 (2407.00079), its algorithm 1 and section 7"
@@ -67,7 +67,7 @@ class Conductor(Router):
 
     def _between(self, request: Request, replicas: Replicas, now: float, then: float) -> float:
         """The time between tokens when this request comes to decode."""
-        pool = [one for one in replicas.everybody if one.role != "prefill"]
+        pool = [one for one in replicas.all_replicas if one.role != "prefill"]
         running = sum(one.running for one in pool)
         tokens = sum(one.stored_tokens for one in pool)
         if self.refuse == "now":
@@ -79,7 +79,7 @@ class Conductor(Router):
                 for replica in pool
                 for one in replica.batch
             )
-            coming = sum(one.requests for one in replicas.everybody if one.role == "prefill")
+            coming = sum(one.requests for one in replicas.all_replicas if one.role == "prefill")
             # Their first tokens are spread over the time until then: the early ones will have left.
             sequences += ceil(coming * min(self.stay / (then - now), 1.0) if then > now else coming)
             sequences += sum(one.waiting for one in pool)
@@ -89,7 +89,7 @@ class Conductor(Router):
 
 
 def _prefiller(request: Request, replicas: Replicas) -> tuple[float, Replica]:
-    """Who gives the first token the soonest, and after how long."""
+    """The replica with the soonest first token, and its delay."""
     matched, tokens = replicas.cached_tokens(request), request.num_tokens
     seconds = [
         prefill_backlog(replica) + replica.prefill_seconds(tokens - cached, cached)

@@ -14,11 +14,11 @@ from policies.routing.router import Replica, Replicas, Router
 class Dynamo(Router):
     """The least `prefill` × blocks to compute + blocks to decode with; of equals, any.
 
-    To compute are the prompt tokens that a replica owes and those of the request, less `overlap`
-    of what its prefix cache has of it, and never less than nothing; to decode with are the blocks
-    in use, those that wait for some, and the request's own. With a `temperature` it is drawn: the
-    likelihood falls by a factor of e with every `temperature` of the way from the least cost to
-    the greatest. Where prefill and decode are apart, blocks to decode with alone choose who
+    To compute are the prompt tokens that a replica owes and those of the request, less `overlap` of
+    what its prefix cache has of it, and never less than nothing; to decode with are the blocks in
+    use, those that wait for some, and the request's own. With a `temperature` it is drawn: the
+    likelihood falls by a factor of e with every `temperature` of the way from the least cost to the
+    greatest. Where prefill and decode are apart, the decode blocks alone choose the replica that
     decodes.
     """
 
@@ -55,7 +55,7 @@ def to_compute(request: Request, replicas: Replicas, overlap: float) -> list[flo
 
 
 def decode_blocks(replica: Replica, request: Request) -> float:
-    """Blocks that are in use, wanted by those who wait, and this request's."""
+    """Blocks in use, those of waiting requests, and this request's."""
     used = replica.total_blocks - replica.free_blocks + replica.wanted_blocks
     return used + ceil(request.num_tokens / replica.block_size)
 

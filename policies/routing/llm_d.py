@@ -15,11 +15,10 @@ class LlmD(Router):
     """The highest sum of scores, each from 0 to 1 times its weight; of equals, any.
 
     `prefix` is the part of the prompt that a replica has. `queue` falls from 1 at the shortest
-    waiting queue to 0 at the longest, and is 1 where all are equal. `kv` is the part of memory
-    that is free. `load` falls from 0.5 to 0 at `queue_threshold` requests waiting. With
-    `known=cached` it is llm-d's precise prefix cache scorer, with `known=sent` the approximate
-    one, which compares blocks of 64 tokens. Who decodes, where that is apart, is chosen without
-    the prefix.
+    waiting queue to 0 at the longest, and is 1 where all are equal. `kv` is the part of memory that
+    is free. `load` falls from 0.5 to 0 at `queue_threshold` requests waiting. With `known=cached`
+    it is llm-d's precise prefix cache scorer, with `known=sent` the approximate one, which compares
+    blocks of 64 tokens. With disaggregation, the decode replica is chosen without the prefix.
     """
 
     paper = "llm-d, the scorers of its inference scheduler and of optimized-baseline, its guide"

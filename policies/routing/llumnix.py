@@ -1,4 +1,4 @@
-"""Llumnix: the freest gets a request, and the crowded give some away."""
+"""Llumnix: requests go to the freest replica, and migrate away from crowded ones."""
 
 from __future__ import annotations
 

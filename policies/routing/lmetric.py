@@ -1,4 +1,4 @@
-"""A product of what is to be computed and of load."""
+"""The product of the tokens to compute and of the load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.routing.dynamo import decode_blocks, drawn, to_compute
 from policies.routing.router import Replica, Replicas, Router
 
 LOADS = ("blocks", "requests")
-"""What may stand for the load."""
+"""Measures of load."""
 
 
 class LMetric(Router):
@@ -18,8 +18,8 @@ class LMetric(Router):
 
     Tokens are those of Dynamo's cost: owed, and the request's that are not cached. `load=blocks`
     is its blocks to decode with, and 1; `load=requests`, the paper's batch size: requests, and
-    this one. A product needs no weights. Where prefill and decode are apart, the load alone
-    chooses who decodes.
+    this one. A product needs no weights. With disaggregation, the load alone
+    chooses the decode replica.
     """
 
     paper = "Zhang et al., LMetric: Simple is Better, 2026 (2603.15202)"

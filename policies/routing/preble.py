@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, require_whole
-from policies.routing.least_requests import fewest_requests
 from policies.routing.prefixes import BLOCK, Sent
 from policies.routing.router import Replica, Replicas, Router
+from policies.routing.simple import fewest_requests
 
 SETTLED = 50
 """Requests a replica that were sent before any load is shifted."""
@@ -26,7 +26,7 @@ class Preble(Router):
 
     What is cached is what was sent there. A block that is forgotten costs its prefill once: the
     paper weighs it by how often it is used, which the order of forgetting stands for here. Where
-    prefill and decode are apart, the fewest requests decide who decodes.
+    prefill and decode are apart, the fewest requests choose the decode replica.
     """
 
     paper = "Srivatsa et al., Preble, ICLR 2025 (2407.00023)"
@@ -36,7 +36,7 @@ class Preble(Router):
         self.shift = require_number("shift", shift, 1)
         self.output = require_whole("output", output, 1)
         self._sent = Sent()
-        self._recent: deque[tuple[float, int, float]] = deque()  # when, to whom, its seconds
+        self._recent: deque[tuple[float, int, float]] = deque()  # time, replica, seconds of work
         self._loads: dict[int, float] = {}  # their sums by replica
         self._count = 0
 

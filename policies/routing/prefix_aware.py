@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number, require_whole
-from policies.routing.least_requests import fewest_requests
 from policies.routing.prefixes import Sent, prefixes
 from policies.routing.router import Replica, Replicas, Router
+from policies.routing.simple import fewest_requests
 
 
 class PrefixAware(Router):
@@ -16,7 +16,7 @@ class PrefixAware(Router):
     most free memory. While the most and the fewest requests of a replica are more than
     `balance_abs` apart and by more than the factor `balance_rel`, the fewest requests decide.
     SGLang's router goes by what it sent, too, and compares characters, not tokens. Where prefill
-    and decode are apart, the fewest requests decide who decodes.
+    and decode are apart, the fewest requests choose the decode replica.
     """
 
     paper = "Zheng et al., SGLang (2312.07104); the rule of its router's policy cache_aware"

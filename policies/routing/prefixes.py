@@ -1,4 +1,4 @@
-"""What a router knows of prefixes at its replicas: what their caches say, or what it sent there."""
+"""Prefixes at the replicas of a router: read from their caches, or tracked from sent requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 
 from pagedsim.core import Request
 from pagedsim.core.errors import unknown
-from pagedsim.core.memory.prefix_index import depths
+from pagedsim.core.memory.prefix import depths
 from policies.routing.router import Replica, Replicas
 
 BLOCK = 64
@@ -16,7 +16,7 @@ BLOCK = 64
 
 
 class Prefixes(ABC):
-    """Who has how much of a prompt, and what came of it."""
+    """The cached prefix of a prompt by replica."""
 
     @abstractmethod
     def tokens(self, request: Request, replicas: Replicas) -> Sequence[int]:
@@ -37,14 +37,14 @@ class Sent(Prefixes):
     """What the router remembers of prompts that it sent; as many tokens as a replica's memory has.
 
     It does not hear of what caches forget, nor of answers. A prompt is looked up at all replicas
-    at once: of each block, the bits of a number say who got it.
+    at once: by block, a number whose bits are the replicas that got it.
     """
 
     def __init__(self) -> None:
         self._where: dict[int, int] = {}
         self._blocks: dict[int, OrderedDict[int, None]] = {}  # by replica, the stalest first
         self._present = 0
-        self._keys: tuple[Request | None, list[int]] = (None, [])  # of whom one asked last
+        self._keys: tuple[Request | None, list[int]] = (None, [])  # of the last request
 
     def size(self, replica: Replica) -> int:
         """Blocks that are taken to be at a replica."""
@@ -82,7 +82,7 @@ class Sent(Prefixes):
         """A replica that was gone comes back with an empty memory; one of another role is not
         gone."""
         present = 0
-        for replica in replicas.everybody:
+        for replica in replicas.all_replicas:
             present |= 1 << replica.index
         for index in [index for index in self._blocks if not present >> index & 1]:
             for key in self._blocks.pop(index):
@@ -98,7 +98,7 @@ class Sent(Prefixes):
 
 
 KNOWN = {"cached": Cached, "sent": Sent}
-"""Where a router's knowledge of prefixes may come from."""
+"""The sources of a router's prefixes."""
 
 
 def prefixes(known: object) -> Prefixes:

@@ -1,4 +1,4 @@
-"""The router interface: which replica gets a request, and who moves later.
+"""The router interface: which replica gets a request, and which requests migrate later.
 
 A router sees of a replica what a real one could tell it (`Replica`), and of a request what its
 client sent: never the length that its output will have. Override `route`; the other hooks have
@@ -18,7 +18,7 @@ from pagedsim.core import Request
 class Replica(Protocol):
     """One replica, as a router sees it; with `fleet.staleness`, as it was some time ago.
 
-    What is asked for is worked out then and there, so a router pays for what it reads.
+    Properties are computed when they are read, so a router pays for what it reads.
     """
 
     @property
@@ -71,7 +71,7 @@ class Replica(Protocol):
 
     @property
     def wanted_blocks(self) -> int:
-        """Blocks that those who wait would take."""
+        """Blocks that waiting requests would take."""
 
     @property
     def owed_tokens(self) -> int:
@@ -80,7 +80,7 @@ class Replica(Protocol):
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens that those who decode have in memory."""
+        """Tokens of decoding requests in memory."""
 
     @property
     def predicted_tokens(self) -> float:
@@ -98,7 +98,7 @@ class Replica(Protocol):
         """How long a step takes it that computes `tokens` of a prompt after `cached` ones."""
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        """How long a step of decodes takes it, whose sequences have `context` tokens in all."""
+        """Seconds of a decode step whose sequences have `context` tokens in sum."""
 
 
 class Replicas(Sequence[Replica], ABC):
@@ -106,7 +106,7 @@ class Replicas(Sequence[Replica], ABC):
 
     @property
     @abstractmethod
-    def everybody(self) -> Sequence[Replica]:
+    def all_replicas(self) -> Sequence[Replica]:
         """All that are alive, whatever their role."""
 
     @property
@@ -132,7 +132,7 @@ class Refusal:
 
 
 Answer = Replica | Refusal | None
-"""What a router may say: who gets a request, that nobody does, or that nobody does yet."""
+"""The result of a router: a replica, a refusal, or None to keep the request in the queue."""
 
 
 @dataclass(frozen=True)
@@ -166,27 +166,27 @@ class Move:
 
 
 class Router(ABC):
-    """Answers one question: who gets this request?"""
+    """Chooses the replica for each request."""
 
     paper: ClassVar[str] = ""
-    """Where its rule comes from."""
+    """The source of its rule."""
 
     blind: ClassVar[bool] = False
-    """Whether it looks at no replica, but only at who there is. A simulation then need not work out
-    what each of them does until somebody comes."""
+    """Whether it reads no state of replicas, so that a simulation need not bring them to the
+    present at each arrival."""
 
     holds: ClassVar[bool] = False
-    """Whether `route` may name nobody, so that requests wait in front."""
+    """Whether `route` may return None, so that requests queue at the router."""
 
     migrates_every: float | None = None
     """Seconds between two calls of `migrate`; None: it is never called."""
 
     @abstractmethod
     def route(self, request: Request, replicas: Replicas, now: float) -> Answer:
-        """Who of `replicas` gets it; None: nobody yet, and it waits in front of all of them.
+        """The replica that gets the request; None keeps it in the queue at the router.
 
-        Whoever waits there is asked about again, in order of arrival, when somebody has left a
-        replica. Where prefill and decode are apart, it is asked a second time, among those that
+        It is called again for queued requests, in order of arrival, when a request has left a
+        replica. With disaggregation it is called a second time, with the replicas that
         decode (`replicas.role`), when the first token is out.
         """
 
@@ -194,5 +194,5 @@ class Router(ABC):
         """Something happened; in the order of time."""
 
     def migrate(self, replicas: Replicas, now: float) -> Sequence[Move]:
-        """Who of those that run should go on elsewhere."""
+        """Running requests to migrate."""
         return ()

@@ -8,7 +8,7 @@ from policies.routing.router import Replica, Replicas, Router
 
 
 class Splitwise(Router):
-    """The fewest prompt tokens owed; who decodes, where that is apart, has the most memory free.
+    """The fewest prompt tokens owed; for decoding, if disaggregated, the most free memory.
 
     Replicas that do both (`role: both`) are the mixed pool, which gets a request only where the
     best of the others would owe more than `prompt_tokens` with it, or would not keep the part

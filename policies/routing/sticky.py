@@ -7,11 +7,11 @@ from hashlib import blake2b
 
 from pagedsim.core import Request
 from pagedsim.core.errors import require_number
-from policies.routing.least_requests import fewest_requests
 from policies.routing.router import Replica, Replicas, Router
+from policies.routing.simple import fewest_requests
 
 POINTS = 64
-"""Places of a replica on the ring."""
+"""Positions of a replica on the ring."""
 
 
 class Sticky(Router):
@@ -26,8 +26,8 @@ class Sticky(Router):
 
     def __init__(self, bound: float | None = 2.0) -> None:
         self.bound = None if bound is None else require_number("bound", bound, 1)
-        self._indices: list[int] = []  # whose places are on the ring
-        self._ring: list[tuple[int, int]] = []  # a place, and whose
+        self._indices: list[int] = []  # replicas on the ring
+        self._ring: list[tuple[int, int]] = []  # position and replica
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
         session = request.session or request.client

@@ -8,20 +8,20 @@ from pagedsim.core import Request
 from policies.routing.router import Replica, Replicas, Router
 
 WAITS = 4
-"""What one that waits counts, where one that runs counts 1."""
+"""Weight of a waiting request; a running one counts 1."""
 
 
 class VllmDP(Router):
     """The smallest 4 × waiting + running; of equals, the first.
 
-    vLLM's client sees counts that are up to 100 ms old (`fleet.staleness=0.1`), and adds to those
-    who wait the requests that it has sent since then itself.
+    vLLM's client sees counts that are up to 100 ms old (`fleet.staleness=0.1`), and adds the
+    requests that it has sent since then to the waiting ones.
     """
 
     paper = "vLLM V1, data-parallel client (vllm/v1/engine/core_client.py)"
 
     def __init__(self) -> None:
-        self._seen_at: dict[str, float] = {}  # by what is to be done there
+        self._seen_at: dict[str, float] = {}  # by role
         self._sent: defaultdict[str, Counter[int]] = defaultdict(Counter)  # since then, by replica
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pagedsim.core import PagedMemory, PrefixMemory, Request, Scheduler, StepPlan
 from pagedsim.core.batching import PrefillFirst, Unified
-from policies.fcfs import FCFS
+from policies.ordering import FCFS, Priority
 from policies.preemption import Recompute, Swap
-from policies.priority import Priority
 
 Step: TypeAlias = dict[str, Any]
 

@@ -18,8 +18,7 @@ from pagedsim.core import (
     StepPlan,
     TieredMemory,
 )
-from pagedsim.core.memory.buddy import power_of_two
-from pagedsim.core.memory.reserved import ReservedMemory
+from pagedsim.core.memory.reserved import ReservedMemory, power_of_two
 from tests.core.cases import Case, Job, token
 from tests.core.odd_policies import Counting
 from tests.core.shadow import Shadow

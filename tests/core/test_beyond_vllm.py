@@ -22,7 +22,7 @@ from pagedsim.core import (
     State,
     StepPlan,
 )
-from policies.priority import Priority
+from policies.ordering import Priority
 from tests.core.drive import Server, shown, spans
 
 # Priority with swap
@@ -658,7 +658,7 @@ def test_displaces_is_asked_only_of_a_policy_that_displaces() -> None:
     server.step()
     server.add("u", 4)
     assert server.step()["displaced"] == ["a"]
-    with pytest.raises(ConfigError, match=r"^Everybody overrides displaces, which is never asked"):
+    with pytest.raises(ConfigError, match=r"^Everybody overrides may_preempt, which is never"):
         Server(policy=Everybody(False))
 
 

@@ -18,11 +18,10 @@ from pagedsim.core import (
     State,
     Unified,
 )
-from pagedsim.core.holdings import Placeholder
-from pagedsim.core.memory.buddy import BuddyAllocator
-from pagedsim.core.memory.reserved import ReservedMemory
+from pagedsim.core.memory.reserved import BuddyAllocator, ReservedMemory
+from pagedsim.core.reservations import Placeholder
+from policies.ordering import Priority
 from policies.preemption import Recompute, Swap
-from policies.priority import Priority
 
 
 class Busy:
@@ -181,13 +180,13 @@ def test_queues(server: Callable[[], Busy], plant: Callable[[Busy], None], named
 
 def held(busy: Busy) -> Placeholder:
     """`solo` has gone, and its blocks stay."""
-    busy.scheduler.detach(busy.solo, busy.scheduler.now)
+    busy.scheduler.migration.detach(busy.solo, busy.scheduler.now)
     busy.scheduler.check()
-    return busy.scheduler.queues.holdings.placeholders["solo"]
+    return busy.scheduler.queues.reservations.placeholders["solo"]
 
 
 def held_and_served(busy: Busy) -> None:
-    busy.scheduler.queues.holdings.placeholders["long"] = Placeholder(busy.long, order=9)
+    busy.scheduler.queues.reservations.placeholders["long"] = Placeholder(busy.long, order=9)
 
 
 def holds_less_than_there_is(busy: Busy) -> None:
@@ -205,8 +204,8 @@ def loses_what_is_held(busy: Busy) -> None:
 
 def asks_for_nothing(busy: Busy) -> None:
     placeholder = held(busy)
-    busy.scheduler.release_reservation(busy.solo)
-    busy.scheduler.queues.holdings.asking["solo"] = placeholder
+    busy.scheduler.migration.release_reservation(busy.solo)
+    busy.scheduler.queues.reservations.awaiting_memory["solo"] = placeholder
 
 
 @pytest.mark.parametrize(
@@ -216,7 +215,7 @@ def asks_for_nothing(busy: Busy) -> None:
         (holds_less_than_there_is, r"'solo', away.* has 6 tokens in 2 blocks that are held for it"),
         (holds_what_is_free, r"GPU pool: blocks .* are free and in use"),
         (loses_what_is_held, r"GPU pool: blocks .* are free and in use"),
-        (asks_for_nothing, r"\['solo'\] ask for what is not held for them"),
+        (asks_for_nothing, r"\['solo'\] await what is not reserved for them"),
     ],
 )
 def test_holdings(plant: Callable[[Busy], None], named: str) -> None:
@@ -230,8 +229,8 @@ def wrong_sum(busy: Busy) -> None:
     busy.scheduler.clock._base += 1
 
 
-def wrong_riders(busy: Busy) -> None:
-    busy.scheduler.clock.riders += 1
+def wrong_count(busy: Busy) -> None:
+    busy.scheduler.clock.requests += 1
 
 
 def ends_a_step_late(busy: Busy) -> None:
@@ -247,8 +246,8 @@ def misses_its_block(busy: Busy) -> None:
 @pytest.mark.parametrize(
     ("plant", "named"),
     [
-        (wrong_sum, r"the clock sums \d+ tokens, its riders \d+"),
-        (wrong_riders, r"the clock counts 3 riders, the queue 2"),
+        (wrong_sum, r"the clock sums \d+ tokens, its requests \d+"),
+        (wrong_count, r"the clock counts 3 requests, not 2"),
         (ends_a_step_late, r"the end calendar says"),
         (misses_its_block, r"the memory calendar says \{\}"),
     ],
@@ -359,7 +358,10 @@ def lays_a_known_block_to_the_others(busy: Busy) -> None:
         (leaks_an_unused_block, r"GPU pool: blocks \[\d+\] leaked"),
         (forgets_in_one_index, r"the prefix cache's two indexes disagree"),
         (invents_in_one_index, r"the prefix cache's two indexes disagree"),
-        (lays_a_known_block_to_the_others, r"\d+ free blocks are known, \d+ lie with those"),
+        (
+            lays_a_known_block_to_the_others,
+            r"\d+ free blocks are registered, \d+ are counted as cached",
+        ),
     ],
 )
 def test_prefix_cache(plant: Callable[[Busy], None], named: str) -> None:

@@ -34,8 +34,8 @@ from pagedsim.core import (
     Unified,
 )
 from pagedsim.core.errors import PolicyError, choices
+from policies.ordering import Priority
 from policies.preemption import Swap
-from policies.priority import Priority
 from tests.core.drive import Server, Tokens
 
 
@@ -208,7 +208,7 @@ def picture(server: Server) -> dict[str, Any]:
         "free": (server.memory.free, server.memory.cpu_free),
         "seats": scheduler.queues.seats,
         "now": scheduler.now,
-        "clock": (scheduler.clock.tick, scheduler.clock.context, scheduler.clock.riders),
+        "clock": (scheduler.clock.tick, scheduler.clock.context, scheduler.clock.requests),
         "requests": [
             (r.id, r.state, r.num_tokens, r.computed, r.outputs, r.first_token_at) for r in everyone
         ],
@@ -372,7 +372,7 @@ GOOD: Tokens = {"a": 4, "b": Continuation((5, 6))}
     [
         ({"a": 1}, {}, "no tokens for requests ['b']"),
         ({}, {}, "no tokens for requests ['a', 'b']"),
-        (None, {}, "its tokens are not told, though those of earlier steps were"),
+        (None, {}, "no tokens are reported, though those of earlier steps were"),
         ({**GOOD, "c": 1}, {}, "requests ['c'] sampled nothing in it"),
         ({**GOOD, "x": 1}, {}, "requests ['x'] sampled nothing in it"),
         (GOOD, {"c": "stop"}, "requests ['c'] sampled nothing in it"),
@@ -430,7 +430,7 @@ def test_tokens_told_late_are_refused() -> None:
     refused(
         server,
         PlanError,
-        "plan 1: tokens are told, though 1 requests decoded without reported tokens",
+        "plan 1: tokens are reported, though 1 requests decoded without reported tokens",
         lambda: server.scheduler.commit(plan, 9.0, {"a": 1}),
     )
     server.commit(plan)

@@ -15,8 +15,8 @@ from pagedsim.core import (
     ReservedMax,
     State,
 )
-from policies.priority import Priority
-from policies.vtc import VTC
+from policies.fairness import VTC
+from policies.ordering import Priority
 from tests.core.drive import Server
 from tests.core.odd_policies import Counting
 from tests.core.test_invariants import UNTIL_FOUND
@@ -35,10 +35,10 @@ def decoding(server: Server, name: str = "r", prompt: int = 6, output: int = 9) 
 
 
 def move(request: Request, here: Server, there: Server) -> None:
-    output_len = here.scheduler.detach(request, here.now)
-    assert there.scheduler.reserve(request, there.now)
-    assert there.scheduler.attach(request, there.now, output_len)
-    here.scheduler.release_reservation(request)
+    output_len = here.scheduler.migration.detach(request, here.now)
+    assert there.scheduler.migration.reserve(request, there.now)
+    assert there.scheduler.migration.attach(request, there.now, output_len)
+    here.scheduler.migration.release_reservation(request)
     here.scheduler.check()
     there.scheduler.check()
 
@@ -66,23 +66,23 @@ def test_a_request_goes_on_elsewhere(batching: str, cache: bool) -> None:
 def test_its_blocks_stay_until_they_are_let_go() -> None:
     here = Server()
     request = decoding(here)
-    here.scheduler.detach(request, here.now)
+    here.scheduler.migration.detach(request, here.now)
     assert (here.free, request.tables, request.state) == (98, (), State.AWAY)
     assert here.queues == {}
-    assert list(here.scheduler.held) == [request]
+    assert list(here.scheduler.migration.held) == [request]
     here.step()
-    here.scheduler.release_reservation(request)
+    here.scheduler.migration.release_reservation(request)
     assert here.free == 100
     with pytest.raises(RequestError, match="'r': no memory is held for it here"):
-        here.scheduler.release_reservation(request)
+        here.scheduler.migration.release_reservation(request)
 
 
 def test_who_has_parted_may_come_back_to_its_blocks() -> None:
     here = Server()
     request = decoding(here)
     blocks = request.tables
-    output_len = here.scheduler.detach(request, here.now)
-    assert here.scheduler.attach(request, here.now, output_len)
+    output_len = here.scheduler.migration.detach(request, here.now)
+    assert here.scheduler.migration.attach(request, here.now, output_len)
     assert request.tables == blocks
     assert here.drain() == ["r"]
     assert request.generated == 9
@@ -91,25 +91,25 @@ def test_who_has_parted_may_come_back_to_its_blocks() -> None:
 def test_blocks_of_who_was_elsewhere_meanwhile_are_not_its_own() -> None:
     here, there = Server(), Server()
     request = decoding(here)
-    output_len = here.scheduler.detach(request, 1.0)
-    assert there.scheduler.reserve(request, 1.0)
-    assert there.scheduler.attach(request, 1.0, output_len)
+    output_len = here.scheduler.migration.detach(request, 1.0)
+    assert there.scheduler.migration.reserve(request, 1.0)
+    assert there.scheduler.migration.attach(request, 1.0, output_len)
     there.step()
-    there.scheduler.detach(request, 2.0)
+    there.scheduler.migration.detach(request, 2.0)
     with pytest.raises(RequestError, match="6 tokens are kept here, and it has computed 7 by now"):
-        here.scheduler.attach(request, 2.0, output_len)
-    with pytest.raises(RequestError, match="its memory is kept here: board, or let go"):
-        here.scheduler.reserve(request, 2.0)
+        here.scheduler.migration.attach(request, 2.0, output_len)
+    with pytest.raises(RequestError, match="its memory is kept here: attach or release it"):
+        here.scheduler.migration.reserve(request, 2.0)
 
 
 def test_memory_that_is_let_go_is_there_in_the_next_step() -> None:
     here = Server(blocks=4)
     request = decoding(here, prompt=14)
     here.add("next", 9, 1)
-    here.scheduler.detach(request, here.now)
+    here.scheduler.migration.detach(request, here.now)
     plan = here.plan()
     assert plan.idle
-    here.scheduler.release_reservation(request)
+    here.scheduler.migration.release_reservation(request)
     here.commit(plan)
     assert here.step() == {"prefill": {"next": 9}, "finished": ["next"]}
 
@@ -121,18 +121,18 @@ def test_no_room_now_is_told_from_no_room_ever() -> None:
     here, there = Server(), Server(blocks=4)
     request = decoding(here, prompt=11)
     other = decoding(there, "other", prompt=8, output=3)
-    assert not there.scheduler.reserve(request, 1.0)
-    assert list(there.scheduler.asking) == [request]
+    assert not there.scheduler.migration.reserve(request, 1.0)
+    assert list(there.scheduler.migration.deferred) == [request]
     there.drain()
     assert not other.alive
-    assert there.scheduler.reserve(request, 3.0)
-    assert not there.scheduler.asking
+    assert there.scheduler.migration.reserve(request, 3.0)
+    assert not there.scheduler.migration.deferred
     assert there.free == 1
     longer = decoding(here, "longer", prompt=15)
     with pytest.raises(RequestError, match="'longer' can never be served here: prompt of 15 tok"):
-        Server(blocks=3).scheduler.reserve(longer, 4.0)
+        Server(blocks=3).scheduler.migration.reserve(longer, 4.0)
     with pytest.raises(RequestError, match="it has 16 tokens, and would end here at 16"):
-        Server(blocks=4).scheduler.reserve(longer, 4.0)
+        Server(blocks=4).scheduler.migration.reserve(longer, 4.0)
     assert there.scheduler.infeasible(longer) == "it has 16 tokens, and would end here at 16"
 
 
@@ -141,28 +141,28 @@ def test_a_reservation_leaves_the_margin_and_is_not_asked_for_it_twice() -> None
     request = decoding(here, prompt=15)
     decoding(there, "other", prompt=12, output=90)
     assert there.free == 7
-    assert there.scheduler.reserve(request, 1.0)
+    assert there.scheduler.migration.reserve(request, 1.0)
     assert there.free == 3
     there.step()
     assert there.free == 2
-    assert there.scheduler.reserve(request, 2.0)  # it has all that it needs
-    assert not there.scheduler.reserve(decoding(here, "next", prompt=2), 2.0)
+    assert there.scheduler.migration.reserve(request, 2.0)  # it has all that it needs
+    assert not there.scheduler.migration.reserve(decoding(here, "next", prompt=2), 2.0)
 
 
 def test_copies_go_on_while_it_decodes() -> None:
     here, there = Server(), Server(block_size=2)
     request = decoding(here)
-    assert there.scheduler.reserve(request, 1.0)
-    assert there.scheduler.kv_transfer(request) == (6, 3)
+    assert there.scheduler.migration.reserve(request, 1.0)
+    assert there.scheduler.migration.kv_transfer(request) == (6, 3)
     here.steps(3)
-    assert there.scheduler.reserve(request, 4.0)
-    assert there.scheduler.kv_transfer(request, carried=6) == (3, 2)
+    assert there.scheduler.migration.reserve(request, 4.0)
+    assert there.scheduler.migration.kv_transfer(request, copied=6) == (3, 2)
     here.step()
-    output_len = here.scheduler.detach(request, 5.0)
-    assert there.scheduler.reserve(request, 5.0)
-    assert there.scheduler.kv_transfer(request, carried=9) == (1, 1)
-    assert there.scheduler.kv_transfer(request, carried=10) == (0, 0)
-    assert there.scheduler.attach(request, 5.0, output_len)
+    output_len = here.scheduler.migration.detach(request, 5.0)
+    assert there.scheduler.migration.reserve(request, 5.0)
+    assert there.scheduler.migration.kv_transfer(request, copied=9) == (1, 1)
+    assert there.scheduler.migration.kv_transfer(request, copied=10) == (0, 0)
+    assert there.scheduler.migration.attach(request, 5.0, output_len)
     assert there.drain() == ["r"]
 
 
@@ -173,8 +173,8 @@ def test_what_the_cache_has_need_not_be_brought() -> None:
     there.drain()
     request = here.add("r", prompt, 9)
     here.step()
-    assert there.scheduler.reserve(request, 1.0)
-    assert there.scheduler.kv_transfer(request) == (11 - 8, 1)
+    assert there.scheduler.migration.reserve(request, 1.0)
+    assert there.scheduler.migration.kv_transfer(request) == (11 - 8, 1)
     move(request, here, there)
     assert there.drain() == ["r"]
     later = there.add("later", [*prompt, 5, 6], 1)
@@ -188,7 +188,7 @@ def test_what_was_brought_is_found_once_it_has_come() -> None:
     request = here.add("r", prompt, 9)
     here.step()
     twin = Request("twin", prompt)
-    assert there.scheduler.reserve(request, 1.0)
+    assert there.scheduler.migration.reserve(request, 1.0)
     assert not there.memory.lookup(twin)
     move(request, here, there)
     assert len(there.memory.lookup(twin)) == 2
@@ -199,9 +199,9 @@ def test_an_answer_that_is_known_beforehand_is_found_where_it_was_brought() -> N
     request = Request("r", range(6), answer=range(50, 62))
     here.scheduler.add(request, 0.0, 12)
     here.steps(4)
-    here.scheduler.detach(request, here.now)
+    here.scheduler.migration.detach(request, here.now)
     assert len(here.memory.lookup(Request("early", [*range(6), *range(50, 62)]))) == 2
-    assert here.scheduler.attach(request, here.now, 12)
+    assert here.scheduler.migration.attach(request, here.now, 12)
     move(request, here, there)
     there.drain()
     quotes = there.add("quotes", [*range(6), *range(50, 62), 7], 1)
@@ -236,7 +236,7 @@ def test_newcomers_wait_behind_who_asks_for_memory(batching: str) -> None:
     for index in range(4):
         there.add(f"later{index}", 6, 2)
     rounds = 0
-    while not there.scheduler.reserve(request, there.now):
+    while not there.scheduler.migration.reserve(request, there.now):
         assert not there.step().get("prefill"), "a newcomer took what was asked for"
         rounds += 1
     assert 0 < rounds <= 4
@@ -248,14 +248,14 @@ def test_newcomers_wait_behind_who_asks_for_a_seat() -> None:
     request = decoding(here)
     decoding(there, "other", output=3)
     there.add("newcomer", 3, 2)
-    output_len = here.scheduler.detach(request, 1.0)
-    assert there.scheduler.reserve(request, 1.0)
-    assert not there.scheduler.attach(request, 1.0, output_len)
-    assert list(there.scheduler.asking) == [request]
+    output_len = here.scheduler.migration.detach(request, 1.0)
+    assert there.scheduler.migration.reserve(request, 1.0)
+    assert not there.scheduler.migration.attach(request, 1.0, output_len)
+    assert list(there.scheduler.migration.deferred) == [request]
     there.steps(4)  # in which nobody asks
     assert there.queues == {"waiting": ["newcomer"]}
-    assert there.scheduler.attach(request, there.now, output_len)
-    assert not there.scheduler.asking
+    assert there.scheduler.migration.attach(request, there.now, output_len)
+    assert not there.scheduler.migration.deferred
     assert there.drain() == ["r", "newcomer"]
 
 
@@ -263,15 +263,15 @@ def test_whoever_holds_a_part_comes_before_those_who_hold_nothing() -> None:
     here, there = Server(), Server(blocks=4)
     begun, fresh = (decoding(here, name, prompt=6, output=30) for name in ("begun", "fresh"))
     other = decoding(there, "other", prompt=5, output=30)
-    assert there.scheduler.reserve(begun, 1.0)
+    assert there.scheduler.migration.reserve(begun, 1.0)
     here.steps(3)
-    assert not there.scheduler.reserve(fresh, 4.0, tokens=7)
-    assert not there.scheduler.reserve(begun, 4.0, tokens=16)
+    assert not there.scheduler.migration.reserve(fresh, 4.0, tokens=7)
+    assert not there.scheduler.migration.reserve(begun, 4.0, tokens=16)
     there.scheduler.abort("other", 4.0)
     assert not other.alive
-    assert not there.scheduler.reserve(fresh, 5.0, tokens=7)
-    assert there.scheduler.reserve(begun, 5.0, tokens=16)
-    assert not there.scheduler.reserve(fresh, 5.0, tokens=7)
+    assert not there.scheduler.migration.reserve(fresh, 5.0, tokens=7)
+    assert there.scheduler.migration.reserve(begun, 5.0, tokens=16)
+    assert not there.scheduler.migration.reserve(fresh, 5.0, tokens=7)
 
 
 def test_who_displaced_somebody_gets_the_room_that_it_made() -> None:
@@ -282,9 +282,9 @@ def test_who_displaced_somebody_gets_the_room_that_it_made() -> None:
     there.add("urgent", 9, 1, priority=1)
     assert there.step()["displaced"] == ["lazy"]
     assert there.free == 4
-    assert not there.scheduler.reserve(request, there.now)
+    assert not there.scheduler.migration.reserve(request, there.now)
     assert there.step() == {"prefill": {"urgent": 9}, "finished": ["urgent"]}
-    assert there.scheduler.reserve(request, there.now)
+    assert there.scheduler.migration.reserve(request, there.now)
     assert lazy.alive
 
 
@@ -294,11 +294,11 @@ def test_whoever_ranks_first_of_those_who_ask_gets_memory_first() -> None:
     here.steps(2)
     decoding(there, "other", prompt=8, output=4)
     low, high = requests
-    assert not there.scheduler.reserve(low, there.now)
-    assert not there.scheduler.reserve(high, there.now)
+    assert not there.scheduler.migration.reserve(low, there.now)
+    assert not there.scheduler.migration.reserve(high, there.now)
     there.drain()
-    assert not there.scheduler.reserve(low, there.now)
-    assert there.scheduler.reserve(high, there.now)
+    assert not there.scheduler.migration.reserve(low, there.now)
+    assert there.scheduler.migration.reserve(high, there.now)
     urgent = there.add("urgent", 3, 1, priority=0)
     there.step()
     assert not urgent.alive  # it ranks before the one who asks
@@ -313,9 +313,9 @@ def test_those_who_are_swapped_out_come_before_those_who_ask() -> None:
     while not there.swapped:
         there.step()
     assert there.free >= 1
-    assert not there.scheduler.reserve(request, there.now)
-    there.scheduler.release_reservation(request)
-    assert not there.scheduler.asking
+    assert not there.scheduler.migration.reserve(request, there.now)
+    there.scheduler.migration.release_reservation(request)
+    assert not there.scheduler.migration.deferred
     assert sorted(there.drain()) == ["a", "b"]
 
 
@@ -331,7 +331,7 @@ def test_a_request_that_is_swapped_out_comes_before_one_that_asks_if_it_ranks_be
         there.add(name, 7, 12, priority=1)
     while not there.swapped:
         there.step()
-    assert there.scheduler.reserve(request, there.now) is gets
+    assert there.scheduler.migration.reserve(request, there.now) is gets
 
 
 # -- under way -----------------------------------------------------------------------------------
@@ -344,9 +344,9 @@ def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it() -> None:
     here.step()
     other = decoding(there, "other")
     plans = [here.plan(), there.plan()]
-    output_len = here.scheduler.detach(request, 2.5)
-    assert there.scheduler.reserve(request, 2.5)
-    assert there.scheduler.attach(request, 2.5, output_len)
+    output_len = here.scheduler.migration.detach(request, 2.5)
+    assert there.scheduler.migration.reserve(request, 2.5)
+    assert there.scheduler.migration.attach(request, 2.5, output_len)
     assert not here.scheduler.uneventful(plans[0])
     assert not there.scheduler.uneventful(plans[1])
     here.commit(plans[0])
@@ -377,7 +377,9 @@ def test_nobody_finds_what_a_step_was_to_fill(way: str) -> None:
     same = Request("same", [1, 2, 3, 4, 5])
     plan = here.plan()
     assert len(here.memory.lookup(same)) == 1
-    getattr(here.scheduler, way)(request, here.now)
+    getattr(here.scheduler if way == "withdraw" else here.scheduler.migration, way)(
+        request, here.now
+    )
     assert not here.memory.lookup(same)
     here.commit(plan, {"r": 5})
 
@@ -409,11 +411,11 @@ def test_steps_are_not_skipped_when_memory_was_let_go() -> None:
     here = Server(blocks=6)
     request = decoding(here, prompt=9)
     decoding(here, "stays", prompt=2, output=3)
-    here.scheduler.detach(request, here.now)
+    here.scheduler.migration.detach(request, here.now)
     here.add("waits", 11, 1)
     plan = here.plan()
     assert here.scheduler.uneventful(plan)
-    here.scheduler.release_reservation(request)
+    here.scheduler.migration.release_reservation(request)
     assert not here.scheduler.uneventful(plan)
 
 
@@ -422,7 +424,7 @@ def test_an_executor_may_tell_tokens_of_who_has_gone() -> None:
     request = here.add("r", 4)
     here.step({"r": 7})
     plan = here.plan()
-    here.scheduler.detach(request, here.now)
+    here.scheduler.migration.detach(request, here.now)
     here.commit(plan, {"r": 8}, finished={"r": "stop"})
     assert request.outputs == [[7]]
     assert request.alive
@@ -436,16 +438,16 @@ def test_steps_that_were_planned_ahead_go_on_without_it() -> None:
     scheduler.dispatch(first)
     second = scheduler.plan(0.0)
     scheduler.dispatch(second)
-    with pytest.raises(RequestError, match="'r' cannot part: it does not decode yet"):
-        scheduler.detach(request, 0.5)
+    with pytest.raises(RequestError, match="'r' cannot migrate: it does not decode yet"):
+        scheduler.migration.detach(request, 0.5)
     scheduler.complete(first, 1.0)
     assert request.generated == 2
-    scheduler.detach(request, 1.0)
+    scheduler.migration.detach(request, 1.0)
     assert request.generated == 1
     scheduler.complete(second, 2.0)
     assert request.generated == 1
     assert request.first_token_at == 1.0
-    scheduler.release_reservation(request)
+    scheduler.migration.release_reservation(request)
     assert here.free == 100
 
 
@@ -470,18 +472,18 @@ def test_who_came_is_preempted_as_anybody_is(preemption: str) -> None:
 def test_abort_wherever_it_is() -> None:
     here, there = Server(), Server()
     request = decoding(here)
-    assert there.scheduler.reserve(request, 1.0)
+    assert there.scheduler.migration.reserve(request, 1.0)
     with pytest.raises(RequestError, match="it is running at another scheduler; abort it there"):
         there.scheduler.abort("r", 1.0)
-    here.scheduler.detach(request, 1.0)
+    here.scheduler.migration.detach(request, 1.0)
     there.scheduler.abort("r", 2.0)
     assert (request.state, request.finish_reason) == (State.ABORTED, "abort")
     assert request.finished_at == 2.0
     assert (here.free, there.free) == (98, 100)
-    here.scheduler.release_reservation(request)
+    here.scheduler.migration.release_reservation(request)
     assert here.free == 100
     kept = decoding(here, "kept")
-    here.scheduler.detach(kept, 3.0)
+    here.scheduler.migration.detach(kept, 3.0)
     here.scheduler.abort("kept", 4.0)
     assert here.free == 100
     with pytest.raises(RequestError, match="cannot abort request 'kept': not known, or ended"):
@@ -492,8 +494,8 @@ def test_who_has_lost_its_keys_and_values_computes_them_again() -> None:
     here, there = Server(), Server()
     request = decoding(here)
     here.steps(2)
-    output_len = here.scheduler.detach(request, 3.0)
-    here.scheduler.release_reservation(request)
+    output_len = here.scheduler.migration.detach(request, 3.0)
+    here.scheduler.migration.release_reservation(request)
     there.scheduler.add(request, 3.0, output_len)
     assert there.step() == {"prefill": {"r": 9}}
     assert there.drain() == ["r"]
@@ -546,50 +548,50 @@ def test_what_cannot_part_or_board() -> None:
     here, there = Server(), Server()
     group = here.add("group", 6, 9, n=2)
     here.step()
-    with pytest.raises(RequestError, match="'group' cannot part: it is a group of sequences"):
-        here.scheduler.detach(group, 1.0)
-    with pytest.raises(RequestError, match="'group' cannot board: it is a group of sequences"):
-        there.scheduler.reserve(group, 1.0)
-    with pytest.raises(RequestError, match="'new' is new, and has nothing that could come"):
-        there.scheduler.reserve(Request("new", 6), 1.0)
+    with pytest.raises(RequestError, match="'group' cannot migrate: it is a group of sequences"):
+        here.scheduler.migration.detach(group, 1.0)
+    with pytest.raises(RequestError, match="'group' cannot migrate: it is a group of sequences"):
+        there.scheduler.migration.reserve(group, 1.0)
+    with pytest.raises(RequestError, match="'new' is new: it has no keys and values"):
+        there.scheduler.migration.reserve(Request("new", 6), 1.0)
     waits = here.add("waits", 6, 9)
-    with pytest.raises(RequestError, match="'waits' cannot part: it does not decode yet"):
-        here.scheduler.detach(waits, 1.0)
+    with pytest.raises(RequestError, match="'waits' cannot migrate: it does not decode yet"):
+        here.scheduler.migration.detach(waits, 1.0)
     with pytest.raises(RequestError, match="'waits': not known here, or ended already"):
-        there.scheduler.detach(waits, 1.0)
+        there.scheduler.migration.detach(waits, 1.0)
     with pytest.raises(RequestError, match="tokens=101: must be a whole number from 1 to max_mod"):
-        Server(blocks=25).scheduler.reserve(waits, 1.0, tokens=101)
-    assert there.scheduler.reserve(waits, 1.0, tokens=7)
-    with pytest.raises(RequestError, match="'waits' cannot board: it has not parted"):
-        there.scheduler.attach(waits, 1.0)
-    with pytest.raises(RequestError, match="'waits': memory is held for it here: let it go"):
+        Server(blocks=25).scheduler.migration.reserve(waits, 1.0, tokens=101)
+    assert there.scheduler.migration.reserve(waits, 1.0, tokens=7)
+    with pytest.raises(RequestError, match="'waits' cannot be attached: it was not detached"):
+        there.scheduler.migration.attach(waits, 1.0)
+    with pytest.raises(RequestError, match="'waits': memory is held for it here: release its"):
         there.add("waits", 6)
     here.scheduler.withdraw(waits, 1.0)
-    with pytest.raises(RequestError, match="'waits' cannot board: it has no keys and values"):
-        there.scheduler.attach(waits, 1.0)
-    there.scheduler.release_reservation(waits)
+    with pytest.raises(RequestError, match="'waits' cannot be attached: it has no keys and values"):
+        there.scheduler.migration.attach(waits, 1.0)
+    there.scheduler.migration.release_reservation(waits)
     request = decoding(there, output=3)
-    there.scheduler.detach(request, 1.0)
-    assert here.scheduler.reserve(request, 1.0, tokens=3)
+    there.scheduler.migration.detach(request, 1.0)
+    assert here.scheduler.migration.reserve(request, 1.0, tokens=3)
     with pytest.raises(RequestError, match="has computed 6 tokens, and memory is reserved for 4"):
-        here.scheduler.attach(request, 1.0, 3)
-    assert here.scheduler.reserve(request, 1.0)
+        here.scheduler.migration.attach(request, 1.0, 3)
+    assert here.scheduler.migration.reserve(request, 1.0)
     with pytest.raises(RequestError, match="'r': output_len=1: at least 2"):
-        here.scheduler.attach(request, 1.0, 1)
+        here.scheduler.migration.attach(request, 1.0, 1)
 
 
 def test_servers_that_let_nobody_board_or_part() -> None:
     request = decoding(Server())
     static = Server(batching="static")
-    assert static.scheduler.detach_error is None
-    with pytest.raises(ConfigError, match="Static lets nobody join a batch: choose another"):
-        static.scheduler.reserve(request, 0.0)
+    assert static.scheduler.migration.detach_error is None
+    with pytest.raises(ConfigError, match="Static cannot accept a migrated request"):
+        static.scheduler.migration.reserve(request, 0.0)
     reserved = Server(memory=ReservedMax(16, max_model_len=16))
     message = "ReservedMax holds nothing for requests that are elsewhere: choose paged or prefix"
     with pytest.raises(ConfigError, match=message):
-        reserved.scheduler.detach(decoding(reserved), 0.0)
+        reserved.scheduler.migration.detach(decoding(reserved), 0.0)
     with pytest.raises(ConfigError, match=message):
-        reserved.scheduler.reserve(request, 0.0)
+        reserved.scheduler.migration.reserve(request, 0.0)
 
 
 # -- all at random -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.core.memory.idle import Idle
+from pagedsim.core.memory.eviction import Idle
 
 TOTAL = 12
 

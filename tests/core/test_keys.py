@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import Request
-from pagedsim.core.memory.keys import add_keys, known_to_others, own_keys
+from pagedsim.core.memory.prefix import add_keys, known_to_others, own_keys
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
 
 RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=6).map(

@@ -45,15 +45,15 @@ def one_away() -> tuple[Scheduler, Request]:
         requests.append(Request(name, 4))
         scheduler.add(requests[-1], now=0.0, output_len=9)
     scheduler.commit(scheduler.plan(0.0), 1.0)
-    scheduler.detach(requests[-1], 1.0)
+    scheduler.migration.detach(requests[-1], 1.0)
     return scheduler, requests[-1]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda scheduler, away: scheduler.attach(away, 1.5, 9),
-        lambda scheduler, away: scheduler.detach(scheduler.requests["one"], 1.5),
+        lambda scheduler, away: scheduler.migration.attach(away, 1.5, 9),
+        lambda scheduler, away: scheduler.migration.detach(scheduler.requests["one"], 1.5),
         lambda scheduler, away: scheduler.withdraw(scheduler.requests["one"], 1.5),
         lambda scheduler, away: scheduler.abort("one", 1.5),
     ],

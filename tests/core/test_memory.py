@@ -21,8 +21,8 @@ from pagedsim.core import (
     StepPlan,
     Unified,
 )
-from pagedsim.core.answer import sampled_in
-from pagedsim.core.memory.buddy import BuddyAllocator, power_of_two
+from pagedsim.core.memory.reserved import BuddyAllocator, power_of_two
+from pagedsim.core.plan import sampled_in
 from tests.core.drive import Server
 
 

@@ -21,12 +21,10 @@ from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges
 from pagedsim.core.request import Rank
 from policies.admission import Reserve
-from policies.edf import EDF
-from policies.hrrn import HRRN
+from policies.fairness import VTC
 from policies.mlfq import MLFQ
+from policies.ordering import EDF, HRRN, SRPT
 from policies.past_future import PastFuture
-from policies.srpt import SRPT
-from policies.vtc import VTC
 from tests.core.odd_policies import Aging, ShortestRemaining, SmallBatches
 
 LONG = 40
@@ -233,7 +231,7 @@ def test_no_step_is_skipped_while_memory_is_asked_for_in_an_order_that_changes(
     other.add(coming, 0.0, output_len=LONG)
     other.commit(other.plan(0.0), 1.0)
     scheduler.abort(2, scheduler.now)
-    assert not scheduler.reserve(coming, scheduler.now)
+    assert not scheduler.migration.reserve(coming, scheduler.now)
     plan = scheduler.plan(scheduler.now)
     assert (scheduler.uneventful(plan) > 0) is skips
 

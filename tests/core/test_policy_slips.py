@@ -15,8 +15,8 @@ from pagedsim.core.errors import PolicyError
 from pagedsim.core.policy import RankChanges, rank_key
 from policies.admission import Cap
 from policies.aging import Aging
-from policies.priority import Priority
-from policies.vtc import VTC
+from policies.fairness import VTC
+from policies.ordering import Priority
 
 
 def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:

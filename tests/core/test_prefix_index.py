@@ -8,7 +8,7 @@ import pytest
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Memory, PagedMemory, PrefixMemory, Request
-from pagedsim.core.memory.prefix_index import PrefixIndex, depths
+from pagedsim.core.memory.prefix import PrefixIndex, depths
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.memory.tiered import TieredMemory
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, ServerState
-from pagedsim.core.drifting import DriftingQueue
 from pagedsim.core.policy import RankChanges
-from pagedsim.core.ranking import Ranking
 from pagedsim.core.request import Key
-from policies.hrrn import HRRN
+from pagedsim.core.waiting_queue import DriftingQueue, Ranking
+from policies.ordering import HRRN
 
 MOVES = st.lists(
     st.tuples(

@@ -6,7 +6,7 @@ import pytest
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, SamplingParams, Scheduler, ServerState
-from policies.priority import Priority
+from policies.ordering import Priority
 
 
 def step(scheduler: Scheduler, now: float = 0.0) -> list[str]:

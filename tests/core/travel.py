@@ -16,8 +16,8 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from pagedsim.core import Continuation, Request, RequestId, Scheduler, State, StepPlan
-from pagedsim.core.answer import sampled_in
 from pagedsim.core.memory.reserved import ReservedMemory
+from pagedsim.core.plan import sampled_in
 from tests.core.cases import Job, Server, jobs, servers, token
 from tests.core.odd_policies import Counting
 from tests.core.run import OVER
@@ -93,7 +93,7 @@ class Site:
         """Of its blocks here, or of those that are held for it."""
         if request.id in self.scheduler.requests:
             return request.tables[0]
-        return self.scheduler.queues.holdings.placeholders[request.id].tables[0]
+        return self.scheduler.queues.reservations.placeholders[request.id].tables[0]
 
 
 @dataclass(eq=False)
@@ -209,14 +209,14 @@ class Travel:
             site.plan = None
         if between:
             self._happen(site)
-        if scheduler.unfinished or scheduler.held:
+        if scheduler.unfinished or scheduler.migration.held:
             site.plan = scheduler.plan(self.now)
             self._carry_out(site, site.plan)
 
     def _step_ahead(self, site: Site) -> None:
         """The same, with a step planned while the one before it is under way."""
         scheduler = site.scheduler
-        if not (site.flight or scheduler.unfinished or scheduler.held):
+        if not (site.flight or scheduler.unfinished or scheduler.migration.held):
             self._happen(site)
             return
         current, following = site.flight or self._launch(site), None
@@ -311,7 +311,11 @@ class Travel:
             for one in site.scheduler.running
             if one not in under_way and one.params.width == 1 and _could_part(site, one)
         ]
-        if not some or site.scheduler.detach_error or target.scheduler.attach_error:
+        if (
+            not some
+            or site.scheduler.migration.detach_error
+            or target.scheduler.migration.attach_error
+        ):
             return
         request = self.random.choice(some)
         if target is not site and target.scheduler.infeasible(request):
@@ -335,7 +339,7 @@ class Travel:
             if journey.asked > PATIENCE:
                 self._give_up(journey)
         elif _could_part(source, request):
-            journey.output_len = source.scheduler.detach(request, self.now)
+            journey.output_len = source.scheduler.migration.detach(request, self.now)
             journey.asked = 0
             self._trim(request)
             self.seen["part"] += 1
@@ -364,11 +368,11 @@ class Travel:
             if not self._copy(journey):
                 return
         if self._board(journey, target) and target is not source:
-            source.scheduler.release_reservation(request)
+            source.scheduler.migration.release_reservation(request)
 
     def _board(self, journey: Journey, site: Site) -> bool:
         request = journey.request
-        if not site.scheduler.attach(request, self.now, journey.output_len):
+        if not site.scheduler.migration.attach(request, self.now, journey.output_len):
             self.seen["no seat"] += 1
             return False
         self._bound(request, site)
@@ -381,9 +385,9 @@ class Travel:
     def _turn_back(self, journey: Journey) -> None:
         """There is no room for it; it goes back, or is added somewhere without what it has."""
         request, source, target = journey.request, journey.source, journey.target
-        if target is not source and request in target.scheduler.held:
-            target.scheduler.release_reservation(request)
-        if not source.scheduler.attach_error and self.random.random() < 0.5:
+        if target is not source and request in target.scheduler.migration.held:
+            target.scheduler.migration.release_reservation(request)
+        if not source.scheduler.migration.attach_error and self.random.random() < 0.5:
             if self._board(journey, source):
                 self.seen["back"] += 1
             return
@@ -395,13 +399,13 @@ class Travel:
         """Nobody holds anything for it any more."""
         self.journeys.remove(journey)
         for site in self.sites:
-            if journey.request in site.scheduler.held:
-                site.scheduler.release_reservation(journey.request)
+            if journey.request in site.scheduler.migration.held:
+                site.scheduler.migration.release_reservation(journey.request)
 
     def _reserve(self, journey: Journey) -> bool:
         memory, scheduler = journey.target.scheduler.memory, journey.target.scheduler
         free = memory.free
-        if not scheduler.reserve(journey.request, self.now):
+        if not scheduler.migration.reserve(journey.request, self.now):
             assert memory.free == free
             return False
         if memory.free != free:
@@ -413,9 +417,9 @@ class Travel:
         request, source, target = journey.request, journey.source, journey.target
         if target.shadow.tiers and target.scheduler.queues.step == journey.reserved_in:
             return False
-        placeholder = target.scheduler.queues.holdings.placeholders[request.id]
+        placeholder = target.scheduler.queues.reservations.placeholders[request.id]
         begin, end = max(journey.carried, placeholder.computed), request.computed
-        parcel = target.scheduler.kv_transfer(request, journey.carried)
+        parcel = target.scheduler.migration.kv_transfer(request, journey.carried)
         assert parcel.tokens == max(end - begin, 0)
         assert (parcel.blocks > 0) == (parcel.tokens > 0)
         there, here = source.table(request), target.table(request)
@@ -435,8 +439,8 @@ class Travel:
             self.seen["withdraw"] += 1
 
     def _add_again(self, request: Request, site: Site, output_len: int) -> None:
-        if request in site.scheduler.held:  # its journey is not called off yet
-            site.scheduler.release_reservation(request)
+        if request in site.scheduler.migration.held:  # its journey is not called off yet
+            site.scheduler.migration.release_reservation(request)
         del self.stray[request]
         self._bound(request, site)
         site.scheduler.add(request, self.now, output_len)
@@ -444,7 +448,7 @@ class Travel:
 
     def _abort(self, site: Site) -> None:
         scheduler = site.scheduler
-        away = [request for request in scheduler.held if request.state is State.AWAY]
+        away = [request for request in scheduler.migration.held if request.state is State.AWAY]
         some = [*scheduler.requests.values(), *away]
         if some:
             request = self.random.choice(some)
@@ -494,8 +498,8 @@ class Travel:
     def _audit_end(self, site: Site) -> None:
         scheduler, memory = site.scheduler, site.scheduler.memory
         assert all(known.request.state in OVER for known in self.known.values())
-        assert not scheduler.held
-        assert not scheduler.asking
+        assert not scheduler.migration.held
+        assert not scheduler.migration.deferred
         assert not scheduler.queues.copies
         assert memory.free == memory.total
         memory.drain()  # gives back what was swapped out to the end
@@ -509,7 +513,7 @@ class OneWay(Travel):
 
     def _happen(self, site: Site) -> None:
         target, source = self.sites[0], self.sites[-1]
-        if site is source and not source.scheduler.detach_error:
+        if site is source and not source.scheduler.migration.detach_error:
             for request in tuple(source.scheduler.running):
                 alone = request.params.width == 1 and _could_part(source, request)
                 if alone and not target.scheduler.infeasible(request):
@@ -524,7 +528,7 @@ class OneWay(Travel):
 
 
 def _could_part(site: Site, request: Request) -> bool:
-    return request.decoding and request.generated > site.scheduler.queues.under_way(request)
+    return request.decoding and request.generated > site.scheduler.queues.tokens_in_flight(request)
 
 
 def _summary(site: Site, plan: StepPlan) -> tuple[object, ...]:

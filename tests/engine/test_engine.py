@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pagedsim.core import ConfigError, Policy, Request, RequestError, SamplingParams
-from pagedsim.core.state import ServerState
+from pagedsim.core.batch_state import ServerState
 from pagedsim.engine import assemble
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.llm import LLM

@@ -14,8 +14,8 @@ from pagedsim.fleet.replica import Unit
 from pagedsim.fleet.simulate import simulate_fleet
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import CostModel
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Event, Router
+from policies.routing.simple import RoundRobin
 from tests.sim.harness import Affine, Constant
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pagedsim.build import make_memory, make_router, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.metrics.steps import FleetSteps
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Replica, Replicas, Router
+from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
 from tests.sim.harness import Affine, Jobs, run
 

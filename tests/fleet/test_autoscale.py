@@ -13,9 +13,7 @@ from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import ListedOutages
 from pagedsim.fleet.link import Network
 from pagedsim.fleet.replica import ReplicaState
-from policies.routing.central import Central
-from policies.routing.least_requests import LeastRequests
-from policies.routing.round_robin import RoundRobin
+from policies.routing.simple import Central, LeastRequests, RoundRobin
 from tests.fleet.fleets import whole
 from tests.sim.harness import Constant, Jobs
 

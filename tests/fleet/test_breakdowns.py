@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pagedsim.fleet.failures import RandomOutages as Breakdowns
-from policies.routing.round_robin import RoundRobin
+from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
 from tests.fleet.theory import SEEDS, Drawn, Floats, agrees, one_at_a_time
 from tests.sim.harness import Jobs

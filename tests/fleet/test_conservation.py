@@ -19,17 +19,19 @@ from pagedsim.fleet.failures import RandomOutages
 from pagedsim.fleet.kv_migration import AFTER_DEATH
 from pagedsim.fleet.link import Network
 from pagedsim.workload import Sessions
-from policies.routing.central import Central
-from policies.routing.least_requests import LeastRequests
-from policies.routing.least_tokens import LeastTokens
-from policies.routing.least_work import LeastWork
 from policies.routing.llumnix import Llumnix
-from policies.routing.power_of_two import PowerOfTwo
 from policies.routing.prefix_aware import PrefixAware
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Router
+from policies.routing.simple import (
+    Central,
+    LeastRequests,
+    LeastTokens,
+    LeastWork,
+    PowerOfTwo,
+    RoundRobin,
+    Uniform,
+)
 from policies.routing.sticky import Sticky
-from policies.routing.uniform import Uniform
 from policies.routing.vllm_dp import VllmDP
 from tests.fleet.fleets import whole
 from tests.sim.harness import Affine, Jobs
@@ -171,7 +173,7 @@ def holds(fleet: dict[str, Any]) -> None:
         assert not replica.incoming and not replica.notifier
     for scheduler in schedulers:
         scheduler.check()
-        assert not scheduler.held
+        assert not scheduler.migration.held
         assert scheduler.memory.used == 0
         assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
     for lane, there in zip(recorder.lanes, dispatcher.states.paid(), strict=True):

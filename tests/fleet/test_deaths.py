@@ -19,9 +19,8 @@ from pagedsim.fleet.dispatcher import Dispatcher
 from pagedsim.fleet.failures import ListedOutages, Outage
 from pagedsim.fleet.link import Network
 from pagedsim.fleet.replica import ReplicaHandle
-from policies.routing.central import Central
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Event, Move, Replica, Replicas, Router
+from policies.routing.simple import Central, RoundRobin
 from tests.fleet.fleets import Watching, whole
 from tests.sim.harness import Constant, Jobs
 
@@ -275,7 +274,7 @@ def test_a_request_under_which_replicas_die_too_often_is_rejected(most: int, sta
     if state == "rejected":
         assert row["reason"] == "replicas died under it more than 2 times (fleet.max_retries)"
     for replica in dispatcher.replicas:
-        assert not replica.scheduler.held and replica.scheduler.memory.used == 0
+        assert not replica.scheduler.migration.held and replica.scheduler.memory.used == 0
 
 
 @pytest.mark.parametrize(("most", "states"), [
@@ -434,7 +433,7 @@ def test_a_newcomer_waits_behind_those_that_wait_for_a_replica() -> None:
 def test_a_router_cannot_have_a_prefill_replica_decode() -> None:
     class Wrong(First):
         def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-            return replicas.everybody[0]
+            return replicas.all_replicas[0]
 
     with pytest.raises(AnswerError, match=r"Wrong.route gave .* which may decode"):
         served({}, [(0.0, 4, 3)], router=Wrong())

@@ -11,9 +11,8 @@ from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import ConfigError, PagedsimError, Request, Scheduler
 from pagedsim.fleet.failures import ListedOutages, RandomOutages, failures_of
 from pagedsim.metrics.steps import FleetSteps
-from policies.routing.least_requests import LeastRequests
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Replica, Replicas, Router
+from policies.routing.simple import LeastRequests, RoundRobin
 from tests.fleet.fleets import Watching, served, whole
 from tests.sim.harness import Constant, Jobs
 

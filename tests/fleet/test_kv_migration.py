@@ -9,10 +9,8 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Request, Scheduler
 from pagedsim.fleet.link import Network
-from policies.routing.central import Central
-from policies.routing.least_requests import LeastRequests
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Move, Refusal, Replica, Replicas, Router
+from policies.routing.simple import Central, LeastRequests, RoundRobin
 from tests.fleet.fleets import served
 from tests.sim.harness import Constant, Jobs
 
@@ -259,7 +257,7 @@ def test_memory_that_is_reserved_is_wanted_no_more() -> None:
         seen: list[tuple[float, int, int]]
 
         def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
-            there = replicas.everybody[1]
+            there = replicas.all_replicas[1]
             self.seen.append((now, there.requests, there.wanted_blocks))
             return super().route(request, replicas, now)
 

@@ -15,9 +15,8 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import PagedsimError, Request
 from pagedsim.fleet.link import Network
-from policies.routing.central import Central
-from policies.routing.least_requests import LeastRequests
 from policies.routing.router import Replica, Replicas, Router
+from policies.routing.simple import Central, LeastRequests
 from tests.fleet.fleets import served
 from tests.fleet.test_theory import shorter_of_two
 from tests.fleet.theory import SEEDS, Drawn, Floats, agrees, interval, one_at_a_time

@@ -17,9 +17,8 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Scheduler, StepPlan
 from pagedsim.fleet.link import Network
-from policies.routing.central import Central
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Router
+from policies.routing.simple import Central, RoundRobin
 from tests.fleet.fleets import served
 from tests.fleet.theory import SEEDS, Floats, agrees
 from tests.sim.harness import Constant, Jobs

@@ -14,12 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from policies.routing.central import Central
-from policies.routing.least_requests import LeastRequests
-from policies.routing.power_of_two import PowerOfTwo
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Router
-from policies.routing.uniform import Uniform
+from policies.routing.simple import Central, LeastRequests, PowerOfTwo, RoundRobin, Uniform
 from tests.fleet.fleets import served
 from tests.fleet.theory import SEEDS, Drawn, Floats, agrees, interval, one_at_a_time
 from tests.sim.harness import Jobs

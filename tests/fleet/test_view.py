@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import PagedsimError, Request, Scheduler
 from pagedsim.fleet.failures import ListedOutages
-from policies.routing.round_robin import RoundRobin
 from policies.routing.router import Refusal, Replica, Replicas, Router
+from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
 from tests.sim.harness import Constant, Jobs
 

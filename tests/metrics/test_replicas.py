@@ -17,7 +17,7 @@ from pagedsim.metrics.lanes import ReplicaFacts
 from pagedsim.metrics.replicas import percentiles
 from pagedsim.metrics.steps import FleetSteps
 from pagedsim.metrics.summary import summarise
-from policies.routing.round_robin import RoundRobin
+from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
 from tests.metrics.fleets import FLEET, REQUESTS, STEPS, fleet_steps, many
 from tests.metrics.tables import SIZES, requests_of, steps_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pagedsim.build import make_memory, make_policy, make_scheduler
 from pagedsim.core import Request, SamplingParams, ServerState
 from policies.admission import Cap
+from policies.ordering import Priority
 from policies.past_future import PastFuture
-from policies.priority import Priority
 from tests.policies.served import Job, Outcome, by_tokens, served
 
 JOBS = st.lists(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedsim.core import ConfigError, State
-from policies.edf import EDF
+from policies.ordering import EDF
 from policies.slo import SLO
 from tests.policies.served import Job, served, started
 

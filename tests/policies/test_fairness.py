@@ -16,8 +16,7 @@ from pagedsim.core import (
     State,
     StepPlan,
 )
-from policies.drr import DRR
-from policies.vtc import VTC
+from policies.fairness import DRR, VTC
 from tests.policies.served import Job, Outcome, served, started
 
 SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=4, max_size=14)
@@ -381,11 +380,11 @@ def test_a_guest_with_its_keys_and_values_takes_no_turn_of_drr() -> None:
     steps(there, 1)
     here.add(Request("long", 8, client="a"), 0.0, 40)
     steps(here, 1)
-    assert here.reserve(guest, 1.0)
+    assert here.migration.reserve(guest, 1.0)
     for number in range(8):
         here.add(Request(number, 8, client="a"), 1.0, 1)
     steps(here, 1)
-    assert here.attach(guest, 2.0, there.detach(guest, 2.0))
+    assert here.migration.attach(guest, 2.0, there.migration.detach(guest, 2.0))
     for number in range(8):
         here.add(Request(8 + number, 8, client="b"), 2.0, 1)
     assert who_starts(here)[:8].count("a") == 4
@@ -403,8 +402,8 @@ def test_vtc_lifts_a_client_whose_request_comes_with_its_keys_and_values() -> No
     for one in (here, there):
         for now in range(5):
             one.commit(one.plan(now), now + 1)
-    length = there.detach(guest, 5.0)
-    assert here.reserve(guest, 5.0) and here.attach(guest, 5.0, length)
+    length = there.migration.detach(guest, 5.0)
+    assert here.migration.reserve(guest, 5.0) and here.migration.attach(guest, 5.0, length)
     assert isinstance(here.policy, VTC)
     assert here.policy.service("b") == here.policy.service("a") == 9 + 2 * 5
 

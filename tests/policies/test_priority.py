@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.priority import Priority
+from policies.ordering import Priority
 from tests.core.drive import Server
 
 

@@ -21,14 +21,12 @@ from pagedsim.fleet.link import Network
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.simulate import simulate
 from policies.continuum import Continuum
-from policies.drr import DRR
+from policies.fairness import DRR, VTC
 from policies.longest_prefix import LongestPrefix
 from policies.ltr import LTR
-from policies.mlfq import MLFQ, SkipJoin
+from policies.mlfq import MLFQ, PLAS, SkipJoin
+from policies.ordering import SRPT
 from policies.past_future import PastFuture
-from policies.plas import PLAS
-from policies.srpt import SRPT
-from policies.vtc import VTC
 from tests.core.cases import Server, jobs, servers
 from tests.fleet.fleets import whole
 from tests.fuzz import Fleet, Load, Simulation

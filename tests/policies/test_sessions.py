@@ -19,10 +19,10 @@ from pagedsim.core import (
     StepPlan,
 )
 from pagedsim.core.errors import PolicyError
-from pagedsim.core.memory.guard import Guard
+from pagedsim.core.memory.eviction import Guard
 from pagedsim.workload import Sessions, Workload, agents, chat_sessions
 from policies.continuum import Continuum
-from policies.plas import PLAS
+from policies.mlfq import PLAS
 from tests.sim.harness import Affine, content, run
 
 
@@ -234,7 +234,7 @@ def test_an_aborted_request_is_no_answer_from_which_a_tool_goes_on() -> None:
 
 
 def test_memory_must_have_something_to_keep() -> None:
-    with pytest.raises(ConfigError, match="Continuum keeps what requests leave in a prefix cache"):
+    with pytest.raises(ConfigError, match="Continuum pins blocks of a prefix cache"):
         make_scheduler(memory=make_memory("paged", blocks=8), policy=Continuum())
 
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from pagedsim.core import Policy, Request, Scheduler, ServerState, StepPlan
 from policies.aging import Aging
-from policies.hrrn import HRRN
 from policies.ltr import LTR
 from policies.mlfq import MLFQ
-from policies.priority import Priority
+from policies.ordering import HRRN, Priority
 from tests.policies.served import Job, served, started
 
 FLOOD = 300

@@ -15,8 +15,7 @@ import pytest
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request
 from policies.ltr import LTR
-from policies.mlfq import MLFQ, SkipJoin
-from policies.plas import PLAS
+from policies.mlfq import MLFQ, PLAS, SkipJoin
 from tests.policies.reference import queues
 from tests.policies.served import Job, served
 

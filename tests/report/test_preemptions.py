@@ -22,8 +22,8 @@ from pagedsim.report.stages import lives_of
 from pagedsim.report.style import AGAIN, DECODE, PREEMPTED
 from pagedsim.report.timeline import write_timeline
 from pagedsim.sim.simulate import simulate
-from policies.priority import Priority
-from policies.routing.round_robin import RoundRobin
+from policies.ordering import Priority
+from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import whole
 from tests.metrics.tables import SIZES
 from tests.sim.harness import Constant, Jobs

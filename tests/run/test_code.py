@@ -64,7 +64,7 @@ def test_what_a_policy_imports_is_followed(lab: Path) -> None:
 
 
 def test_ours_and_nobody_s_have_no_digest_of_their_own() -> None:
-    assert store.of_target("policies.fcfs.FCFS") is None
+    assert store.of_target("policies.ordering.FCFS") is None
     assert store.of_target("there.is.none") is None
     assert store.of_target("Mine") is None
 

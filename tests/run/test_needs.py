@@ -10,12 +10,10 @@ from pagedsim.core import ConfigError, Policy
 from pagedsim.run.parts import refuse_unmet, remarks
 from pagedsim.workload import Workload
 from policies.aging import Aging
-from policies.drr import DRR
-from policies.fcfs import FCFS
-from policies.priority import Priority
+from policies.fairness import DRR, VTC
+from policies.ordering import FCFS, Priority
 from policies.slo import SLO
 from policies.victims import VictimRule
-from policies.vtc import VTC
 
 CLIENTS: dict[str, Any] = {"client": [0, 1, 1], "clients": ("a", "b")}
 

@@ -34,9 +34,9 @@ from pagedsim.core import (
     Request,
     Scheduler,
 )
+from pagedsim.core.contracts import BATCHING, MEMORY, vet
 from pagedsim.core.errors import AnswerError
 from pagedsim.core.memory import Usage
-from pagedsim.core.vetting import BATCHING, MEMORY, vet
 from pagedsim.metrics.arms import Run
 from pagedsim.run.backend import StoppableRecorder
 from pagedsim.run.job import Failure, Job, Outcome, run_job
@@ -271,7 +271,7 @@ CASES: Mapping[tuple[str, str], tuple[str, tuple[Any, ...]] | str] = {
     ("batching", "joins_midway"): (SWITCH, (None, "no", 1)),
     ("batching", "compose"): FREE,
     ("batching", "default_tokens"): (LENGTH, NO_LENGTHS),
-    ("batching", "refuse_misfits"): FREE,
+    ("batching", "validate_limits"): FREE,
     ("batching", "infeasible"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
     ("batching", "refused"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),
     ("batching", "never_fits"): (WHY, (nan, "", 5, True, [1, 2], np.array([1, 2]))),

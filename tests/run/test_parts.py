@@ -86,9 +86,9 @@ def named(policy: Policy) -> list[str]:
     ("of", "names"),
     [
         ("sjf", ["Aging", "SJF"]),
-        ("policies.sjf.SJF", ["Aging", "SJF"]),
+        ("policies.ordering.SJF", ["Aging", "SJF"]),
         ("null", ["Aging", "Policy"]),
-        ("{_target_: policies.sjf.SJF}", ["Aging", "SJF"]),
+        ("{_target_: policies.ordering.SJF}", ["Aging", "SJF"]),
         (f"{{_target_: {AGING}, of: sjf}}", ["Aging", "Aging", "SJF"]),
         (f"{{_target_: {AGING}, of: {{_target_: {AGING}, of: sjf}}}}", ["Aging"] * 3 + ["SJF"]),
     ],
@@ -139,7 +139,7 @@ def test_a_fault_of_the_program_says_where() -> None:
     try:
         [][1]
     except IndexError as error:
-        failure = failure_of(error, {"policy": {"_target_": "policies.fcfs.FCFS"}}, 1.5)
+        failure = failure_of(error, {"policy": {"_target_": "policies.ordering.FCFS"}}, 1.5)
     assert failure.reason.startswith("IndexError: list index out of range (tests/run/")
     assert failure.reason.endswith("in test_a_fault_of_the_program_says_where)")
     assert str(failure) == f"{failure.reason} at 1.5 s of simulated time"

@@ -10,7 +10,7 @@ import pytest
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, RequestError, SamplingParams, StepPlan
-from pagedsim.core.state import ServerState
+from pagedsim.core.batch_state import ServerState
 from pagedsim.serve.async_engine import AsyncLLMEngine
 from pagedsim.serve.paced import PacedEngine
 from pagedsim.serve.refusal import Closing, EngineDead, Overloaded

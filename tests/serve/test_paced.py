@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, RequestError, SamplingParams, Scheduler, StepPlan
-from pagedsim.core.events import Arrived, Event
-from pagedsim.core.state import ServerState
+from pagedsim.core.batch_state import ServerState
+from pagedsim.core.policy import Arrived, Event
 from pagedsim.engine.output import RequestOutput
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.serve.paced import PacedEngine

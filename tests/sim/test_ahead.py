@@ -9,7 +9,7 @@ import pytest
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Event, Left, PagedsimError, Policy, Request, SamplingParams, Scheduler
-from pagedsim.core.state import ServerState
+from pagedsim.core.batch_state import ServerState
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.cost import Fitted, Roofline
 from pagedsim.sim.simulate import simulate

@@ -19,11 +19,11 @@ from pagedsim.core import (
     Scheduler,
     StepPlan,
 )
+from pagedsim.core.batch_state import ServerState
 from pagedsim.core.policy import RankChanges
 from pagedsim.core.source import Mode
-from pagedsim.core.state import ServerState
+from policies.ordering import Priority
 from policies.past_future import PastFuture
-from policies.priority import Priority
 from tests.sim.harness import Affine, Constant, Jobs, content, run
 
 

@@ -21,7 +21,7 @@ from pagedsim.run.job import Job, run_job
 from pagedsim.sim.cost import Roofline
 from pagedsim.sim.tiering import TierSpec
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
-from policies.routing.round_robin import RoundRobin
+from policies.routing.simple import RoundRobin
 from tests.fleet.fleets import served
 from tests.sim.harness import Affine, Constant, Jobs, content, run
 from tests.sim.shapes import replica

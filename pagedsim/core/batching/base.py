@@ -1,4 +1,4 @@
-"""How a step is composed from the queues."""
+"""The interface of batchings: how a step is composed from the queues."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import ClassVar, Final
 from pagedsim.core import policy_validation
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.memory import Fit
-from pagedsim.core.plan import StepPlan
+from pagedsim.core.plan import StepPlan, span
 from pagedsim.core.policy import Policy
-from pagedsim.core.prefill import span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
 
@@ -19,24 +18,24 @@ _NEVER: Final = Fit.NEVER
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batching(ABC):
-    """Composes each step out of the moves of the queues. One object serves one scheduler."""
+    """Composes each step from the moves of `Queues`. One object serves one scheduler."""
 
     displaces_by_default: ClassVar[bool] = False
-    """What `Policy.displacing = None` means here."""
+    """The meaning of `Policy.displacing = None` here."""
     grows_first: ClassVar[bool] = False
-    """Whether the batch grows before anybody is let in, in each step."""
+    """Whether running requests allocate their next block before new ones are admitted."""
     joins_midway: ClassVar[bool] = True
-    """Whether a request may join the batch that comes with its keys and values."""
+    """Whether a request may join the batch with its keys and values (migration)."""
 
     @abstractmethod
     def compose(self, queues: Queues, plan: StepPlan) -> None:
         """Fill `plan`, and move requests between the queues accordingly."""
 
     def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
-        """`max_batched_tokens` where nobody gave it."""
+        """Default `max_batched_tokens`."""
         return 2048
 
-    def refuse_misfits(self, queues: Queues) -> None:
+    def validate_limits(self, queues: Queues) -> None:
         """Raise ConfigError if the limits do not allow this batching."""
 
     def infeasible(self, queues: Queues, request: Request) -> str | None:
@@ -49,9 +48,9 @@ class Batching(ABC):
         return reason
 
     def refused(self, queues: Queues, request: Request) -> str | None:
-        """Why the first that waits is not served: it cannot be, or the policy sheds it; or None."""
+        """Why the head of waiting is rejected (infeasible, or by the policy), or None."""
         reason = None if request is queues.feasible else self.infeasible(queues, request)
-        if reason is None and queues.shedding and request.scheduled_at is None:
+        if reason is None and queues.rejecting and request.scheduled_at is None:
             policy = queues.policy
             return policy_validation.reason(
                 policy, "should_reject", queues.hooks.should_reject(request, queues.state)
@@ -71,7 +70,7 @@ class Batching(ABC):
         )
 
     def spare(self, queues: Queues) -> int:
-        """Blocks that an admission must leave free; asked once, before anybody comes."""
+        """Blocks that an admission must leave free; called once, at the start."""
         return 0
 
     def margin(self, queues: Queues) -> int:
@@ -79,7 +78,7 @@ class Batching(ABC):
         return queues.spare if queues.running else 0
 
     def grow(self, queues: Queues, plan: StepPlan) -> bool:
-        """Give all that decode the memory for their next token, unless somebody had to yield."""
+        """Allocate the next token of all decoding requests, unless that takes a preemption."""
         return queues.grow(plan, self.slack(queues))
 
     def slack(self, queues: Queues) -> int:
@@ -87,7 +86,7 @@ class Batching(ABC):
         return 0
 
     def fits(self, queues: Queues, request: Request) -> bool:
-        """Whether there are seats and memory for a waiting request, once it is its turn."""
+        """Whether there are seats and memory for the head of waiting."""
         memory = queues.memory
         if queues.seats + request.width > queues.max_seqs:
             return False
@@ -96,23 +95,23 @@ class Batching(ABC):
         return memory.fit(request, span(request), margin + queues.guarded(hit), hit) is Fit.NOW
 
     def closed(self, plan: StepPlan) -> int | None:
-        """How many steps after this one will let nobody in; None if this one was open to all."""
+        """Number of following steps in which admission is closed; None if it was open."""
         return None
 
     def sorts_late(self, policy: Policy) -> bool:
-        """Whether arrivals take their place in the order only in steps that admit nobody."""
+        """Whether arrivals take their place by rank only in steps that admit none."""
         return False
 
     def displacing(self, policy: Policy) -> bool:
-        """Whether waiting requests may push out running ones."""
+        """Whether waiting requests may preempt running ones."""
         return self.displaces_by_default if policy.displacing is None else policy.displacing
 
     def displace(self, queues: Queues, plan: StepPlan) -> None:
-        """Let the first waiting request push out running ones that rank behind it, if it must.
+        """Preempt running requests that rank behind the head of waiting, if it does not fit.
 
-        It is admitted in the next step. At most one request a step gains a place in this way.
-        What the batch grows by until then is left to the batch, except where `Policy.displacing`
-        is None: vLLM 0.6.6 does not look ahead.
+        It is admitted in the next step. At most one request a step gains a place in this way. The
+        growth of the batch until then is left free, except if `Policy.displacing` is None: vLLM
+        0.6.6 does not look ahead.
         """
         waiting, policy = queues.waiting, queues.policy
         if waiting or policy.rank_changes == "never":
@@ -132,7 +131,7 @@ class Batching(ABC):
             if not plan.took_memory:
                 if not queues.admits(head):
                     break
-                waiting.pop()  # it goes back in front of those that it pushes out
+                waiting.pop()  # it goes back in front of those that it preempts
                 queues.favoured = head
             queues.preempt(plan, last, head, displaced=True)
         if plan.took_memory:
@@ -142,7 +141,7 @@ class Batching(ABC):
     def _has_room(self, queues: Queues, request: Request, steps: int) -> bool:
         """Whether there are seats and memory for all of a waiting request.
 
-        That is in the step after so many in which the batch grows, unless it is as in vLLM.
+        Its step comes after `steps` more in which the batch grows, which vLLM's rule ignores.
         """
         memory, spare = queues.memory, queues.spare
         if queues.seats + request.width > queues.max_seqs:
@@ -158,10 +157,10 @@ class Batching(ABC):
 
 
 def _growth(queues: Queues, steps: int) -> int:
-    """Blocks that the batch takes in so many steps, as far as it is known."""
+    """Blocks that the batch will take in so many steps, as far as it is known."""
     memory, clock = queues.memory, queues.clock
     due = [clock.memory.get(clock.tick + step, ()) for step in range(steps)]
-    if memory.stride(clock.width > clock.riders):  # each needs a block
+    if memory.stride(clock.width > clock.requests):  # each needs a block
         growth = sum(map(len, due))
     else:
         growth = sum(

@@ -1,6 +1,6 @@
 """Prefill first: a step is all prefill or all decode, and prefill goes first (vLLM 0.6.6).
 
-With a prefix cache it is nobody's: `PrefixMemory` goes by vLLM 0.33, and 0.6.6 had another.
+`PrefixMemory` follows vLLM 0.33 here, too; the prefix cache of 0.6.6 was another.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from pagedsim.core.batching.base import Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, require_number, require_whole
 from pagedsim.core.memory import Fit
-from pagedsim.core.plan import StepPlan
+from pagedsim.core.plan import StepPlan, prefill_tokens, span
 from pagedsim.core.policy import Policy
-from pagedsim.core.prefill import prefill_tokens, span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
 
@@ -30,17 +29,17 @@ class PrefillFirst(Batching):
     def __init__(self, watermark: SupportsFloat = 0.01, max_wait_tokens: int = 0) -> None:
         """`watermark` is a share of the GPU blocks.
 
-        After an admission the batch decodes `max_wait_tokens` steps before anybody else is let in,
-        unless it ends before (lightllm's name for it, whose fork S-LoRA waits 10).
+        After an admission the batch decodes `max_wait_tokens` steps before the next one, unless it
+        ends before (the name is lightllm's; its fork S-LoRA waits 10).
         """
         self.watermark = require_number("watermark", watermark, 0, below=1)
         self.max_wait_tokens = require_whole("max_wait_tokens", max_wait_tokens, 0)
-        self._closed_until = 0  # the first step that may let somebody in
+        self._closed_until = 0  # the first step that may admit a request
 
     def default_tokens(self, max_model_len: int, max_seqs: int) -> int:
         return max(max_model_len, max_seqs, 2048)
 
-    def refuse_misfits(self, queues: Queues) -> None:
+    def validate_limits(self, queues: Queues) -> None:
         for name in ("max_model_len", "max_seqs"):
             limit = getattr(queues, name)
             if queues.max_batched_tokens < limit:
@@ -70,7 +69,7 @@ class PrefillFirst(Batching):
         queues.decode(plan)
 
     def _admits(self, queues: Queues) -> bool:
-        """Whether this step may let somebody in: who displaced others need not wait."""
+        """Whether this step may admit requests; one that has preempted others need not wait."""
         if not len(queues.waiting):
             return False
         if queues.step >= self._closed_until or not queues.running:
@@ -89,7 +88,7 @@ class PrefillFirst(Batching):
         waiting, memory = queues.waiting, queues.memory
         if queues.ranked and queues.seats < queues.max_seqs and not queues.sorts_late:
             waiting.arrange()
-        others = queues.others  # as many afterwards, since nobody yields here
+        others = queues.others  # unchanged below, since no request is preempted here
         while len(waiting) and not (others and queues.others_first()):
             request = waiting.head
             if reason := self.refused(queues, request):
@@ -99,7 +98,7 @@ class PrefillFirst(Batching):
                 break
             hit = memory.lookup(request)
             margin = self.margin(queues)
-            if queues.guarding:
+            if queues.pinning:
                 margin += queues.guarded(hit)
             tokens = span(request)
             if memory.fit(request, tokens, margin, hit) is not _NOW:
@@ -115,7 +114,7 @@ class PrefillFirst(Batching):
             queues.start(plan, count, hit)
 
     def _decode(self, queues: Queues, plan: StepPlan) -> None:
-        """Memory for the next token of everybody who runs, or for as many as it lasts."""
+        """Allocate the next token of all running requests, with preemptions if memory is short."""
         if queues.running and not self.grow(queues, plan):
             self._decode_tight(queues, plan)
 
@@ -125,7 +124,7 @@ class PrefillFirst(Batching):
         return max(wide) if wide else 1
 
     def _decode_tight(self, queues: Queues, plan: StepPlan) -> None:
-        """The same, where somebody may have to yield: one by one, in order."""
+        """The same request by request, in order, with preemptions."""
         if queues.ranked:
             queues.rank_running()
         queue = deque(queues.running)
@@ -141,16 +140,16 @@ class PrefillFirst(Batching):
                 queues.extend(plan, needy)
 
     def _lacks(self, queues: Queues, request: Request) -> bool:
-        """Whether somebody must yield before `request` can go on."""
+        """Whether a request must be preempted before `request` can continue."""
         lacking = queues.memory.blocks_needed(request, request.num_tokens)
         # A group that preempts itself is rebuilt without gaining a token, so that, alone and by
-        # the conservative test, it might never get on.
+        # the conservative test, it might never advance.
         if request.width == 1 or len(queues.running) > 1:
             lacking = max(lacking, request.width)
         return lacking > queues.memory.free
 
     def _resume(self, queues: Queues, plan: StepPlan) -> None:
-        """Bring back from the CPU whoever fits with its next token, in order."""
+        """Resume swapped requests in order, as long as each fits with its next token."""
         memory = queues.memory
         while queues.swapped:
             request = queues.next_swapped()

@@ -1,7 +1,7 @@
 """Unified batching: one token budget a step, for prompts, chunks and decodes alike (vLLM 0.33).
 
-Every request merely has computed tokens to catch up with; the running ones come first, and the
-last admitted takes what is left of the budget.
+A request only has computed tokens that catch up with its tokens. Running requests come first, and
+the last one admitted takes the rest of the budget.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from pagedsim.core.batching.base import Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_whole
 from pagedsim.core.memory import Fit
-from pagedsim.core.plan import StepPlan
-from pagedsim.core.prefill import prefill_left, prefill_tokens, span
+from pagedsim.core.plan import StepPlan, prefill_left, prefill_tokens, span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
 
@@ -38,9 +37,9 @@ class Unified(Batching):
     def compose(self, queues: Queues, plan: StepPlan) -> None:
         if queues.displacing and queues.grown_in != plan.number:  # else done before it grew
             self.displace(queues, plan)
-        budget = self._go_on(queues, plan)
+        budget = self._serve_running(queues, plan)
         if not plan.took_memory:
-            self._let_in(queues, plan, budget)
+            self._serve_waiting(queues, plan, budget)
         queues.decode(plan)
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
@@ -51,7 +50,7 @@ class Unified(Batching):
             )
         return super().never_fits(queues, request)
 
-    def _go_on(self, queues: Queues, plan: StepPlan) -> int:
+    def _serve_running(self, queues: Queues, plan: StepPlan) -> int:
         """Serve the batch in its order; returns what is left of the budget."""
         budget, decodes = queues.max_batched_tokens, queues.clock.width
         prefilling, running = queues.prefilling, queues.running
@@ -70,9 +69,9 @@ class Unified(Batching):
         batch: dict[Request, None],
         all_decode: bool,
     ) -> int:
-        """The same where somebody may have to yield, or to wait for the next step.
+        """The same request by request, if some may be preempted or have to wait for the next step.
 
-        `all_decode`: those that decode are served already, and `batch` are the others.
+        `all_decode`: decoding requests are served already, and `batch` has the others.
         """
         memory = queues.memory
         served: set[Request] = set()
@@ -117,12 +116,12 @@ class Unified(Batching):
         """Tokens of a prompt that one step may compute, of those that are left."""
         return min(left, self.longest_chunk) if self.longest_chunk else left
 
-    def _let_in(self, queues: Queues, plan: StepPlan, budget: int) -> None:
-        """Resume from the CPU, or admit, whoever is first, until one does not fit."""
+    def _serve_waiting(self, queues: Queues, plan: StepPlan, budget: int) -> None:
+        """Resume or admit requests in order, until one does not fit."""
         while budget > 0 and (len(queues.waiting) or queues.others):
             if queues.swapped_first():
                 taken = self._resume(queues, plan, budget)
-            elif queues.waiting and not queues.coming_first():
+            elif queues.waiting and not queues.migrating_first():
                 taken = self._admit(queues, plan, budget)
             else:
                 break
@@ -131,7 +130,7 @@ class Unified(Batching):
             budget -= taken
 
     def _resume(self, queues: Queues, plan: StepPlan, budget: int) -> int:
-        """Bring one back; returns the tokens that it gets, 0 if it does not fit."""
+        """Resume one request; returns the tokens that it gets, 0 if it does not fit."""
         memory, request = queues.memory, queues.next_swapped()
         count, cost = self._tokens_for(queues, request, budget)
         if cost > budget or queues.seats + request.width > queues.max_seqs:

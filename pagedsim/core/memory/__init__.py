@@ -1,6 +1,6 @@
 """GPU and CPU memory in blocks: paged (with a prefix cache, or over tiers) and reserved."""
 
-from pagedsim.core.compiled import apart
+from pagedsim.core.compiled import own_abc_registry
 from pagedsim.core.memory.base import Copies, Fit, Memory, Move, Pairs, Place, Usage
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.memory.prefix import PrefixMemory
@@ -26,4 +26,4 @@ __all__ = [
     "Usage",
 ]
 
-apart(Memory)
+own_abc_registry(Memory)

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a memory, whatever way it hands out blocks."""
+"""The interface between the scheduler and a memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 class Place(NamedTuple):
-    """Where a block lies."""
+    """The location of a block."""
 
     level: int
     """0: on the GPU; 1: in the first of the memory's tiers, and so on."""
@@ -35,7 +35,7 @@ class Move(NamedTuple):
 
 
 class Fit(Enum):
-    """Whether a request's memory can be had."""
+    """Whether a request's memory fits."""
 
     NOW = "now"
     LATER = "later"
@@ -43,12 +43,12 @@ class Fit(Enum):
 
 
 class Usage(NamedTuple):
-    """Where the memory's token slots are; the four add up to all of them."""
+    """The use of the memory's token slots; the four add up to all of them."""
 
     stored: int  # hold a token's keys and values
     reserved: int  # empty, but will be filled by the request that owns them
     internal: int  # owned, and will never be filled
-    external: int  # owned by nobody: free, or lost between reservations
+    external: int  # without an owner: free, or lost between reservations
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -61,11 +61,11 @@ class Memory(ABC):
     can_swap: ClassVar[bool] = False
     can_guard: ClassVar[bool] = False
     can_hold: ClassVar[bool] = False
-    """Whether blocks can be held for requests that are elsewhere."""
+    """Whether blocks can be held for requests in migration."""
     tiers: Sequence[Tier] = ()
-    """Where blocks go that leave the GPU, the nearest first."""
+    """The tiers below the GPU, the nearest first."""
     shared: int = 0
-    """GPU blocks that sharing saves: owners beyond the first of each, all together."""
+    """GPU blocks saved by sharing: owners beyond the first of each block, in sum."""
 
     def __init__(self, blocks: int, block_size: int, cpu_blocks: int = 0) -> None:
         require_whole("block_size", block_size, 1)
@@ -80,17 +80,17 @@ class Memory(ABC):
         self.cpu_total = cpu_blocks
         self._end_of: Callable[[Request], int] | None = None
         self.with_tokens = False
-        """Whether the executor tells sampled tokens; the scheduler finds out and sets it."""
+        """Whether the executor reports sampled tokens; set by the scheduler."""
         self.async_results = False
-        """Whether tokens are told one step late; the scheduler sets it."""
+        """Whether tokens are reported one step late; set by the scheduler."""
 
     @property
     def cache_changes(self) -> int:
-        """How often a prefix cache has learned or forgotten a block."""
+        """Number of blocks that entered or left the prefix cache so far."""
         return 0
 
     def claim(self, end_of: Callable[[Request], int]) -> None:
-        """A scheduler takes the memory; `end_of` tells the length at which a request ends."""
+        """Bind the memory to a scheduler; `end_of` gives the length at which a request ends."""
         if self._end_of is not None:
             raise ConfigError("memory: belongs to another scheduler; make one for each")
         self._end_of = end_of
@@ -107,7 +107,7 @@ class Memory(ABC):
 
     @abstractmethod
     def longest_of(self, request: Request) -> int:
-        """The greatest length that all its sequences can reach together, with nobody else."""
+        """The greatest length that all sequences of a request can reach if it runs alone."""
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens of one sequence."""
@@ -116,30 +116,30 @@ class Memory(ABC):
     @property
     @abstractmethod
     def free(self) -> int:
-        """GPU blocks that can be handed out now (cached but unused ones included)."""
+        """GPU blocks that can be allocated now, cached ones without an owner included."""
 
     @property
     def cached(self) -> int:
-        """Of the free blocks, those whose content the prefix cache could still use."""
+        """Free blocks with content in the prefix cache."""
         return 0
 
     def known_blocks(self) -> Iterable[int]:
-        """Blocks, in use or free, whose content the prefix cache could hand to somebody."""
+        """Blocks, in use or free, with content in the prefix cache."""
         return ()
 
     @property
     def cpu_free(self) -> int:
-        """CPU blocks that can be handed out now."""
+        """CPU blocks that can be allocated now."""
         return 0
 
     @property
     def cpu_peak(self) -> int | None:
-        """The most CPU blocks that were in use at once; None where there are none."""
+        """The maximum of CPU blocks in use; None without CPU blocks."""
         return None
 
     @property
     def used(self) -> int:
-        """GPU blocks that some request holds."""
+        """GPU blocks with an owner."""
         return self.total - self.free
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Memory(ABC):
         return ()
 
     def hit_may_change(self, request: Request) -> bool:
-        """Whether a request that did not fit could have come to, while others took blocks."""
+        """Whether a request that did not fit may fit now although only others took blocks."""
         return False
 
     @abstractmethod
@@ -172,7 +172,7 @@ class Memory(ABC):
 
     @abstractmethod
     def blocks_needed(self, request: Request, tokens: int) -> int:
-        """Blocks that `extend(request, tokens)` would take."""
+        """Blocks that `extend(request, tokens)` would allocate."""
 
     @abstractmethod
     def extend(self, request: Request, tokens: int, copies: Copies) -> None:
@@ -180,7 +180,7 @@ class Memory(ABC):
 
     @abstractmethod
     def stride(self, forked: bool) -> int | None:
-        """Tokens between two needs of every rider, each of a block; None where riders differ."""
+        """Tokens between two needs, of a block each, of all that decode; None if they differ."""
 
     def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
         """Extend all of `due` to their lengths if that leaves `spare` blocks free; else nothing.
@@ -199,28 +199,28 @@ class Memory(ABC):
 
     @abstractmethod
     def release(self, request: Request) -> None:
-        """Take back everything that the request holds, on both pools."""
+        """Free everything that the request holds, on both pools."""
 
     def guard(self, request: Request, until: float) -> None:
-        """Once nobody holds them, what it leaves in the cache is the last to be evicted, until
-        then; those that would be evicted for somebody new are `guarded`."""
-        raise IntegrityError(f"{type(self).__name__} keeps nothing that could be guarded")
+        """Pin the blocks that a request leaves in the cache: they are evicted last until then, and
+        not at all for admissions (`guarded`)."""
+        raise IntegrityError(f"{type(self).__name__} has no prefix cache to pin blocks in")
 
     def guarded(self, hit: Sequence[int]) -> int:
-        """Free blocks that are guarded, but for those of a `hit`."""
+        """Free blocks that are pinned, except those of a `hit`."""
         return 0
 
     def unguard(self, now: float) -> None:
-        """What was guarded until now is so no more."""
+        """Unpin blocks whose time is over."""
 
     def retract(self, request: Request, tokens: int) -> None:
-        """What lies beyond `tokens` tokens was planned, but will not be computed."""
+        """Undo the registration of blocks beyond `tokens` tokens, which will not be computed."""
 
     def forget(self) -> None:
-        """What blocks hold cannot be trusted any more: nobody may find it."""
+        """Empty the prefix cache: the content of blocks is not valid any more."""
 
     def filled_blocks(self, request: Request) -> int:
-        """Different blocks that hold something of a request: what a swap would move."""
+        """Distinct blocks with tokens of a request: those that a swap would move."""
         return 0
 
     def cpu_room(self, request: Request) -> bool:
@@ -244,26 +244,26 @@ class Memory(ABC):
         return False
 
     def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
-        """Room for `tokens` tokens of one sequence; what fills it, beyond its `hit`, comes later.
+        """Allocate `tokens` tokens of one sequence; their content, except a `hit`, is copied later.
 
-        Who has blocks already is given the rest, without a `hit`.
+        A request with blocks gets the rest, without a `hit`.
         """
         raise IntegrityError(f"{type(self).__name__} cannot hold blocks")
 
     def filled(self, request: Request, tokens: int) -> None:
-        """Its first `tokens` tokens are in its blocks now."""
+        """Register the blocks of the first `tokens` tokens, whose content is there now."""
 
     def place(self, number: int) -> Place:
-        """Where a swapped block lies, of which `Request.cpu_tables` has the number."""
+        """The location of a swapped block by its number in `Request.cpu_tables`."""
         return Place(1, number)
 
     def drain(self) -> list[Move]:
-        """The moves between levels that were decided since it was last asked, in their order."""
+        """The moves between levels decided since the last call, in order."""
         return []
 
     @abstractmethod
     def usage(self, requests: Iterable[Request]) -> Usage:
-        """Where the slots are, given the requests that hold blocks. Costs a walk over them."""
+        """The use of slots, given the requests that hold blocks. Costs a walk over them."""
 
     @abstractmethod
     def check(self, requests: Iterable[Request]) -> None:

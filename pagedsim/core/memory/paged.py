@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError, require_flag
-from pagedsim.core.memory.audit import check_pool, check_shared
 from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, Usage
 from pagedsim.core.request import Request
+
+
+def check_pool(name: str, total: int, free: list[int], owners: Counter[int]) -> None:
+    """Raise IntegrityError unless each of `total` blocks is either free, once, or owned."""
+    if len(set(free)) != len(free):
+        raise IntegrityError(f"{name} pool: a block is in the free list twice")
+    if both := owners.keys() & set(free):
+        raise IntegrityError(f"{name} pool: blocks {sorted(both)} are free and in use")
+    if lost := set(range(total)) - owners.keys() - set(free):
+        raise IntegrityError(f"{name} pool: blocks {sorted(lost)} leaked: not free, not in use")
+    if len(owners) + len(free) != total:
+        raise IntegrityError(f"{name} pool: {len(owners)} used + {len(free)} free != {total}")
+
+
+def check_shared(shared: Mapping[int, int], saved: int, owners: Counter[int]) -> None:
+    """Raise IntegrityError unless the owners beyond the first of each block are counted right."""
+    for block, count in owners.items():
+        if (counted := 1 + shared.get(block, 0)) != count:
+            raise IntegrityError(f"block {block} counts {counted} references, {count} exist")
+    if stray := shared.keys() - owners.keys():
+        raise IntegrityError(f"references are counted for unused blocks {sorted(stray)}")
+    if (total := sum(shared.values())) != saved:
+        raise IntegrityError(f"{total} owners beyond the first, {saved} are counted")
+
 
 _NOW: Final = Fit.NOW
 _LATER: Final = Fit.LATER
@@ -193,7 +216,7 @@ class PagedMemory(Memory):
         shared = len({table[-1] for table in request.tables}) < len(parents)
         request._split_at = request.num_tokens if partial and shared else 0
 
-    # -- leaving -------------------------------------------------------------------------------
+    # -- departure -----------------------------------------------------------------------------
 
     def release(self, request: Request) -> None:
         for table in request.tables:
@@ -217,7 +240,7 @@ class PagedMemory(Memory):
         return self._cpu_free.pop()
 
     def _give_cpu(self, blocks: Iterable[int]) -> None:
-        """CPU blocks that nobody needs any more."""
+        """Free CPU blocks."""
         self._cpu_free += blocks
 
     def cpu_room(self, request: Request) -> bool:
@@ -231,7 +254,7 @@ class PagedMemory(Memory):
         self.release(request)
         request.cpu_tables = [[there[block] for block in table] for table in filled]
         request._split_at = split_at
-        # A block that this step was to fill by a copy is still to be read where the copy would.
+        # A block that this step was to fill by a copy is read from the copy's source.
         return [(copies.pop(block, block), cpu) for block, cpu in there.items()]
 
     def swap_in(self, request: Request) -> Pairs:
@@ -249,7 +272,7 @@ class PagedMemory(Memory):
         tables = request.cpu_tables
         return len(set(chain.from_iterable(tables))) + self._blocks_needed(request, tables, tokens)
 
-    # -- for requests that are elsewhere -------------------------------------------------------
+    # -- migration ----------------------------------------------------------------------------
 
     def holds(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> bool:
         if not request.tables:
@@ -262,7 +285,7 @@ class PagedMemory(Memory):
         table = request.tables[0]
         table += self._take(self.blocks_for(tokens) - len(table))
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- inspection----------------------------------------------------------------------------
 
     def usage(self, requests: Iterable[Request]) -> Usage:
         size = self.block_size

@@ -1,26 +1,94 @@
-"""Paged memory that remembers what freed blocks hold, so that equal beginnings are not recomputed.
+"""Paged memory with a prefix cache: freed blocks keep their content until they are reused.
 
-A full block is known by a key, which says what all tokens up to its end are. Blocks keep their key
-after they are freed, until they are handed out again; the order of the free list is the order of
-eviction (vLLM 0.33's rules).
+A full block has a key, a digest of its tokens and of all before them: equal keys mean equal tokens.
+Blocks keep their key after they are freed; the order of the free list is the order of eviction
+(vLLM 0.33's rules). Tokens are digested a block at a time, each with the key of the block before.
+Symbolic prompts are digested a run at a time: all keys in a run lie one block apart, so that a turn
+of a session needs a few digests and no more.
 
-Where no executor tells the sampled tokens, what a request generates is its own, or what its
-workload says (the next turn of its session quotes it): nobody else can find it before it has left,
-so its blocks are registered then, and no step pays for it.
+Where the executor reports no tokens, no other request can match what a request generates before it
+has left (unless its workload says what it will generate), so these blocks are registered then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, TypeVar
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
-from pagedsim.core.memory.base import Copies, Fit, Pairs
-from pagedsim.core.memory.guard import Guard
-from pagedsim.core.memory.idle import Idle
-from pagedsim.core.memory.keys import add_keys, known_to_others, own_keys
+from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs
+from pagedsim.core.memory.eviction import Guard, Idle
 from pagedsim.core.memory.paged import PagedMemory
 from pagedsim.core.request import Request
+from pagedsim.core.symbolic_prompt import SymbolicPrompt
+
+
+def add_keys(keys: list[Hashable], request: Request, blocks: int, size: int) -> None:
+    """Add to the keys of a request's first blocks those of the next ones, up to `blocks`.
+
+    Blocks have `size` tokens, and all in them must be known.
+    """
+    prompt = request.prompt
+    if isinstance(prompt, SymbolicPrompt) and (not keys or isinstance(keys[-1], int)):
+        text, output = prompt, request._output
+        if blocks * size > len(text) and isinstance(output, SymbolicPrompt):
+            text += output
+        _add_of_runs(keys, text, min(blocks, len(text) // size), size)
+    for index in range(len(keys), blocks):
+        tokens = request.tokens(index * size, (index + 1) * size)
+        keys.append(_chained(keys[-1] if keys else b"", tokens))
+
+
+def own_keys(mark: object, blocks: Iterable[int]) -> list[Hashable]:
+    """The keys of blocks with unknown tokens, unique by this mark."""
+    return [(mark, index) for index in blocks]
+
+
+def known_to_others(key: Hashable) -> bool:
+    """Whether a block's key is made of its tokens, so that another request may have it, too."""
+    return not isinstance(key, tuple)
+
+
+def _add_of_runs(keys: list[Hashable], text: SymbolicPrompt, blocks: int, size: int) -> None:
+    """The key of a block is the name of the run in which it ends, and how far that is."""
+    if len(keys) >= blocks:
+        return
+    streams, ends, at, last = text.streams, text.ends, len(keys) * size, blocks * size
+    run = bisect_left(ends, at)
+    known = keys[-1] if keys else 0
+    assert isinstance(known, int)
+    name = known - at if keys else _name(size, 0, streams[0])
+    while True:
+        end = min(ends[run], last)
+        keys += range(name + at + size, name + end + 1, size)
+        if end == last:
+            return
+        at = end - end % size
+        name = _name(name, end, streams[run + 1])
+        run += 1
+
+
+def _name(before: int, start: int, stream: int) -> int:
+    """Of a run of a stream that begins there in a text; `before` is the name of the run before."""
+    content = b"%d %d %d" % (before, start, stream)
+    return int.from_bytes(blake2b(content, digest_size=16).digest(), "little")
+
+
+def _chained(before: Hashable, tokens: tuple[Any, ...]) -> bytes:
+    """The key of a block of these tokens after a block with that key."""
+    if isinstance(before, bytes):
+        try:
+            content = before + array("q", tokens).tobytes()
+        except (TypeError, OverflowError):  # tokens that are no numbers of 64 bits
+            content = repr((before, tokens)).encode()
+    else:
+        content = repr((before, tokens)).encode()
+    return blake2b(content, digest_size=16).digest()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -33,16 +101,17 @@ class PrefixMemory(PagedMemory):
         self, blocks: int, block_size: int = 16, cpu_blocks: int = 0, swap_bound: object = False
     ) -> None:
         super().__init__(blocks, block_size, cpu_blocks, swap_bound)
-        # The free blocks that are known; those that are not, in `_free`, are handed out before, and
-        # those that are guarded after them.
+        # Free blocks without content are in `_free` and reused first, then cached ones in order,
+        # and pinned ones last.
         self._idle = Idle(blocks)
         self._guard = Guard()
         self._key_of: list[Hashable | None] = [None] * blocks
-        self._block_of: dict[Hashable, int] = {}  # of equal blocks, the first that was registered
-        self._equals: dict[Hashable, list[int]] = {}  # the others, in their order
+        self._block_of: dict[Hashable, int] = {}  # the first block registered with each key
+        self._equals: dict[Hashable, list[int]] = {}  # the others of equal key, in order
         self._changes = 0
-        self._where: dict[Hashable, int] | None = None  # whom to tell which keys are known here,
-        self._bit = 0  # and by which bit
+        # An index of cached keys that is shared across replicas, and this cache's bit in it.
+        self._where: dict[Hashable, int] | None = None
+        self._bit = 0
 
     @property
     def cache_changes(self) -> int:
@@ -65,7 +134,7 @@ class PrefixMemory(PagedMemory):
         return [*self._free, *self._idle, *self._guard]
 
     def _is_free(self, block: int) -> bool:
-        """Whether a block that is known is held by nobody."""
+        """Whether a cached block has no owner."""
         return block in self._idle or block in self._guard
 
     def _take(self, count: int) -> list[int]:
@@ -79,11 +148,11 @@ class PrefixMemory(PagedMemory):
         return super()._take(count - more) + oldest if self._free else oldest
 
     def _evict(self, blocks: Sequence[int]) -> None:
-        """Blocks that are known are handed out to be written to."""
+        """Cached blocks are reused."""
         self._forget(blocks)
 
     def _drop(self, blocks: list[int]) -> None:
-        # The tail goes first: the beginning of a prompt is what others may share.
+        # The tail is evicted first: the beginning of a prompt is what others may share.
         if self._shared:
             blocks = [block for block in blocks if self._unreferenced(block)]
         known = [block for block in blocks if self._key_of[block] is not None]
@@ -95,7 +164,7 @@ class PrefixMemory(PagedMemory):
             self._idle.add(known)
 
     def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable]) -> None:
-        """Of these blocks those that are not known yet are known by these keys from now on."""
+        """Register blocks under these keys, unless they are registered already."""
         key_of, block_of = self._key_of, self._block_of
         for block, key in zip(blocks, keys, strict=True):
             if key_of[block] is not None:
@@ -122,7 +191,7 @@ class PrefixMemory(PagedMemory):
             self._guard.forget(blocks)
 
     def _last(self, block: int, key: Hashable) -> bool:
-        """A block is known no more by its key; whether no other is."""
+        """Unregister a block from its key; returns whether no equal block is left."""
         equals = self._equals.get(key)
         if equals is None:
             return True
@@ -135,8 +204,8 @@ class PrefixMemory(PagedMemory):
         return False
 
     def share_index(self, where: dict[Hashable, int], bit: int) -> None:
-        """From now on, `where` has of each key that is known here this bit; nobody else is told."""
-        assert self._where is None, "another index is told already"
+        """Keep this cache's `bit` in `where`, an index shared across replicas; once only."""
+        assert self._where is None, "this cache is in another index already"
         self._where, self._bit = where, bit
         self._add_to_index(self._block_of, where)
 
@@ -154,10 +223,7 @@ class PrefixMemory(PagedMemory):
     # -- keys ----------------------------------------------------------------------------------
 
     def _keys(self, request: Request, blocks: int) -> list[Hashable]:
-        """The keys of its first `blocks` blocks, each made once in its life.
-
-        A memory with other blocks, which was asked what it has of the request, made others.
-        """
+        """The keys of its first `blocks` blocks, computed once per request and block size."""
         size = self.block_size
         if request._hashed_by != size:
             request._hashes, request._hashed_by = [], size
@@ -170,13 +236,13 @@ class PrefixMemory(PagedMemory):
         return keys
 
     def _known(self, request: Request) -> int:
-        """How many of its tokens have been told, or are known beforehand."""
+        """Number of its tokens whose ids are known."""
         if request._answer is not None and not self.with_tokens:
             return request.num_tokens
         return request.prompt_len + request.sampled_count
 
     def findable(self, request: Request) -> Sequence[Hashable]:
-        """The keys of those of its blocks that a cache may have."""
+        """The keys of its blocks that a cache may have."""
         # At least one token must be computed, or there would be nothing to sample from.
         most = (request.num_tokens - 1) // self.block_size
         if request.prompt is None or (request.width > 1 and request.generated):
@@ -194,10 +260,10 @@ class PrefixMemory(PagedMemory):
         return hit
 
     def hit_may_change(self, request: Request) -> bool:
-        # Of equal blocks the first is found. Once it is handed out, the next one is, which may be
+        # The first of equal blocks is found. Once it is reused, the next one is found, which may be
         # in use already and then takes no free block. The last step may have done so.
         if self._guard.places:
-            return True  # what is guarded may be so no more
+            return True  # pinned blocks may expire
         hit = self.lookup(request)
         return bool(hit) and (
             any(self._is_free(block) and self._key_of[block] in self._equals for block in hit)
@@ -205,7 +271,7 @@ class PrefixMemory(PagedMemory):
         )
 
     def _register(self, request: Request, tokens: int) -> None:
-        """Blocks that `tokens` tokens fill can be found from now on."""
+        """Register all blocks filled by its first `tokens` tokens."""
         if request.prompt is None:
             return
         if request.width > 1:
@@ -229,11 +295,11 @@ class PrefixMemory(PagedMemory):
         return Fit.NOW if self.free - taken >= spare else Fit.LATER
 
     def _unheld(self, hit: Sequence[int]) -> int:
-        """Blocks of a hit that stand in the free list, so that they take a free block as well."""
+        """Blocks of a hit that are free, so that taking them reduces the free blocks."""
         return self._idle.among(hit) + self._guard.among(hit)
 
     def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
-        """The blocks of a hit, of which each has one more owner from now on."""
+        """Add an owner to each block of a hit; returns the blocks."""
         others = self._idle.take_out(hit)
         if self._guard.places:
             others = [block for block in others if not self._guard.gives(block)]
@@ -257,7 +323,7 @@ class PrefixMemory(PagedMemory):
             or not self.with_tokens
             or self.async_results
         ):
-            return full + 1  # if late, the tokens that fill a block are known no sooner
+            return full + 1  # with async results, tokens are known no sooner
         # A block is registered in the step that fills it, one before the next block is needed.
         return full + (request._registered >= len(request.tables[0]))
 
@@ -271,7 +337,8 @@ class PrefixMemory(PagedMemory):
     def grow(self, due: Sequence[Request], spare: int, copies: Copies, forked: bool) -> bool:
         if not self.with_tokens:
             return super().grow(due, spare, copies, forked)
-        # Which of equal blocks is found depends on who registers first: the order of the batch.
+        # The first of equal blocks to be registered is found, so register in the order of the
+        # batch.
         due = sorted(due, key=lambda request: request._seat)
         if sum(self.blocks_needed(r, r.num_tokens) for r in due) + spare > self.free:
             return False
@@ -281,13 +348,13 @@ class PrefixMemory(PagedMemory):
 
     def fork(self, request: Request, parents: Sequence[int], copies: Copies) -> None:
         super().fork(request, parents, copies)
-        if request.width == 1:  # it was one of several, whose outputs nobody looks up
+        if request.width == 1:  # it was a group, whose outputs are never looked up
             self._register(request, request.num_tokens - 1)
 
     # -- leaving -------------------------------------------------------------------------------
 
     def retract(self, request: Request, tokens: int) -> None:
-        """Nobody may find what this step was to fill and now will not."""
+        """Unregister blocks that this step was to fill and will not."""
         full = tokens // self.block_size
         for block in request.tables[0][full : request._registered]:
             own = sum(block in table for table in request.tables)
@@ -300,7 +367,7 @@ class PrefixMemory(PagedMemory):
         if self._where is not None:
             for key in self._block_of:
                 self._remove_from_index(key, self._where)
-        # They are handed out in the order in which they would have been forgotten.
+        # They are reused in the order of eviction.
         self._free = [*reversed((*self._idle, *self._guard)), *self._free]
         self._idle = Idle(self.total)
         self._guard = Guard()
@@ -345,10 +412,61 @@ class PrefixMemory(PagedMemory):
         super().check(requests)
         known = sum(self._key_of[block] is not None for block in self._free_blocks())
         if known != self.cached:
-            raise IntegrityError(f"{known} free blocks are known, {self.cached} lie with those")
+            raise IntegrityError(
+                f"{known} free blocks are registered, {self.cached} are counted as cached"
+            )
         listed = [(block, key) for key, block in self._block_of.items()]
         listed += [(block, key) for key, blocks in self._equals.items() for block in blocks]
         if sorted(block for block, _ in listed) != [*self.known_blocks()] or any(
             self._key_of[block] != key for block, key in listed
         ):
             raise IntegrityError("the prefix cache's two indexes disagree")
+
+
+K = TypeVar("K")
+
+
+class PrefixIndex:
+    """The cached prefix length of a request in each of several memories, in one walk over its keys.
+
+    Memories that override `lookup` are queried one by one.
+    """
+
+    def __init__(self, memories: Sequence[Memory]) -> None:
+        self._memories = memories
+        self._where: dict[Hashable, int] = {}
+        self._alike: defaultdict[int, list[int]] = defaultdict(list)  # places by block size
+        self._others: list[int] = []
+        for place, memory in enumerate(memories):
+            if isinstance(memory, PrefixMemory) and type(memory).lookup is PrefixMemory.lookup:
+                memory.share_index(self._where, 1 << place)
+                self._alike[memory.block_size].append(place)
+            else:
+                self._others.append(place)
+
+    def tokens(self, request: Request) -> Sequence[int]:
+        """Cached leading tokens of a request by memory, in their order."""
+        found = [0] * len(self._memories)
+        for place in self._others:
+            memory = self._memories[place]
+            found[place] = len(memory.lookup(request)) * memory.block_size
+        for size, places in self._alike.items():
+            memory = self._memories[places[0]]
+            assert isinstance(memory, PrefixMemory)
+            bits = sum(1 << place for place in places)
+            for place, blocks in depths(memory.findable(request), self._where, bits):
+                found[place] = blocks * size
+        return found
+
+
+def depths(keys: Sequence[K], where: Mapping[K, int], places: int) -> Iterable[tuple[int, int]]:
+    """For each place with a nonempty prefix of the keys, the place and the prefix's length."""
+    left, depth = places & where.get(keys[0], 0) if keys else 0, 0
+    while left:
+        depth += 1
+        here = left & where.get(keys[depth], 0) if depth < len(keys) else 0
+        gone, left = left & ~here, here
+        while gone:
+            lowest = gone & -gone
+            yield lowest.bit_length() - 1, depth
+            gone ^= lowest

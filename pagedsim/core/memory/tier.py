@@ -10,7 +10,7 @@ from pagedsim.core.errors import ConfigError, IntegrityError, require_whole, sho
 
 
 class Taken(NamedTuple):
-    """A block that was handed out to be written, and what could be found in it until then."""
+    """A block that is allocated for writing, and the key of its former content."""
 
     block: int
     key: Hashable | None
@@ -19,8 +19,8 @@ class Taken(NamedTuple):
 class Tier:
     """Blocks that are free, used (by a request that is swapped out) or cached (known by a key).
 
-    Of the cached ones the least recently used is forgotten first. One object may be given to the
-    memories of several servers: what one of them has written, all of them find.
+    The least recently used cached block is evicted first. One object may be shared by the memories
+    of several servers: what one of them has written, all of them find.
     """
 
     def __init__(self, name: str, blocks: int) -> None:
@@ -30,9 +30,9 @@ class Tier:
         self.name = name
         self.total = blocks
         self.changes = 0
-        """How often a block became known, or was forgotten."""
-        self._free: list[int] = []  # of those that were ever handed out
-        self._begun = 0  # blocks from here on never were
+        """Number of blocks that were registered or evicted so far."""
+        self._free: list[int] = []  # of those ever allocated
+        self._begun = 0  # blocks from here on were never allocated
         self._used: set[int] = set()
         self._key_of: OrderedDict[int, Hashable] = OrderedDict()  # least recently used first
         self._block_of: dict[Hashable, int] = {}
@@ -42,29 +42,29 @@ class Tier:
 
     @property
     def free(self) -> int:
-        """Blocks in which nothing is."""
+        """Empty blocks."""
         return self.total - self.used - self.cached
 
     @property
     def used(self) -> int:
-        """Blocks that somebody holds, so that they are not handed out."""
+        """Blocks in use, which cannot be allocated."""
         return len(self._used)
 
     @property
     def cached(self) -> int:
-        """Blocks whose content can be found; the oldest is handed out when none is free."""
+        """Blocks with a key; the least recently used is evicted when none is free."""
         return len(self._key_of)
 
     def uses(self, block: int) -> bool:
-        """Whether somebody holds a block."""
+        """Whether a block is in use."""
         return block in self._used
 
     def find(self, key: Hashable) -> int | None:
-        """The block that is known by `key`."""
+        """The block with `key`, or None."""
         return self._block_of.get(key)
 
     def touch(self, block: int) -> None:
-        """A cached block was used, just now."""
+        """Mark a cached block as just used."""
         self._key_of.move_to_end(block)
 
     def hold(self, block: int) -> Hashable:
@@ -94,14 +94,14 @@ class Tier:
         return taken
 
     def keep(self, block: int, key: Hashable) -> None:
-        """What a used block has got can be found from now on."""
+        """Register a used block under a key."""
         self._used.remove(block)
         self._key_of[block] = key
         self._block_of[key] = block
         self.changes += 1
 
     def give(self, block: int) -> None:
-        """Nobody needs what a used block holds."""
+        """Free a used block."""
         self._used.remove(block)
         self._free.append(block)
 

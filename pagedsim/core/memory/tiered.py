@@ -1,9 +1,9 @@
-"""A prefix cache that does not end at the GPU: what it forgets goes down, tier after tier.
+"""A prefix cache over the GPU and tiers below it: evicted blocks are written down, tier by tier.
 
-A prompt's beginning is looked up in all of them, and what is found below is loaded: a GPU block is
-taken for it and a move stands in the plan. A block that was loaded, or written down, stays where it
-was as well, until that tier needs its room. Only blocks whose tokens are known go down: what a
-request generated without reported tokens is its own, and nobody else could find it.
+A prefix is looked up in all of them, and blocks found below are loaded: each takes a GPU block, and
+its move stands in the plan. A block that was loaded, or written down, stays in its old place as
+well, until that tier needs the room. Only blocks with known tokens are written down: no other
+request could match those that were generated without reported tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Protocol
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, require_flag, unknown
 from pagedsim.core.memory.base import Move, Place
-from pagedsim.core.memory.keys import known_to_others
-from pagedsim.core.memory.prefix import PrefixMemory
+from pagedsim.core.memory.prefix import PrefixMemory, known_to_others
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.request import Request
 
@@ -26,7 +25,7 @@ WRITES = ("evicted", "through")
 
 
 class LoadPrices(Protocol):
-    """What it takes to have tokens on the GPU again; both in seconds."""
+    """Prices of getting tokens back onto the GPU, in seconds."""
 
     def recompute_seconds(self, tokens: int) -> float:
         """Time to prefill `tokens` tokens."""
@@ -69,7 +68,7 @@ class TieredMemory(PrefixMemory):
         self._swapping = self.tiers if require_flag("spill", spill) else self.tiers[:1]
         self.cpu_total = sum(tier.total for tier in self._swapping)
         self._moves: list[Move] = []
-        self._given: list[int] = []  # places whose content a step may still have to read
+        self._given: list[int] = []  # places that a step may still have to read
         self._learned: dict[int, Hashable] = {}  # GPU blocks, since the last drain
         self._unwritten: dict[int, Hashable] = {}  # and those before, which the GPU holds by now
 
@@ -109,11 +108,11 @@ class TieredMemory(PrefixMemory):
         return None
 
     def _level(self, found: int) -> int:
-        """Where a block of a hit lies."""
+        """The level of a block of a hit."""
         return 0 if found < self.total else self.place(found - self.total).level
 
     def _worth(self, prices: LoadPrices, hit: Sequence[int]) -> int:
-        """How many blocks of a hit to take, so that it costs least to have all of them."""
+        """The number of leading blocks of a hit whose use costs least."""
         best = taken = 0
         most = 0.0
         loads: Counter[int] = Counter()
@@ -138,7 +137,7 @@ class TieredMemory(PrefixMemory):
     def _claimed(self, hit: Sequence[int]) -> Sequence[int]:
         super()._claimed([found for found in hit if found < self.total])
         below = [found for found in hit if found >= self.total]
-        # Who makes room on the GPU for them pushes others down, and must not push these out.
+        # Evictions that make room on the GPU are written down, and must not overwrite these.
         places = [self.place(found - self.total) for found in below]
         keys = [self.tiers[place.level - 1].hold(place.block) for place in places]
         blocks = self._take(len(below))
@@ -175,7 +174,7 @@ class TieredMemory(PrefixMemory):
                 tier.touch(there)
                 return
             if (taken := tier.take()) is None:
-                continue  # it is full of what is swapped out
+                continue  # it is full of swapped requests
             target = Place(lower, taken.block)
             if taken.key is not None:
                 self._write(lower + 1, target, taken.key)

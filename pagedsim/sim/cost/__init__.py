@@ -1,6 +1,6 @@
 """How long a step takes: from data sheets, from a fit, or from a recording."""
 
-from pagedsim.core.compiled import apart
+from pagedsim.core.compiled import own_abc_registry
 from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term
 from pagedsim.sim.cost.decodes import Decodes
 from pagedsim.sim.cost.fitted import Coefficients, Fitted
@@ -22,4 +22,4 @@ __all__ = [
     "Term",
 ]
 
-apart(CostModel)
+own_abc_registry(CostModel)

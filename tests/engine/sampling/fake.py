@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Continuation, Request, SamplingParams, StepPlan
-from pagedsim.core.prefill import rebuilds
+from pagedsim.core.plan import rebuilds
 from pagedsim.engine.answer import Answers, Question
 from pagedsim.engine.output import RequestOutput
 from pagedsim.engine.sampler import Sampler

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from pagedsim.core import Admitted, Arrived, Event, Left, Policy, Preempted, Request, ServerState
 from pagedsim.core.policy import RankChanges
-from pagedsim.core.ranking import Order
 from pagedsim.core.request import State
-from pagedsim.core.waiting import Queue
+from pagedsim.core.waiting_queue import Order, Queue
 
 
 @dataclass(frozen=True)

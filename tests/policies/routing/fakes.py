@@ -63,7 +63,7 @@ class Fleet(Replicas):
     """Who else is alive."""
 
     @property
-    def everybody(self) -> Sequence[Replica]:
+    def all_replicas(self) -> Sequence[Replica]:
         return [*self.fakes, *self.others]
 
     @overload

@@ -9,7 +9,7 @@ import pytest
 
 from pagedsim.build import make_memory, make_router, make_scheduler
 from pagedsim.core import Request, SamplingParams
-from policies.routing.seconds import prefill_backlog
+from policies.routing.simple import prefill_backlog
 from tests.policies.routing.fakes import Fake, Fleet, fleet, named
 
 

@@ -1,59 +1,49 @@
-"""Blocks that are held here for requests that are elsewhere.
+"""KV blocks reserved on this server for requests in migration.
 
-A request may go on at another scheduler with its keys and values. Its blocks stay where they were
-until they have been read, and there must be room where it goes before they come. So for a while
-it has memory in two places, of which one at most is in its own tables: elsewhere a stand-in owns
-what is held for it.
+A request may continue at another scheduler with its keys and values. Its blocks stay allocated at
+the source until they are copied, and the target must have room before they arrive. So for a while
+the request has memory in two places, of which one at most is in its own tables: at the other a
+placeholder owns the blocks.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from pagedsim.core.memory import Memory
 from pagedsim.core.request import Request, RequestId
 
 
-class KVTransfer(NamedTuple):
-    """Keys and values that are to be brought to a scheduler."""
-
-    tokens: int
-    blocks: int
-    """Of the scheduler to which they come, the last one perhaps filled in part."""
-
-
 class Placeholder(Request):
-    """Owns blocks for a request, and looks like it to the memory. It is in no queue."""
+    """Owns blocks for a request, and equals it for the memory. It is in no queue."""
 
-    __slots__ = ("kept", "of")
+    __slots__ = ("kept", "request")
 
-    def __init__(self, of: Request, order: int, kept: bool = False) -> None:
+    def __init__(self, request: Request, order: int, kept: bool = False) -> None:
         """`kept`: the blocks are those that the request had here."""
-        super().__init__(of.id, of.prompt_len, of.params, answer=of._answer)
-        self.of = of
+        super().__init__(request.id, request.prompt_len, request.params, answer=request._answer)
+        self.request = request
         self.kept = kept
-        self.prompt = of.prompt
+        self.prompt = request.prompt
         self._order = order
-        self._mark = of._mark = of._mark or object()  # its own blocks are the same everywhere
+        self._mark = request._mark = request._mark or object()
         self.follow()
 
     def follow(self) -> None:
-        """Be as long as the request is by now."""
-        self._generated = self.of.generated
-        self.outputs = self.of.outputs
+        """Take over the request's current length."""
+        self._generated = self.request.generated
+        self.outputs = self.request.outputs
 
 
 class MigrationReservations:
-    """The stand-ins of one scheduler."""
+    """The placeholders of one scheduler."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.placeholders: dict[RequestId, Placeholder] = {}
-        self.asking: dict[RequestId, Placeholder] = {}  # of these, who lacks memory
-        self.standing: dict[RequestId, Placeholder] = {}  # who has all of it, and lacks a seat
+        self.awaiting_memory: dict[RequestId, Placeholder] = {}
+        self.awaiting_seat: dict[RequestId, Placeholder] = {}  # with all of their memory
 
     def keep(self, request: Request) -> Placeholder:
-        """A request goes, and its blocks stay."""
+        """Keep the blocks of a request that is detached."""
         placeholder = Placeholder(request, request._order, kept=True)
         placeholder._prefilled = request.computed
         _pass_blocks(request, placeholder)
@@ -61,7 +51,7 @@ class MigrationReservations:
         return placeholder
 
     def expect(self, request: Request, order: int) -> Placeholder:
-        """A request is to come; whoever stands in for it has no blocks yet."""
+        """A placeholder without blocks for a request that is to be attached."""
         placeholder = self.placeholders[request.id] = Placeholder(request, order)
         return placeholder
 
@@ -70,7 +60,7 @@ class MigrationReservations:
         return sum(map(len, placeholder.tables)) >= self.memory.blocks_for(tokens)
 
     def fill(self, placeholder: Placeholder, tokens: int, margin: int) -> bool:
-        """Give it blocks for `tokens` tokens if that leaves `margin` of them free."""
+        """Allocate blocks for `tokens` tokens if that leaves `margin` blocks free."""
         memory = self.memory
         hit = () if placeholder.tables else memory.lookup(placeholder)[: memory.blocks_for(tokens)]
         if not memory.holds(placeholder, tokens, margin, hit):
@@ -78,27 +68,27 @@ class MigrationReservations:
         if not placeholder.tables:
             placeholder._prefilled = len(hit) * memory.block_size
         memory.hold(placeholder, tokens, hit)
-        self.asking.pop(placeholder.id, None)
+        self.awaiting_memory.pop(placeholder.id, None)
         return True
 
-    def hand_out(self, placeholder: Placeholder) -> None:
-        """The request has come, or is back: the blocks are its own."""
+    def hand_over(self, placeholder: Placeholder) -> None:
+        """Pass the blocks to the request, which is attached."""
         self._forget(placeholder)
-        _pass_blocks(placeholder, placeholder.of)
+        _pass_blocks(placeholder, placeholder.request)
 
     def drop(self, placeholder: Placeholder) -> None:
-        """Nothing is held for the request any more."""
+        """Free the blocks held for a request."""
         self._forget(placeholder)
         self.memory.release(placeholder)
 
     def _forget(self, placeholder: Placeholder) -> None:
         del self.placeholders[placeholder.id]
-        self.asking.pop(placeholder.id, None)
-        self.standing.pop(placeholder.id, None)
+        self.awaiting_memory.pop(placeholder.id, None)
+        self.awaiting_seat.pop(placeholder.id, None)
 
 
 def _pass_blocks(giver: Request, taker: Request) -> None:
-    """All that a memory knows of a request goes over to another."""
+    """Move all state that a memory keeps in a request to another."""
     taker.tables, giver.tables = giver.tables, ()
     taker._hashes, giver._hashes = giver._hashes, []
     taker._hashed_by = giver._hashed_by

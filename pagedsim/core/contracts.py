@@ -1,8 +1,7 @@
-"""Check every answer of a user's own part against a table of what its hooks may answer.
+"""Run-time checks of the values returned by hooks of user-defined components.
 
-The checks are built into the part once, when it is made: its class becomes a subclass of the same
-name in which each hook that the user has overridden checks what it returns. Parts of pagedsim
-itself stay as they are and pay nothing.
+They are installed once, when a component is built: its class becomes a subclass of the same name in
+which each overridden hook checks its return value. pagedsim's own components are left unchanged.
 """
 
 from __future__ import annotations
@@ -17,38 +16,38 @@ from typing import Any, Final, TypeVar
 from pagedsim.core.batching import Batching
 from pagedsim.core.errors import AnswerError, ConfigError, is_whole, plain, printed
 from pagedsim.core.memory import Fit, Memory, Move, Place, Tier, Usage
-from pagedsim.core.policy_validation import refuse_signatures
+from pagedsim.core.policy_validation import refuse_renamed, refuse_signatures
 
 T = TypeVar("T")
 
 _MARK: Final = "_vetted"
 WRONG: Final = object()
-"""What a rule reads from an answer that is not allowed."""
+"""The result of a rule for an invalid value."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a hook may answer."""
+    """The valid values of a hook."""
 
     allowed: str
-    """As an error says it, formatted with the hook's arguments and with the `part`."""
+    """The text of an error, formatted with the hook's arguments and the `part`."""
     read: Callable[[Any, Any, Sequence[Any]], Any]
-    """The answer as the caller uses it, or WRONG; of the part, its answer and the arguments."""
+    """Returns the value for the caller, or WRONG; gets the part, the value and the arguments."""
 
-    def checked(self, part: Any, hook: str, answer: Any, asked: Sequence[Any]) -> Any:
-        """The answer as the caller uses it; AnswerError unless it is allowed."""
-        value = self.read(part, plain(answer), asked)
+    def checked(self, part: Any, hook: str, answer: Any, passed: Sequence[Any]) -> Any:
+        """The value for the caller; AnswerError unless it is valid."""
+        value = self.read(part, plain(answer), passed)
         if value is WRONG:
             raise AnswerError(
                 f"{type(part).__name__}.{hook} gave {printed(answer)}: "
-                f"must be {self.allowed.format(*asked, part=part)}"
+                f"must be {self.allowed.format(*passed, part=part)}"
             )
         return value
 
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """The rules of a kind of part, by hook; hooks that answer nothing have none.
+    """The rules of a kind of component by hook; hooks without a return value have none.
 
     Names that are not members of `base` are attributes that its `__init__` sets.
     """
@@ -66,11 +65,12 @@ def vet(part: T, contract: Contract) -> T:
     kind: Any = type(part)
     if is_ours(kind) or _MARK in vars(kind):
         return part
+    refuse_renamed(part, contract.base)
     refuse_signatures(part, contract.base)
     for name, rule in contract.rules.items():
         stated, own = getattr(contract.base, name, None), getattr(kind, name, None)
         if callable(stated) or isinstance(own, property):
-            continue  # asked later
+            continue  # checked when it is called
         value = getattr(part, name, WRONG)
         where = f"{kind.__name__}.{name}"
         if value is WRONG:
@@ -102,11 +102,11 @@ def _checked(kind: Any, contract: Contract) -> type:
     """A subclass of the user's class, of the same name, that checks the hooks it overrides."""
 
     def method(hook: str, rule: Rule) -> Callable[..., Any]:
-        def ask(part: Any, *asked: Any, **named: Any) -> Any:
-            answer = getattr(super(made, part), hook)(*asked, **named)
-            return rule.checked(part, hook, answer, (*asked, *named.values()))
+        def call(part: Any, *passed: Any, **named: Any) -> Any:
+            answer = getattr(super(made, part), hook)(*passed, **named)
+            return rule.checked(part, hook, answer, (*passed, *named.values()))
 
-        return ask
+        return call
 
     def attribute(hook: str, rule: Rule) -> property:
         return property(lambda part: rule.checked(part, hook, getattr(super(made, part), hook), ()))
@@ -131,9 +131,9 @@ def _checked(kind: Any, contract: Contract) -> type:
 
 
 def rule(allowed: str, fine: Callable[[Any], bool], none: bool = False) -> Rule:
-    """A rule for answers that are used as they are; with `none`, None is another of them."""
+    """A rule for values that are used unchanged; with `none`, None is valid, too."""
 
-    def read(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+    def read(part: Any, answer: Any, passed: Sequence[Any]) -> Any:
         return answer if (none and answer is None) or fine(answer) else WRONG
 
     return Rule(f"{allowed}, or None" if none else allowed, read)
@@ -148,7 +148,7 @@ def whole(least: int, none: bool = False) -> Rule:
     return rule(f"a whole number of at least {least}", fine, none)
 
 
-def _flag(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+def _flag(part: Any, answer: Any, passed: Sequence[Any]) -> Any:
     return bool(answer) if isinstance(answer, Real) and answer in (0, 1) else WRONG
 
 
@@ -158,22 +158,22 @@ SWITCH = rule("true or false", lambda value: isinstance(value, bool))
 WHY = rule("a text that says why", lambda answer: isinstance(answer, str) and answer != "", True)
 
 
-def _share(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+def _share(part: Any, answer: Any, passed: Sequence[Any]) -> Any:
     return answer if is_whole(answer) and 0 <= answer <= part.total else WRONG
 
 
-def _blocks(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+def _blocks(part: Any, answer: Any, passed: Sequence[Any]) -> Any:
     fine = _all(answer, lambda one: is_whole(one) and 0 <= one < part.total)
     return tuple(map(int, answer)) if fine else WRONG
 
 
-def _known(part: Any, answer: Any, asked: Sequence[Any]) -> Any:
+def _known(part: Any, answer: Any, passed: Sequence[Any]) -> Any:
     blocks = tuple(answer) if isinstance(answer, Iterable) else answer  # it may be a generator
-    return _blocks(part, blocks, asked)
+    return _blocks(part, blocks, passed)
 
 
 def _all(answer: Any, fine: Callable[[Any], bool]) -> bool:
-    """Whether an answer is a sequence of nothing else."""
+    """Whether a value is a sequence whose elements are all `fine`."""
     a_list = isinstance(answer, Sequence) and not isinstance(answer, (str, bytes))
     return a_list and all(fine(one) for one in answer)
 
