@@ -1,6 +1,6 @@
 """Drives our scheduler through a recorded or generated workload, and compares step by step.
 
-A step is a dictionary with the fields of data/README.md, whoever produced it: vLLM, one of the
+A step is a dictionary with the fields of data/README.md, from any source: vLLM, one of the
 oracles, or ours.
 """
 
@@ -92,8 +92,8 @@ def drive(workload: Workload, glide: bool = False, check_every: int = 1) -> Iter
             plan = plan or scheduler.plan(now)
             step = {"step": now} | record(scheduler, plan)
             finished: list[Request] = []
-            nobody_comes = not coming or coming[0][0] > now + 1
-            if glide and nobody_comes and scheduler.uneventful(plan, 1):
+            no_arrival = not coming or coming[0][0] > now + 1
+            if glide and no_arrival and scheduler.uneventful(plan, 1):
                 plan = plan if scheduler.fast_forward(plan, now + 1) else None
             else:
                 finished = scheduler.commit(plan, now + 1, sampled(plan) if tells else None)

@@ -126,7 +126,7 @@ class OracleV1:
     def preempt(self, victim: Seq) -> None:
         """Take all its blocks; it waits at the front, or where its priority puts it.
 
-        A victim that was already scheduled in this step has registered blocks that nobody will
+        A victim that was already scheduled in this step has registered blocks that no step will
         compute. vLLM leaves them in the cache, pagedsim takes them out (`unlearn`).
         """
         if self.unlearn:

@@ -1,8 +1,8 @@
 """Random workloads, decided step by step by ours and by an oracle that knows vLLM's rules alone.
 
-One difference is meant, and the V1 oracle is told of it (`unlearn`): a victim that was already
+One difference is meant, and the V1 oracle follows it (`unlearn`): a victim that was already
 scheduled in this step has the blocks that it registered in this step taken out of the prefix
-cache, since nobody will compute them; vLLM leaves them in. workloads.py says what else is left
+cache, since they will not be computed; vLLM leaves them in. workloads.py says what else is left
 out, and why.
 """
 

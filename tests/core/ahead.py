@@ -20,7 +20,7 @@ class Flight(NamedTuple):
 
 
 class AheadRun(Run):
-    """The device computes and samples at once, and knows its own tokens; who plans is told late."""
+    """The device computes and samples at once; the scheduler gets its tokens late."""
 
     ahead = True
 
@@ -34,7 +34,7 @@ class AheadRun(Run):
 
     def go(self) -> Run:
         super().go()
-        if self.flight is not None:  # with it somebody was computed who had ended
+        if self.flight is not None:  # with it a request was computed that had ended
             self._tell(self.flight)
         return self
 
@@ -64,7 +64,7 @@ class AheadRun(Run):
         planned = {*plan.decodes, *(chunk.request for chunk in plan.chunks)}
         assert not self.ended & {request.id for request in planned}, "computed after their end"
         for request in plan.decodes:
-            assert not self._full(request), f"{request!r} cannot go on, as everybody knew"
+            assert not self._full(request), f"{request!r} cannot go on, as was known"
         answers = {r.id: self._continue(r) for r in self._sampling(plan)}
         finished = self._finished(plan)
         parents = None

@@ -180,7 +180,7 @@ class Job:
     gap: int = 0
     """Steps after the job before it."""
     stream: int | None = None
-    """Whose text it is; None: nobody knows its tokens."""
+    """The author of its text; None: its tokens are unknown."""
     priority: int = 0
     predicted: int = 0
     limited: bool = False
@@ -260,7 +260,7 @@ _ABORTS = _up_to(3, st.tuples(_whole(0, 40), _whole(0, 6)))
 @st.composite
 def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
     server = draw(servers(batching, memory))
-    # A prefix cache lives by what it is told.
+    # A prefix cache depends on reported tokens.
     tells = draw(_one_of(True, True, False) if memory in ("prefix", "tiered") else _truth)
     longest = server.max_model_len or server.reserved_len or server.blocks * server.block_size
     # Cases of one kind reach what a mixture of all kinds seldom does.

@@ -117,7 +117,7 @@ class Server:
         return [self.step() for _ in range(count)]
 
     def drain(self, limit: int = 1000) -> list[str]:
-        """Step until nobody is left; everyone that finished, in order."""
+        """Step until no request is left; all that finished, in order."""
         ended: list[str] = []
         for _ in range(limit):
             if not self.scheduler.unfinished:

@@ -45,7 +45,7 @@ class Aging(Policy):
 
 
 class RandomVictims(Policy):
-    """Anybody may have to yield, but the oldest only where nobody else is left."""
+    """Any request may be the victim, but the oldest only if it is the only one."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)

@@ -44,7 +44,7 @@ class Run:
     """
 
     ahead = False
-    """Whether steps are planned before the one before is told of."""
+    """Whether steps are planned before the one before is completed."""
 
     def __init__(
         self, case: Case, glides: bool = False, scheduler: Scheduler | None = None
@@ -72,7 +72,7 @@ class Run:
             self._arrivals[str(index)] = (at, job)
 
     def go(self) -> Run:
-        """Until nobody is left."""
+        """Until no request is left."""
         while self.advance():
             pass
         self.audit_end()
@@ -145,7 +145,7 @@ class Run:
         return False
 
     def _undisturbed(self) -> bool:
-        """Whether nobody arrives or aborts before the next plan."""
+        """Whether no request arrives or is aborted before the next plan."""
         aborts = any(moment // 2 == self.steps for moment, _ in self.case.aborts)
         arrives = any(at <= self.steps + 1 for at, _ in self._arrivals.values())
         return not (aborts or arrives)
@@ -287,7 +287,7 @@ class Run:
         assert plan.swapped_blocks == len(plan.swap_out) + len(plan.swap_in)
         assert all(chunk.length > 0 for chunk in chunks)
         planned = {*decodes, *(chunk.request for chunk in chunks)}
-        assert planned <= self.scheduler.running.keys(), "work for somebody who does not run"
+        assert planned <= self.scheduler.running.keys(), "work for a request that does not run"
 
     def _audit_budget(self, plan: StepPlan) -> None:
         if self.case.server.batching == "unified":
@@ -308,7 +308,7 @@ class Run:
             self._audit_request(known)
         self.stalled = 0 if advanced else self.stalled + 1
         self.longest_stall = max(self.longest_stall, self.stalled)
-        assert self.stalled <= self.patience, f"nobody advanced in {self.stalled} steps"
+        assert self.stalled <= self.patience, f"no request advanced in {self.stalled} steps"
 
     def _audit_request(self, known: Known) -> None:
         request = known.request
@@ -353,7 +353,7 @@ class Run:
         self._audit_usage(memory)
         running = [*scheduler.running, *scheduler.queues.leaving]
         places = Counter([*scheduler.waiting, *running, *scheduler.swapped])
-        assert places == Counter(alive), "somebody is not in one queue"
+        assert places == Counter(alive), "a request is not in exactly one queue"
 
     def _audit_usage(self, memory: Memory) -> None:
         scheduler = self.scheduler
@@ -367,7 +367,7 @@ class Run:
         assert len(self.known) == len(self.case.jobs)
         assert scheduler.memory.free == scheduler.memory.total
         assert scheduler.memory.cpu_free == scheduler.memory.cpu_total
-        assert not scheduler.queues.copies, "copies are pending for nobody"
+        assert not scheduler.queues.copies, "copies are pending for no request"
         scheduler.memory.drain()  # gives back what was swapped out to the end
         assert not any(tier.used for tier in scheduler.memory.tiers)
         if isinstance(scheduler.policy, Counting):
@@ -381,9 +381,9 @@ def _lines(request: Request, answer: int | Continuation) -> tuple[Sequence[int],
 
 
 def patience(case: Case, scheduler: Scheduler) -> int:
-    """Steps within which somebody must get a token or leave, once nobody arrives.
+    """Steps within which a request must get a token or leave, once none arrives.
 
-    Of those that run, the first in rank is robbed by nobody: in each step it computes a chunk of
+    Of those that run, the first in rank is never preempted: in each step it computes a chunk of
     at most the budget, or decodes. While it waits for room, the work of another may be done and
     lost to it, hence twice. To the steps of computing come one each for giving way, for being
     admitted or rebuilt, and for the empty step of a lone request that preempted itself.

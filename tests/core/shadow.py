@@ -51,7 +51,7 @@ class Shadow:
         self._names: dict[tuple[int, Hashable], int] = beside._names if beside else {}
 
     def add(self, request: Request) -> None:
-        """A newcomer. Tokens that nobody knows are its own."""
+        """A new request. Unknown tokens are its own."""
         own = [(request.id, position) for position in range(request.prompt_len)]
         tokens: Sequence[Hashable] = request.prompt or own
         line: list[int] = []
@@ -76,7 +76,7 @@ class Shadow:
     # -- one step --------------------------------------------------------------------------------
 
     def execute(self, plan: StepPlan) -> None:
-        """Carry a plan out in its own order; AssertionError where somebody would read rubbish."""
+        """Carry a plan out in its own order; AssertionError for a read of invalid content."""
         copies = [(source, target) for target, source in plan.copies.items()]
         moves = {
             "swap_out": (self.gpu, self.cpu, plan.swap_out),
@@ -147,7 +147,7 @@ class Shadow:
     # -- between steps ---------------------------------------------------------------------------
 
     def scrub(self, alive: Iterable[Request], pending: Copies) -> None:
-        """Empty every block that nobody may use again, so that stale content is not right by luck.
+        """Empty every block that no request may use again, so that stale content is never right.
 
         What the next step is to copy is kept, and the prefix cache: finding it is its purpose.
         """

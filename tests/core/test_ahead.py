@@ -1,4 +1,4 @@
-"""The scheduler's invariants hold where steps are planned before the last is told of."""
+"""The scheduler's invariants hold with steps planned before the last is completed."""
 
 from __future__ import annotations
 

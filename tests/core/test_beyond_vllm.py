@@ -113,7 +113,7 @@ def test_an_urgent_newcomer_does_so_whenever_its_rank_was_taken() -> None:
 # Prefill first, now and then
 
 
-def test_after_an_admission_nobody_is_let_in_for_some_decode_steps() -> None:
+def test_after_an_admission_none_follows_for_some_decode_steps() -> None:
     """lightllm's max_wait_tokens: looked for after so many steps, then at each until one comes."""
     server = Server(batching=PrefillFirst(0.0, max_wait_tokens=2))
     server.add("a", 4)
@@ -306,7 +306,7 @@ def test_abort_frees_everything_at_any_moment(
     assert {("waiting", False), ("prefilling", False), ("decoding", False), lost} <= seen
 
 
-def test_nobody_finds_what_an_aborted_request_was_to_compute() -> None:
+def test_blocks_that_an_aborted_request_was_to_compute_are_not_found() -> None:
     server = Server(cache=True)
     server.add("a", range(8))
     plan = server.plan()
@@ -327,7 +327,7 @@ def test_nothing_is_copied_into_the_blocks_of_an_aborted_group() -> None:
     assert server.step() == {"prefill": {"b": 4}}
 
 
-def test_abort_of_everybody_while_a_step_runs() -> None:
+def test_abort_of_all_while_a_step_runs() -> None:
     server = Server(8, batching="unified", budget=8)
     for name in "abc":
         server.add(name, 6)
@@ -406,7 +406,7 @@ def test_who_loses_its_place_in_a_static_batch_leads_the_next(preemption: str) -
         assert server.step() == {"prefill": {"b": 7, "c": 4}, "finished": ["b", "c"]}
 
 
-def test_a_static_batch_takes_the_most_urgent_but_displaces_nobody() -> None:
+def test_a_static_batch_takes_the_most_urgent_but_displaces_none() -> None:
     server = Server(batching="static", policy=Priority(displace=False), max_seqs=1)
     server.add("a", 4, priority=5, output=2)
     server.add("b", 4, priority=1, output=2)
@@ -451,14 +451,14 @@ def test_whether_an_urgent_request_pushes_out_a_running_one(
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
 def test_with_a_plain_yes_or_no_arrivals_take_their_place_at_once(batching: str) -> None:
-    """Where vLLM 0.6.6 admits a first, since it sorts only in steps that admit nobody."""
+    """Where vLLM 0.6.6 admits a first, since it sorts only in steps that admit none."""
     server = Server(batching=batching, policy=Priority(displace=True), max_seqs=1)
     server.add("a", 4, priority=5)
     server.add("u", 4, priority=1)
     assert server.step() == {"prefill": {"u": 4}}
 
 
-def test_nobody_is_displaced_for_what_is_then_rejected() -> None:
+def test_no_request_is_displaced_for_one_that_is_then_rejected() -> None:
     server = Server(batching="unified", policy=Priority(displace=True))
     server.add("a", 4, priority=5)
     server.step()
@@ -466,7 +466,7 @@ def test_nobody_is_displaced_for_what_is_then_rejected() -> None:
     assert "displaced" not in server.step()
 
 
-def test_nobody_is_displaced_for_whom_the_policy_does_not_admit() -> None:
+def test_no_request_is_displaced_for_one_that_the_policy_does_not_admit() -> None:
     class Gate(Priority):
         def admit(self, request: Request, state: ServerState) -> bool:
             return request.client != "banned"
@@ -631,7 +631,7 @@ def test_keep_is_not_asked_where_there_is_nothing_to_choose() -> None:
     assert server.step() == {"decode": ["a"], "preempted": ["b"]}
 
 
-def test_victim_may_be_anybody_who_runs() -> None:
+def test_victim_may_be_any_running_request() -> None:
     class First(Policy):
         def choose_victim(
             self, running: Sequence[Request], needy: Request, state: ServerState
@@ -646,20 +646,20 @@ def test_victim_may_be_anybody_who_runs() -> None:
 
 
 def test_displaces_is_asked_only_of_a_policy_that_displaces() -> None:
-    class Everybody(Policy):
+    class AnyRunning(Policy):
         def __init__(self, displacing: bool) -> None:
             self.displacing = displacing
 
         def may_preempt(self, waiting: Request, running: Request, state: ServerState) -> bool:
             return waiting.id == "u"
 
-    server = Server(policy=Everybody(True), max_seqs=1)
+    server = Server(policy=AnyRunning(True), max_seqs=1)
     server.add("a", 4)
     server.step()
     server.add("u", 4)
     assert server.step()["displaced"] == ["a"]
-    with pytest.raises(ConfigError, match=r"^Everybody overrides may_preempt, which is never"):
-        Server(policy=Everybody(False))
+    with pytest.raises(ConfigError, match=r"^AnyRunning overrides may_preempt, which is never"):
+        Server(policy=AnyRunning(False))
 
 
 def test_a_policy_without_hooks_is_first_come_first_served() -> None:

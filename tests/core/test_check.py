@@ -25,7 +25,7 @@ from policies.preemption import Recompute, Swap
 
 
 class Busy:
-    """A server with somebody in every place.
+    """A server with a request in every place.
 
     `group` (two sequences) and `solo` decode, `long` is in the middle of its prompt, and `late`
     waits. `away` was pushed out by `long`: to the CPU, or where memory cannot swap, to waiting.
@@ -375,7 +375,7 @@ def loses_a_reservation(busy: Busy) -> None:
     busy.reserved._sizes.pop(busy.solo.tables[0][0])
 
 
-def keeps_a_reservation_of_nobody(busy: Busy) -> None:
+def keeps_a_reservation_without_a_request(busy: Busy) -> None:
     assert busy.reserved._buddy.take(4) is not None
     busy.reserved._sizes[127] = 4
 
@@ -396,7 +396,7 @@ def gives_back_what_is_held(busy: Busy) -> None:
     ("plant", "named"),
     [
         (loses_a_reservation, r"reservations .* are counted, requests hold"),
-        (keeps_a_reservation_of_nobody, r"reservations .* are counted, requests hold"),
+        (keeps_a_reservation_without_a_request, r"reservations .* are counted, requests hold"),
         (lengthens_a_reservation, r"reservations .* are counted, requests hold"),
         (takes_without_noting, r"buddy allocator: .* leaked"),
         (gives_back_what_is_held, r"buddy allocator: .* given out twice"),

@@ -167,7 +167,7 @@ def test_a_watermark_of_all_blocks(watermark: float) -> None:
         ),
     ],
 )
-def test_limits_that_serve_nobody(settings: dict[str, Any], message: str) -> None:
+def test_limits_that_serve_no_request(settings: dict[str, Any], message: str) -> None:
     with says(ConfigError, message):
         make_scheduler(memory=PagedMemory(4), **settings)
 

@@ -100,7 +100,7 @@ def test_beams_that_change_places_copy_nothing() -> None:
     server.commit(plan, {"a": Continuation((12, 22))})
 
 
-def test_a_sequence_that_nobody_continues_ends_and_gives_its_seat_and_blocks_back() -> None:
+def test_a_sequence_without_children_ends_and_gives_its_seat_and_blocks_back() -> None:
     server = Server(blocks=8, max_seqs=3)
     a = server.add("a", 6, n=3)
     server.step({"a": Continuation((1, 2, 3))})
@@ -260,7 +260,7 @@ def test_a_group_that_yields_while_it_is_rebuilt_loses_what_it_had_rebuilt() -> 
     server.steps(6)
     assert (a.recomputed_tokens, a.computed) == (14, 0)
     plan = server.plan()
-    assert server.scheduler.queues.preempt(plan, a) == 3  # for somebody who needs its memory
+    assert server.scheduler.queues.preempt(plan, a) == 3  # for a request that needs its memory
     assert a.recomputed_tokens == 14 + 11
 
 

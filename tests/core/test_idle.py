@@ -11,7 +11,7 @@ TOTAL = 12
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "pop", "take_out"]), st.randoms()), max_size=30))
-def test_it_is_a_queue_from_which_anybody_may_be_taken(moves: list[tuple[str, Random]]) -> None:
+def test_it_is_a_queue_from_which_any_block_may_be_taken(moves: list[tuple[str, Random]]) -> None:
     idle, queue, held = Idle(TOTAL), list[int](), list(range(TOTAL))
     for move, random in moves:
         some = random.sample(range(TOTAL), random.randrange(TOTAL + 1))

@@ -46,7 +46,7 @@ def test_gliding_over_quiet_steps_changes_nothing(
 
 
 def compare_gliding(case: Case) -> None:
-    """Where nothing is told, the scheduler may skip steps in which it could decide nothing."""
+    """Without reported tokens, the scheduler may skip steps in which it has nothing to decide."""
     untold = replace(case, tells_tokens=False, beams=False, ends="hidden")
     assert Run(untold, glides=True).go().trace == Run(untold).go().trace
 
@@ -60,7 +60,7 @@ def test_a_lone_sequence_learns_its_blocks_as_soon_when_steps_are_skipped() -> N
 
 PAIR = Job(4, 11, width=2)
 ONCE_BROKEN = {
-    "whoever lacked memory was the one to yield, and took it back": Case(
+    "the request that lacked memory was the victim, and took it back": Case(
         Server(
             "prefix",
             26,
@@ -80,7 +80,7 @@ ONCE_BROKEN = {
         ),
         tells_tokens=True,
     ),
-    "nobody is held back from a step without decodes": Case(
+    "no request is held back from a step without decodes": Case(
         Server("paged", 40, 4, "unified", "priority", displace=True, max_batched_tokens=4),
         (Job(3, 9, priority=5), Job(12, 2, gap=2, priority=1)),
     ),
@@ -148,7 +148,7 @@ ONCE_BROKEN = {
         Server(*("paged", 2, 4, "unified", "priority", True, "swap"), cpu_blocks=2, max_seqs=2),
         (Job(2, 3, width=2, priority=5), Job(2, 1, width=2, gap=1, priority=1)),
     ),
-    "whoever lost its room to this step's growth displaces in the next": Case(
+    "a request that lost its room to this step's growth displaces in the next": Case(
         Server(
             *("paged", 7, 4, "unified", "priority", True, "swap"),
             cpu_blocks=1,
@@ -240,4 +240,4 @@ def assert_made(moves: set[str], some: st.SearchStrategy[Case], kind: type[Run])
 
     with contextlib.suppress(NoSuchExample):
         find(some, made, settings=UNTIL_FOUND)
-    assert not missing, "nobody made these moves"
+    assert not missing, "no run made these moves"

@@ -89,7 +89,7 @@ def test_blocks_of_other_sizes_have_other_keys() -> None:
     assert not set(keys_of(request, 16)) & set(keys_of(request, 32))
 
 
-def test_what_nobody_knows_is_of_its_own() -> None:
+def test_unknown_tokens_have_keys_of_their_own() -> None:
     request = Request(1, [1, 2, 3, 4])
     made = [*keys_of(request, 2), *own_keys(object(), range(2, 4)), *own_keys(object(), range(2))]
     assert len(set(made)) == 6

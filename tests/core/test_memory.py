@@ -139,7 +139,7 @@ def test_a_beam_that_ends_gives_up_only_its_own_references() -> None:
     server.step({"a": Continuation((3, 4))})
     assert a.tables == [[0, 2], [0, 1]]
     server.step({"a": Continuation((5, 6), parents=(1, 1))})
-    assert a.tables == [[0, 1], [0, 1]]  # nobody went on from block 2
+    assert a.tables == [[0, 1], [0, 1]]  # no sequence continued block 2
     assert server.free == 6
     plan = server.plan()
     assert plan.copies == {}  # 8 tokens are stored: the tail is full
@@ -310,8 +310,8 @@ def test_what_others_share_is_found_though_who_computed_it_gave_it_up() -> None:
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("size", [1, 4])
 def test_async_scheduling_leaves_the_same_blocks_in_the_cache(size: int, told: bool) -> None:
-    """Those with generated tokens, too: under their tokens, where these are told, and else as
-    nobody else's."""
+    """Those with generated tokens, too: under their tokens where these are reported, otherwise
+    under keys of their own."""
     found = []
     for ahead in (False, True):
         memory = PrefixMemory(32, size)
@@ -359,7 +359,7 @@ def test_the_tail_is_freed_and_evicted_before_the_head() -> None:
     assert taken == [3, 2, 1, 0]  # the partial block, then tail to head
 
 
-def test_a_preempted_chunk_is_found_by_nobody() -> None:
+def test_a_preempted_chunk_is_not_found() -> None:
     """What was planned and then taken back was never computed, so its key must not stay."""
     memory = PrefixMemory(4, 4)
     a = Request("a", range(8))

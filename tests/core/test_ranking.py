@@ -73,7 +73,7 @@ def test_the_first_of_a_drifting_queue_is_the_first_of_all(
             assert queue.head is min(there, key=lines.order)
 
 
-def test_who_waits_is_not_ranked_again_while_nobody_can_come_to_be_the_first() -> None:
+def test_waiting_requests_are_not_ranked_again_while_the_head_cannot_change() -> None:
     lines = Lines()
     queue = DriftingQueue(lines.order, lambda one: lines.of[one][1], lambda: lines.now)
     for number in range(1000):
@@ -162,7 +162,7 @@ def test_whose_rank_has_changed_takes_its_place_waiting_and_running() -> None:
     scheduler.commit(scheduler.plan(0.0), 1.0)
     assert [one.id for one in scheduler.running] == ["a", "b"]
     policy.ranks = {"a": 9.0, "d": 1.0}
-    scheduler.commit(scheduler.plan(1.0), 2.0)  # nobody has been told of that
+    scheduler.commit(scheduler.plan(1.0), 2.0)  # nothing has reported that
     assert [one.id for one in scheduler.running] == ["a", "b"]
     policy.moved = [requests[0], requests[3]]
     assert [one.id for one in scheduler.plan(2.0).displaced] == ["a"]

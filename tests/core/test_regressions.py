@@ -160,7 +160,7 @@ def test_token_ids_of_numpy_are_the_same_tokens() -> None:
     assert scheduler.plan(0.0).hits[0][1] == 8
 
 
-def test_nothing_is_quiet_when_somebody_has_come_since_the_plan() -> None:
+def test_no_step_is_uneventful_after_an_arrival_since_the_plan() -> None:
     scheduler = make_scheduler(memory=make_memory(blocks=99, block_size=4))
     scheduler.add(Request("a", 4), now=0.0, output_len=99)
     step(scheduler)
@@ -217,7 +217,7 @@ def test_one_step_ranks_each_waiting_request_a_few_times_at_most() -> None:
 
 
 def test_telling_tokens_late_leaves_the_riders_calendars_true() -> None:
-    """A decodes untold while b's prefill is told: what a needs changes under it, or is refused."""
+    """A decodes without reported tokens, b's prefill with: a's need changes, or it is refused."""
     scheduler = make_scheduler(memory=make_memory("prefix", blocks=32, block_size=4))
     scheduler.add(Request("a", range(5)), now=0.0)
     step(scheduler)
@@ -231,7 +231,7 @@ def test_telling_tokens_late_leaves_the_riders_calendars_true() -> None:
 
 
 def test_reserved_memory_is_full_and_its_batch_goes_on() -> None:
-    """Nothing grows there, so nobody has to yield where few blocks are free."""
+    """Nothing grows there, so no request is preempted where few blocks are free."""
     scheduler = make_scheduler(
         memory=make_memory("reserved_max", blocks=16, block_size=4, max_model_len=32),
         max_seqs=4,

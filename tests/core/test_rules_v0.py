@@ -51,7 +51,7 @@ def test_rule_02_decodes_leave_the_token_budget_to_prefills() -> None:
 
 
 def test_rule_03_a_step_is_all_prefill_or_all_decode() -> None:
-    """vLLM 0.6.6: one admitted prompt, and nobody decodes in that step."""
+    """vLLM 0.6.6: one admitted prompt, and no request decodes in that step."""
     server = Server()
     server.add("a", 6)
     assert server.step() == {"prefill": {"a": 6}}
@@ -60,8 +60,8 @@ def test_rule_03_a_step_is_all_prefill_or_all_decode() -> None:
     assert server.step() == {"decode": ["a", "b"]}
 
 
-def test_rule_04_no_prefill_while_anybody_is_swapped() -> None:
-    """vLLM 0.6.6: with somebody on the CPU, a new prompt waits although it would fit."""
+def test_rule_04_no_prefill_while_any_request_is_swapped() -> None:
+    """vLLM 0.6.6: with a request on the CPU, a new prompt waits although it would fit."""
     server = Server(blocks=5, cpu_blocks=3, preemption="swap")
     server.add("a", 6)
     server.add("b", 10)
@@ -229,7 +229,7 @@ def test_rule_12_append_test_is_conservative() -> None:
 
 
 def test_rule_13_the_last_yields_until_the_needy_fits_who_then_may_be_last_himself() -> None:
-    """vLLM 0.6.6: a takes c's block; b, with nobody behind it, gives up its own."""
+    """vLLM 0.6.6: a takes c's block; b, the last of the batch, gives up its own."""
     server = Server(blocks=3)
     for name in "abc":
         server.add(name, 4)
@@ -250,7 +250,7 @@ def test_rule_13_as_many_yield_as_the_needy_one_needs() -> None:
 
 
 def test_rule_13_a_lone_request_preempts_itself() -> None:
-    """vLLM 0.6.6: no free block and nobody else: it yields, and the step computes nothing."""
+    """vLLM 0.6.6: no free block and no other request: it preempts itself; an empty step."""
     server = Server(blocks=2)
     server.add("a", 4)
     assert server.steps(2) == [{"prefill": {"a": 4}}, {"decode": ["a"]}]
@@ -324,7 +324,7 @@ def test_rule_17_later_victims_queue_behind_earlier_ones() -> None:
 
 
 def test_rule_18_a_swapped_request_decodes_in_the_step_that_brings_it_back() -> None:
-    """vLLM 0.6.6: it does so in a step that preempts nobody, and is then the last of running."""
+    """vLLM 0.6.6: it does so in a step without preemptions, and is then the last of running."""
     server = Server(blocks=6, cpu_blocks=2, preemption="swap")
     server.add("a", 6)
     server.add("b", 6, output=3)
@@ -465,7 +465,7 @@ def test_rule_21_displaces_for_one_request_a_step() -> None:
     assert server.waiting == ["a", "b"]
 
 
-def test_rule_21_nobody_is_displaced_for_one_that_fits() -> None:
+def test_rule_21_no_request_is_displaced_for_one_that_fits() -> None:
     """vLLM 0.6.6: an urgent request that can simply be admitted is."""
     server = Server(policy="priority")
     server.add("a", 6, priority=5)
@@ -475,7 +475,7 @@ def test_rule_21_nobody_is_displaced_for_one_that_fits() -> None:
 
 
 def test_rule_21_equal_priorities_go_by_arrival() -> None:
-    """vLLM 0.6.6: the key is (priority, arrival), so a later equal displaces nobody."""
+    """vLLM 0.6.6: the key is (priority, arrival), so a later equal displaces none."""
     server = Server(policy="priority", max_seqs=1)
     server.add("a", 6, priority=3)
     server.step()

@@ -48,7 +48,7 @@ def test_rule_01_chunks_join_and_only_the_last_samples() -> None:
     assert a.generated == 1
 
 
-def test_rule_01_nobody_grows_beyond_the_model() -> None:
+def test_rule_01_no_request_grows_beyond_the_model() -> None:
     """vLLM 0.33: prompt and output together end at max_model_len."""
     server = Server(batching="unified", max_model_len=10)
     a = server.add("a", 8)
@@ -68,7 +68,7 @@ def test_rule_02_running_requests_are_served_before_waiting_ones() -> None:
     ]
 
 
-def test_rule_02_a_batch_that_takes_the_whole_budget_lets_nobody_in() -> None:
+def test_rule_02_a_batch_that_takes_the_whole_budget_admits_none() -> None:
     """vLLM 0.33: two decodes and a budget of two: c waits, although it has a seat and memory."""
     server = Server(batching="unified", budget=2)
     for name in "abc":
@@ -90,7 +90,7 @@ def test_rule_02_running_goes_in_order_and_what_the_budget_does_not_reach_is_hel
     assert b.generated == 2
 
 
-def test_rule_02_a_step_that_preempts_admits_nobody() -> None:
+def test_rule_02_a_step_that_preempts_admits_none() -> None:
     """vLLM 0.33: a needs one of b's two blocks; c would fit into the other, and waits."""
     server = Server(blocks=4, batching="unified")
     server.add("a", 8)
@@ -226,7 +226,7 @@ def test_rule_06_the_first_that_lacks_blocks_ends_the_scan() -> None:
 
 
 def test_rule_06_the_last_admitted_takes_what_is_left_of_the_budget() -> None:
-    """vLLM 0.33: c gets a chunk of 2; nobody comes after it."""
+    """vLLM 0.33: c gets a chunk of 2; no admission follows it."""
     server = Server(batching="unified", budget=10)
     server.add("a", 4)
     server.add("b", 4)
@@ -408,7 +408,7 @@ def test_rule_11_an_empty_plan_is_a_plan() -> None:
     """vLLM 0.33: a step may have nothing to compute; it is committed like any other.
 
     There a lone request can outgrow the memory; here what cannot fit alone is rejected, so only
-    a policy that admits nobody leaves a step empty.
+    a policy that admits no request leaves a step empty.
     """
 
     class Closed(Policy):

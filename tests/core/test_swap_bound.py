@@ -22,7 +22,7 @@ FEWER = settings(max_examples=settings().max_examples // 3)
 def test_what_is_swapped_can_outgrow_the_gpu(
     kind: type[PagedMemory], bound: bool, peak: int, recomputed: int
 ) -> None:
-    """Four prompts of 3 tokens fill 12 blocks of 1. Whoever stays grows into what the swapped
+    """Four prompts of 3 tokens fill 12 blocks of 1. The one that stays grows into what the swapped
     leave, and so d leaves with 3 blocks, c with 4 and b with 6: 13, where the GPU has 12."""
     server = Server(memory=kind(12, 1, cpu_blocks=24, swap_bound=bound), preemption="swap")
     a, b, c, d = (server.add(name, 3, 9) for name in "abcd")
@@ -73,7 +73,7 @@ def _blocks(request: Request) -> list[int]:
 def test_the_cpu_never_holds_more_than_the_gpu_could(
     batching: str, memory: str, data: st.DataObject
 ) -> None:
-    """Where there is room on the CPU for three times as much, and everybody is swapped."""
+    """Where there is room on the CPU for three times as much, and all requests are swapped."""
     case: Case = data.draw(cases(batching, memory))
     blocks = case.server.blocks
     more = replace(case.server, preemption="swap", cpu_blocks=3 * blocks, swap_bound=True)

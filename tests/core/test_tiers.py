@@ -128,7 +128,7 @@ def test_only_blocks_whose_tokens_are_known_go_down() -> None:
     memory.claim(lambda request: 100)
     a = Request("a", range(4))
     memory.admit(a, 4, ())
-    a._generated, a._prefilled = 5, 8  # nobody was told of these
+    a._generated, a._prefilled = 5, 8  # these were not reported
     memory.extend(a, 9, {})
     memory.release(a)
     assert memory.cached == 2

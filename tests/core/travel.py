@@ -30,7 +30,7 @@ PATIENCE = 6
 BUSY = 100
 """Rounds in which requests move; then those that are left are served to their ends."""
 LAST = 1500
-"""The round in which everybody must have ended."""
+"""The round in which all requests must have ended."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Travel:
             site.shadow.lines = self.lines
 
     def go(self) -> Travel:
-        """Until nobody is left anywhere."""
+        """Until no request is left anywhere."""
         coming = [(str(index), job) for index, job in enumerate(self.trip.jobs)]
         while coming or any(known.request.alive for known in self.known.values()):
             while coming and self.random.random() < 0.5:
@@ -303,7 +303,7 @@ class Travel:
             self.seen["found"] += 1
 
     def _set_out(self, site: Site) -> None:
-        """Somebody who decodes here shall go on elsewhere, or leave and come back."""
+        """Migrate a decoding request elsewhere, or away and back."""
         target, stages = self.random.choice(self.sites), self.random.choice((0, 0, 1, 2, 3))
         under_way = {journey.request for journey in self.journeys}
         some = [
@@ -396,7 +396,7 @@ class Travel:
         self.stray[request] = journey.output_len
 
     def _give_up(self, journey: Journey) -> None:
-        """Nobody holds anything for it any more."""
+        """No blocks are held for it any more."""
         self.journeys.remove(journey)
         for site in self.sites:
             if journey.request in site.scheduler.migration.held:
@@ -509,7 +509,7 @@ class Travel:
 
 
 class OneWay(Travel):
-    """Whoever decodes at the last site goes on at the first, and nobody gives up."""
+    """Requests that decode at the last site migrate to the first, and none gives up."""
 
     def _happen(self, site: Site) -> None:
         target, source = self.sites[0], self.sites[-1]

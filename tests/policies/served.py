@@ -79,7 +79,7 @@ def served(
         scheduler.check()
         outcome.plans.append(plan)
         look(scheduler, plan)
-        assert len(outcome.plans) < 20_000, "nobody gets on"
+        assert len(outcome.plans) < 20_000, "no request advances"
     return outcome
 
 

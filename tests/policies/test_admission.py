@@ -1,4 +1,4 @@
-"""Admission: nobody is preempted where lengths are known, and nothing ever stops."""
+"""Admission: no request is preempted where lengths are known, and nothing ever stops."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_past_future_with_any_lengths_never_stops(
 
 
 @pytest.mark.parametrize("policy", ["past_future", "reserve"])
-def test_who_is_swapped_out_keeps_nobody_from_starting_where_nobody_runs(policy: str) -> None:
+def test_swapped_requests_do_not_block_admission_while_none_runs(policy: str) -> None:
     """`b` takes the seat of `a`. `c` goes before `a`, and memory will not hold both."""
     jobs = [
         Job(at, prompt, 6, {"priority": priority, "predicted_len": 6.0, "params": SIX})
@@ -244,7 +244,7 @@ def test_the_batch_does_not_grow_into_the_room_that_was_made(
 
 
 def test_in_vllm_s_own_way_it_may() -> None:
-    """Each further step displaces another, so that it ends when nobody is left who is."""
+    """Each further step displaces another, so that it ends when no such request is left."""
     rows = [(8, 1, 33), (4, 15, 17), (3, 13, 34)]
     settings: dict[str, Any] = {"blocks": 17, "block_size": 4, "cpu_blocks": 20}
     settings |= {"preemption": "swap", "max_seqs": 16}

@@ -77,7 +77,7 @@ AROUND = [name for name, kind in POLICIES.items() if accepts(kind, "of")]
 
 @every_policy
 @pytest.mark.parametrize("batching", BATCHINGS)
-def test_it_serves_everybody_or_refuses_at_the_start(name: str, batching: str) -> None:
+def test_it_serves_all_or_refuses_at_the_start(name: str, batching: str) -> None:
     serve_or_refuse(make_policy(name), batching)
 
 

@@ -145,7 +145,7 @@ def test_a_flood_of_one_client_does_not_hold_up_the_other(policy: type[Policy]) 
     assert fair.apart < fcfs.apart / 4
 
 
-def test_vtc_follows_the_least_served_and_skips_nobody() -> None:
+def test_vtc_follows_the_least_served_and_skips_none() -> None:
     later = (("a", 4), ("a", 4), ("b", 16), ("b", 2))
     jobs = [
         Job(0, 8, 1, {"client": "a"}),

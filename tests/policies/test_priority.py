@@ -25,10 +25,8 @@ def test_arrival_counts_before_the_order_of_adding() -> None:
 @pytest.mark.parametrize("displace", [None, True, False])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])
-def test_everybody_is_served_in_the_end(
-    batching: str, preemption: str, displace: bool | None
-) -> None:
-    """Eight of mixed urgency arrive over time at memory for three: nobody is lost or stuck."""
+def test_all_are_served_in_the_end(batching: str, preemption: str, displace: bool | None) -> None:
+    """Eight of mixed urgency arrive over time at memory for three: no request is lost or stuck."""
     server = Server(
         8, cpu_blocks=6, batching=batching, preemption=preemption, policy=Priority(displace)
     )

@@ -133,7 +133,7 @@ CHAT = range(36)
 
 
 def own(number: int, length: int) -> range:
-    """A prompt that begins as nobody else's."""
+    """A prompt with a beginning of its own."""
     return range(1000 * number, 1000 * number + length)
 
 
@@ -157,7 +157,7 @@ def test_who_comes_back_in_time_finds_what_it_left(
     assert last["cached_tokens"] == cached
 
 
-def test_nobody_waits_for_memory_that_is_kept_where_nobody_runs() -> None:
+def test_no_request_waits_for_pinned_memory_while_none_runs() -> None:
     to = scheduler(Continuum(ttl=1000.0), 16)
     rows = asked(to, (0.0, CHAT, 5, "a"), (10.0, own(1, 60), 2, "b"))
     assert rows[1]["scheduled"] == 10.0

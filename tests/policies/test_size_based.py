@@ -22,7 +22,7 @@ def jobs_of(pairs: list[tuple[int, int]]) -> list[Job]:
 
 
 def least_mean_response(pairs: list[tuple[int, int]]) -> float:
-    """What is possible at best where a job computes one token a second, whoever it is."""
+    """What is possible at best where a job computes one token a second, on any of them."""
     left = {number: output for number, (_, output) in enumerate(pairs)}
     now, total = 0, 0
     while left:

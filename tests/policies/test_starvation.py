@@ -1,4 +1,4 @@
-"""Nobody waits for ever: bounds on the wait under a load that never ends."""
+"""No request waits for ever: bounds on the wait under a load that never ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def longest_gap(policy: MLFQ | LTR, jobs: list[Job]) -> float:
 
 
 @pytest.mark.parametrize("starve", [3.0, 10.0])
-def test_mlfq_serves_whoever_waited_long(starve: float) -> None:
+def test_mlfq_serves_requests_that_waited_long(starve: float) -> None:
     jobs = [Job(0.5, 1, 9), *flood()]
     # On the first level again it stands behind at most one that runs there.
     assert longest_gap(MLFQ(quantum=0.5, starve=starve), jobs) <= starve + 3
@@ -63,7 +63,7 @@ def test_mlfq_serves_whoever_waited_long(starve: float) -> None:
 
 
 @pytest.mark.parametrize("starve", [12, 25])
-def test_ltr_makes_whoever_was_idle_urgent(starve: int) -> None:
+def test_ltr_makes_idle_requests_urgent(starve: int) -> None:
     jobs = [Job(0.5, 1, 9, {"predicted_len": 9.0}), *flood(predicted_len=1.0)]
     assert longest_gap(LTR(starve=starve, period=1), jobs) <= starve + 4
     assert longest_gap(LTR(starve=2 * FLOOD), jobs) > 30

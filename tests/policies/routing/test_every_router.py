@@ -132,7 +132,7 @@ def test_it_names_one_of_those_that_may_be_named(name: str, kind: str) -> None:
 
 
 @every_router
-def test_it_names_nobody_who_is_dead(name: str) -> None:
+def test_it_never_names_a_dead_replica(name: str) -> None:
     found = answers(make_router(name), unlike(), dies=30)
     assert 3 not in found[30:]
 
@@ -169,7 +169,7 @@ def test_it_chooses_who_decodes_where_that_is_apart(name: str) -> None:
 
 
 @every_router
-def test_without_contents_it_names_somebody_all_the_same(name: str) -> None:
+def test_without_contents_it_names_a_replica_all_the_same(name: str) -> None:
     assert make_router(name).route(Request("a", 500), fleet({}, {}), 0.0) is not None
 
 

@@ -72,7 +72,7 @@ def cached(requests: Any) -> int:
 
 
 @every_router
-def test_it_serves_everybody(name: str) -> None:
+def test_it_serves_all_requests(name: str) -> None:
     table(name, [scheduler() for _ in range(4)])
 
 

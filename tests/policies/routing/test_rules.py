@@ -82,7 +82,7 @@ def test_a_backlog_is_computed_in_full_steps() -> None:
     assert prefill_backlog(Quadratic(owed_tokens=2500)) == pytest.approx(2.5)
 
 
-def test_central_names_nobody_while_all_have_their_slots() -> None:
+def test_central_names_none_while_all_slots_are_taken() -> None:
     router = make_router("central", slots=2)
     assert named(router, fleet({"running": 2}, {"running": 1}, {"running": 2})) == 1
     assert named(router, fleet({"running": 2}, {"waiting": 1, "running": 1})) is None
@@ -123,7 +123,7 @@ def test_each_role_is_looked_at_by_itself() -> None:
     assert [named(router, decode) for _ in range(2)] == [0, 1]
 
 
-def test_seen_as_they_are_nobody_is_counted_twice() -> None:
+def test_without_staleness_no_request_is_counted_twice() -> None:
     router, there = make_router("vllm_dp"), fleet({}, {"running": 5})
     assert [named(router, there) for _ in range(3)] == [0, 0, 0]
 
@@ -248,7 +248,7 @@ def test_the_crowded_give_their_shortest_to_the_free() -> None:
     assert moves(there, crowded=0.5) == [("of 100", 2, 3)]
 
 
-def test_nobody_moves_to_where_there_is_no_room_or_more_of_a_crowd() -> None:
+def test_no_request_moves_to_a_replica_without_room_or_with_more_load() -> None:
     crowded = {"free_blocks": 8, "running": 3, "batch": decoding(320)}  # 2 a request; 20 blocks
     assert moves(fleet(crowded, {"free_blocks": 19, "running": 0})) == []
     assert moves(fleet(crowded, {"free_blocks": 24, "running": 0})) == []  # 4 / 2 then

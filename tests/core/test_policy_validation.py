@@ -1,4 +1,4 @@
-"""Slips in a policy of one's own are told, and not taken for another answer."""
+"""Mistakes in a user's policy are reported, and not taken for another value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scheduler(policy: Policy, batching: str = "prefill_first") -> Scheduler:
         ({"choose_victim": 7}, "Mine.choose_victim=7: must be a method"),
     ],
 )
-def test_what_nobody_asks_is_refused(members: dict[str, Any], line: str) -> None:
+def test_hooks_that_are_never_called_are_refused(members: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as error:
         scheduler(type("Mine", (Policy,), members)())
     assert str(error.value).startswith(line)
@@ -106,7 +106,7 @@ def test_what_stands_around_another_may_say_for_itself_when_ranks_change() -> No
 
 
 class Slow(Timed):
-    """Who comes later gains faster, behind whoever came in the same step."""
+    """Later arrivals gain faster, behind those of the same step."""
 
     displacing = None
     sorts_late = True
@@ -180,7 +180,7 @@ def test_an_answer_that_is_none_is_told(batching: str, members: dict[str, Any], 
     assert str(error.value).startswith(line)
 
 
-def test_it_is_told_of_whoever_gave_it() -> None:
+def test_an_error_names_the_policy_that_gave_the_value() -> None:
     mine = type("Mine", (Policy,), {"admit": lambda self, *_: "no"})()
     for around, name in (
         (PolicyWrapper(mine), "Mine.admit"),

@@ -28,7 +28,7 @@ from policies.past_future import PastFuture
 from tests.core.odd_policies import Aging, ShortestRemaining, SmallBatches
 
 LONG = 40
-"""Tokens that each will say: as many steps pass until anybody ends."""
+"""Tokens of each output: as many steps pass until any request ends."""
 
 
 def waiting(policy: Policy, batching: str = "prefill_first", prompt: int = 8) -> Scheduler:
@@ -77,7 +77,7 @@ def test_who_may_not_start_is_looked_at_and_no_step_is_planned(
 
 
 class Opening(Policy):
-    """Lets nobody in beside another until a certain time."""
+    """Admits no request beside another until a certain time."""
 
     asked = 0
 

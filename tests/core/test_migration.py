@@ -252,14 +252,14 @@ def test_newcomers_wait_behind_who_asks_for_a_seat() -> None:
     assert there.scheduler.migration.reserve(request, 1.0)
     assert not there.scheduler.migration.attach(request, 1.0, output_len)
     assert list(there.scheduler.migration.deferred) == [request]
-    there.steps(4)  # in which nobody asks
+    there.steps(4)  # in which no reservation is retried
     assert there.queues == {"waiting": ["newcomer"]}
     assert there.scheduler.migration.attach(request, there.now, output_len)
     assert not there.scheduler.migration.deferred
     assert there.drain() == ["r", "newcomer"]
 
 
-def test_whoever_holds_a_part_comes_before_those_who_hold_nothing() -> None:
+def test_a_partial_reservation_comes_before_empty_ones() -> None:
     here, there = Server(), Server(blocks=4)
     begun, fresh = (decoding(here, name, prompt=6, output=30) for name in ("begun", "fresh"))
     other = decoding(there, "other", prompt=5, output=30)
@@ -274,7 +274,7 @@ def test_whoever_holds_a_part_comes_before_those_who_hold_nothing() -> None:
     assert not there.scheduler.migration.reserve(fresh, 5.0, tokens=7)
 
 
-def test_who_displaced_somebody_gets_the_room_that_it_made() -> None:
+def test_a_displacing_request_gets_the_room_that_it_made() -> None:
     here, there = Server(), Server(blocks=4, policy=Priority(displace=True))
     request = decoding(here, prompt=3)
     lazy = there.add("lazy", 9, 30, priority=5)
@@ -288,7 +288,7 @@ def test_who_displaced_somebody_gets_the_room_that_it_made() -> None:
     assert lazy.alive
 
 
-def test_whoever_ranks_first_of_those_who_ask_gets_memory_first() -> None:
+def test_the_first_in_rank_of_deferred_reservations_gets_memory_first() -> None:
     here, there = Server(), Server(blocks=4, policy="priority")
     requests = [here.add(name, 9, 9, priority=level) for name, level in (("low", 5), ("high", 1))]
     here.steps(2)
@@ -370,7 +370,7 @@ def test_who_was_held_back_from_a_step_may_part_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("way", ["detach", "withdraw"])
-def test_nobody_finds_what_a_step_was_to_fill(way: str) -> None:
+def test_blocks_that_a_step_was_to_fill_are_not_found(way: str) -> None:
     here = Server(cache=True)
     request = here.add("r", [1, 2, 3])
     here.step({"r": 4})
@@ -455,7 +455,7 @@ def test_steps_that_were_planned_ahead_go_on_without_it() -> None:
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_who_came_is_preempted_as_anybody_is(preemption: str) -> None:
+def test_a_migrated_request_is_preempted_as_any_other(preemption: str) -> None:
     here = Server()
     there = Server(blocks=6, cpu_blocks=6, preemption=preemption)
     there.add("first", 7, 12)
@@ -502,7 +502,7 @@ def test_who_has_lost_its_keys_and_values_computes_them_again() -> None:
     assert (request.generated, request.recomputed_tokens) == (9, 8)
 
 
-def test_anybody_can_be_withdrawn_and_added_elsewhere() -> None:
+def test_any_request_can_be_withdrawn_and_added_elsewhere() -> None:
     here, there = Server(blocks=6, cpu_blocks=6, preemption="swap", max_seqs=2), Server()
     for name in "abc":
         here.add(name, 9, 12)
@@ -580,7 +580,7 @@ def test_what_cannot_part_or_board() -> None:
         here.scheduler.migration.attach(request, 1.0, 1)
 
 
-def test_servers_that_let_nobody_board_or_part() -> None:
+def test_servers_without_migration() -> None:
     request = decoding(Server())
     static = Server(batching="static")
     assert static.scheduler.migration.detach_error is None
@@ -598,7 +598,7 @@ def test_servers_that_let_nobody_board_or_part() -> None:
 
 
 @given(trip=trips())
-def test_whoever_goes_on_elsewhere_ends_once_and_whole(trip: Trip) -> None:
+def test_a_migrated_request_ends_once_and_whole(trip: Trip) -> None:
     Travel(trip).go()
 
 
@@ -635,7 +635,7 @@ def test_the_trips_make_every_move(ahead: bool) -> None:
 
     with contextlib.suppress(NoSuchExample):
         find(trips(ahead=ahead), made, settings=UNTIL_FOUND)
-    assert not missing, "nobody made these moves"
+    assert not missing, "no run made these moves"
 
 
 @pytest.mark.slow
