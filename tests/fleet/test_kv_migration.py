@@ -218,7 +218,7 @@ def test_a_request_that_is_refused_before_it_decodes_leaves_nothing_behind() -> 
     jobs, roles = Jobs([(0.0, 4, 3)]), ("prefill", "decode")
     requests, _ = served(made, jobs, Refuses(), Constant(), roles=roles, network=NETWORK)
     assert requests["state"].to_pylist() == ["rejected"]
-    assert not made[0].held and made[0].memory.used == 0
+    assert not made[0].migration.held and made[0].memory.used == 0
 
 
 def test_what_is_computed_while_a_copy_is_on_its_way_is_copied_too() -> None:
