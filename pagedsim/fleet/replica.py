@@ -90,7 +90,7 @@ class StepNotifier:
         if not queues.ranked:
             return request.id != next(iter(asking))
         if self._first is None:
-            rivals = (*(one.of for one in asking.values()), *queues.swapped)
+            rivals = (*(one.request for one in asking.values()), *queues.swapped)
             self._first = min(map(queues.order, rivals))
         return bool(queues.order(request) > self._first)
 

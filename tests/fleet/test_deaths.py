@@ -54,7 +54,7 @@ def served(
     )
     for one in schedulers:
         one.check()
-        assert not one.held and one.memory.used == 0
+        assert not one.migration.held and one.memory.used == 0
     assert all(not replica.incoming and not replica.notifier for replica in dispatcher.replicas)
     rows_out: list[dict[str, Any]] = recorder.requests_table().to_pylist()
     assert [row["state"] for row in rows_out] == ["finished"] * len(rows)
