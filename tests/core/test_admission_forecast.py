@@ -170,7 +170,7 @@ def test_a_request_displaces_others_in_that_step_where_none_could_start(
         scheduler.add(Request(number, size), scheduler.now, output_len=LONG)
         if number:
             scheduler.commit(scheduler.plan(scheduler.now), scheduler.now + 1.0)
-    while not (plan := scheduler.plan(scheduler.now)).displaced:
+    while not (plan := scheduler.plan(scheduler.now)).displaced and scheduler.now < LONG:
         steps, quiet = 0, scheduler.uneventful(plan)
         while steps < quiet and scheduler.fast_forward(plan, scheduler.now + 1.0):
             steps += 1

@@ -363,16 +363,26 @@ def test_a_draining_replica_serves_what_is_on_its_way_to_it() -> None:
 
 
 def test_a_draining_replica_serves_what_waits_for_its_memory() -> None:
-    """Request 0 has all memory of replica 1; request 1 waits for it from 1 on."""
-    schedulers, rows = [scheduler(), scheduler(blocks=4)], [(0.0, 8, 6), (0.0, 8, 3)]
+    """Both requests go to replica 2, which has memory for one. The first is lost on its way there
+    at 1.5, with its source, and the second has the memory from then on."""
+
+    class ById(Router):
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
+            return replicas[0 if replicas.role == "decode" else -int(request.id == 1)]
 
     def drains(dispatcher: Dispatcher) -> None:
-        dispatcher.environment.at(3.25).callbacks.append(
-            lambda _: dispatcher.drain(dispatcher.replicas[1])
+        dispatcher.environment.at(1.25).callbacks.append(
+            lambda _: dispatcher.drain(dispatcher.replicas[2])
         )
 
-    dispatcher, found = served({}, rows, schedulers, roles=("prefill", "decode"), begins=drains)
-    assert dispatcher.states.paid()[1] == [(0.0, found[1]["finished"])]
+    roles = ("prefill", "prefill", "decode", "decode")
+    schedulers = [scheduler(), scheduler(), scheduler(blocks=4), scheduler()]
+    dispatcher, found = served(
+        {0: [(1.5, 20.0)]}, [(0.0, 8, 3)] * 2, schedulers, roles, ById(), begins=drains
+    )
+    assert [row["replica"] for row in found] == [3, 2]
+    assert found[1]["finished"] == 1.5 + 8 / 8 + 2.0
+    assert dispatcher.states.paid()[2] == [(0.0, 4.5)]
 
 
 def test_a_draining_replica_stops_when_a_move_to_it_is_given_up() -> None:
@@ -383,7 +393,7 @@ def test_a_draining_replica_stops_when_a_move_to_it_is_given_up() -> None:
             lambda _: dispatcher.drain(dispatcher.replicas[1])
         )
 
-    dispatcher, [row] = served({}, [(0.0, 4, 3)], roles=BOTH, router=Moves(), begins=drains)
+    dispatcher, [row] = served({}, [(0.0, 8, 3)], roles=BOTH, router=Moves(), begins=drains)
     assert (row["replica"], row["finished"]) == (0, 3.0)
     assert dispatcher.states.paid()[1] == [(0.0, 3.0)]
 
@@ -391,6 +401,20 @@ def test_a_draining_replica_stops_when_a_move_to_it_is_given_up() -> None:
 def _drain(dispatcher: Dispatcher, at: float, replica: int) -> None:
     event = dispatcher.environment.at(at)
     event.callbacks.append(lambda _: dispatcher.drain(dispatcher.replicas[replica]))
+
+
+def test_a_router_observes_once_that_a_request_is_lost() -> None:
+    """Its target dies on the way, then its source, while it waits for another target."""
+    router = Watching()
+    served({1: [(1.25, 9.0)], 0: [(2.0, 1.0)]}, [(0.0, 4, 2)], roles=APART[:2], router=router)
+    assert router.seen == [
+        (0.0, "Placed", 0, 0),
+        (1.0, "Placed", 0, 1),
+        (1.25, "Left", 0, 1),
+        (3.0, "Placed", 0, 0),
+        (10.25, "Placed", 0, 1),
+        (11.75, "Left", 0, 1),
+    ]
 
 
 def _does(what: Callable[[ReplicaHandle], None], replica: ReplicaHandle, _: object) -> None:

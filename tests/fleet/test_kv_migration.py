@@ -195,13 +195,20 @@ def test_an_answer_that_fits_nowhere_else_ends_where_it_began() -> None:
 
 
 def test_what_ends_where_it_began_makes_room_for_what_waits_to_decode() -> None:
-    """Two prompts end in one step; the only slot is free again when the first fits nowhere."""
+    """Two prompts end in one step, and the only slot is free again when the first fits nowhere."""
+
+    class OneDecodes(RoundRobin):
+        holds = True
+
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:  # type: ignore[override]
+            return None if replicas.role == "decode" and replicas[0].requests else replicas[0]
+
     requests, _ = served(
-        [scheduler(), scheduler(), scheduler(max_model_len=16)],
+        [scheduler(), scheduler(max_model_len=16)],
         Jobs([(0.0, 15, 9)] * 2),
-        Central(slots=1),
+        OneDecodes(),
         Constant(),
-        roles=("prefill", "prefill", "decode"),
+        roles=("prefill", "decode"),
         network=NETWORK,
     )
     assert requests["state"].to_pylist() == ["finished"] * 2

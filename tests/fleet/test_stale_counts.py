@@ -216,3 +216,25 @@ class Never(Router):
 def test_renewals_end_where_the_router_holds_a_request_for_ever() -> None:
     with pytest.raises(PagedsimError, match=r"1 at the router \(Never returned no replica\)"):
         finished([(0.0, 3, 4), (2.5, 3, 4)], Never(), 2.0)
+
+
+def test_a_request_is_asked_about_again_when_the_first_of_several_counts_is_renewed() -> None:
+    """Request 3 finds replica 1 as it was at 1.6 s and replica 0 as it was at 2.5 s, when replica 1
+    is free. That shows at 2.6 s."""
+
+    class Own(Router):
+        holds = True
+
+        def route(self, request: Request, replicas: Replicas, now: float) -> Replica | None:
+            own = int(request.id) % 2
+            return next(
+                (one for one in (replicas[own], replicas[1 - own]) if not one.requests), None
+            )
+
+    jobs = Jobs([(0.0, 4, 20), (0.5, 4, 1), (1.2, 4, 1), (1.6, 4, 1)])
+    made = [
+        make_scheduler(memory=make_memory(blocks=64, block_size=4), max_seqs=4) for _ in range(2)
+    ]
+    requests, _ = served(made, jobs, Own(), Constant(), staleness=1.0)
+    assert requests["replica"].to_pylist() == [0, 1, 1, 1]
+    assert requests["first_token"].to_pylist()[3] == pytest.approx(3.6)

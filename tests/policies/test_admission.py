@@ -118,6 +118,22 @@ def test_past_future_keeps_room_for_a_request_that_is_swapped_out() -> None:
     assert c.scheduled_at == a.finished_at == 60.0
 
 
+def test_a_full_reservation_counts_a_request_that_is_swapped_out() -> None:
+    """Request 2 takes the seat of request 1. Request 3 gets the seat of request 0 only when both of
+    these have ended, for memory does not hold all three at their longest."""
+    rows = [(0, 17, 4, 2), (0, 17, 6, 2), (1, 17, 20, 0), (2, 29, 6, 1)]
+    jobs = [
+        Job(at, prompt, output, {"priority": priority, "params": SamplingParams(max_tokens=output)})
+        for at, prompt, output, priority in rows
+    ]
+    found = served(
+        jobs, make_policy("reserve", of=Priority(displace=True)), preemption="swap",
+        batching="unified", max_seqs=2, blocks=25, cpu_blocks=20,
+    ).requests  # fmt: skip
+    assert found[1].swapped_blocks > 0
+    assert found[3].scheduled_at == found[2].finished_at
+
+
 def test_a_no_ends_with_a_beam() -> None:
     """No event tells of it, but memory will hold both then."""
     scheduler = make_scheduler(memory=make_memory(blocks=16, block_size=4), policy="reserve")

@@ -77,3 +77,13 @@ def test_a_preempted_request_computes_a_beginning_before_those_that_came_after_i
     )  # fmt: skip
     assert [request.preemptions for request in found.requests] == [0, 1, 0]
     assert [chunk.request.id for chunk in found.plans[10].chunks] == [1, 2]
+
+
+def test_once_few_wait_again_the_longest_prefix_goes_first_again() -> None:
+    """Three wait while the second request runs, and the first of them goes first."""
+    shared = [*range(64)]
+    jobs = [job(1, shared, 64), Job(1.5, 4, 6), Job(2.0, 4, 1)]
+    jobs += [replace(job(2, shared[:32], 70), at=2.1), replace(job(3, shared[:48], 70), at=2.2)]
+    policy = LongestPrefix(most=2)
+    outcome = served(jobs, policy, memory="prefix", block_size=16, max_seqs=1)
+    assert started(outcome) == [0, 1, 2, 4, 3]

@@ -120,7 +120,7 @@ def test_aging_leaves_all_but_the_last_number_of_a_rank_as_they_are() -> None:
 def test_hrrn_counts_what_the_prefix_cache_has_by_now() -> None:
     """The second request fills the cache with what the third begins with, which therefore goes
     before the fourth, of fewer tokens."""
-    prompts = [16, [*range(40)], [*range(32), *range(100, 116)], 44]
+    prompts = [[*range(500, 516)], [*range(40)], [*range(32), *range(100, 116)], 44]
     jobs = [
         Job(0.1 * number, prompt, 1 + 2 * (number < 2))  # type: ignore[arg-type]
         for number, prompt in enumerate(prompts)

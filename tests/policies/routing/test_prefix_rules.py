@@ -45,6 +45,14 @@ def test_the_stalest_are_forgotten_where_memory_ends_tails_first() -> None:
     assert sent.tokens(ask((5000, 2 * BLOCK)), there) == [2 * BLOCK]
 
 
+def test_a_prompt_that_is_sent_again_is_the_freshest() -> None:
+    sent, there = Sent(), fleet({"total_blocks": 2 * BLOCK, "block_size": 1})
+    for start in (0, 5000, 0, 7000):
+        sent.sent(ask((start, BLOCK)), there[0])
+    asked = [ask((start, BLOCK + 1)) for start in (0, 5000, 7000)]
+    assert [sent.tokens(one, there) for one in asked] == [[BLOCK], [0], [BLOCK]]
+
+
 def test_who_comes_back_has_forgotten_everything() -> None:
     sent, there = Sent(), fleet({}, {})
     request = ask((0, 2 * BLOCK))

@@ -72,6 +72,13 @@ def test_least_work_goes_by_the_speed_of_each_and_by_the_bound_of_an_answer() ->
     assert named(router, there, 100) == 1  # no prompt is to be computed
 
 
+def test_least_work_steps_are_no_fuller_than_a_replica_allows() -> None:
+    """100 tokens: one a step of 11.1 ms at the first, and two a step of 12.1 ms at the other."""
+    crowded = {"running": 1, "waiting": 3, "max_seqs": 1, "predicted_tokens": 90.0}
+    there = fleet(crowded, {"running": 1, "predicted_tokens": 90.0})
+    assert named(make_router("least_work"), there, Request("a", 100, predicted_len=10)) == 1
+
+
 def test_a_backlog_is_computed_in_full_steps() -> None:
     class Quadratic(Fake):
         def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
