@@ -337,8 +337,10 @@ def test_a_request_that_is_swapped_out_comes_before_one_that_asks_if_it_ranks_be
 # -- under way -----------------------------------------------------------------------------------
 
 
-def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it() -> None:
+@pytest.mark.parametrize("lasts", [False, True])
+def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it(lasts: bool) -> None:
     here, there = Server(), Server()
+    here.scheduler.lasting_plans = there.scheduler.lasting_plans = lasts
     request = decoding(here)
     stays = here.add("stays", 3, 9)
     here.step()
@@ -349,6 +351,7 @@ def test_who_parts_while_a_step_is_under_way_loses_its_part_in_it() -> None:
     assert there.scheduler.migration.attach(request, 2.5, output_len)
     assert not here.scheduler.uneventful(plans[0])
     assert not there.scheduler.uneventful(plans[1])
+    assert list(plans[1].decodes) == [other]
     here.commit(plans[0])
     there.commit(plans[1])
     assert (request.generated, stays.generated, other.generated) == (1, 2, 2)

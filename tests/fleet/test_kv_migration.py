@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -257,25 +258,32 @@ def test_a_transfer_takes_as_long_as_the_end_with_more_bytes_a_token(
     assert requests["finished"].to_pylist() == [1.0 + 8 / 8 + 2.0]
 
 
-def test_memory_that_is_reserved_is_wanted_no_more() -> None:
-    """From 1 to 1.5 s the first request is on its way, and memory is reserved for it."""
+def test_of_a_request_on_its_way_no_memory_is_wanted_once_it_is_reserved() -> None:
+    """From 1 to 1.5 s the first request is on its way; two of its three tokens are to come."""
+
+    class Predicted(Jobs):
+        def requests(self) -> Iterator[tuple[Request, int]]:
+            for request, output in super().requests():
+                request.predicted_len = float(output)
+                yield request, output
 
     class Looks(RoundRobin):
-        seen: list[tuple[float, int, int]]
+        seen: list[tuple[float, int, int, float]]
 
         def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
             there = replicas.all_replicas[1]
-            self.seen.append((now, there.requests, there.wanted_blocks))
+            seen = (there.requests, there.wanted_blocks, there.predicted_tokens)
+            self.seen.append((now, *seen))
             return super().route(request, replicas, now)
 
     router = Looks()
     router.seen = []
-    jobs, roles = Jobs([(0.0, 4, 3), (1.25, 4, 1)]), ("prefill", "decode")
+    jobs, roles = Predicted([(0.0, 4, 3), (1.25, 4, 1)]), ("prefill", "decode")
     served(
         [scheduler(), scheduler()], jobs, router, Constant(), roles,
         token_bytes=1.0, network=NETWORK,
     )  # fmt: skip
-    assert router.seen == [(0.0, 0, 0), (1.0, 0, 0), (1.25, 1, 0)]
+    assert router.seen == [(0.0, 0, 0, 0.0), (1.0, 0, 0, 0.0), (1.25, 1, 0, 2.0)]
 
 
 def test_what_a_request_leaves_that_moves_away_goes_to_one_that_waits_for_memory() -> None:
